@@ -1,0 +1,51 @@
+# Everything runs inside .venv, which is built here: a machine needs Python 3.11 or newer, this file and a network.
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+WORKERS ?= 2
+PYTEST := $(PYTHON) -m pytest
+
+# Spark's Python workers must be this environment's, its Java one that scripts/java_home.py vouches for, and its network
+# address the loopback, whatever the machine calls itself. Another Spark on the machine is not to be picked up.
+export PYSPARK_PYTHON := $(CURDIR)/$(PYTHON)
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PYTHON)
+export SPARK_LOCAL_IP := 127.0.0.1
+unexport SPARK_HOME
+WITH_JAVA = java_home="$$($(PYTHON) scripts/java_home.py)" && JAVA_HOME="$$java_home"
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv test demo lint soak bench clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' Makefile
+
+venv: $(STAMP)  ## Build .venv, or bring it up to date
+
+$(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
+	sh scripts/make_venv.sh $(VENV)
+	$(PYTHON) -m pip install --disable-pip-version-check --editable '.[dev,demo]' --constraint constraints.txt
+	touch $@
+
+test: $(STAMP)  ## Run the tests
+	$(WITH_JAVA) $(PYTEST) -n $(WORKERS) --dist loadfile -m "not soak"
+
+demo: $(STAMP)  ## Lose a machine in the middle of a streaming job, and get its state back
+	$(WITH_JAVA) $(PYTHON) demo/flights.py
+
+lint: $(STAMP)  ## Check style, types and the import rule
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	$(VENV)/bin/lint-imports
+
+soak: $(STAMP)  ## Run the tests that take minutes
+	$(WITH_JAVA) $(PYTEST) -m soak --timeout 3600
+
+bench: $(STAMP)  ## Run the benchmarks
+	$(WITH_JAVA) $(PYTEST) benchmarks --timeout 1800
+
+clean:  ## Remove everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +
