@@ -1,0 +1,35 @@
+"""What can be wrong with bytes and values, before anything is done with them."""
+
+
+class FormatError(Exception):
+    """Base of everything that this package refuses.
+
+    Attributes:
+        subject: What was being read: a key, a path or the name of a value.
+        hint: What an operator can do about it; never empty.
+    """
+
+    def __init__(self, message: str, *, subject: str = "", hint: str = "") -> None:
+        self.subject = subject
+        self.hint = hint or "the stored bytes are not what this version of tidemark writes; run `tidemark verify`"
+        super().__init__(f"{subject}: {message}" if subject else message)
+
+
+class CorruptIndexError(FormatError):
+    """Stored bytes fail their checksum, are cut short, or exceed a size cap (design 0001, F3 to F5)."""
+
+
+class UnknownFormatError(FormatError):
+    """Stored bytes were written by a newer tidemark; a collector that meets one deletes nothing (design 0002, D4)."""
+
+
+class IndexInvariantError(FormatError):
+    """A value breaks a numbered invariant of design 0001 or 0002."""
+
+
+class UnsafeNameError(FormatError):
+    """A name from outside is not a single safe path component (design 0001, N1)."""
+
+
+class SamzaFormatError(FormatError):
+    """Samza's JSON cannot express the index, or the JSON is not a Samza index."""

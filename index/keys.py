@@ -1,0 +1,246 @@
+"""The key layout of a repository: one grammar, both directions (design 0001, K1 to K6).
+
+```
+repository                                        the repository record
+blobs/<shard>/<scope>/<session>-<counter>         file bytes, packs
+indexes/<shard>/<scope>/<session>-<counter>       snapshot indexes
+log/<scope>/<number>.commit                       commit records
+log/<scope>/<number>.boundary                     boundaries
+names/<scope>/<name>                              names
+pins/<id>                                         pins
+```
+
+Records and boundaries of a scope share one prefix and sort by number, so that one LIST from a number on
+answers every question that a writer has before it acknowledges (design 0002, C4).
+"""
+
+import functools
+import re
+import zlib
+from typing import Final
+
+import msgspec
+
+from index.errors import UnsafeNameError
+from index.model import BlobKey, Scope
+
+REPOSITORY: Final = "repository"
+BLOBS: Final = "blobs/"
+INDEXES: Final = "indexes/"
+LOG: Final = "log/"
+NAMES: Final = "names/"
+PINS: Final = "pins/"
+
+SHARDS_COUNT: Final = 256
+COMPONENT_BYTES_MAX: Final = 200
+# A directory store makes a directory of it, and file systems stop at 255.
+SCOPE_BYTES_MAX: Final = 240
+FILE_NAME_BYTES_MAX: Final = 255
+NUMBER_DIGITS: Final = 20
+COUNTER_DIGITS_MIN: Final = 6
+
+_SAFE = re.compile(r"[A-Za-z0-9_.-]")
+_ESCAPED = re.compile(r"(?:~[0-9A-F]{2})+")
+_SESSION = r"[0-9a-f]{20}"
+# Coarse on purpose, because it is tried on every key of an index: `decode_component` tells what is well formed.
+_COMPONENT = r"[A-Za-z0-9_.@~-]+"
+_UPLOAD = re.compile(
+    rf"(?P<room>blobs|indexes)/(?P<shard>[0-9a-f]{{2}})/(?P<scope>{_COMPONENT})"
+    rf"/(?P<tail>(?P<session>{_SESSION})-(?P<counter>0[0-9a-f]{{5}}|[1-9a-f][0-9a-f]{{5,11}}))"
+)
+_LOG = re.compile(rf"log/(?P<scope>{_COMPONENT})/(?P<number>[0-9]{{{NUMBER_DIGITS}}})\.(?P<kind>commit|boundary)")
+_NAME = re.compile(rf"names/(?P<scope>{_COMPONENT})/(?P<name>{_COMPONENT})")
+_PIN = re.compile(rf"pins/(?P<id>{_SESSION})")
+
+
+class UploadKey(msgspec.Struct, frozen=True):
+    """A parsed key of a blob or an index."""
+
+    room: str
+    scope: Scope
+    session: str
+    counter: int
+
+
+class LogKey(msgspec.Struct, frozen=True, order=True):
+    """A parsed key of a commit record or a boundary."""
+
+    number: int
+    kind: str
+    scope: Scope
+
+
+def encode_component(name: str) -> str:
+    """One name of any alphabet as one key component; `~XX` stands for a byte outside `A-Za-z0-9_.-`.
+
+    A leading dot is encoded too, so that no component is hidden, `.` or `..`.
+
+    Raises:
+        UnsafeNameError: The name is empty, is not valid Unicode, or is longer than 200 bytes when encoded.
+    """
+    try:
+        raw = name.encode()
+    except UnicodeEncodeError:
+        raise UnsafeNameError("is not valid Unicode", subject=repr(name), hint="rename it") from None
+    encoded = "".join(chr(b) if _SAFE.match(chr(b)) else f"~{b:02X}" for b in raw)
+    if encoded.startswith("."):
+        encoded = f"~2E{encoded[1:]}"
+    if not 0 < len(encoded) <= COMPONENT_BYTES_MAX:
+        raise UnsafeNameError(
+            f"is empty or longer than {COMPONENT_BYTES_MAX} bytes once encoded",
+            subject=repr(name),
+            hint="choose a shorter name",
+        )
+    return encoded
+
+
+def decode_component(component: str) -> str:
+    """The inverse of `encode_component`.
+
+    Raises:
+        UnsafeNameError: No name encodes to this component.
+    """
+    try:
+        name = _ESCAPED.sub(lambda m: bytes.fromhex(m[0].replace("~", "")).decode(), component)
+        canonical = encode_component(name)
+    except (UnicodeDecodeError, UnsafeNameError):
+        raise UnsafeNameError("is not a component that tidemark writes", subject=repr(component)) from None
+    if canonical != component:
+        raise UnsafeNameError("is not a component that tidemark writes", subject=repr(component))
+    return name
+
+
+def encode_scope(scope: Scope) -> str:
+    """A scope as one key component: the job, and `@` and the task where there is one.
+
+    Raises:
+        UnsafeNameError: Job or task is not a name for a key, or both together are longer than 240 bytes.
+    """
+    job = encode_component(scope.job)
+    encoded = job if scope.task is None else f"{job}@{encode_component(scope.task)}"
+    if len(encoded) > SCOPE_BYTES_MAX:
+        raise UnsafeNameError(
+            f"is longer than {SCOPE_BYTES_MAX} bytes once encoded",
+            subject=repr(str(scope)),
+            hint="choose a shorter job or task name",
+        )
+    return encoded
+
+
+@functools.lru_cache(maxsize=4096)
+def decode_scope(component: str) -> Scope:
+    """The inverse of `encode_scope`; remembered, because every key of an index repeats it.
+
+    Raises:
+        UnsafeNameError: No scope encodes to this component.
+    """
+    job, at, task = component.partition("@")
+    scope = Scope(decode_component(job), decode_component(task) if at else None)
+    if len(component) > SCOPE_BYTES_MAX:
+        raise UnsafeNameError("is not a scope that tidemark writes", subject=repr(component))
+    return scope
+
+
+def upload_key(room: str, scope: Scope, session: str, counter: int) -> BlobKey:
+    """The key of the `counter`-th upload of a session; `room` is `BLOBS` or `INDEXES`.
+
+    The shard spreads uploads over 256 prefixes and follows from session and counter alone (design 0002, K2).
+    """
+    tail = f"{session}-{counter:0{COUNTER_DIGITS_MIN}x}"
+    shard = zlib.crc32(tail.encode()) & 0xFF
+    return BlobKey(f"{room}{shard:02x}/{encode_scope(scope)}/{tail}")
+
+
+def parse_upload_key(key: str) -> UploadKey:
+    """Take a blob or index key apart.
+
+    Raises:
+        UnsafeNameError: The key is not one that `upload_key` makes.
+    """
+    m = _UPLOAD.fullmatch(key)
+    if m is None:
+        raise UnsafeNameError("is not the key of a blob or an index", subject=repr(key))
+    room, shard, scope, tail, session, counter = m.groups()
+    if zlib.crc32(tail.encode()) & 0xFF != int(shard, 16):
+        raise UnsafeNameError("has a shard that no upload has", subject=repr(key))
+    return UploadKey(f"{room}/", decode_scope(scope), session, int(counter, 16))
+
+
+def shard_prefixes(room: str) -> tuple[str, ...]:
+    """The 256 prefixes that together hold every key of a room."""
+    return tuple(f"{room}{shard:02x}/" for shard in range(SHARDS_COUNT))
+
+
+def log_prefix(scope: Scope) -> str:
+    """Prefix of a scope's records and boundaries."""
+    return f"{LOG}{encode_scope(scope)}/"
+
+
+def commit_key(scope: Scope, number: int) -> str:
+    """Key of the record with this number."""
+    return f"{log_prefix(scope)}{number:0{NUMBER_DIGITS}d}.commit"
+
+
+def boundary_key(scope: Scope, number: int) -> str:
+    """Key of the boundary with this number."""
+    return f"{log_prefix(scope)}{number:0{NUMBER_DIGITS}d}.boundary"
+
+
+def log_start_after(scope: Scope, number: int) -> str:
+    """A `start_after` for a LIST of exactly the records and boundaries from `number` on."""
+    return f"{log_prefix(scope)}{number:0{NUMBER_DIGITS}d}"
+
+
+def parse_log_key(key: str) -> LogKey:
+    """Take the key of a commit record or boundary apart.
+
+    Raises:
+        UnsafeNameError: The key is neither.
+    """
+    m = _LOG.fullmatch(key)
+    if m is None:
+        raise UnsafeNameError("is not the key of a commit record or boundary", subject=repr(key))
+    return LogKey(int(m["number"]), m["kind"], decode_scope(m["scope"]))
+
+
+def name_key(scope: Scope, name: str) -> str:
+    """Key of a name in a scope."""
+    return f"{NAMES}{encode_scope(scope)}/{encode_component(name)}"
+
+
+def parse_name_key(key: str) -> tuple[Scope, str]:
+    """Take the key of a name apart.
+
+    Raises:
+        UnsafeNameError: It is none.
+    """
+    m = _NAME.fullmatch(key)
+    if m is None:
+        raise UnsafeNameError("is not the key of a name", subject=repr(key))
+    return decode_scope(m["scope"]), decode_component(m["name"])
+
+
+def pin_key(pin_id: str) -> str:
+    """Key of a pin; the id is 20 lower-case hexadecimal digits."""
+    key = f"{PINS}{pin_id}"
+    if _PIN.fullmatch(key) is None:
+        raise UnsafeNameError("is not a pin id", subject=repr(pin_id))
+    return key
+
+
+def check_file_name(name: str) -> str:
+    """A name from an index, once it is known to be one safe path component (design 0001, N1).
+
+    Raises:
+        UnsafeNameError: It is empty, `.` or `..`, has a separator or NUL, is not valid Unicode or exceeds
+            255 bytes.
+    """
+    hint = "the index is damaged or hostile; nothing was written"
+    if name in {"", ".", ".."} or any(c in name for c in "/\\\0"):
+        raise UnsafeNameError("is not a single path component", subject=repr(name), hint=hint)
+    try:
+        if len(name.encode()) > FILE_NAME_BYTES_MAX:
+            raise UnsafeNameError(f"is longer than {FILE_NAME_BYTES_MAX} bytes", subject=repr(name), hint=hint)
+    except UnicodeEncodeError:
+        raise UnsafeNameError("is not valid Unicode", subject=repr(name), hint=hint) from None
+    return name

@@ -1,0 +1,154 @@
+"""Reading a scope's log: which records are valid, closed or void, and what follows from a listing.
+
+All of it is decided from what was listed and read; nothing here asks a store (design 0002, C1 to C7 and D3).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from index.errors import IndexInvariantError
+from index.keys import parse_log_key
+from index.model import Boundary, CommitPointer, CommitRecord, Scope, StoreReference
+
+
+class ShortListingError(IndexInvariantError):
+    """Records that must be there are not in the listing: it cannot be trusted, or it raced with a collection (C1)."""
+
+
+class LogListing(msgspec.Struct, frozen=True, kw_only=True):
+    """What one LIST of a scope's log, or of its tail, told."""
+
+    scope: Scope
+    # Number and store-side creation time of each record, ascending by number.
+    records: tuple[tuple[int, int], ...] = ()
+    # Numbers of the boundaries, ascending.
+    boundaries: tuple[int, ...] = ()
+
+    @property
+    def newest_number(self) -> int:
+        """The newest number in sight, void records and boundaries counted; 0 for an empty log."""
+        return max((self.records[-1][0] if self.records else 0), (self.boundaries[-1] if self.boundaries else 0))
+
+    def created_at_ms(self, number: int) -> int | None:
+        """The store-side creation time of a record, None if it is not listed."""
+        return dict(self.records).get(number)
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid commit record together with what only the store knows of it."""
+
+    record: CommitRecord
+    # When the store created the record, and the time of the commit, monotone along the chain (C7).
+    created_at_ms: int
+    committed_at_ms: int
+    # TTL removal is known to be complete. If not: the next commit, a collection or `verify --heal` completes it (T2).
+    settled: bool = False
+    # The name that it was found by: then that name keeps it, whatever became of the record.
+    name: str | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """Whose commit it is."""
+        return self.record.scope
+
+    @property
+    def pointer(self) -> CommitPointer:
+        """Its number and write id."""
+        return self.record.pointer
+
+    def store(self, task: str, store: str) -> StoreReference | None:
+        """The reference of one store, None if the commit has no such store."""
+        return next((s for s in self.record.stores if s.task == task and s.store == store), None)
+
+
+def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
+    """The listing of one scope from (key, creation time) pairs in any order.
+
+    Raises:
+        UnsafeNameError: A key is neither a record nor a boundary.
+        IndexInvariantError: A key belongs to another scope.
+    """
+    records: list[tuple[int, int]] = []
+    boundaries: list[int] = []
+    for key, created_at_ms in entries:
+        parsed = parse_log_key(key)
+        if parsed.scope != scope:
+            raise IndexInvariantError(f"is not in the log of {scope}", subject=key)
+        if parsed.kind == "commit":
+            records.append((parsed.number, created_at_ms))
+        else:
+            boundaries.append(parsed.number)
+    return LogListing(scope=scope, records=tuple(sorted(records)), boundaries=tuple(sorted(boundaries)))
+
+
+def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:
+    """Refuse a listing with a hole in it (C1).
+
+    Args:
+        listing: The whole log of the scope.
+        boundaries: The listed boundaries, read.
+
+    Raises:
+        ShortListingError: A number above the newest boundary is missing, or a record that every boundary keeps.
+    """
+    floor = listing.boundaries[-1] if listing.boundaries else 0
+    above = [number for number, _ in listing.records if number > floor]
+    if above != list(range(floor + 1, floor + 1 + len(above))):
+        raise ShortListingError(f"records above {floor} are {above}: not dense", subject=f"log of {listing.scope}")
+    newest = max(boundaries, key=lambda b: b.number, default=None)
+    if newest is not None:
+        listed = {number for number, _ in listing.records}
+        missing = [p.number for p in newest.kept if p.number not in listed and not is_closed(p, boundaries)]
+        if missing:
+            raise ShortListingError(
+                f"records {missing}, kept by boundary {newest.number}, are missing", subject=f"log of {listing.scope}"
+            )
+
+
+def is_closed(pointer: CommitPointer, boundaries: Iterable[Boundary]) -> bool:
+    """Whether any boundary at or above the record's number does not list it (D3); closed stays closed."""
+    return any(b.number >= pointer.number and pointer not in b.kept for b in boundaries)
+
+
+def is_void(record: CommitRecord, created_at_ms: int) -> bool:
+    """Whether the record came too late to protect its newest uploads (C5)."""
+    return created_at_ms > record.valid_until_ms
+
+
+def commit_of(record: CommitRecord, created_at_ms: int) -> Commit:
+    """The commit that a record stands for, with its time (C7)."""
+    return Commit(
+        record=record,
+        created_at_ms=created_at_ms,
+        committed_at_ms=max(created_at_ms, record.predecessor_committed_at_ms),
+    )
+
+
+def valid_commits(
+    listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
+) -> tuple[Commit, ...]:
+    """Every record that is neither closed nor void, oldest first."""
+    return tuple(
+        commit_of(record, created_at_ms)
+        for number, created_at_ms in listing.records
+        if (record := records.get(number)) is not None
+        and not is_void(record, created_at_ms)
+        and not is_closed(record.pointer, boundaries)
+    )
+
+
+def descends_from(pointer: CommitPointer, newer: Sequence[Commit]) -> bool:
+    """Whether the newest of some valid commits has `pointer` among its predecessors (C4).
+
+    Args:
+        pointer: The record in question.
+        newer: All valid commits with a greater number; may be empty, and then nothing contradicts.
+    """
+    by_pointer = {commit.pointer: commit for commit in newer}
+    if not newer:
+        return True
+    step: CommitPointer | None = max(newer, key=lambda c: c.pointer.number).pointer
+    while step is not None and step in by_pointer:
+        step = by_pointer[step].record.predecessor
+    return step == pointer

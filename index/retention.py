@@ -1,0 +1,76 @@
+"""Which commits are kept: the last N, those since a time, the named ones."""
+
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from index.errors import IndexInvariantError
+from index.log import Commit
+from index.model import CommitPointer
+
+
+class KeepReason(StrEnum):
+    """Why a commit is kept."""
+
+    NEWEST = "newest"
+    LAST = "keep-last"
+    SINCE = "keep-since"
+    NAMED = "keep-named"
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule with at least one way to keep something; the newest valid commit of a scope is kept whatever it says."""
+
+    # This many of the newest valid commits.
+    keep_last: int = 0
+    # Every commit at or after this time by the store's clock, and the one that was the newest at that time.
+    keep_since_ms: int | None = None
+    # Commits that a name refers to stay in the log; what a name holds is safe either way.
+    keep_named: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse a rule that keeps nothing.
+
+        Raises:
+            IndexInvariantError: Neither a count nor a time is given, or one is negative.
+        """
+        if self.keep_last < 0 or (self.keep_since_ms is not None and self.keep_since_ms < 0):
+            raise IndexInvariantError(
+                "counts and times are not negative", subject="retention", hint="give a positive number"
+            )
+        if self.keep_last == 0 and self.keep_since_ms is None:
+            raise IndexInvariantError(
+                "keeps nothing by itself", subject="retention", hint="give --keep-last N or --keep-since TIME"
+            )
+
+
+def choose_kept(
+    commits: Sequence[Commit], retention: Retention, named: Collection[CommitPointer] = ()
+) -> dict[CommitPointer, KeepReason]:
+    """The commits to keep, each with the first reason that applies.
+
+    Args:
+        commits: The valid commits of one scope, oldest first.
+        retention: The rule.
+        named: Records of this scope that a name refers to.
+
+    Returns:
+        A reason per kept record; never empty if `commits` is not.
+    """
+    kept: dict[CommitPointer, KeepReason] = {}
+    if not commits:
+        return kept
+    kept[commits[-1].pointer] = KeepReason.NEWEST
+    if retention.keep_last:
+        for commit in commits[-retention.keep_last :]:
+            kept.setdefault(commit.pointer, KeepReason.LAST)
+    if retention.keep_since_ms is not None:
+        older = [c for c in commits if c.committed_at_ms < retention.keep_since_ms]
+        for commit in (*older[-1:], *commits[len(older) :]):
+            kept.setdefault(commit.pointer, KeepReason.SINCE)
+    if retention.keep_named:
+        for commit in commits:
+            if commit.pointer in named:
+                kept.setdefault(commit.pointer, KeepReason.NAMED)
+    return kept

@@ -1,0 +1,153 @@
+"""What may be deleted, from listings alone (design 0002, D1 to D3 and D5)."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from index.collect_plan import (
+    DeleteReason,
+    Upload,
+    choose_closed_records,
+    choose_superseded_boundaries,
+    choose_uploads,
+    pin_is_live,
+    pin_is_removable,
+    plan_scope,
+)
+from index.log import LogListing, is_closed, valid_commits
+from index.model import Boundary, CommitPointer, CommitRecord, Pin, Scope, WriteId
+from index.retention import KeepReason, Retention
+
+JOB = Scope("job")
+LAST = Retention(keep_last=1)
+
+
+def pointer(number: int) -> CommitPointer:
+    return CommitPointer(number, WriteId(f"w{number}"))
+
+
+def records(*numbers: int, void: tuple[int, ...] = ()) -> dict[int, CommitRecord]:
+    return {
+        n: CommitRecord(scope=JOB, number=n, write_id=pointer(n).write_id, valid_until_ms=0 if n in void else 10**15)
+        for n in numbers
+    }
+
+
+def listing(*numbers: int, boundaries: tuple[int, ...] = ()) -> LogListing:
+    return LogListing(scope=JOB, records=tuple((n, n) for n in numbers), boundaries=boundaries)
+
+
+def test_everything_but_the_newest_is_closed_by_a_boundary_at_the_highest_closed_number() -> None:
+    plan = plan_scope(listing(1, 2, 3), records(1, 2, 3), (), LAST, ())
+    assert plan.boundary == Boundary(scope=JOB, number=2, kept=())
+    assert [(c.pointer.number, r) for c, r in plan.kept] == [(3, KeepReason.NEWEST)]
+
+
+def test_nothing_to_close_writes_no_boundary() -> None:
+    assert plan_scope(listing(1), records(1), (), LAST, ()).boundary is None
+    assert plan_scope(listing(), {}, (), LAST, ()).boundary is None
+    closed = Boundary(scope=JOB, number=1, kept=())
+    assert plan_scope(listing(1, 2, boundaries=(1,)), records(1, 2), (closed,), LAST, ()).boundary is None
+
+
+def test_named_records_stay_listed() -> None:
+    plan = plan_scope(listing(1, 2, 3), records(1, 2, 3), (), LAST, {pointer(1)})
+    assert plan.boundary == Boundary(scope=JOB, number=2, kept=(pointer(1),))
+
+
+def test_void_records_above_the_newest_valid_one_are_left_alone() -> None:
+    plan = plan_scope(listing(1, 2, 3), records(1, 2, 3, void=(3,)), (), LAST, ())
+    assert plan.boundary == Boundary(scope=JOB, number=1, kept=())
+
+
+def test_a_boundary_passes_a_void_record_once_a_newer_one_is_valid() -> None:
+    plan = plan_scope(listing(1, 2, 3), records(1, 2, 3, void=(2,)), (), Retention(keep_last=2), ())
+    assert plan.boundary == Boundary(scope=JOB, number=2, kept=(pointer(1),))
+
+
+def test_superseded_boundaries_are_those_that_a_newer_one_repeats() -> None:
+    def boundary(number: int, *kept: int) -> Boundary:
+        return Boundary(scope=JOB, number=number, kept=tuple(pointer(n) for n in kept))
+
+    assert choose_superseded_boundaries([boundary(2, 1), boundary(5, 1)]) == (boundary(2, 1),)
+    assert choose_superseded_boundaries([boundary(2, 1), boundary(5)]) == (boundary(2, 1),)
+    assert choose_superseded_boundaries([boundary(2), boundary(5, 1)]) == ()
+    assert choose_superseded_boundaries([boundary(2), boundary(5, 4)]) == (boundary(2),)
+    assert choose_superseded_boundaries([boundary(2)]) == ()
+
+
+@given(
+    kept=st.lists(st.sets(st.integers(1, 8)), min_size=1, max_size=5),
+    numbers=st.lists(st.integers(1, 8), min_size=5, max_size=5, unique=True),
+)
+def test_deleting_superseded_boundaries_never_opens_a_closed_record(kept: list[set[int]], numbers: list[int]) -> None:
+    boundaries = [
+        Boundary(scope=JOB, number=n, kept=tuple(sorted(pointer(k) for k in ks if k <= n)))
+        for n, ks in zip(numbers, kept, strict=False)
+    ]
+    left = [b for b in boundaries if b not in choose_superseded_boundaries(boundaries)]
+    for number in range(1, 9):
+        assert is_closed(pointer(number), boundaries) == is_closed(pointer(number), left)
+    assert max(b.number for b in left) == max(b.number for b in boundaries)
+
+
+@given(
+    count=st.integers(1, 12),
+    void=st.sets(st.integers(1, 12)),
+    keep_last=st.integers(1, 5),
+    named=st.sets(st.integers(1, 12)),
+    earlier=st.one_of(st.none(), st.tuples(st.integers(1, 12), st.sets(st.integers(1, 12)))),
+)
+def test_a_plan_keeps_what_it_says_and_closes_the_rest(
+    count: int, void: set[int], keep_last: int, named: set[int], earlier: tuple[int, set[int]] | None
+) -> None:
+    numbers = range(1, count + 1)
+    boundaries: tuple[Boundary, ...] = ()
+    if earlier is not None and earlier[0] < count:
+        boundaries = (
+            Boundary(
+                scope=JOB, number=earlier[0], kept=tuple(pointer(n) for n in sorted(earlier[1]) if n <= earlier[0])
+            ),
+        )
+    all_records = records(*numbers, void=tuple(void))
+    log = listing(*numbers, boundaries=tuple(b.number for b in boundaries))
+    before = valid_commits(log, all_records, boundaries)
+    plan = plan_scope(log, all_records, boundaries, Retention(keep_last=keep_last), {pointer(n) for n in named})
+    after_boundaries = (*boundaries, plan.boundary) if plan.boundary else boundaries
+    after = valid_commits(log, all_records, after_boundaries)
+    assert [c.pointer for c in after] == [c.pointer for c, _ in plan.kept]
+    assert {c.pointer for c in after} <= {c.pointer for c in before}
+    if before:
+        assert after[-1] == before[-1]
+        assert after[-keep_last:] == before[-keep_last:]
+    gone = choose_closed_records(log, all_records, after_boundaries)
+    assert not set(gone) & {c.pointer for c in after}
+
+
+def upload(key: str, expires_at_ms: int | None, *, known: bool = True) -> Upload:
+    return Upload(key, 10, 0, expires_at_ms, known)
+
+
+def test_only_unreachable_uploads_without_a_running_ttl_go() -> None:
+    uploads = [
+        upload("live", None),
+        upload("live with ttl", 5),
+        upload("closed", None),
+        upload("expired", 100),
+        upload("young", 101),
+        upload("not told", None, known=False),
+    ]
+    deletes, unknown = choose_uploads(uploads, {"live", "live with ttl"}, now_ms=100)
+    assert {d.key: d.reason for d in deletes} == {
+        "closed": DeleteReason.CLOSED_UPLOAD,
+        "expired": DeleteReason.EXPIRED_UPLOAD,
+    }
+    assert [u.key for u in unknown] == ["not told"]
+
+
+def test_a_pin_lives_until_its_duration_is_over_and_its_object_a_margin_longer() -> None:
+    pin = Pin(id="0" * 20, scope=JOB, source=pointer(1), duration_ms=100, purpose="test")
+    released = Pin(id="0" * 20, scope=JOB, source=pointer(1), duration_ms=0, purpose="test")
+    assert [pin_is_live(pin, 1000, now) for now in (1000, 1099, 1100)] == [True, True, False]
+    assert [pin_is_removable(pin, 1000, now, 50) for now in (1100, 1149, 1150)] == [False, False, True]
+    assert not pin_is_live(released, 1000, 1000)
+    assert pin_is_removable(released, 1000, 1000, 50)

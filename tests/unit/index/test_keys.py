@@ -1,0 +1,181 @@
+import pytest
+
+from index.errors import UnsafeNameError
+from index.keys import (
+    BLOBS,
+    INDEXES,
+    LogKey,
+    UploadKey,
+    boundary_key,
+    check_file_name,
+    commit_key,
+    decode_component,
+    decode_scope,
+    encode_component,
+    encode_scope,
+    log_prefix,
+    log_start_after,
+    name_key,
+    parse_log_key,
+    parse_name_key,
+    parse_upload_key,
+    pin_key,
+    shard_prefixes,
+    upload_key,
+)
+from index.model import Scope
+
+SESSION = "0123456789abcdef0123"
+
+COMPONENTS = [
+    ("plain", "plain"),
+    ("a.b-c_D9", "a.b-c_D9"),
+    (".hidden", "~2Ehidden"),
+    (".", "~2E"),
+    ("..", "~2E."),
+    ("a/b", "a~2Fb"),
+    ("job@task", "job~40task"),
+    ("~41", "~7E41"),
+    ("Partition 7", "Partition~207"),
+    ("é", "~C3~A9"),
+    ("日", "~E6~97~A5"),
+    ("\0", "~00"),
+]
+
+
+@pytest.mark.parametrize("name,component", COMPONENTS)
+def test_name_and_component_are_each_others_inverse(name: str, component: str) -> None:
+    assert encode_component(name) == component
+    assert decode_component(component) == name
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "é" * 34, "\ud800"])
+def test_name_that_makes_no_component_is_refused(name: str) -> None:
+    with pytest.raises(UnsafeNameError):
+        encode_component(name)
+
+
+@pytest.mark.parametrize(
+    "component", ["", "~", "~4", "~41", "~c3~a9", "~C3", "~FF", "a b", "a/b", ".a", "é", "~2F~", "~ED~A0~80", "a" * 201]
+)
+def test_component_that_no_name_makes_is_refused(component: str) -> None:
+    with pytest.raises(UnsafeNameError):
+        decode_component(component)
+
+
+@pytest.mark.parametrize(
+    "scope", [Scope("j"), Scope("j", "t"), Scope("a@b", "c@d"), Scope("page views", "Partition 7")]
+)
+def test_scope_and_component_are_each_others_inverse(scope: Scope) -> None:
+    assert decode_scope(encode_scope(scope)) == scope
+
+
+@pytest.mark.parametrize("component", ["", "@", "@t", "j@", "a@b@c", "j@.", f"{'a' * 120}@{'b' * 120}"])
+def test_scope_that_nobody_writes_is_refused(component: str) -> None:
+    with pytest.raises(UnsafeNameError):
+        decode_scope(component)
+
+
+def test_scope_fits_a_directory_name() -> None:
+    assert len(encode_scope(Scope("a" * 120, "b" * 119))) == 240
+    with pytest.raises(UnsafeNameError, match="longer than 240"):
+        encode_scope(Scope("a" * 120, "b" * 120))
+
+
+@pytest.mark.parametrize("room", [BLOBS, INDEXES])
+@pytest.mark.parametrize("counter", [0, 1, 0xFFFFFF, 0x1000000, 16**12 - 1])
+def test_upload_key_comes_apart_as_it_was_made(room: str, counter: int) -> None:
+    scope = Scope("page views", "7")
+    key = upload_key(room, scope, SESSION, counter)
+    assert parse_upload_key(key) == UploadKey(room, scope, SESSION, counter)
+    assert key.startswith(shard_prefixes(room))
+
+
+def test_uploads_of_a_session_are_spread_over_the_shards() -> None:
+    keys = {upload_key(BLOBS, Scope("j"), SESSION, n)[:9] for n in range(2000)}
+    assert len(keys) == 256
+    assert keys <= set(shard_prefixes(BLOBS))
+
+
+GOOD = upload_key(BLOBS, Scope("j", "t"), SESSION, 7)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        GOOD + "\n",
+        " " + GOOD,
+        GOOD[1:],
+        GOOD.upper(),
+        GOOD.replace("blobs", "log"),
+        GOOD.replace("blobs/", "blobs//"),
+        GOOD.replace("j@t", ".."),
+        GOOD.replace("j@t", "j@"),
+        GOOD.replace("j@t", "@t"),
+        GOOD.replace("j@t", "j~2e"),
+        GOOD.replace("j@t", "j@t/.."),
+        GOOD.replace("000007", "00007"),
+        GOOD.replace("000007", "0000007"),
+        GOOD.replace("000007", "000008"),
+        GOOD.replace("000007", "-00007"),
+        GOOD.replace("000007", "\u0660" * 5 + "\u0667"),
+        "blobs/zz" + GOOD[8:],
+        "blobs/../../etc/passwd",
+        GOOD + "/x",
+    ],
+)
+def test_hostile_upload_key_is_refused(key: str) -> None:
+    with pytest.raises(UnsafeNameError):
+        parse_upload_key(key)
+
+
+def test_log_keys_sort_by_number_and_share_a_prefix() -> None:
+    scope = Scope("j")
+    keys = [commit_key(scope, 9), boundary_key(scope, 10), commit_key(scope, 10), commit_key(scope, 100)]
+    assert keys == sorted(keys)
+    assert all(key.startswith(log_prefix(scope)) for key in keys)
+    assert keys[0] < log_start_after(scope, 10) < keys[1]
+
+
+def test_log_key_comes_apart_as_it_was_made() -> None:
+    scope = Scope("j", "Partition 7")
+    assert parse_log_key(commit_key(scope, 17)) == LogKey(17, "commit", scope)
+    assert parse_log_key(boundary_key(scope, 2**63 - 1)) == LogKey(2**63 - 1, "boundary", scope)
+
+
+@pytest.mark.parametrize(
+    "key", ["", "log/j/1.commit", "log/j/00000000000000000001.lock", "log//00000000000000000001.commit"]
+)
+def test_hostile_log_key_is_refused(key: str) -> None:
+    with pytest.raises(UnsafeNameError):
+        parse_log_key(key)
+
+
+def test_name_key_comes_apart_as_it_was_made() -> None:
+    assert parse_name_key(name_key(Scope("j"), "before the migration")) == (Scope("j"), "before the migration")
+
+
+@pytest.mark.parametrize("key", ["", "names/j", "names/j/a@b", "names/j/..", "names/j@/a", "names/j/a/b"])
+def test_hostile_name_key_is_refused(key: str) -> None:
+    with pytest.raises(UnsafeNameError):
+        parse_name_key(key)
+
+
+def test_pin_key_takes_a_pin_id_only() -> None:
+    assert pin_key(SESSION) == f"pins/{SESSION}"
+    for pin_id in ("", "..", SESSION[1:], SESSION.upper(), SESSION + "/x"):
+        with pytest.raises(UnsafeNameError):
+            pin_key(pin_id)
+
+
+@pytest.mark.parametrize("name", ["a", "...", "..a", " ", "é" * 127, "日本", "a\nb", "-", "~", "CON"])
+def test_single_path_component_is_a_file_name(name: str) -> None:
+    assert check_file_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/", "../x", "a\\b", "a\0b", "\ud800", "x" * 256, "é" * 128])
+def test_anything_else_is_no_file_name(name: str) -> None:
+    with pytest.raises(UnsafeNameError) as caught:
+        check_file_name(name)
+    assert caught.value.hint
