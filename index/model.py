@@ -266,6 +266,9 @@ class NameRecord(msgspec.Struct, frozen=True, kw_only=True):
     released: bool = False
     # As for a commit record: a name that the store created later than this is void and protects nothing.
     valid_until_ms: int = SIZE_BYTES_MAX
+    # As in the commit record, which may be collected before the name is.
+    offsets: str = ""
+    layout: ScopeLayout = ScopeLayout()
 
 
 class RepositoryRecord(msgspec.Struct, frozen=True, kw_only=True):

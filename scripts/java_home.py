@@ -60,9 +60,7 @@ def inspect_java(java: Path) -> Java | None:
     """
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=JAVA_START_TIMEOUT_S, check=False
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=JAVA_START_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     home = re.search(r"^\s*java\.home = (.+)$", answer.stderr, re.MULTILINE)

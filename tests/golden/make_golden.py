@@ -212,6 +212,9 @@ RECORDS: dict[str, StoredRecord] = {
         version=42,
         committed_at_ms=1_795_239_634_000,
         stores=STORES,
+        valid_until_ms=1_795_243_234_000,
+        offsets='{"topic": 4711}',
+        layout=ScopeLayout(tasks_count=4, key_hash="spark-hash-v1", key_columns=("user bigint",)),
     ),
     "repository": RepositoryRecord(
         id="0c5a2d3e4f5061728394", ttl_ms=604_800_000, margin_ms=3_600_000, collection_period_ms=86_400_000

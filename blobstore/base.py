@@ -1,0 +1,291 @@
+"""The storage contract: the only place that states it. Every sentence is a promise that the contract tests hold.
+
+Samza's `BlobStoreManager` is covered whole; `design/samza.md` maps each of its methods onto this protocol.
+"""
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Final, Protocol, runtime_checkable
+
+import msgspec
+
+from blobstore.errors import InvalidRequestError, StoreUnavailableError
+
+LIST_PAGE_MAX: Final = 1000
+DELETE_BATCH_MAX: Final = 1000
+KEY_BYTES_MAX: Final = 1024
+
+# What one chunk of a body may have, as `Body.read_chunks` says.
+_CHUNK_BYTES_MAX: Final = 8 * 1024 * 1024
+
+# 255: what a file system, and a server that keeps objects as files, can name.
+_COMPONENT = re.compile(r"[A-Za-z0-9_@~%+=,-][A-Za-z0-9_@~%+=,.-]{0,254}")
+
+
+class RequestMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """On whose behalf a request is made: for traces, meters and audit. A store never decides anything by it.
+
+    Samza's `Metadata`; `size_bytes` is -1 where it is not known.
+    """
+
+    job: str = ""
+    task: str = ""
+    store: str = ""
+    # The local path of a file put or fetched, or a word such as "snapshot-index".
+    payload_path: str = ""
+    size_bytes: int = -1
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store can and cannot do; the engine refuses what a store cannot do safely."""
+
+    # Of several concurrent `put_if_absent` of one key exactly one is Created.
+    atomic_create: bool
+    # A blob whose put was acknowledged is in every later list and stat, a deleted one in none.
+    consistent_lists: bool
+    # `BlobInfo.ttl_known` holds in lists, not only in `stat`.
+    list_shows_ttl: bool
+    # The store itself may delete a blob after its TTL (a lifecycle rule); otherwise expiry only makes it eligible.
+    enforces_ttl: bool
+    # `get(..., deleted=True)` can serve deleted blobs for a while.
+    keeps_deleted: bool
+    # `list_page` is in the order of UTF-8 keys.
+    ordered_lists: bool = True
+    # Can be seen by other processes, so that tasks of a cluster may share it.
+    shared: bool = True
+
+
+class BlobInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store knows of a blob. Times are milliseconds since the epoch by the store's clock."""
+
+    key: str
+    size_bytes: int
+    created_at_ms: int
+    # When the TTL ends; None once it is removed, or if the blob never had one.
+    expires_at_ms: int | None = None
+    # False: the answer does not tell whether there is a TTL; `stat` does.
+    ttl_known: bool = True
+
+
+class ListPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of a list. `truncated` says that another page starting after the last key has more."""
+
+    blobs: tuple[BlobInfo, ...]
+    truncated: bool
+
+
+class Created(msgspec.Struct, frozen=True, kw_only=True):
+    """The blob is durable, and it was this call that created it."""
+
+    # By the store's clock, at or after the `created_at_ms` that `stat` will tell.
+    created_at_ms: int
+
+
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """A blob of this key is there already; nothing was written.
+
+    After a broken answer the blob may still be the caller's own, from a request that was sent twice: whoever needs
+    to know compares the content (design 0002, C3).
+    """
+
+
+class Unknown(msgspec.Struct, frozen=True, kw_only=True):
+    """The request was sent and the answer never came: the blob may be there, may not, or may still arrive."""
+
+    reason: str
+
+
+CreateOutcome = Created | Lost | Unknown
+
+
+class DeleteFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """One key of a batch that was not deleted, and why."""
+
+    key: str
+    reason: str
+
+
+@runtime_checkable
+class Body(Protocol):
+    """Bytes to put. They can be read again from the start, so that a put can be repeated."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Exactly how many bytes `read_chunks` yields."""
+        ...
+
+    def read_chunks(self) -> AsyncIterator[bytes]:
+        """The bytes from the start, in chunks of at most 8 MiB; each call begins anew."""
+        ...
+
+
+class BytesBody:
+    """A body that stands in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the data."""
+        return len(self._data)
+
+    async def read_chunks(self) -> AsyncIterator[bytes]:
+        """The data; no chunk if it is empty."""
+        for at in range(0, len(self._data), _CHUNK_BYTES_MAX):
+            yield self._data[at : at + _CHUNK_BYTES_MAX]
+
+
+class BlobStore(Protocol):
+    """Bytes by key.
+
+    Keys are `/`-separated components of `A-Za-z0-9._-@~%+=,`, none of them empty, starting with a dot or longer than
+    255 bytes, at most 1,024 bytes in all. Every method raises `InvalidRequestError` for another key or prefix, and any
+    other `StoreError` for the reason that its class states. A store may refuse to put a key that is, or was, a
+    directory of another, as `a` is of `a/b`. Methods may be called concurrently, also from other processes where
+    `capabilities.shared`. A cancelled call leaves nothing half written.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store can do; constant while it is open."""
+        ...
+
+    async def put(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> Created:
+        """Write a blob, replacing one that is there.
+
+        A reader sees the old blob or the new one, whole, and never a mixture. On return the new one is durable. With
+        `ttl_ms` it expires that long after its creation; without, never. An error leaves the old blob or the new one.
+        A body that yields another number of bytes than its `size_bytes` raises `InvalidRequestError` and writes
+        nothing.
+        """
+        ...
+
+    async def put_if_absent(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> CreateOutcome:
+        """Write a blob unless one of this key is there.
+
+        Of concurrent calls for one key at most one returns `Created` where `capabilities.atomic_create`. `Lost` means
+        that a blob is there and is unchanged, its TTL included. `Unknown` is never returned when the store said no.
+        Calls for one key agree on whether they carry a TTL.
+        """
+        ...
+
+    def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes `[start, start + size_bytes)` of a blob, or from `start` to its end, in non-empty chunks.
+
+        An expired blob is served until it is deleted (design 0002, D6). Exactly the bytes asked for are yielded, or an
+        error is raised: `BlobNotFoundError` (`BlobDeletedError` where the store knows), `InvalidRequestError` for a
+        range that is not within the blob. With `deleted` a deleted blob that the store still retains is served too; a
+        store without `keeps_deleted` treats it as not found. The iterator is closed by the caller
+        (`contextlib.aclosing`) if not read to its end.
+        """
+        ...
+
+    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+        """What is known of a blob, `ttl_known` always; None if there is none."""
+        ...
+
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
+        """Blobs whose key starts with `prefix` and sorts after `start_after`, in the order of their UTF-8 keys.
+
+        At most `limit` (1 to 1,000) of them; `truncated` is False on the last page. A prefix is a key, a part of one
+        ending anywhere, or empty.
+        """
+        ...
+
+    async def delete(
+        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
+    ) -> tuple[DeleteFailure, ...]:
+        """Delete up to 1,000 blobs; a key that is not there counts as deleted (idempotent).
+
+        Returns the keys that were not deleted, each with its reason; all others are gone.
+        """
+        ...
+
+    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+        """Make a blob permanent. Doing it again changes nothing (idempotent). Content and creation time stay.
+
+        Raises:
+            BlobNotFoundError: There is no such blob (`BlobDeletedError` where the store knows that there was).
+        """
+        ...
+
+    async def now_ms(self) -> int:
+        """The store's clock: the one by which creation times and expiry are told."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections and files. Closing twice is fine; other calls after it are not."""
+        ...
+
+
+def check_key(key: str, operation: str) -> str:
+    """The key, once it is known to follow the grammar of `BlobStore`.
+
+    Raises:
+        InvalidRequestError: It does not.
+    """
+    if len(key) > KEY_BYTES_MAX or not all(_COMPONENT.fullmatch(part) for part in key.split("/")):
+        raise InvalidRequestError("is not a valid key", operation=operation, key=repr(key))
+    return key
+
+
+async def read_blob(
+    store: BlobStore, key: str, *, size_bytes_max: int, deleted: bool = False, metadata: RequestMetadata | None = None
+) -> bytes:
+    """A whole small blob.
+
+    Raises:
+        InvalidRequestError: It is larger than `size_bytes_max`; no more than that is ever held.
+        StoreError: As `BlobStore.get`.
+    """
+    chunks: list[bytes] = []
+    total = 0
+    stream = store.get(key, deleted=deleted, metadata=metadata)
+    try:
+        async for chunk in stream:
+            total += len(chunk)
+            if total > size_bytes_max:
+                raise InvalidRequestError(
+                    f"is larger than the {size_bytes_max} bytes that it may have",
+                    operation="get",
+                    key=key,
+                    hint="the object is not what it claims to be; nothing was read further",
+                )
+            chunks.append(chunk)
+    finally:
+        await stream.aclose()
+    return b"".join(chunks)
+
+
+async def list_blobs(store: BlobStore, prefix: str, *, start_after: str = "") -> AsyncIterator[BlobInfo]:
+    """Every blob of a prefix, page by page.
+
+    Raises:
+        StoreUnavailableError: A page does not go forward: a list that cannot be trusted.
+    """
+    while True:
+        page = await store.list_page(prefix, start_after=start_after)
+        for blob in page.blobs:
+            if blob.key <= start_after or not blob.key.startswith(prefix):
+                raise StoreUnavailableError("the list repeats or goes backwards", operation="list_page", key=prefix)
+            start_after = blob.key
+            yield blob
+        if not page.truncated:
+            return
+        if not page.blobs:
+            raise StoreUnavailableError(
+                "the list has an empty page that claims more", operation="list_page", key=prefix
+            )

@@ -1,0 +1,289 @@
+"""Atomic named files over any store: the interface of Spark's `CheckpointFileManager` (SPARK-23966).
+
+Spark's managers rename a temporary file, or check whether the file is there and then write. On an object store
+neither is atomic, and one of them returns as if all were well when it lost the race or could not upload. Here a file
+is published by one request that is atomic by itself, and everything but success is an error.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blobstore.base import (
+    DELETE_BATCH_MAX,
+    BlobStore,
+    BytesBody,
+    Created,
+    Lost,
+    Unknown,
+    check_key,
+    list_blobs,
+    read_blob,
+)
+from blobstore.errors import (
+    BlobNotFoundError,
+    CheckpointFileExistsError,
+    CheckpointUnknownError,
+    InvalidRequestError,
+    StoreUnavailableError,
+)
+from blobstore.local_files import SpooledBody
+
+# An empty blob of this name stands in every directory that `mkdirs` made. No file may have it.
+DIRECTORY_MARKER: Final = "~directory"
+
+# Sorts after every character that a key can have.
+_AFTER_ALL: Final = "\x7f"
+
+
+class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A file or directory as `list` tells of it."""
+
+    # Relative to the root of the `CheckpointFiles`.
+    path: str
+    is_directory: bool
+    # Of a directory, these two are 0.
+    size_bytes: int = 0
+    modified_at_ms: int = 0
+
+    @property
+    def name(self) -> str:
+        """The last component of the path."""
+        return self.path.rpartition("/")[2]
+
+
+class CheckpointWriter:
+    """Takes the content of a file that does not exist before all of it is there. Made by `create_atomic`."""
+
+    def __init__(self, body: SpooledBody) -> None:
+        self._body = body
+        self._is_cancelled = False
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the end of the block will publish nothing."""
+        return self._is_cancelled
+
+    async def write(self, data: bytes) -> None:
+        """Append bytes."""
+        await self._body.write(data)
+
+    def cancel(self) -> None:
+        """Publish nothing. There is no way back."""
+        self._is_cancelled = True
+
+
+class CheckpointFiles:
+    """Files and directories below a prefix of a store.
+
+    Directories are what the keys of files imply, and what `mkdirs` marks: a directory exists while there is a file or
+    a marker below it. Paths are relative, with components as keys have them; "" is the root.
+
+    Args:
+        store: Where they are.
+        prefix: The key of the root; "" for the whole store.
+        is_local: What `is_local` is to say: only who opens a store knows whether others can reach it.
+        memory_bytes_max: What one writer holds in memory before it moves on to a scratch file.
+        scratch_directory: Where that file is made; None is the system's place for temporary files.
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        prefix: str = "",
+        *,
+        is_local: bool = False,
+        memory_bytes_max: int = 8 * 1024 * 1024,
+        scratch_directory: Path | None = None,
+    ) -> None:
+        if prefix:
+            check_key(prefix, "open")
+        self._store = store
+        self._root = f"{prefix}/" if prefix else ""
+        self._is_local = is_local
+        self._memory_bytes_max = memory_bytes_max
+        self._scratch_directory = scratch_directory
+
+    @property
+    def is_local(self) -> bool:
+        """Whether other machines cannot see the files."""
+        return self._is_local
+
+    @asynccontextmanager
+    async def create_atomic(self, path: str, *, overwrite: bool) -> AsyncIterator[CheckpointWriter]:
+        """Write a file that appears whole when the block ends, or not at all.
+
+        It is published by one conditional request, on a directory store by link or rename. A block that raises, is
+        cancelled, or calls `cancel` publishes nothing. Directories on the way need not exist.
+
+        Args:
+            path: Of the file.
+            overwrite: Whether it may replace one that is there.
+
+        Raises:
+            CheckpointFileExistsError: Without `overwrite`: a file is there, and is unchanged.
+            CheckpointUnknownError: The store never said whether it took the file.
+            StoreError: It did not.
+        """
+        key = self._key(path, "create_atomic")
+        body = SpooledBody(memory_bytes_max=self._memory_bytes_max, directory=self._scratch_directory)
+        try:
+            writer = CheckpointWriter(body)
+            yield writer
+            if not writer.is_cancelled:
+                await self._publish(key, body, overwrite=overwrite)
+        finally:
+            await body.close()
+
+    async def _publish(self, key: str, body: SpooledBody, *, overwrite: bool) -> None:
+        if overwrite:
+            await self._store.put(key, body)
+            return
+        match await self._store.put_if_absent(key, body):
+            case Created():
+                return
+            case Lost():
+                raise CheckpointFileExistsError("the file is there already", operation="create_atomic", key=key)
+            case Unknown(reason=reason):
+                raise CheckpointUnknownError(reason, operation="create_atomic", key=key)
+
+    async def open(self, path: str) -> AsyncGenerator[bytes, None]:
+        """The content of a file, in chunks.
+
+        Raises:
+            BlobNotFoundError: There is no such file.
+        """
+        async with aclosing(self._store.get(self._key(path, "open"))) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def read(self, path: str, *, size_bytes_max: int = 64 * 1024 * 1024) -> bytes:
+        """The content of a small file, whole.
+
+        Raises:
+            BlobNotFoundError: There is no such file.
+            InvalidRequestError: It is larger than `size_bytes_max`.
+        """
+        return await read_blob(self._store, self._key(path, "open"), size_bytes_max=size_bytes_max)
+
+    async def list(
+        self, path: str = "", accept: Callable[[FileStatus], bool] = lambda _: True
+    ) -> tuple[FileStatus, ...]:
+        """Files and directories directly in a directory, sorted by name.
+
+        Costs a request for each directory in it and one for each 1,000 files.
+
+        Args:
+            path: Of the directory.
+            accept: Which of them to return.
+
+        Raises:
+            BlobNotFoundError: There is no such directory.
+        """
+        prefix = self._prefix(path, "list")
+        found: list[FileStatus] = []
+        exists = False
+        start_after = ""
+        while True:
+            page = await self._store.list_page(prefix, start_after=start_after)
+            if page.truncated and (not page.blobs or page.blobs[-1].key <= start_after):
+                raise StoreUnavailableError("the list does not go forward", operation="list", key=prefix)
+            for blob in page.blobs:
+                exists = True
+                if blob.key <= start_after:
+                    continue  # below a directory that is known by now
+                name, slash, _ = blob.key[len(prefix) :].partition("/")
+                relative = (prefix + name)[len(self._root) :]
+                if slash:
+                    found.append(FileStatus(path=relative, is_directory=True))
+                    start_after = f"{prefix}{name}/{_AFTER_ALL}"
+                    continue
+                start_after = blob.key
+                if name != DIRECTORY_MARKER:
+                    found.append(
+                        FileStatus(
+                            path=relative,
+                            is_directory=False,
+                            size_bytes=blob.size_bytes,
+                            modified_at_ms=blob.created_at_ms,
+                        )
+                    )
+            if not page.truncated:
+                break
+        if not exists:
+            raise BlobNotFoundError("there is no such directory", operation="list", key=prefix)
+        return tuple(sorted(filter(accept, found), key=lambda status: status.path))
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is a file or a directory of this path."""
+        if path and await self._store.stat(self._key(path, "exists")) is not None:
+            return True
+        return bool((await self._store.list_page(self._prefix(path, "exists"), limit=1)).blobs)
+
+    async def mkdirs(self, path: str) -> None:
+        """Make a directory and all above it; those that are there stay as they are.
+
+        A store has no directories, and a key no empty component. So each gets a marker, an empty blob of the name
+        `DIRECTORY_MARKER`, that `list` does not show and `delete` removes with the directory.
+
+        Raises:
+            CheckpointFileExistsError: A file stands where a directory is to be.
+            CheckpointUnknownError: The store never said whether it took a marker; do it again.
+        """
+        prefix = self._prefix(path, "mkdirs")
+        # Markers are put from the top down, so the last one tells of all.
+        if await self._store.stat(prefix + DIRECTORY_MARKER) is not None:
+            return
+        names = path.split("/") if path else []
+        for depth in range(len(names) + 1):
+            directory = self._root + "".join(f"{name}/" for name in names[:depth])
+            if depth and await self._store.stat(directory.removesuffix("/")) is not None:
+                raise CheckpointFileExistsError("a file is there", operation="mkdirs", key=directory.removesuffix("/"))
+            outcome = await self._store.put_if_absent(directory + DIRECTORY_MARKER, BytesBody(b""))
+            if isinstance(outcome, Unknown):
+                raise CheckpointUnknownError(outcome.reason, operation="mkdirs", key=directory)
+
+    async def delete(self, path: str) -> None:
+        """Remove a file, or a directory with all that is in it; no error if there is none.
+
+        Not atomic for a directory: what is put into it meanwhile may stay.
+
+        Raises:
+            InvalidRequestError: The path is empty: nobody deletes the root by a slip.
+            StoreUnavailableError: Something was not deleted; do it again.
+        """
+        batch = [self._key(path, "delete")]
+        async for blob in list_blobs(self._store, self._prefix(path, "delete")):
+            batch.append(blob.key)
+            if len(batch) == DELETE_BATCH_MAX:
+                await self._delete(batch)
+                batch = []
+        if batch:
+            await self._delete(batch)
+
+    async def _delete(self, keys: Sequence[str]) -> None:
+        failures = await self._store.delete(keys)
+        if failures:
+            first = failures[0]
+            raise StoreUnavailableError(
+                f"{len(failures)} of {len(keys)} were not deleted, the first because: {first.reason}",
+                operation="delete",
+                key=first.key,
+            )
+
+    async def close(self) -> None:
+        """Close the store."""
+        await self._store.close()
+
+    def _key(self, path: str, operation: str) -> str:
+        """The key of a file."""
+        if not path or DIRECTORY_MARKER in path.split("/"):
+            raise InvalidRequestError("does not name a file", operation=operation, key=repr(path))
+        return check_key(self._root + path, operation)
+
+    def _prefix(self, path: str, operation: str) -> str:
+        """The prefix of all keys in a directory."""
+        return f"{self._key(path, operation)}/" if path else self._root

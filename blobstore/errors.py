@@ -1,0 +1,114 @@
+"""What a store can answer instead of doing it, sorted by what the caller does next.
+
+```
+StoreError
+├── StoreUnavailableError      try again: the one kind that the retrying wrapper retries
+├── BlobNotFoundError          plan again: the key is not there
+│   └── BlobDeletedError       the store knows that it was there and was deleted
+├── AccessDeniedError          ask for the permission
+├── StoreFullError             make room
+├── BlobCorruptError           the bytes are not what was put: fetch again or heal
+├── CapabilityMissingError     this store cannot do it: choose another store or setting
+├── InvalidRequestError        a fault of the caller: a bad key, range or body
+├── CheckpointFileExistsError  another's file of this name stands: load again and redo
+└── CheckpointUnknownError     the file may be there, or may yet come: read it before anything is built on it
+```
+The last two are raised by `checkpoint_files` alone: in the contract itself a race is a return value.
+"""
+
+
+class StoreError(Exception):
+    """Base of all errors of a store.
+
+    Attributes:
+        operation: The method of the contract that failed, such as "put_if_absent".
+        key: The key or prefix that it was called with.
+        hint: What an operator can do about it; never empty.
+        attempts: How often it was tried.
+    """
+
+    default_hint = "see the cause below"
+
+    def __init__(self, message: str, *, operation: str, key: str = "", hint: str = "", attempts: int = 1) -> None:
+        self.operation = operation
+        self.key = key
+        self.hint = hint or self.default_hint
+        self.attempts = attempts
+        super().__init__(f"{operation} {key}: {message}" if key else f"{operation}: {message}")
+
+
+class StoreUnavailableError(StoreError):
+    """The store did not answer, or asked to come back later.
+
+    Attributes:
+        retry_after_s: How long the store asked to wait; None if it did not say.
+    """
+
+    default_hint = "the store is unreachable or busy; try again"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str,
+        key: str = "",
+        hint: str = "",
+        attempts: int = 1,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, operation=operation, key=key, hint=hint, attempts=attempts)
+        self.retry_after_s = retry_after_s
+
+
+class BlobNotFoundError(StoreError):
+    """No blob of this key is there."""
+
+    default_hint = "the key does not exist; run `tidemark verify` if a commit refers to it"
+
+
+class BlobDeletedError(BlobNotFoundError):
+    """The blob was there and was deleted; `get(..., deleted=True)` may still serve it."""
+
+    default_hint = "the blob was deleted; while the store retains it, it can be read with deleted=True"
+
+
+class AccessDeniedError(StoreError):
+    """The credentials in use may not do this."""
+
+    default_hint = "grant the permission that the operation needs"
+
+
+class StoreFullError(StoreError):
+    """No space or quota is left."""
+
+    default_hint = "free space or raise the quota; nothing half written is visible"
+
+
+class BlobCorruptError(StoreError):
+    """Bytes came back that are not the ones put."""
+
+    default_hint = "run `tidemark verify`; an older snapshot may be whole"
+
+
+class CapabilityMissingError(StoreError):
+    """The store lacks what the call needs, see `Capabilities`."""
+
+    default_hint = "this store does not support the operation"
+
+
+class InvalidRequestError(StoreError):
+    """The call itself is wrong; trying again cannot help."""
+
+    default_hint = "this is a bug in the caller"
+
+
+class CheckpointFileExistsError(StoreError):
+    """A file that must not be overwritten is there already: a race was lost, or never had to be run."""
+
+    default_hint = "another writer uses this directory, or an earlier attempt of this one did: compare the content"
+
+
+class CheckpointUnknownError(StoreError):
+    """The store never said whether it wrote the file."""
+
+    default_hint = "read the file: it is there whole or not at all; while it is absent it may still arrive"

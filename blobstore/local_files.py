@@ -1,0 +1,304 @@
+"""Streams of local files, off the event loop: the one door to aiofiles.
+
+Everything here raises the plain `OSError`: what it means is for the caller to say. Work once handed to a thread
+cannot be taken back, so a cancelled call waits until the thread is done before it raises: no file is written,
+renamed or closed behind the caller's back. On a mount that hangs, the call hangs with it.
+"""
+
+import asyncio
+import errno
+import fcntl
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Literal, ParamSpec, TypeVar
+
+import aiofiles
+import aiofiles.os
+
+CHUNK_BYTES: Final = 1 << 20
+
+# How many directories are remembered as durable.
+_DURABLE_MAX: Final = 10_000
+
+# What fsync of a directory answers where the file system has no such thing.
+_CANNOT_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP})
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def run_blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function in a thread, to its end even if this call is cancelled meanwhile."""
+    return await _to_its_end(aiofiles.os.wrap(function)(*args, **kwargs))
+
+
+class LocalFile:
+    """An open regular file, read and written at positions; several tasks may do so at once.
+
+    Made by `open_to_read`, `create_to_write` and `open_unnamed`.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    async def stat(self) -> os.stat_result:
+        """What the file system says of the open file now, whatever became of its name."""
+        return await run_blocking(os.fstat, self.descriptor)
+
+    async def read_chunks(
+        self, *, start: int = 0, size_bytes: int | None = None, chunk_bytes: int = CHUNK_BYTES
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes from `start`, `size_bytes` of them or up to the end, in non-empty chunks.
+
+        A file that ends sooner yields less: the caller knows what it expects.
+        """
+        at, left = start, size_bytes
+        while left is None or left > 0:
+            wanted = chunk_bytes if left is None else min(chunk_bytes, left)
+            chunk = await run_blocking(os.pread, self.descriptor, wanted, at)
+            if not chunk:
+                return
+            at += len(chunk)
+            left = None if left is None else left - len(chunk)
+            yield chunk
+
+    async def write_at(self, offset: int, data: bytes) -> None:
+        """Write all of the data from `offset` on."""
+        await run_blocking(_write_all, self.descriptor, offset, data)
+
+    async def sync(self) -> None:
+        """Make content and size durable; the name is made so by `sync_dir` of its directory."""
+        await run_blocking(flush, self.descriptor)
+
+
+@asynccontextmanager
+async def open_to_read(path: Path | str, *, dir_fd: int | None = None) -> AsyncIterator[LocalFile]:
+    """Open a regular file.
+
+    Args:
+        path: Its path, relative to `dir_fd` if that is given.
+        dir_fd: Descriptor of an open directory.
+
+    Raises:
+        IsADirectoryError: It is a directory.
+        OSError: With ELOOP for a symbolic link, EINVAL for anything else that is not a regular file.
+    """
+    async with _opened(path, "rb", os.O_NONBLOCK, dir_fd) as file:
+        yield file
+
+
+@asynccontextmanager
+async def create_to_write(
+    path: Path | str, *, dir_fd: int | None = None, mode: int = 0o666
+) -> AsyncIterator[LocalFile]:
+    """Make a new file, closed at the end; the name stays and is the caller's to remove.
+
+    Args:
+        path: Its path, relative to `dir_fd` if that is given.
+        dir_fd: Descriptor of an open directory.
+        mode: Permissions, less those of the umask.
+
+    Raises:
+        FileExistsError: Something of this name is there.
+    """
+    async with _opened(path, "xb", 0, dir_fd, mode) as file:
+        yield file
+
+
+@asynccontextmanager
+async def open_unnamed(directory: Path | None = None) -> AsyncIterator[LocalFile]:
+    """A scratch file that no name leads to: it is gone with this process, however that ends."""
+    made: list[Any] = []
+    try:
+        await run_blocking(lambda: made.append(tempfile.TemporaryFile(dir=directory, buffering=0)))  # noqa: SIM115
+        yield LocalFile(made[0].fileno())
+    finally:
+        for file in made:
+            await run_blocking(file.close)
+
+
+async def read_chunks(
+    path: Path | str,
+    *,
+    start: int = 0,
+    size_bytes: int | None = None,
+    chunk_bytes: int = CHUNK_BYTES,
+    dir_fd: int | None = None,
+) -> AsyncGenerator[bytes, None]:
+    """`LocalFile.read_chunks` of a file that is opened for it; raises as `open_to_read`."""
+    async with open_to_read(path, dir_fd=dir_fd) as file:
+        wanted = file.read_chunks(start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
+        async with aclosing(wanted) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+async def fsync_dir(directory: Path | int) -> None:
+    """`sync_dir` off the event loop."""
+    await run_blocking(sync_dir, directory)
+
+
+def sync_dir(directory: Path | int) -> None:
+    """Make the names in a directory durable. Blocks: for functions that already run in a thread.
+
+    Args:
+        directory: Its path or an open descriptor.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY) if isinstance(directory, Path) else directory
+    try:
+        flush(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        if isinstance(directory, Path):
+            os.close(descriptor)
+
+
+def flush(descriptor: int) -> None:
+    """Make what was written durable. Blocks: for functions that already run in a thread."""
+    if sys.platform == "darwin":
+        # There, fsync leaves the bytes in the cache of the drive; and what knows no better way has only fsync.
+        with suppress(OSError):
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(descriptor)
+
+
+class DurableDirs:
+    """Makes directories below a root so that they survive a loss of power. Blocks.
+
+    Args:
+        root: Made too, with its parents, if it is not there.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        # Directories whose names this process has synced, all the way up to the root. Others may have been made by
+        # a process that has not synced them yet.
+        self._durable: set[str] = set()
+
+    def make(self, directory: Path) -> None:
+        """Make a directory and its parents unless they are there."""
+        if str(directory) in self._durable and directory.is_dir():
+            return
+        for level in (*reversed(directory.parents), directory):
+            is_new = not level.is_dir()
+            if is_new:
+                level.mkdir(exist_ok=True)
+            # Above the root, what is there already is none of ours and may not be readable.
+            if is_new or self._root in level.parents:
+                sync_dir(level.parent)
+        if len(self._durable) >= _DURABLE_MAX:
+            self._durable.clear()
+        self._durable.add(str(directory))
+
+
+class SpooledBody:
+    """Bytes written piece by piece and put later: in memory up to a bound, then in an unnamed file. A `Body`.
+
+    Args:
+        memory_bytes_max: From this size on, everything is in the file.
+        directory: Where the file is made; None is the system's place for temporary files.
+    """
+
+    def __init__(self, *, memory_bytes_max: int, directory: Path | None = None) -> None:
+        self._memory_bytes_max = memory_bytes_max
+        self._directory = directory
+        self._memory = bytearray()
+        self._resources = AsyncExitStack()
+        self._file: LocalFile | None = None
+        self._size_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written so far."""
+        return self._size_bytes
+
+    async def write(self, data: bytes) -> None:
+        """Append bytes; one call at a time."""
+        if self._file is None and self._size_bytes + len(data) > self._memory_bytes_max:
+            self._file = await self._resources.enter_async_context(open_unnamed(self._directory))
+            await self._file.write_at(0, bytes(self._memory))
+            self._memory.clear()
+        if self._file is None:
+            self._memory += data
+        else:
+            await self._file.write_at(self._size_bytes, data)
+        self._size_bytes += len(data)
+
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
+        """All bytes from the start."""
+        if self._file is None:
+            for at in range(0, self._size_bytes, CHUNK_BYTES):
+                yield bytes(self._memory[at : at + CHUNK_BYTES])
+        else:
+            async with aclosing(self._file.read_chunks(size_bytes=self._size_bytes)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def close(self) -> None:
+        """Give memory and file back."""
+        self._memory.clear()
+        await self._resources.aclose()
+
+
+@asynccontextmanager
+async def _opened(
+    path: Path | str, mode: Literal["rb", "xb"], flags: int, dir_fd: int | None, permissions: int = 0
+) -> AsyncIterator[LocalFile]:
+    def opener(name: str, mode_flags: int) -> int:
+        descriptor = os.open(name, mode_flags | flags | os.O_NOFOLLOW | os.O_CLOEXEC, permissions, dir_fd=dir_fd)
+        kind = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(kind):
+            return descriptor
+        os.close(descriptor)
+        code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        raise OSError(code, os.strerror(code), str(path))
+
+    # Opening runs to its end even if it is cancelled; whatever it opened is then found here and closed.
+    made: list[Any] = []
+
+    async def open_it() -> None:
+        made.append(await aiofiles.open(path, mode, buffering=0, opener=opener))
+
+    try:
+        await _to_its_end(open_it())
+        yield LocalFile(made[0].fileno())
+    except BaseException:
+        for file in made:
+            # What went wrong first is what the caller has to know.
+            with suppress(OSError):
+                await _to_its_end(file.close())
+        raise
+    else:
+        await _to_its_end(made[0].close())
+
+
+def _write_all(descriptor: int, offset: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        offset += written
+        view = view[written:]
+
+
+async def _to_its_end(work: Awaitable[T]) -> T:
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled():
+        # Seen: the cancellation is what counts now.
+        task.exception()
+    raise cancelled

@@ -1,0 +1,182 @@
+"""A store in the memory of this process: the whole contract, deterministic, for tests and trials."""
+
+import itertools
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+from typing_extensions import override
+
+from blobstore.base import (
+    LIST_PAGE_MAX,
+    BlobInfo,
+    BlobStore,
+    Body,
+    Capabilities,
+    Created,
+    CreateOutcome,
+    DeleteFailure,
+    ListPage,
+    Lost,
+    RequestMetadata,
+    check_key,
+)
+from blobstore.checks import check_delete, check_list, check_range, check_ttl, checked_chunks, range_size_bytes
+from blobstore.errors import BlobDeletedError, BlobNotFoundError
+
+# Some time in 2023: where the clock starts that a store has if it is given none.
+_FIRST_MS: Final = 1_700_000_000_000
+
+
+class _Blob(msgspec.Struct, frozen=True, kw_only=True):
+    data: bytes
+    created_at_ms: int
+    expires_at_ms: int | None
+
+
+class MemoryStore(BlobStore):
+    """Blobs in a dict. Deleted ones are kept until `forget_deleted`.
+
+    A key may also be a "directory" of others, as on an object store.
+
+    Args:
+        clock: The store's clock in ms since the epoch. Without one each look at the clock is 1 ms after the last,
+            so that runs repeat exactly.
+        chunk_bytes: How large the chunks are in which `get` hands out a blob.
+    """
+
+    def __init__(self, *, clock: Callable[[], int] | None = None, chunk_bytes: int = 1 << 20) -> None:
+        self._clock = itertools.count(_FIRST_MS).__next__ if clock is None else clock
+        self._chunk_bytes = chunk_bytes
+        self._blobs: dict[str, _Blob] = {}
+        self._deleted: dict[str, bytes] = {}
+        # The keys of `_blobs`. Strings sort by code point, which is the order of their UTF-8 bytes.
+        self._sorted_keys: list[str] = []
+
+    @property
+    @override
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            atomic_create=True,
+            consistent_lists=True,
+            list_shows_ttl=True,
+            enforces_ttl=False,
+            keeps_deleted=True,
+            shared=False,
+        )
+
+    @override
+    async def put(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> Created:
+        check_key(key, "put")
+        check_ttl(ttl_ms, operation="put", key=key)
+        return self._publish(key, await _collect(body, operation="put", key=key), ttl_ms)
+
+    @override
+    async def put_if_absent(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> CreateOutcome:
+        check_key(key, "put_if_absent")
+        check_ttl(ttl_ms, operation="put_if_absent", key=key)
+        if key in self._blobs:
+            return Lost()
+        data = await _collect(body, operation="put_if_absent", key=key)
+        # Others ran while the body was read. From here on there is no await: look and publish are one step.
+        return Lost() if key in self._blobs else self._publish(key, data, ttl_ms)
+
+    @override
+    async def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        check_key(key, "get")
+        check_range(start, size_bytes, key=key)
+        if key in self._blobs:
+            data = self._blobs[key].data
+        elif deleted and key in self._deleted:
+            data = self._deleted[key]
+        else:
+            raise self._missing(key, "get")
+        end = start + range_size_bytes(start, size_bytes, blob_size_bytes=len(data), key=key)
+        for at in range(start, end, self._chunk_bytes):
+            yield data[at : min(at + self._chunk_bytes, end)]
+
+    @override
+    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+        check_key(key, "stat")
+        return self._info(key) if key in self._blobs else None
+
+    @override
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
+        check_list(prefix, limit)
+        keys = self._sorted_keys
+        first = max(bisect_left(keys, prefix), bisect_right(keys, start_after))
+        page = [key for key in keys[first : first + limit + 1] if key.startswith(prefix)]
+        return ListPage(blobs=tuple(map(self._info, page[:limit])), truncated=len(page) > limit)
+
+    @override
+    async def delete(
+        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
+    ) -> tuple[DeleteFailure, ...]:
+        check_delete(keys)
+        for key in keys:
+            blob = self._blobs.pop(key, None)
+            if blob is not None:
+                self._deleted[key] = blob.data
+                del self._sorted_keys[bisect_left(self._sorted_keys, key)]
+        return ()
+
+    @override
+    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+        check_key(key, "remove_ttl")
+        if key not in self._blobs:
+            raise self._missing(key, "remove_ttl")
+        self._blobs[key] = msgspec.structs.replace(self._blobs[key], expires_at_ms=None)
+
+    @override
+    async def now_ms(self) -> int:
+        return self._clock()
+
+    @override
+    async def close(self) -> None:
+        pass  # nothing is held, and the blobs stay with the object
+
+    def forget_deleted(self) -> None:
+        """Drop what was deleted for good: what a real store does after its retention."""
+        self._deleted.clear()
+
+    def _publish(self, key: str, data: bytes, ttl_ms: int | None) -> Created:
+        now_ms = self._clock()
+        if key not in self._blobs:
+            insort(self._sorted_keys, key)
+        self._blobs[key] = _Blob(
+            data=data, created_at_ms=now_ms, expires_at_ms=None if ttl_ms is None else now_ms + ttl_ms
+        )
+        return Created(created_at_ms=now_ms)
+
+    def _info(self, key: str) -> BlobInfo:
+        blob = self._blobs[key]
+        return BlobInfo(
+            key=key,
+            size_bytes=len(blob.data),
+            created_at_ms=blob.created_at_ms,
+            expires_at_ms=blob.expires_at_ms,
+        )
+
+    def _missing(self, key: str, operation: str) -> BlobNotFoundError:
+        if key in self._deleted:
+            return BlobDeletedError("was deleted", operation=operation, key=key)
+        return BlobNotFoundError("there is no such blob", operation=operation, key=key)
+
+
+async def _collect(body: Body, *, operation: str, key: str) -> bytes:
+    async with aclosing(checked_chunks(body, operation=operation, key=key)) as chunks:
+        return b"".join([chunk async for chunk in chunks])

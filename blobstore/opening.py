@@ -1,0 +1,130 @@
+"""From a URL and settings to a store in its wrappers.
+
+```
+file:///absolute/path    a directory; the path may be percent-encoded
+/absolute/path  ./path   the same, as a shell completes it; anything without a scheme
+memory://name            in this process: every opening of one name sees the same blobs
+s3://bucket/prefix       not in this release
+```
+
+A URL has no user, password, query or fragment: credentials come from the environment, settings from `StoreSettings`.
+An error names the scheme of a URL and never the rest, which may hold a secret that was put there by mistake.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.errors import CapabilityMissingError, InvalidRequestError
+from blobstore.limited import LimitedStore
+from blobstore.local import LocalStore
+from blobstore.memory import MemoryStore
+from blobstore.metered import Meter, MeteredStore
+from blobstore.retrying import RetryingStore, RetrySettings
+
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+_HINT: Final = "use file:///absolute/path, a path, or memory://name"
+
+# The stores of `memory://`, for as long as the process lives.
+_memory_stores: dict[str, MemoryStore] = {}
+
+
+class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be set about any store."""
+
+    # Requests under way at once.
+    in_flight_max: int = 16
+    retry: RetrySettings = RetrySettings()
+    # How long a directory store keeps deleted blobs readable.
+    deleted_retention_ms: int = 0
+
+
+def open_store(
+    url: str,
+    settings: StoreSettings | None = None,
+    *,
+    meter: Meter | None = None,
+    chance: Callable[[], float] | None = None,
+) -> BlobStore:
+    """Open a store in all its wrappers.
+
+    From the outside in: `LimitedStore`, so that a request that waits to be repeated keeps its place and a store that
+    asks for less gets less, and so that waiting in the queue is no part of a deadline; `RetryingStore`;
+    `MeteredStore`, which so counts every attempt; the store.
+
+    Args:
+        url: See the grammar above.
+        settings: Without them, the defaults.
+        meter: Where requests are counted, for a caller that wants to look.
+        chance: As for `RetryingStore`.
+
+    Raises:
+        InvalidRequestError: The URL does not follow the grammar or holds credentials.
+        CapabilityMissingError: This release has no store for it.
+    """
+    settings = settings or StoreSettings()
+    metered = MeteredStore(_open_bare(url, settings), meter)
+    return LimitedStore(RetryingStore(metered, settings.retry, chance=chance), settings.in_flight_max)
+
+
+def _open_bare(url: str, settings: StoreSettings) -> BlobStore:
+    scheme = _SCHEME.match(url)
+    if scheme is None:
+        if not url:
+            raise _refused("", "the URL is empty")
+        return LocalStore(Path(url), deleted_retention_ms=settings.deleted_retention_ms)
+    parts = _split(url, scheme[1].lower())
+    match parts.scheme:
+        case "file":
+            return _open_directory(parts, settings)
+        case "memory":
+            return _open_memory(parts)
+        case "s3":
+            raise CapabilityMissingError(
+                "this release has no S3 store",
+                operation="open",
+                key="s3://",
+                hint="it comes with the next one; until then use a directory on a shared mount, file:///path",
+            )
+        case _:
+            raise _refused(parts.scheme, "there is no store of this scheme")
+
+
+def _split(url: str, scheme: str) -> SplitResult:
+    if not url[len(scheme) :].startswith("://"):
+        raise _refused(scheme, "the scheme is not followed by `://`")
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        # Its message repeats a part of the URL.
+        raise _refused(scheme, "the URL cannot be read") from None
+    if "@" in parts.netloc:
+        raise _refused(
+            scheme, "the URL holds credentials", hint="take them out, and change them if they are real: URLs get logged"
+        )
+    if parts.query or parts.fragment:
+        raise _refused(scheme, "the URL has a query or a fragment")
+    return parts
+
+
+def _open_directory(parts: SplitResult, settings: StoreSettings) -> BlobStore:
+    path = unquote(parts.path)
+    if parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
+        raise _refused("file", "the URL does not name an absolute path of this machine")
+    return LocalStore(Path(path), deleted_retention_ms=settings.deleted_retention_ms)
+
+
+def _open_memory(parts: SplitResult) -> BlobStore:
+    if parts.path or not _MEMORY_NAME.fullmatch(parts.netloc):
+        raise _refused("memory", "the URL is not memory:// and a name of letters, digits, `_`, `.` and `-`")
+    return _memory_stores.setdefault(parts.netloc, MemoryStore())
+
+
+def _refused(scheme: str, message: str, *, hint: str = _HINT) -> InvalidRequestError:
+    return InvalidRequestError(message, operation="open", key=f"{scheme}://" if scheme else "", hint=hint)

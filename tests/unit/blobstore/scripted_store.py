@@ -1,0 +1,126 @@
+"""A store that answers as a script says."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+from typing_extensions import override
+
+from blobstore.base import (
+    LIST_PAGE_MAX,
+    BlobInfo,
+    Body,
+    Created,
+    CreateOutcome,
+    DeleteFailure,
+    ListPage,
+    RequestMetadata,
+    Unknown,
+)
+from blobstore.memory import MemoryStore
+
+# A step: this one carries the request out. An exception is raised instead, a result returned instead, and a function
+# is awaited before.
+OK = "ok"
+
+
+class LostAnswer:
+    """The request is carried out, and then this is what the caller sees."""
+
+    def __init__(self, seen: Unknown | Exception) -> None:
+        self.seen = seen
+
+
+class BreakAfter:
+    """A get breaks after so many bytes, with this error."""
+
+    def __init__(self, size_bytes: int, error: Exception) -> None:
+        self.size_bytes = size_bytes
+        self.error = error
+
+
+Step = str | Exception | Unknown | Callable[[], Awaitable[None]] | tuple[DeleteFailure, ...] | LostAnswer | BreakAfter
+
+
+class ScriptedStore(MemoryStore):
+    """Takes the next step of the script for every request, and is a plain store once the script is at its end."""
+
+    def __init__(self, *script: Step, chunk_bytes: int = 4) -> None:
+        super().__init__(chunk_bytes=chunk_bytes)
+        self.script = list(script)
+        self.requests: list[str] = []
+
+    async def _next(self, request: str) -> Step:
+        self.requests.append(request)
+        step = self.script.pop(0) if self.script else OK
+        if isinstance(step, Exception):
+            raise step
+        if callable(step):
+            await step()
+        return step
+
+    @override
+    async def put(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> Created:
+        await self._next("put")
+        return await super().put(key, body, ttl_ms=ttl_ms)
+
+    @override
+    async def put_if_absent(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> CreateOutcome:
+        step = await self._next("put_if_absent")
+        if isinstance(step, Unknown):
+            return step
+        outcome = await super().put_if_absent(key, body, ttl_ms=ttl_ms)
+        if not isinstance(step, LostAnswer):
+            return outcome
+        if isinstance(step.seen, Unknown):
+            return step.seen
+        raise step.seen
+
+    @override
+    async def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        step = await self._next(f"get {start}+{size_bytes}")
+        got_bytes = 0
+        async for chunk in super().get(key, start=start, size_bytes=size_bytes, deleted=deleted):
+            if isinstance(step, BreakAfter) and got_bytes >= step.size_bytes:
+                raise step.error
+            got_bytes += len(chunk)
+            yield chunk
+        if isinstance(step, BreakAfter):
+            raise step.error
+
+    @override
+    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+        await self._next("stat")
+        return await super().stat(key)
+
+    @override
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
+        await self._next("list_page")
+        return await super().list_page(prefix, start_after=start_after, limit=limit)
+
+    @override
+    async def delete(
+        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
+    ) -> tuple[DeleteFailure, ...]:
+        step = await self._next("delete")
+        return step if isinstance(step, tuple) else await super().delete(keys)
+
+    @override
+    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+        await self._next("remove_ttl")
+        await super().remove_ttl(key)
+
+    @override
+    async def now_ms(self) -> int:
+        await self._next("now_ms")
+        return await super().now_ms()

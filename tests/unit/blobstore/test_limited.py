@@ -1,0 +1,71 @@
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from blobstore.base import BytesBody
+from blobstore.errors import InvalidRequestError, StoreUnavailableError
+from blobstore.limited import LimitedStore
+from tests.unit.blobstore.scripted_store import ScriptedStore
+
+
+class _Crowd:
+    """Counts how many requests are inside at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    async def __call__(self) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.001)
+        self.now -= 1
+
+
+async def test_no_more_requests_are_under_way_than_the_limit() -> None:
+    crowd = _Crowd()
+    store = LimitedStore(ScriptedStore(*[crowd] * 40), 3)
+    async with asyncio.TaskGroup() as group:
+        for number in range(10):
+            group.create_task(store.put(f"k{number}", BytesBody(b"x")))
+            group.create_task(store.stat(f"k{number}"))
+            group.create_task(store.delete([f"k{number}"]))
+            group.create_task(store.list_page(""))
+    assert crowd.most == 3
+
+
+async def test_a_get_counts_until_it_is_read_to_its_end_or_closed() -> None:
+    store = LimitedStore(ScriptedStore(chunk_bytes=1), 2)
+    await store.put("k", BytesBody(b"abc"))
+    async with aclosing(store.get("k")) as first, aclosing(store.get("k")) as second:
+        await anext(first)
+        await anext(second)
+        third = asyncio.ensure_future(store.stat("k"))
+        await asyncio.sleep(0.01)
+        assert not third.done()
+        assert [chunk async for chunk in first] == [b"b", b"c"]
+        assert await third is not None
+        fourth, fifth = (asyncio.ensure_future(anext(store.get("k"))) for _ in range(2))
+        await asyncio.wait([fourth])
+        await asyncio.sleep(0.01)
+        assert not fifth.done()
+    assert await fifth == b"a"
+
+
+async def test_a_failed_or_cancelled_request_makes_room() -> None:
+    error = StoreUnavailableError("no", operation="stat")
+    store = LimitedStore(ScriptedStore(error, error), 1)
+    for _ in range(2):
+        with pytest.raises(StoreUnavailableError):
+            await store.stat("k")
+    async with aclosing(store.get("absent")) as holding:
+        waiting = asyncio.ensure_future(anext(holding, b""))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    assert await store.stat("k") is None
+
+
+def test_a_limit_lets_something_through() -> None:
+    with pytest.raises(InvalidRequestError):
+        LimitedStore(ScriptedStore(), 0)

@@ -1,0 +1,255 @@
+import asyncio
+import os
+import threading
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from blobstore import local_files
+from blobstore.local_files import (
+    DurableDirs,
+    LocalFile,
+    SpooledBody,
+    create_to_write,
+    fsync_dir,
+    open_to_read,
+    open_unnamed,
+    read_chunks,
+    run_blocking,
+)
+
+
+async def read_all(path: Path | str, **kwargs: int) -> bytes:
+    return b"".join([chunk async for chunk in read_chunks(path, **kwargs)])
+
+
+def names_in(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir()]
+
+
+def permissions(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    return path
+
+
+@pytest.mark.parametrize(
+    "kwargs,expected",
+    [
+        ({}, b"0123456789"),
+        ({"start": 3}, b"3456789"),
+        ({"start": 3, "size_bytes": 4}, b"3456"),
+        ({"start": 3, "size_bytes": 0}, b""),
+        ({"start": 8, "size_bytes": 99}, b"89"),
+        ({"start": 99}, b""),
+        ({"chunk_bytes": 3}, b"0123456789"),
+    ],
+)
+async def test_a_part_of_a_file_is_read(file: Path, kwargs: dict[str, int], expected: bytes) -> None:
+    assert await read_all(file, **kwargs) == expected
+
+
+async def test_chunks_have_the_size_asked_for(file: Path) -> None:
+    assert [chunk async for chunk in read_chunks(file, chunk_bytes=4)] == [b"0123", b"4567", b"89"]
+
+
+async def test_a_file_can_be_opened_relative_to_a_directory(file: Path) -> None:
+    descriptor = os.open(file.parent, os.O_RDONLY)
+    try:
+        assert await read_all("file", dir_fd=descriptor) == b"0123456789"
+        async with create_to_write("made", dir_fd=descriptor) as made:
+            await made.write_at(0, b"x")
+        await fsync_dir(descriptor)
+    finally:
+        os.close(descriptor)
+    assert (file.parent / "made").read_bytes() == b"x"
+
+
+async def test_a_symbolic_link_is_not_followed(file: Path) -> None:
+    link = file.parent / "link"
+    link.symlink_to(file)
+    with pytest.raises(OSError, match="symbolic links"):
+        await read_all(link)
+
+
+async def test_a_directory_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        await read_all(tmp_path)
+
+
+async def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="Invalid argument"):
+        await read_all(tmp_path / "pipe")
+
+
+async def test_stat_shows_a_change_while_the_file_is_open(file: Path) -> None:
+    async with open_to_read(file) as opened:
+        before = await opened.stat()
+        with file.open("ab") as other:
+            other.write(b"more")
+        after = await opened.stat()
+    assert (before.st_size, after.st_size) == (10, 14)
+    assert before.st_ino == after.st_ino
+
+
+async def test_parts_are_written_at_their_offsets_by_many_tasks(tmp_path: Path) -> None:
+    parts = {number * 1000: bytes([number]) * 1000 for number in range(50)}
+    async with create_to_write(tmp_path / "new") as new:
+        async with asyncio.TaskGroup() as group:
+            for offset, data in reversed(parts.items()):
+                group.create_task(new.write_at(offset, data))
+        await new.sync()
+    assert await read_all(tmp_path / "new") == b"".join(parts.values())
+
+
+async def test_a_new_file_replaces_nothing_and_takes_its_mode(file: Path) -> None:
+    with pytest.raises(FileExistsError):
+        async with create_to_write(file):
+            pass
+    assert await read_all(file) == b"0123456789"
+    async with create_to_write(file.parent / "private", mode=0o600):
+        pass
+    assert permissions(file.parent / "private") == 0o600
+
+
+async def test_a_cancelled_call_waits_for_its_thread() -> None:
+    entered, leave, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        entered.set()
+        leave.wait(10)
+        done.set()
+
+    task = asyncio.ensure_future(run_blocking(work))
+    await asyncio.to_thread(entered.wait, 10)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+    leave.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()
+
+
+async def test_a_cancelled_call_does_not_tell_the_error_of_its_thread() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        entered.set()
+        leave.wait(10)
+        raise OSError("nobody is interested any more")
+
+    task = asyncio.ensure_future(run_blocking(work))
+    await asyncio.to_thread(entered.wait, 10)
+    task.cancel()
+    leave.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_no_descriptor_is_left_open_by_cancelled_reads(file: Path) -> None:
+    async def opened_count() -> int:
+        return len(await asyncio.to_thread(os.listdir, "/proc/self/fd"))
+
+    await read_all(file)
+    before = await opened_count()
+    for turns in range(30):
+        task = asyncio.ensure_future(read_all(file, chunk_bytes=1))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+    assert await opened_count() == before
+
+
+async def test_an_error_of_closing_does_not_hide_what_went_wrong_before(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with open_to_read(file) as opened:
+            os.close(opened.descriptor)  # so that closing fails
+            raise ValueError("the first error")
+
+    with pytest.raises(ValueError, match="the first error"):
+        await work()
+
+
+async def test_an_unnamed_file_has_no_name(tmp_path: Path) -> None:
+    async with open_unnamed(tmp_path) as scratch:
+        await scratch.write_at(0, b"content")
+        assert [chunk async for chunk in scratch.read_chunks()] == [b"content"]
+        assert names_in(tmp_path) == []
+
+
+# --- SpooledBody ---
+
+
+@pytest.mark.parametrize("memory_bytes_max", [0, 10, 25, 99])
+async def test_a_spooled_body_gives_back_what_was_written_as_often_as_asked(
+    memory_bytes_max: int, tmp_path: Path
+) -> None:
+    body = SpooledBody(memory_bytes_max=memory_bytes_max, directory=tmp_path)
+    for number in range(5):
+        await body.write(bytes([number]) * 10)
+    assert body.size_bytes == 50
+    for _ in range(2):
+        got = b"".join([chunk async for chunk in body.read_chunks()])
+        assert got == b"".join(bytes([number]) * 10 for number in range(5))
+    await body.close()
+    await body.close()
+    assert names_in(tmp_path) == []
+
+
+async def test_a_spooled_body_holds_no_more_in_memory_than_it_may(tmp_path: Path) -> None:
+    body = SpooledBody(memory_bytes_max=100, directory=tmp_path)
+    for _ in range(50):
+        await body.write(bytes(30))
+        assert len(body._memory) <= 100
+    assert body.size_bytes == 1500
+    await body.close()
+
+
+# --- DurableDirs ---
+
+
+def test_directories_are_synced_into_their_parents_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(local_files, "sync_dir", lambda path: synced.append(str(path.relative_to(tmp_path))))
+    dirs = DurableDirs(tmp_path / "above" / "root")
+    dirs.make(tmp_path / "above" / "root" / "a" / "b")
+    assert synced == [".", "above", "above/root", "above/root/a"]
+    synced.clear()
+    dirs.make(tmp_path / "above" / "root" / "a" / "b")
+    assert synced == []
+    # Another process has made them, and may not have synced them yet.
+    DurableDirs(tmp_path / "above" / "root").make(tmp_path / "above" / "root" / "a")
+    assert synced == ["above/root"]
+
+
+def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    dirs = DurableDirs(tmp_path)
+    dirs.make(tmp_path / "a" / "b")
+    (tmp_path / "a" / "b").rmdir()
+    dirs.make(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+async def test_reading_may_stop_early(file: Path) -> None:
+    async with aclosing(read_chunks(file, chunk_bytes=1)) as chunks:
+        assert await anext(chunks) == b"0"
+
+
+async def test_an_existing_descriptor_can_be_read(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        assert [chunk async for chunk in LocalFile(descriptor).read_chunks(start=8)] == [b"89"]
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,97 @@
+from pathlib import Path
+
+import pytest
+
+from blobstore.base import BytesBody, read_blob
+from blobstore.errors import CapabilityMissingError, InvalidRequestError
+from blobstore.metered import Meter
+from blobstore.opening import StoreSettings, open_store
+
+SECRET = "hunter2hunter2"
+
+
+async def test_a_file_url_and_a_bare_path_open_the_same_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "a dir"
+    await open_store(f"file://{tmp_path}/a%20dir").put("k", BytesBody(b"content"))
+    monkeypatch.chdir(tmp_path)
+    for url in (str(root), "a dir", "./a dir", f"file://localhost{tmp_path}/a%20dir", f"FILE://{tmp_path}/a%20dir"):
+        assert await read_blob(open_store(url), "k", size_bytes_max=10) == b"content"
+
+
+async def test_a_relative_path_stays_what_it_was_when_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("root")
+    monkeypatch.chdir("/")
+    await store.put("k", BytesBody(b"x"))
+    assert (tmp_path / "root" / "k").read_bytes() == b"x"
+
+
+async def test_a_memory_url_opens_the_same_store_by_its_name(tmp_path: Path) -> None:
+    name = tmp_path.name
+    await open_store(f"memory://{name}").put("k", BytesBody(b"content"))
+    assert await read_blob(open_store(f"memory://{name}"), "k", size_bytes_max=10) == b"content"
+    assert await open_store(f"memory://{name}-other").stat("k") is None
+
+
+def test_s3_is_refused_with_a_hint_until_it_comes() -> None:
+    with pytest.raises(CapabilityMissingError) as caught:
+        open_store("s3://bucket/prefix")
+    assert "next" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"s3://user:{SECRET}@bucket",
+        f"s3://{SECRET}@bucket/prefix",
+        f"file://user:{SECRET}@host/path",
+        f"memory://u:{SECRET}@name",
+        f"ftp://user:{SECRET}@host/",
+        f"s3://bucket?secret={SECRET}",
+        f"file:///path#{SECRET}",
+        f"memory://{SECRET}/path",
+        f"https://[{SECRET}@x",
+        f"s3://user:{SECRET}\u2100@bucket",
+        f"s3:{SECRET}",
+        f"{SECRET}://x",
+    ],
+)
+def test_what_a_url_must_not_hold_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        open_store(url)
+    if not url.startswith(SECRET):  # as a scheme it is none
+        assert SECRET not in f"{caught.value} {caught.value.hint} {caught.value.__cause__}"
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "file:", "file:relative", "file://host/path", "file://", "file://%00", "file:///a%00b", "file:///p?x=1"),
+        *("memory:", "memory://", "memory:///x", "memory://a b", "http://host/path", "s3:/bucket", "gs://bucket"),
+    ],
+)
+def test_a_url_that_does_not_follow_the_grammar_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        open_store(url)
+    assert caught.value.operation == "open"
+    assert caught.value.hint
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InvalidRequestError, match="not a directory"):
+        open_store(f"file://{tmp_path}/file")
+
+
+async def test_settings_and_meter_reach_their_wrappers(tmp_path: Path) -> None:
+    meter = Meter()
+    store = open_store(f"file://{tmp_path}", StoreSettings(deleted_retention_ms=1000), meter=meter)
+    assert store.capabilities.keeps_deleted
+    await store.put("k", BytesBody(b"12345"))
+    assert meter.requests == {"put": 1}
+    with pytest.raises(InvalidRequestError):
+        open_store(f"file://{tmp_path}", StoreSettings(in_flight_max=0))
