@@ -1,0 +1,1 @@
+"""The engine: backs up, commits, restores and collects. `from engine import Repository` is where to begin."""

@@ -1,0 +1,359 @@
+"""Backing up one directory: what changed since a base is uploaded, and an index of all of it is written.
+
+Nothing is visible until a commit names the index; everything uploaded carries a TTL until then (design 0002, C5).
+"""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blobstore.base import BlobStore
+from engine.clock import Ambient
+from engine.digest_cache import DigestCache
+from engine.errors import DamagedError, UsageError
+from engine.identify import identify, identify_ssts
+from engine.index_io import IndexCache, StoredSnapshot, read_stored_snapshot, write_index
+from engine.local_dir import all_files, find_difference, scan_dir
+from engine.local_stat import FilePath, changed_error
+from engine.progress import NO_PROGRESS, Progress
+from engine.rocksdb_lock import check_not_held
+from engine.transfer import SourceDir
+from engine.transfer_settings import TransferSettings
+from engine.upload import Uploader, UploadSession
+from index.backup_plan import BackupLimits, BackupPlan, build_snapshot, plan_backup
+from index.dir_diff import diff_dir
+from index.errors import FormatError
+from index.invariants import check_snapshot_index
+from index.local_tree import LocalDir
+from index.model import (
+    BlobKey,
+    DirIndex,
+    LineageItem,
+    RepositoryRecord,
+    Scope,
+    SnapshotIndex,
+    SnapshotMetadata,
+    SstIdentity,
+    StoreReference,
+    UniqueId,
+)
+
+# An index carries this many of its ancestors. Whoever needs more reads the oldest of them.
+LINEAGE_KEPT_MAX: Final = 100
+
+
+class BackupStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup did. Retained files count as such even where their pack was packed again."""
+
+    files_total: int
+    bytes_total: int
+    files_added: int
+    bytes_added: int
+    files_retained: int
+    bytes_retained: int
+    files_removed: int
+    bytes_removed: int
+    files_repacked: int
+    bytes_repacked: int
+    files_inline: int
+    # Packs are among the blobs.
+    packs: int
+    blobs: int
+    bytes_uploaded: int
+    index_bytes: int
+    # Requests that it took if no answer was lost on the way.
+    requests: int
+    seconds: float
+
+
+class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a commit needs to know of a backup; it can be sent to the process that commits."""
+
+    scope: Scope
+    # Without a number: the commit gives it one.
+    reference: StoreReference
+    # What it was diffed against; a commit on another parent refuses the result (design 0002, C2).
+    base_unique_id: UniqueId | None
+    # When the store created the oldest upload: the lease begins there (C5).
+    oldest_birth_ms: int
+    # Everything that carries a TTL: blobs, then the index.
+    new_keys: tuple[BlobKey, ...]
+    stats: BackupStats
+
+
+class _Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was gathered before anything was sent."""
+
+    looked_at_ms: int
+    # As scanned; identity facts stand in the plan.
+    scanned: LocalDir
+    base: StoredSnapshot | None
+    # GETs that the base took.
+    requests: int
+    plan: BackupPlan
+    ssts: dict[FilePath, SstIdentity]
+
+
+async def backup_dir(
+    store: BlobStore,
+    *,
+    scope: Scope,
+    task: str,
+    store_name: str,
+    directory: Path,
+    version: int,
+    unique_id: UniqueId | None,
+    base: StoreReference | None,
+    repository: RepositoryRecord,
+    settings: TransferSettings,
+    ambient: Ambient,
+    cache: DigestCache,
+    progress: Progress = NO_PROGRESS,
+    indexes: IndexCache | None = None,
+) -> BackupResult:
+    """Upload what a directory has and its base has not, and write the index of all of it.
+
+    Requests: one GET for the base's index (none if `indexes` has it, one more per delta that it is told by), one PUT
+    per pack and blob, one PUT for the index.
+
+    Args:
+        store: Where to.
+        scope: The job or task that will commit it.
+        task: Whose state it is.
+        store_name: Which of the task's stores.
+        directory: A rocksdb_checkpoint, or any directory that nobody writes to.
+        version: The caller's version of this state; greater than the base's.
+        unique_id: Tells two attempts at the same version apart; a random one if not given.
+        base: The snapshot to diff against; None uploads everything.
+        repository: Tells the TTL of uploads.
+        settings: Limits and sizes.
+        ambient: Clock and randomness.
+        cache: Hashes of local files that are known already (I1).
+        progress: Told what there is to do and what is done.
+        indexes: Indexes that this process knows already.
+
+    Returns:
+        What to commit.
+
+    Raises:
+        UnsafeSourceError: The directory is in use, changed meanwhile, or has entries that cannot be kept (I3).
+        UsageError: Version, task or store name cannot be written down.
+        DamagedError: The base's index is missing or altered.
+        StoreError: As the store says. What was uploaded until then expires.
+    """
+    begun_s = ambient.monotonic_s()
+    directory = _absolute(directory)
+    session = ambient.session()
+    unique_id = unique_id or ambient.unique_id()
+    facts = await _gather(
+        store,
+        directory=directory,
+        base=base,
+        settings=settings,
+        ambient=ambient,
+        cache=cache,
+        indexes=indexes,
+    )
+    metadata = SnapshotMetadata(
+        job=scope.job,
+        task=task,
+        store=store_name,
+        version=version,
+        unique_id=unique_id,
+        base=LineageItem(base.version, base.unique_id) if base is not None else None,
+        lineage=_lineage(facts.base),
+        created_at_ms=ambient.local_now_ms(),
+    )
+    _check_metadata(metadata, session)
+    with SourceDir(directory) as source:
+        uploader = Uploader(
+            store,
+            UploadSession(scope=scope, task=task, store_name=store_name, session=session, ttl_ms=repository.ttl_ms),
+            source,
+            settings=settings,
+            ssts=facts.ssts,
+            cache=cache,
+            looked_at_ms=facts.looked_at_ms,
+            progress=progress,
+        )
+        uploaded = await uploader.upload(facts.plan)
+    await _check_held_still(directory, facts.scanned)
+    index = build_snapshot(
+        facts.plan, metadata=metadata, session=session, uploaded=uploaded.files, packs=uploaded.packs
+    )
+    snapshot, created = await write_index(store, index, scope=scope, ttl_ms=repository.ttl_ms, base=facts.base)
+    if indexes is not None:
+        indexes.keep(snapshot)
+    reference = snapshot.chain[0]
+    births_ms = [created.created_at_ms]
+    if uploaded.oldest_birth_ms is not None:
+        births_ms.append(uploaded.oldest_birth_ms)
+    changes = facts.plan.changes
+    return BackupResult(
+        scope=scope,
+        reference=StoreReference(
+            task=task,
+            store=store_name,
+            version=version,
+            unique_id=unique_id,
+            index=reference,
+            number=0,
+            files_count=changes.files_added + changes.files_retained,
+            size_bytes=changes.bytes_added + changes.bytes_retained,
+        ),
+        base_unique_id=base.unique_id if base is not None else None,
+        oldest_birth_ms=min(births_ms),
+        new_keys=(*uploaded.keys, reference.key),
+        stats=_stats(facts, reference.size_bytes, ambient.monotonic_s() - begun_s),
+    )
+
+
+async def plan_backup_dir(
+    store: BlobStore,
+    *,
+    directory: Path,
+    base: StoreReference | None,
+    settings: TransferSettings,
+    ambient: Ambient,
+    cache: DigestCache,
+    indexes: IndexCache | None = None,
+) -> BackupPlan:
+    """What `backup_dir` would do: the same look at directory and base, and nothing is written; errors likewise."""
+    facts = await _gather(
+        store,
+        directory=_absolute(directory),
+        base=base,
+        settings=settings,
+        ambient=ambient,
+        cache=cache,
+        indexes=indexes,
+    )
+    return facts.plan
+
+
+def _absolute(directory: Path) -> Path:
+    """The directory whatever becomes of the working directory meanwhile; a link at its end is still one."""
+    return directory.absolute()
+
+
+async def _gather(
+    store: BlobStore,
+    *,
+    directory: Path,
+    base: StoreReference | None,
+    settings: TransferSettings,
+    ambient: Ambient,
+    cache: DigestCache,
+    indexes: IndexCache | None,
+) -> _Facts:
+    known = indexes.find(base.index) if indexes is not None and base is not None else None
+    snapshot = await read_stored_snapshot(store, base.index) if base is not None and known is None else known
+    if base is not None and snapshot is not None and snapshot.index.metadata.unique_id != base.unique_id:
+        raise DamagedError(
+            f"is of {snapshot.index.metadata.unique_id}, not of {base.unique_id}",
+            operation="backup",
+            subject=base.index.key,
+        )
+    looked_at_ms = ambient.local_now_ms()
+    stop = threading.Event()
+    try:
+        scanned, plan, ssts = await asyncio.to_thread(
+            _look,
+            directory,
+            snapshot.index if snapshot is not None else None,
+            settings=settings,
+            cache=cache,
+            looked_at_ms=looked_at_ms,
+            stop=stop,
+        )
+    finally:
+        # The thread of a cancelled backup stops at its next megabyte, and holds nothing that anybody waits for.
+        stop.set()
+    return _Facts(
+        looked_at_ms=looked_at_ms,
+        scanned=scanned,
+        base=snapshot,
+        requests=len(snapshot.chain) if snapshot is not None and known is None else 0,
+        plan=plan,
+        ssts=ssts,
+    )
+
+
+def _look(
+    directory: Path,
+    previous: SnapshotIndex | None,
+    *,
+    settings: TransferSettings,
+    cache: DigestCache,
+    looked_at_ms: int,
+    stop: threading.Event,
+) -> tuple[LocalDir, BackupPlan, dict[FilePath, SstIdentity]]:
+    """Everything that has to be known of the directory, in one hop to a thread."""
+    scanned = scan_dir(directory)
+    check_not_held(directory, scanned)
+    remote = previous.dir if previous is not None else DirIndex("")
+    local = identify(directory, scanned, remote, cache, looked_at_ms=looked_at_ms, stop=stop)
+    limits = BackupLimits(
+        blob_bytes_max=settings.blob_bytes_max,
+        pack_file_bytes_max=settings.pack_file_bytes_max,
+        pack_bytes_max=settings.pack_bytes_max,
+        inline_file_bytes_max=settings.inline_file_bytes_max,
+        inline_bytes_max=settings.inline_bytes_max,
+    )
+    plan = plan_backup(local, previous, diff_dir(local, remote), limits)
+    cache.trim(all_files(scanned))
+    added = [(item.path, item.file) for item in plan.files if item.expected is None]
+    return scanned, plan, identify_ssts(directory, added, cache, looked_at_ms=looked_at_ms, stop=stop)
+
+
+async def _check_held_still(directory: Path, scanned: LocalDir) -> None:
+    """Compare the whole directory with the scan, after its last byte was read (I3)."""
+    difference = find_difference(scanned, await asyncio.to_thread(scan_dir, directory))
+    if difference is not None:
+        raise changed_error(directory.joinpath(*difference))
+
+
+def _lineage(base: StoredSnapshot | None) -> tuple[LineageItem, ...]:
+    if base is None:
+        return ()
+    metadata = base.index.metadata
+    return (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id))[-LINEAGE_KEPT_MAX:]
+
+
+def _check_metadata(metadata: SnapshotMetadata, session: str) -> None:
+    """Refuse before the first upload what could not be written down after the last one."""
+    try:
+        check_snapshot_index(SnapshotIndex(metadata=metadata, session=session, dir=DirIndex("")))
+    except FormatError as error:
+        raise UsageError(
+            f"cannot be written down: {error}",
+            operation="backup",
+            subject=f"{metadata.job}/{metadata.task}/{metadata.store} version {metadata.version}",
+            hint="versions grow from one snapshot to the next; names are not empty and not too long",
+        ) from error
+
+
+def _stats(facts: _Facts, index_bytes: int, seconds: float) -> BackupStats:
+    plan, changes = facts.plan, facts.plan.changes
+    return BackupStats(
+        files_total=changes.files_added + changes.files_retained,
+        bytes_total=changes.bytes_added + changes.bytes_retained,
+        files_added=changes.files_added,
+        bytes_added=changes.bytes_added,
+        files_retained=changes.files_retained,
+        bytes_retained=changes.bytes_retained,
+        files_removed=changes.files_removed,
+        bytes_removed=changes.bytes_removed,
+        files_repacked=plan.files_repacked,
+        bytes_repacked=plan.bytes_repacked,
+        files_inline=len(plan.inline),
+        packs=len(plan.packs),
+        blobs=plan.uploads_count,
+        bytes_uploaded=plan.upload_bytes,
+        index_bytes=index_bytes,
+        requests=facts.requests + plan.uploads_count + 1,
+        seconds=seconds,
+    )

@@ -1,0 +1,58 @@
+"""Running many awaitables with few in flight, the first failure being the one that is raised."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+async def carry_out_all(
+    carry_out: Callable[[Item], Awaitable[None]], items: Iterable[Item], *, in_flight_max: int
+) -> None:
+    """Call an async function on every item, at most `in_flight_max` at once.
+
+    Items are drawn as workers become free, and nothing is kept of them: memory does not grow with their number.
+
+    Raises:
+        Exception: The first that a call raised, itself and with its cause; the others are cancelled first.
+    """
+    queue = iter(items)
+
+    async def work() -> None:
+        for item in queue:
+            await carry_out(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(in_flight_max):
+                group.create_task(work())
+    except BaseExceptionGroup as failures:
+        error = first_error(failures)
+    else:
+        return
+    # Out here, so that the group becomes neither its context nor takes the place of its cause.
+    raise error
+
+
+async def map_bounded(
+    function: Callable[[Item], Awaitable[Result]], items: Iterable[Item], *, in_flight_max: int
+) -> list[Result]:
+    """The results of `carry_out_all` in the order of the items; errors likewise."""
+    results: dict[int, Result] = {}
+
+    async def keep(numbered: tuple[int, Item]) -> None:
+        position, item = numbered
+        results[position] = await function(item)
+
+    await carry_out_all(keep, enumerate(items), in_flight_max=in_flight_max)
+    return [results[position] for position in range(len(results))]
+
+
+def first_error(group: BaseExceptionGroup) -> BaseException:
+    """The first plain exception inside nested groups, with its own cause and traceback."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

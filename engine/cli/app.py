@@ -1,0 +1,138 @@
+"""The command `tidemark`: its verbs, its help, and how it ends."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from importlib.metadata import version
+from types import FrameType
+from typing import Any, Final, cast
+
+import click
+from typing_extensions import override
+
+from engine.cli.caring import collect, fork, name, rewind, unname, verify
+from engine.cli.exit_codes import MEANINGS, ExitCode
+from engine.cli.exporting import export
+from engine.cli.failures import close_quietly, describe, print_traceback, report
+from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, help_sections
+from engine.cli.reading import diff, list_, show
+from engine.cli.restoring import restore
+from engine.cli.writing import backup, commit, init
+
+GROUPS_HELP: Final = {
+    "A commit is": [
+        ("latest", "the newest"),
+        ("12", "the one with this number"),
+        ("v8, 8_<uid>", "the newest of this version, or of this version and unique id"),
+        ("@TIME", "the one that was the newest then: @2026-05-01T12:30:00Z, or @36h for 36 hours ago"),
+        ("before-upgrade", "the one with this name"),
+    ],
+    "Settings": [
+        ("1. --job flights", "the command line"),
+        ("2. TIDEMARK_JOB", "the environment, or TIDEMARK_BACKUP_JOB for one verb alone"),
+        ('3. job = "flights"', "the settings file: at its top, or in [backup] for one verb alone"),
+        ("   in_flight_max = 32", "transfer settings in [transfer], or TIDEMARK_IN_FLIGHT_MAX"),
+    ],
+}
+
+
+class Tidemark(click.Group):
+    """The group of all verbs: lists them in the order of their use, and turns every error into an exit code."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    @override
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        help_sections({"Options of every verb": COMMON_HELP, **GROUPS_HELP}, formatter)
+        codes = [(str(int(code)), meaning) for code, meaning in MEANINGS.items()]
+        help_sections({"Exit codes": codes}, formatter)
+
+    @override
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line; ends the process with its exit code unless `standalone_mode` is off."""
+        words = list(sys.argv[1:] if args is None else args)
+        code = self._run(words, prog_name or "tidemark", complete_var, extra)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def _run(self, words: list[str], prog_name: str, complete_var: str | None, extra: dict[str, Any]) -> int:
+        meta: dict[str, Any] = {}
+        verb = next((word for word in words if word in self.commands), prog_name)
+        try:
+            try:
+                result = super().main(words, prog_name, complete_var, standalone_mode=False, obj=meta, **extra)
+                sys.stdout.flush()
+                return int(result) if isinstance(result, int) else ExitCode.OK
+            except click.exceptions.Abort as error:
+                # click's word for an interrupt; what it was made from says more.
+                raise error.__cause__ or KeyboardInterrupt from None
+        except BrokenPipeError:
+            # The reader, `head` perhaps, has seen enough.
+            close_quietly()
+            return ExitCode.UNEXPECTED
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the edge of the program: told, never swallowed)
+            if meta.get(DEBUG_META, _asked(words, "--debug")):
+                print_traceback(error)
+            failure = describe(error, verb)
+            report(failure, as_json=meta.get(JSON_META, _asked(words, "--json")))
+            return failure.code
+
+
+def _asked(words: Sequence[str], flag: str) -> bool:
+    """Whether a flag stands on a command line that could not be read."""
+    before = words[: words.index("--")] if "--" in words else words
+    variable = f"TIDEMARK_{flag.removeprefix('--').upper()}"
+    return flag in before or os.environ.get(variable, "").lower() in {"1", "true", "yes", "on", "y", "t"}
+
+
+@click.group(
+    cls=Tidemark,
+    invoke_without_command=True,
+    subcommand_metavar="VERB [ARGS]...",
+    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
+)
+@click.version_option(version("tidemark"), prog_name="tidemark")
+@click.pass_context
+def tidemark(ctx: click.Context) -> None:
+    """Back up RocksDB state to a blob store and bring it back at the version that was committed.
+
+    Run `tidemark VERB --help` for the options of a verb.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+for _verb in (init, backup, commit, restore, list_, show, diff, verify, collect, rewind, fork, name, unname, export):
+    tidemark.add_command(cast("click.Command", _verb))
+
+
+def main() -> int:
+    """What the console script calls.
+
+    Returns:
+        The exit code; SIGTERM ends a run as an interrupt does: work is cancelled and cleans up after itself.
+    """
+    terminated = False
+
+    def terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        nonlocal terminated
+        terminated = True
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, terminate)
+    code = int(tidemark.main(standalone_mode=False))
+    return ExitCode.TERMINATED if terminated and code == ExitCode.INTERRUPTED else code

@@ -1,0 +1,489 @@
+"""The verbs that look after what is there: `verify`, `collect`, `rewind`, `fork`, `name` and `unname`."""
+
+from collections import Counter
+
+import click
+import msgspec
+
+from engine.cli.exit_codes import ExitCode
+from engine.cli.options import COMMIT, MOMENT, SHARE, Setting, Verb, common_options, scope_options
+from engine.cli.session import Session, check_component, choose_scope, with_session
+from engine.collect import CollectReport
+from engine.config import CommitChoice, Moment, check_new_name
+from engine.errors import CollectedError, NotFoundError, UsageError
+from engine.sync import SyncRepository
+from engine.verify import Level, ProblemKind, VerifyReport
+from engine.views import CommitView, committed_line, count, human_bytes, iso_time, printable, table, view_commit
+from index.collect_plan import DeleteReason
+from index.log import Commit
+from index.model import Scope
+from index.retention import Retention
+
+_TASK_HELP = "With --commit-per-task: whose commits.  [default: 0]"
+
+
+# ---------------------------------------------------------------------- verify
+
+
+class ProblemView(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing found; `kind` is index_damaged, blob_missing, blob_short, content_wrong or at_risk."""
+
+    kind: str
+    # `job`, or `job/task` where each task commits by itself.
+    scope: str
+    number: int
+    task: str
+    store: str
+    key: str
+    path: str
+    healed: bool
+
+
+class VerifyView(msgspec.Struct, frozen=True, kw_only=True):
+    """`verify`."""
+
+    level: str
+    sample: float
+    damaged: bool
+    commits_count: int
+    indexes_count: int
+    blobs_count: int
+    files_read: int
+    bytes_read: int
+    problems: tuple[ProblemView, ...]
+
+
+@click.command(
+    "verify",
+    cls=Verb,
+    short_help="Check that what is committed is there and whole.",
+    example="tidemark verify -r file:///backups --level content --sample 10%",
+)
+@click.argument("commits", type=COMMIT, nargs=-1, metavar="[COMMIT]...")
+@scope_options(job_required=False)
+@click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
+@click.option(
+    "--level",
+    type=click.Choice([level.value for level in Level]),
+    default=Level.EXISTENCE.value,
+    show_default=True,
+    help="existence: sizes from a listing; content: read files and check their hashes.",
+)
+@click.option("--sample", type=SHARE, default="100%", show_default=True, help="With content: the share of files read.")
+@click.option("--seed", type=int, default=None, help="With --sample: which files.  [default: others on each run]")
+@click.option("--heal", is_flag=True, help="Remove TTLs that are still set on what commits need.")
+@common_options
+@with_session
+def verify(
+    session: Session,
+    *,
+    commits: tuple[CommitChoice, ...],
+    job: str | None,
+    commit_per_task: bool,
+    task: str | None,
+    level: str,
+    sample: float,
+    seed: int | None,
+    heal: bool,
+) -> ExitCode:
+    """Check that what is committed is there, whole, and safe from expiry.
+
+    Checks the given commits of a job, all of a job, or without --job all of the repository, names included. Ends with
+    4 if something is missing or altered, with 3 if only a TTL is left to remove.
+    """
+    if commits and job is None:
+        raise UsageError("commits are numbered by job", operation="verify", hint="say --job")
+    with session.open() as repository:
+        if job is None:
+            chosen = [c for scope in repository.scopes() for c in all_commits(repository, scope)]
+        else:
+            scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+            chosen = [session.find(repository, scope, c) for c in commits] or all_commits(repository, scope)
+            if not chosen:
+                session.find(repository, scope, CommitChoice())
+        with session.progress("verify") as progress:
+            report = repository.verify(
+                chosen,
+                level=Level(level),
+                sample=sample,
+                # A fixed seed would read the same sample for ever and never the rest.
+                seed=seed if seed is not None else session.seed(),
+                heal=heal,
+                progress=progress,
+            )
+    session.show(_view_verify(report), _verify_lines(report))
+    if report.damaged:
+        return ExitCode.DAMAGED
+    return ExitCode.PARTIAL if any(not p.healed for p in report.problems) else ExitCode.OK
+
+
+def all_commits(repository: SyncRepository, scope: Scope) -> list[Commit]:
+    """Every commit of a scope, and what only names still hold."""
+    commits = list(repository.commits(scope))
+    there = {commit.pointer for commit in commits}
+    return commits + [repository.find(scope, name=n.name) for n in repository.names(scope) if n.source not in there]
+
+
+def _view_verify(report: VerifyReport) -> VerifyView:
+    return VerifyView(
+        level=report.level.value,
+        sample=report.sample,
+        damaged=report.damaged,
+        commits_count=report.commits_count,
+        indexes_count=report.indexes_count,
+        blobs_count=report.blobs_count,
+        files_read=report.files_read,
+        bytes_read=report.bytes_read,
+        problems=tuple(
+            ProblemView(
+                kind=p.kind.name.lower(),
+                scope=p.scope,
+                number=p.number,
+                task=p.task,
+                store=p.store,
+                key=p.key,
+                path=p.path,
+                healed=p.healed,
+            )
+            for p in report.problems
+        ),
+    )
+
+
+def _verify_lines(report: VerifyReport) -> list[str]:
+    lines = table(
+        ("problem", "job", "commit", "store", "key", "file"),
+        [
+            (
+                f"{p.kind.value} (healed)" if p.healed else p.kind.value,
+                printable(p.scope),
+                str(p.number),
+                printable(f"{p.task}/{p.store}"),
+                printable(p.key),
+                printable(p.path) or "-",
+            )
+            for p in report.problems
+        ],
+        right=("commit",),
+    )
+    if not report.problems:
+        lines = []
+    seen = [
+        count(report.commits_count, "commit"),
+        count(report.indexes_count, "index", "indexes"),
+        count(report.blobs_count, "blob"),
+    ]
+    if report.level is Level.CONTENT:
+        seen.append(f"{count(report.files_read, 'file')} read ({human_bytes(report.bytes_read)})")
+    damage = sum(p.kind is not ProblemKind.AT_RISK for p in report.problems)
+    left = sum(not p.healed for p in report.problems) - damage
+    verdict = f"{count(damage, 'problem')} of damage" if damage else "no damage"
+    if left:
+        verdict += f", {count(left, 'TTL')} left to remove: run with --heal"
+    return [*lines, f"{', '.join(seen)}: {verdict}"]
+
+
+# ---------------------------------------------------------------------- collect
+
+
+class DeleteView(msgspec.Struct, frozen=True, kw_only=True):
+    """One key that went, or with a dry run would go."""
+
+    key: str
+    # closed_commit, superseded_boundary, expired_pin, released_name, expired_upload or closed_upload.
+    reason: str
+    size_bytes: int
+
+
+class KeptView(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit that stays."""
+
+    job: str
+    commit_task: str | None
+    number: int
+    version: int
+    # newest, last, since or named.
+    reason: str
+
+
+class CollectView(msgspec.Struct, frozen=True, kw_only=True):
+    """`collect`."""
+
+    dry_run: bool
+    freed_bytes: int
+    deleted: tuple[DeleteView, ...]
+    failed: tuple[str, ...]
+    kept: tuple[KeptView, ...]
+    live_count: int
+    live_bytes: int
+    # Unreachable uploads that stay until their TTL has expired.
+    waiting_count: int
+    waiting_bytes: int
+    foreign: tuple[str, ...]
+
+
+@click.command(
+    "collect",
+    cls=Verb,
+    short_help="Delete what no commit, name or reader needs.",
+    example="tidemark collect -r file:///backups --keep-last 30 --keep-since 7d -n",
+)
+@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each job.")
+@click.option("--keep-since", type=MOMENT, metavar="TIME", help="Keep what was current then or later: 2026-05-01, 7d.")
+@click.option("--keep-named/--no-keep-named", default=True, show_default=True, help="Keep records that have names.")
+@click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; say what would go, and why.")
+@click.option("-v", "--verbose", is_flag=True, help="Each key with its reason, and each commit kept.")
+@common_options
+@with_session
+def collect(
+    session: Session,
+    *,
+    keep_last: int | None,
+    keep_since: Moment | None,
+    keep_named: bool,
+    dry_run: bool,
+    verbose: bool,
+) -> ExitCode:
+    """Delete what no kept commit, name or reader needs. The only verb that deletes.
+
+    At least one of --keep-last and --keep-since is needed; a commit stays if either keeps it. The newest commit of a
+    job always stays, and what a name holds can always be restored. Ends with 3 if some keys could not be deleted.
+    """
+    if keep_last is None and keep_since is None:
+        raise UsageError(
+            "this would keep nothing but the newest commits",
+            operation="collect",
+            hint="say --keep-last N, --keep-since TIME, or both",
+        )
+    with session.open() as repository:
+        since_ms = None
+        if keep_since is not None:
+            since_ms = session.resolve_ms(repository, keep_since)
+        retention = Retention(keep_last=keep_last or 0, keep_since_ms=since_ms, keep_named=keep_named)
+        with session.progress("collect") as progress:
+            report = repository.collect(retention, dry_run=dry_run, progress=progress)
+    session.show(_view_collect(report), _collect_lines(report, verbose=verbose))
+    return ExitCode.PARTIAL if report.failed else ExitCode.OK
+
+
+def _view_collect(report: CollectReport) -> CollectView:
+    return CollectView(
+        dry_run=report.dry_run,
+        freed_bytes=report.freed_bytes,
+        deleted=tuple(
+            DeleteView(key=d.key, reason=d.reason.name.lower(), size_bytes=d.size_bytes) for d in report.deletes
+        ),
+        failed=report.failed,
+        kept=tuple(
+            KeptView(
+                job=k.scope.job,
+                commit_task=k.scope.task,
+                number=k.number,
+                version=k.version,
+                reason=k.reason.name.lower(),
+            )
+            for k in report.kept
+        ),
+        live_count=report.live_count,
+        live_bytes=report.live_bytes,
+        waiting_count=report.waiting_count,
+        waiting_bytes=report.waiting_bytes,
+        foreign=report.foreign,
+    )
+
+
+def _collect_lines(report: CollectReport, *, verbose: bool) -> list[str]:
+    lines: list[str] = []
+    if verbose and report.kept:
+        kept = [(printable(str(k.scope)), str(k.number), str(k.version), k.reason.value) for k in report.kept]
+        lines += [*table(("job", "commit kept", "version", "because"), kept, right=("commit kept", "version")), ""]
+    if verbose and report.deletes:
+        keys = [(printable(d.key), _size(d.size_bytes), d.reason.value) for d in report.deletes]
+        lines += [*table(("key deleted", "size", "because"), keys, right=("size",)), ""]
+    if report.deletes:
+        lines += [*_reasons_table(report), ""]
+    did = "would delete" if report.dry_run else "deleted"
+    live = f"{count(report.live_count, 'object')} ({human_bytes(report.live_bytes)})"
+    lines.append(f"{did} {count(len(report.deletes), 'key')} ({human_bytes(report.freed_bytes)})")
+    lines.append(f"{'would keep' if report.dry_run else 'kept'} {count(len(report.kept), 'commit')}, {live}")
+    if report.waiting_count:
+        waiting = f"{count(report.waiting_count, 'upload')} that no commit names ({human_bytes(report.waiting_bytes)})"
+        lines.append(f"waiting for their TTL: {waiting}")
+    if report.foreign:
+        foreign = f"{count(len(report.foreign), 'key')} that tidemark never wrote"
+        lines.append(f"left alone: {foreign}, such as {printable(report.foreign[0])}")
+    if report.failed:
+        failed = f"{count(len(report.failed), 'key')}, such as {printable(report.failed[0])}"
+        lines.append(f"NOT deleted: {failed}; run collect again")
+    return lines
+
+
+def _reasons_table(report: CollectReport) -> list[str]:
+    counts = Counter(d.reason for d in report.deletes)
+    sizes: Counter[DeleteReason] = Counter()
+    for d in report.deletes:
+        sizes[d.reason] += d.size_bytes
+    rows = [(reason.value, f"{number:,}", _size(sizes[reason])) for reason, number in counts.items()]
+    return table(("because", "keys", "size"), rows, right=("keys", "size"))
+
+
+def _size(size_bytes: int) -> str:
+    return human_bytes(size_bytes) if size_bytes else "-"
+
+
+# ---------------------------------------------------------------------- going back, branching off, keeping
+
+
+class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
+    """`rewind` and `fork`."""
+
+    commit: CommitView
+    source_number: int
+
+
+class NameView(msgspec.Struct, frozen=True, kw_only=True):
+    """`name`."""
+
+    name: str
+    job: str
+    commit_task: str | None
+    number: int
+    version: int
+    committed_at_ms: int
+    committed_at: str
+
+
+class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
+    """`unname`."""
+
+    name: str
+    job: str
+    commit_task: str | None
+
+
+@click.command(
+    "rewind",
+    cls=Verb,
+    short_help="Make an older commit the newest again.",
+    example="tidemark rewind -r file:///backups --job flights v7",
+)
+@click.argument("commit", type=COMMIT)
+@scope_options()
+@click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
+@common_options
+@with_session
+def rewind(session: Session, *, commit: CommitChoice, job: str, commit_per_task: bool, task: str | None) -> None:
+    """Make an older commit the newest again, as a new commit.
+
+    COMMIT is a number, v8, 8_<uid>, @TIME or a name. No bytes are copied and nothing is lost: the commits in between
+    stay until retention takes them.
+    """
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    with session.open() as repository:
+        target = session.find(repository, scope, commit)
+        made = repository.rewind(target)
+    view = CommittedView(commit=view_commit(made), source_number=target.pointer.number)
+    line = f"{committed_line(made)}; the same as commit {target.pointer.number}"
+    session.show(view, [line])
+
+
+@click.command(
+    "fork",
+    cls=Verb,
+    short_help="Begin a new job with the stores of a commit.",
+    example="tidemark fork -r file:///backups --job flights v7 flights-replay",
+)
+@click.argument("commit", type=COMMIT)
+@click.argument("new_job")
+@scope_options()
+@click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
+@click.option("--new-task", metavar="TASK", help="With --commit-per-task: the task to begin.  [default: the same]")
+@common_options
+@with_session
+def fork(
+    session: Session,
+    *,
+    commit: CommitChoice,
+    new_job: str,
+    job: str,
+    commit_per_task: bool,
+    task: str | None,
+    new_task: str | None,
+) -> None:
+    """Begin a new job with the stores of a commit. No bytes are copied.
+
+    COMMIT is latest, a number, v8, 8_<uid>, @TIME or a name; NEW_JOB must have no commits yet.
+    """
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    new_scope = choose_scope(new_job, commit_per_task=commit_per_task, task=new_task or task)
+    with session.open() as repository:
+        source = session.find(repository, scope, commit)
+        made = repository.fork(source, new_scope)
+    view = CommittedView(commit=view_commit(made), source_number=source.pointer.number)
+    line = f"{committed_line(made)}; the same as commit {source.pointer.number} of {printable(str(scope))}"
+    session.show(view, [line])
+
+
+@click.command(
+    "name",
+    cls=Verb,
+    short_help="Keep a commit under a name.",
+    example="tidemark name -r file:///backups --job flights latest before-upgrade",
+)
+@click.argument("commit", type=COMMIT)
+@click.argument("name")
+@scope_options()
+@click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
+@common_options
+@with_session
+def name(
+    session: Session, *, commit: CommitChoice, name: str, job: str, commit_per_task: bool, task: str | None
+) -> None:
+    """Keep a commit under a name until the name is released, whatever retention says."""
+    check_component("NAME", check_new_name(name))
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    with session.open() as repository:
+        found = session.find(repository, scope, commit)
+        try:
+            record = repository.name(found, name)
+        except CollectedError:
+            raise
+        except NotFoundError as error:
+            raise UsageError(
+                "the name was released, and its record is still there",
+                operation="name",
+                subject=name,
+                hint="run `tidemark collect` first, or choose another name",
+            ) from error
+    view = NameView(
+        name=record.name,
+        job=scope.job,
+        commit_task=scope.task,
+        number=record.source.number,
+        version=record.version,
+        committed_at_ms=record.committed_at_ms,
+        committed_at=iso_time(record.committed_at_ms),
+    )
+    line = f"{printable(name)} is commit {view.number} of {printable(str(scope))}, version {view.version}"
+    session.show(view, [f"{line}, {view.committed_at}"])
+
+
+@click.command(
+    "unname",
+    cls=Verb,
+    short_help="Release a name.",
+    example="tidemark unname -r file:///backups --job flights before-upgrade",
+)
+@click.argument("name")
+@scope_options()
+@click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
+@common_options
+@with_session
+def unname(session: Session, *, name: str, job: str, commit_per_task: bool, task: str | None) -> None:
+    """Release a name; the next collection takes what only it kept."""
+    check_component("NAME", name)
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    with session.open() as repository, session.explaining(repository, scope):
+        repository.release_name(scope, name)
+    line = f"{printable(name)} of {printable(str(scope))} is released"
+    session.show(ReleasedView(name=name, job=scope.job, commit_task=scope.task), [line])

@@ -1,0 +1,157 @@
+"""Errors as the caller sees them: a few lines for people, one JSON object for programs, an exit code for both."""
+
+import sys
+import traceback
+from typing import Final
+
+import click
+import msgspec
+
+from blobstore.errors import InvalidRequestError, StoreError
+from engine.cli.exit_codes import ExitCode, choose_exit_code
+from engine.cli.options import origin_hint
+from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
+from engine.views import SCHEMA, printable
+from index.errors import FormatError
+
+CAUSES_TOLD_MAX: Final = 8
+
+# What a caller of the command can do, where the error itself speaks to a caller of the library or not at all.
+_HINTS: Final[dict[type[BaseException], str]] = {
+    CommitUnknownError: "run the same command again: it finds out what happened; delete nothing",
+    KeyboardInterrupt: "nothing is half done: uploads that no commit names are collected once their TTL is over",
+    PermissionError: "grant the permission, or run as the user who has it",
+    OSError: "the file system of this machine refused; see the error",
+}
+# Hints that speak of arguments of the library, in the words of the command line.
+_HINTS_SAID: Final = {
+    TargetError.default_hint: "choose a target that is absent, or say --replace",
+    InvalidRequestError.default_hint: "this is a fault of tidemark: run it with --debug, and report it",
+}
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An error of schema 1; `code` is the exit code of the process."""
+
+    schema: int = SCHEMA
+    error: str
+    code: int
+    operation: str
+    subject: str
+    message: str
+    hint: str
+    causes: tuple[str, ...] = ()
+
+
+def describe(error: BaseException, verb: str) -> Failure:
+    """What is told about an error.
+
+    Args:
+        error: Whatever ended the run.
+        verb: The verb that ran, for errors that do not say themselves what they were doing.
+    """
+    error = _innermost(error)
+    return Failure(
+        error=_class_name(error),
+        code=ExitCode.USAGE if isinstance(error, click.UsageError) else choose_exit_code(error),
+        operation=str(getattr(error, "operation", "") or verb),
+        subject=_subject(error),
+        message=_message(error),
+        hint=_hint(error, verb),
+        causes=_causes(error),
+    )
+
+
+def report(failure: Failure, *, as_json: bool) -> None:
+    """Tell it on stderr."""
+    if as_json:
+        click.echo(msgspec.json.encode(failure), err=True)
+        return
+    click.echo(f"error: {printable(failure.message)}", err=True)
+    for cause in failure.causes:
+        click.echo(f"cause: {printable(cause)}", err=True)
+    click.echo(f"hint: {printable(failure.hint)}", err=True)
+
+
+def print_traceback(error: BaseException) -> None:
+    """For `--debug`."""
+    click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The first plain error inside groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _class_name(error: BaseException) -> str:
+    if isinstance(error, click.UsageError):
+        return "UsageError"
+    # A private subclass is nothing that a program could know.
+    return next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
+
+
+def _subject(error: BaseException) -> str:
+    match error:
+        case EngineError() | FormatError():
+            return error.subject
+        case StoreError():
+            return error.key
+        case click.BadParameter() if error.param is not None:
+            return max(error.param.opts, key=len) if error.param.opts else error.param.human_readable_name
+        case OSError():
+            return str(error.filename or "")
+        case _:
+            return ""
+
+
+def _message(error: BaseException) -> str:
+    match error:
+        case click.ClickException():
+            return error.format_message()
+        case EngineError() | StoreError() | FormatError():
+            return str(error)
+        case KeyboardInterrupt():
+            return "interrupted"
+        case OSError() if error.strerror:
+            return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        case _:
+            return f"unexpected {type(error).__name__}: {error}"
+
+
+def _hint(error: BaseException, verb: str) -> str:
+    if isinstance(error, click.UsageError):
+        return origin_hint(error.ctx, error.param if isinstance(error, click.BadParameter) else None)
+    for kind, hint in _HINTS.items():
+        if isinstance(error, kind):
+            return hint
+    hint = str(getattr(error, "hint", ""))
+    if hint == UsageError.default_hint:
+        return f"see `tidemark {verb} --help`"
+    return _HINTS_SAID.get(hint, hint) or "run it with --debug to see where it happened, and report it"
+
+
+def _causes(error: BaseException) -> tuple[str, ...]:
+    """Notes, then what lies below, nearest first; a cause that only repeats the error is left out."""
+    told = [*getattr(error, "__notes__", ())]
+    message = _message(error)
+    below = _innermost(error.__cause__) if error.__cause__ is not None else None
+    while below is not None and len(told) < CAUSES_TOLD_MAX:
+        text = f"{type(below).__name__}: {below}"
+        if str(below) not in message and not isinstance(error, click.ClickException):
+            told.append(text)
+        below = _innermost(below.__cause__) if below.__cause__ is not None else None
+    return tuple(told)
+
+
+def close_quietly() -> None:
+    """Nobody reads the output any more: keep the interpreter from complaining about it at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            try:
+                stream.close()
+            except (OSError, ValueError):
+                continue

@@ -1,0 +1,293 @@
+"""Options, where their values come from, and the words that they take.
+
+A value comes from the command line, else from the environment, else from the settings file, else it is the default.
+An option that makes sense for more than one run (a *setting*) is `TIDEMARK_JOB` in the environment and stands at the
+top of the file; every option, settings included, is also `TIDEMARK_BACKUP_JOB` and a key of the table `[backup]`.
+"""
+
+import os
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+import msgspec
+from click.core import ParameterSource
+from typing_extensions import override
+
+from engine.config import (
+    TRANSFER,
+    TRANSFER_KEYS,
+    Config,
+    config_paths,
+    parse_commit,
+    parse_duration_ms,
+    parse_moment,
+    parse_share,
+    parse_size_bytes,
+    parse_version,
+    read_config,
+)
+from engine.errors import UsageError
+from engine.transfer_settings import TransferSettings
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+ENVIRONMENT_PREFIX: Final = "TIDEMARK"
+
+_EVERY_VERB: Final = "Every verb: -r --repository URL, --config, --json, -q --quiet, --debug; see `tidemark --help`"
+
+
+class Parsed(click.ParamType[Any, str]):
+    """A word that a function of `engine.config` reads."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name = name
+        self._parse = parse
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            return self.fail(f"{value!r} is no {self.name}", param, ctx)
+        try:
+            return self._parse(str(value))
+        except UsageError as error:
+            return self.fail(f"{str(error).removeprefix('read ')}; {error.hint}", param, ctx)
+
+
+DURATION: Final = Parsed("duration", parse_duration_ms)
+MOMENT: Final = Parsed("time", parse_moment)
+SHARE: Final = Parsed("share", parse_share)
+SIZE: Final = Parsed("size", parse_size_bytes)
+VERSION: Final = Parsed("version", parse_version)
+COMMIT: Final = Parsed("commit", parse_commit)
+
+
+class Setting(click.Option):
+    """An option that makes sense for more than one run."""
+
+
+class Verb(click.Command):
+    """A verb: knows its example and tells its options where in the environment they stand."""
+
+    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:  # noqa: ANN401  (click passes them on)
+        super().__init__(*args, **kwargs)
+        self.example = example
+        for param in self.params:
+            if isinstance(param, click.Option) and param.name and param.envvar is None:
+                param.envvar = environment_names(self.name or "", param.name, shared=isinstance(param, Setting))
+
+    @override
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.example:
+            with formatter.section("Example"):
+                formatter.write_text(self.example)
+        names = {param.name for param in self.params}
+        hidden = [f"--{name.replace('_', '-')}" for name in TRANSFER_KEYS if name in names and name != "in_flight_max"]
+        formatter.write_paragraph()
+        for text in (*([f"Transfer settings: {' '.join(hidden)}"] if hidden else []), _EVERY_VERB):
+            formatter.write(textwrap.fill(text, formatter.width, break_on_hyphens=False) + "\n")
+
+
+def environment_names(verb: str, option: str, *, shared: bool) -> list[str]:
+    """The variables that an option is read from, the first that is set winning."""
+    own = f"{ENVIRONMENT_PREFIX}_{verb}_{option}".upper()
+    return [own, f"{ENVIRONMENT_PREFIX}_{option}".upper()] if shared else [own]
+
+
+def setting_keys(group: click.Group) -> tuple[frozenset[str], dict[str, frozenset[str]]]:
+    """What may stand in a settings file: keys at its top, and those of each verb's table."""
+    by_verb = {
+        name: frozenset(p.name for p in command.params if isinstance(p, click.Option) and p.name and p.name != "config")
+        for name, command in group.commands.items()
+    }
+    shared = frozenset(
+        p.name
+        for command in group.commands.values()
+        for p in command.params
+        if isinstance(p, Setting) and p.name and p.name not in TRANSFER_KEYS
+    )
+    return shared, by_verb
+
+
+# ---------------------------------------------------------------------- the settings file
+
+
+def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    """Eager: runs before any other option is looked at, so that the file can speak for them."""
+    group = ctx.find_root().command
+    if not isinstance(group, click.Group):
+        return
+    if value is not None:
+        path: Path | None = Path(value)
+    else:
+        path = next((p for p in config_paths(os.environ, Path.cwd()) if p.is_file()), None)
+    if path is None:
+        return
+    shared, by_verb = setting_keys(group)
+    config = read_config(path, shared=shared, by_verb=by_verb)
+    ctx.obj[CONFIG_META] = config
+    ctx.default_map = default_map(config, ctx.command.name or "", by_verb.get(ctx.command.name or "", frozenset()))
+
+
+CONFIG_META: Final = "tidemark.config"
+
+
+def default_map(config: Config, verb: str, options: frozenset[str]) -> dict[str, Any]:
+    """What a settings file says about one verb, the most particular table last."""
+    merged = {**config.shared, **config.by_table.get(TRANSFER, {}), **config.by_table.get(verb, {})}
+    return {key: value for key, value in merged.items() if key in options}
+
+
+def origin_hint(ctx: click.Context | None, param: click.Parameter | None) -> str:
+    """Where a refused or missing value comes from, or where it could."""
+    if ctx is not None and param is None and isinstance(ctx.command, click.Group):
+        return "options come after the verb, as in `tidemark list --json`; see `tidemark --help`"
+    if ctx is None or param is None or not isinstance(param, click.Option) or param.name is None:
+        return f"see `{ctx.command_path} --help`" if ctx is not None else "see `tidemark --help`"
+    names = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or [])
+    match ctx.get_parameter_source(param.name):
+        case ParameterSource.DEFAULT_MAP:
+            config = ctx.obj.get(CONFIG_META)
+            return f"the value stands in {config.path if isinstance(config, Config) else 'the settings file'}"
+        case ParameterSource.ENVIRONMENT:
+            return f"the value stands in {next((n for n in names if os.environ.get(n)), 'the environment')}"
+        case ParameterSource.COMMANDLINE:
+            return f"see `{ctx.command_path} --help`"
+        case _:
+            place = f", or the key `{param.name}` in tidemark.toml" if isinstance(param, Setting) else ""
+            return f"give {max(param.opts, key=len)}, {names[-1] if names else ''}{place}"
+
+
+# ---------------------------------------------------------------------- options that several verbs share
+
+
+class Common(msgspec.Struct, frozen=True, kw_only=True):
+    """The options that every verb has."""
+
+    repository: str
+    json: bool
+    quiet: bool
+    debug: bool
+    cache_dir: str | None
+    cache: bool
+    transfer: TransferSettings
+
+
+COMMON_HELP: Final = (
+    ("-r, --repository URL", "The repository: file:///absolute/path, or a path."),
+    ("--config FILE", "The settings file. [default: ./tidemark.toml, then $XDG_CONFIG_HOME/tidemark/config.toml]"),
+    ("--json", "One JSON object on stdout at the end; errors as one on stderr."),
+    ("-q, --quiet", "No progress and no result; errors and warnings only."),
+    ("--debug", "Tracebacks of errors."),
+    ("--cache-dir DIR", "Where hashes of local files are remembered. [default: $XDG_CACHE_HOME/tidemark]"),
+    ("--no-cache", "Remember nothing, believe nothing: read every file whose hash is needed."),
+)
+
+
+def common_options(function: Decorated) -> Decorated:
+    """The options that every verb has; `tidemark --help` explains them once."""
+    for add in (
+        click.option("--cache/--no-cache", cls=Setting, default=True, hidden=True),
+        click.option("--cache-dir", cls=Setting, metavar="DIR", hidden=True),
+        click.option("--repository", "-r", cls=Setting, required=True, metavar="URL", hidden=True),
+        click.option("-q", "--quiet", cls=Setting, is_flag=True, is_eager=True, hidden=True),
+        click.option("--debug", cls=Setting, is_flag=True, is_eager=True, hidden=True, callback=_note_debug),
+        click.option("--json", cls=Setting, is_flag=True, is_eager=True, hidden=True, callback=_note_json),
+        click.option(
+            "--config",
+            metavar="FILE",
+            envvar="TIDEMARK_CONFIG",
+            is_eager=True,
+            expose_value=False,
+            hidden=True,
+            callback=_load_config,
+        ),
+    ):
+        function = add(function)
+    return function
+
+
+JSON_META: Final = "tidemark.json"
+DEBUG_META: Final = "tidemark.debug"
+
+
+def _note_json(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:  # noqa: FBT001  (click calls it)
+    ctx.obj[JSON_META] = value
+    return value
+
+
+def _note_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:  # noqa: FBT001  (click calls it)
+    ctx.obj[DEBUG_META] = value
+    return value
+
+
+def take_common(values: dict[str, Any]) -> Common:
+    """Split the common options off the values of a verb.
+
+    Raises:
+        UsageError: The transfer settings contradict each other.
+    """
+    transfer = {key: value for key in TRANSFER_KEYS if (value := values.pop(key, None)) is not None}
+    return Common(
+        transfer=TransferSettings(**transfer),
+        **{key: values.pop(key) for key in ("repository", "json", "quiet", "debug", "cache_dir", "cache")},
+    )
+
+
+def transfer_options(function: Decorated) -> Decorated:
+    """The fields of `TransferSettings`."""
+    for key in reversed(TRANSFER_KEYS):
+        flag = f"--{key.replace('_', '-')}"
+        if key == "in_flight_max":
+            text = f"Requests under way at once.  [default: {_default(key)}]"
+            function = click.option(flag, cls=Setting, type=int, metavar="N", help=text)(function)
+        else:
+            function = click.option(flag, cls=Setting, type=SIZE, metavar="SIZE", hidden=True)(function)
+    return function
+
+
+def _default(key: str) -> object:
+    return dict(zip(TRANSFER_KEYS, TransferSettings.__struct_defaults__, strict=True))[key]
+
+
+def scope_options(*, job_required: bool = True) -> Callable[[Decorated], Decorated]:
+    """Which job, and whether it commits task by task."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for add in (
+            click.option(
+                "--commit-per-task", cls=Setting, is_flag=True, help="Each task commits by itself; --task says which."
+            ),
+            click.option("--job", "-j", cls=Setting, required=job_required, metavar="JOB", help="The job."),
+        ):
+            function = add(function)
+        return function
+
+    return decorate
+
+
+def store_options(*, default: bool) -> Callable[[Decorated], Decorated]:
+    """Which store of a job; without `default` none given means all."""
+
+    def decorate(function: Decorated) -> Decorated:
+        for name, value, text in (("store", "default", "The store."), ("task", "0", "The task.")):
+            function = click.option(
+                f"--{name}",
+                cls=Setting,
+                metavar=name.upper(),
+                default=value if default else None,
+                show_default=default,
+                help=text if default else f"{text} [default: all]",
+            )(function)
+        return function
+
+    return decorate
+
+
+def help_sections(rows: Mapping[str, Sequence[tuple[str, str]]], formatter: click.HelpFormatter) -> None:
+    """Sections of two columns."""
+    for title, entries in rows.items():
+        with formatter.section(title):
+            formatter.write_dl(list(entries))

@@ -1,0 +1,144 @@
+"""A backup that is not committed yet, as a file: from the machine that backed up to the one that commits.
+
+Such a file comes from outside. Nothing in it is believed that the store can tell: whoever writes one could otherwise
+make a commit out of what is not there, or stretch the lease of uploads that are about to expire.
+"""
+
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from engine.backup import BackupResult
+from engine.bounded import map_bounded
+from engine.errors import LeaseExpiredError, UsageError
+from engine.repository import Repository
+from index.errors import FormatError
+from index.keys import parse_upload_key
+from index.model import SIZE_BYTES_MAX, BlobKey, CommitRecord, SnapshotIndex, WriteId
+from index.reachable import files_of, new_blob_keys
+from index.record_invariants import check_commit
+
+RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
+IN_FLIGHT_MAX: Final = 16
+
+
+class ResultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands in the file, as JSON."""
+
+    tidemark: Literal["backup result"] = "backup result"
+    schema: Literal[1] = 1
+    repository_id: str
+    result: BackupResult
+
+
+def write_result(path: Path, file: ResultFile) -> None:
+    """Write a result, replacing an older one at once.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)
+            out.write(msgspec.json.format(msgspec.json.encode(file), indent=1))
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+
+
+def read_result(path: Path, *, repository_id: str) -> BackupResult:
+    """Read a result and check what can be told without the store.
+
+    Raises:
+        UsageError: It is none, is damaged, or belongs to another repository.
+    """
+    try:
+        with path.open("rb") as source:
+            data = source.read(RESULT_BYTES_MAX + 1)
+    except OSError as error:
+        raise _refused(path, f"cannot be read: {error.strerror}") from error
+    if len(data) > RESULT_BYTES_MAX:
+        raise _refused(path, "is larger than 64 MiB")
+    try:
+        file = msgspec.json.decode(data, type=ResultFile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _refused(path, f"is no backup result: {error}") from None
+    if file.repository_id != repository_id:
+        raise _refused(path, "was made for another repository")
+    result = file.result
+    try:
+        _check_form(result)
+    except FormatError as error:
+        raise _refused(path, str(error)) from None
+    return result
+
+
+def _check_form(result: BackupResult) -> None:
+    """What a commit record will demand, and that the new keys are uploads of one session of this scope."""
+    reference = msgspec.structs.replace(result.reference, number=1)
+    check_commit(
+        CommitRecord(
+            scope=result.scope, number=1, write_id=WriteId("0"), stores=(reference,), valid_until_ms=SIZE_BYTES_MAX
+        )
+    )
+    session = parse_upload_key(reference.index.key).session
+    for key in result.new_keys:
+        parsed = parse_upload_key(key)
+        if parsed.scope != result.scope or parsed.session != session:
+            raise FormatError("is not an upload of this backup", subject=key)
+    if not 0 <= result.oldest_birth_ms <= SIZE_BYTES_MAX:
+        raise FormatError("is no time", subject="oldest_birth_ms")
+
+
+async def check_uploaded(repository: Repository, path: Path, result: BackupResult) -> BackupResult:
+    """Compare a result with what is in the store: one GET for the index (more for deltas), a HEAD for each upload.
+
+    Returns:
+        The result with the birth of its oldest upload as the store tells it: a later one would stretch the lease of
+        what is about to expire (design 0002, C5).
+
+    Raises:
+        UsageError: It says something else than the store.
+        LeaseExpiredError: An upload has expired and is gone.
+        DamagedError: The index is missing or altered.
+    """
+    reference = result.reference
+    index = await repository.read_index(reference.index)
+    if not _same_snapshot(result, index):
+        raise _refused(path, "does not say what the index in the store says")
+    if set(result.new_keys) != {*new_blob_keys(index), reference.index.key}:
+        raise _refused(path, "does not name exactly the new uploads of its index")
+
+    async def birth_ms(key: BlobKey) -> int:
+        info = await repository.store.stat(key)
+        if info is None:
+            raise LeaseExpiredError(f"upload {key} is gone", operation="commit", subject=str(path))
+        return info.created_at_ms
+
+    births_ms = await map_bounded(birth_ms, result.new_keys, in_flight_max=IN_FLIGHT_MAX)
+    return msgspec.structs.replace(result, oldest_birth_ms=min(births_ms))
+
+
+def _same_snapshot(result: BackupResult, index: SnapshotIndex) -> bool:
+    reference, metadata = result.reference, index.metadata
+    sizes = [file.metadata.size_bytes for _, file in files_of(index.dir)]
+    return (
+        (metadata.job, metadata.task, metadata.store) == (result.scope.job, reference.task, reference.store)
+        and (metadata.version, metadata.unique_id) == (reference.version, reference.unique_id)
+        and result.base_unique_id == (metadata.base.unique_id if metadata.base is not None else None)
+        and (len(sizes), sum(sizes)) == (reference.files_count, reference.size_bytes)
+    )
+
+
+def _refused(path: Path, message: str) -> UsageError:
+    return UsageError(
+        message,
+        operation="commit",
+        subject=str(path),
+        hint="give files that `tidemark backup --no-commit --result FILE` wrote for this repository",
+    )

@@ -1,0 +1,207 @@
+"""One run of one verb: the repository that it works on, and how it tells what it did."""
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.errors import InvalidRequestError
+from blobstore.opening import StoreSettings, open_store
+from engine.cli.exit_codes import ExitCode
+from engine.cli.options import Common, take_common
+from engine.clock import SystemAmbient
+from engine.config import CommitChoice, Moment, cache_path
+from engine.errors import NotFoundError, UsageError
+from engine.progress import NO_PROGRESS, Progress
+from engine.repository import Choice
+from engine.sync import SyncRepository
+from engine.terminal_progress import TerminalProgress
+from engine.views import SCHEMA, printable
+from index.errors import UnsafeNameError
+from index.keys import encode_component, encode_scope
+from index.log import Commit
+from index.model import Scope
+
+SCOPES_TOLD_MAX: Final = 8
+
+
+class Session:
+    """What every verb works with.
+
+    Attributes:
+        verb: Its name.
+        common: The options that every verb has.
+    """
+
+    def __init__(self, verb: str, common: Common) -> None:
+        self.verb = verb
+        self.common = common
+        self._ambient = SystemAmbient()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[SyncRepository]:
+        """The repository, open; on the way out it says whether the digest caches could be kept."""
+        with SyncRepository.open(
+            self.store(), settings=self.common.transfer, ambient=self._ambient, cache_dir=self.cache_dir()
+        ) as repository:
+            try:
+                yield repository
+            finally:
+                if (error := repository.asynchronous.cache_error) is not None:
+                    self.warn(f"file hashes are not remembered, the next run reads again: {error}")
+
+    def initialised(self, *, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> SyncRepository:
+        """A repository that is made of the store."""
+        return SyncRepository.init(
+            self.store(),
+            ambient=self._ambient,
+            ttl_ms=ttl_ms,
+            margin_ms=margin_ms,
+            collection_period_ms=collection_period_ms,
+        )
+
+    def seed(self) -> int:
+        """A new seed for a sample."""
+        return int(self._ambient.session()[:8], 16)
+
+    def store(self) -> BlobStore:
+        """The store of the repository's URL, open.
+
+        Raises:
+            UsageError: The URL is none.
+            CapabilityMissingError: This release has no store for it.
+        """
+        try:
+            return open_store(self.common.repository, StoreSettings(in_flight_max=self.common.transfer.in_flight_max))
+        except InvalidRequestError as error:
+            raise UsageError(str(error), operation=self.verb, subject="--repository", hint=error.hint) from None
+
+    def cache_dir(self) -> Path | None:
+        """Where digest caches stand, if they are wanted at all."""
+        if not self.common.cache:
+            return None
+        return Path(self.common.cache_dir) if self.common.cache_dir else cache_path(os.environ)
+
+    @contextlib.contextmanager
+    def progress(self, what: str) -> Iterator[Progress]:
+        """Progress on stderr, unless somebody asked for silence or for JSON."""
+        if self.common.quiet or self.common.json:
+            yield NO_PROGRESS
+            return
+        with TerminalProgress(sys.stderr, self._ambient.monotonic_s, what=what) as progress:
+            yield progress
+
+    def show(self, view: msgspec.Struct | Mapping[str, Any], lines: Sequence[str] = ()) -> None:
+        """The result: one JSON object, or lines for people."""
+        if self.common.json:
+            fields = msgspec.to_builtins(view)
+            click.echo(msgspec.json.encode({"schema": SCHEMA, "verb": self.verb, **fields}))
+        elif not self.common.quiet:
+            for line in lines:
+                click.echo(line)
+
+    def warn(self, text: str) -> None:
+        """Something that the caller should know and that changes nothing of the result."""
+        click.echo(f"warning: {printable(text)}", err=True)
+
+    # ------------------------------------------------------------------ choosing
+
+    def choose(self, repository: SyncRepository, choice: CommitChoice) -> Choice:
+        """The arguments of `Repository.find`; so long ago becomes a time by the store's clock."""
+        at_ms = self.resolve_ms(repository, choice.at) if choice.at is not None else None
+        return Choice(
+            number=choice.number, version=choice.version, unique_id=choice.unique_id, at_ms=at_ms, name=choice.name
+        )
+
+    def resolve_ms(self, repository: SyncRepository, moment: Moment) -> int:
+        """A time in milliseconds since the epoch; only "so long ago" asks for the store's clock."""
+        now_ms = 0 if moment.at_ms is not None else repository.loop.run(repository.asynchronous.store.now_ms())
+        return max(0, moment.resolve_ms(now_ms))
+
+    def find(self, repository: SyncRepository, scope: Scope, choice: CommitChoice) -> Commit:
+        """The commit that somebody chose.
+
+        Raises:
+            NotFoundError: There is none; the hint says what there is.
+        """
+        with self.explaining(repository, scope):
+            return repository.find(scope, **self.choose(repository, choice))
+
+    @contextlib.contextmanager
+    def explaining(self, repository: SyncRepository, scope: Scope) -> Iterator[None]:
+        """Turn "nothing fits" for a scope that does not exist at all into what exists."""
+        try:
+            yield
+        except NotFoundError:
+            there = repository.scopes()
+            if scope in there:
+                raise
+            raise NotFoundError(
+                "no such job" if scope.task is None else "no such job and task",
+                operation=self.verb,
+                subject=str(scope),
+                hint=_hint_for_missing(scope, there),
+            ) from None
+
+
+def _hint_for_missing(scope: Scope, there: Sequence[Scope]) -> str:
+    tasks = [s.task for s in there if s.job == scope.job and s.task is not None]
+    if tasks:
+        return f"the job commits task by task: use --commit-per-task with --task {_some(tasks)}"
+    if any(s.job == scope.job for s in there):
+        return "the job commits as a whole: leave --commit-per-task out"
+    if not there:
+        return "the repository has no commits yet: begin with `tidemark backup`"
+    return f"the repository has {_some(str(s) for s in there)}"
+
+
+def _some(names: Iterable[str]) -> str:
+    all_ = list(names)
+    more = f" and {len(all_) - SCOPES_TOLD_MAX} more" if len(all_) > SCOPES_TOLD_MAX else ""
+    return ", ".join(all_[:SCOPES_TOLD_MAX]) + more
+
+
+def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., ExitCode | None]:
+    """Give a verb its session in place of the options that every verb has."""
+
+    @functools.wraps(function)
+    def run(**values: Any) -> ExitCode | None:  # noqa: ANN401  (each verb has its own options)
+        verb = click.get_current_context().command.name or ""
+        common = take_common(values)
+        return function(Session(verb, common), **values)
+
+    return run
+
+
+def choose_scope(job: str, *, commit_per_task: bool, task: str | None) -> Scope:
+    """The scope that a job's commits belong to.
+
+    Raises:
+        UsageError: The job or the task is no name for a key.
+    """
+    scope = Scope(job, (task or "0") if commit_per_task else None)
+    try:
+        encode_scope(scope)
+    except UnsafeNameError as error:
+        raise UsageError(str(error), operation="read", subject="--job", hint=error.hint) from None
+    return scope
+
+
+def check_component(option: str, name: str) -> str:
+    """A task, store or commit name, once it is known to fit a key.
+
+    Raises:
+        UsageError: It does not.
+    """
+    try:
+        encode_component(name)
+    except UnsafeNameError as error:
+        raise UsageError(str(error), operation="read", subject=option, hint=error.hint) from None
+    return name

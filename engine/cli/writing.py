@@ -1,0 +1,378 @@
+"""The verbs that make something: `init`, `backup` and `commit`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from engine.backup import BackupResult, BackupStats
+from engine.cli.options import DURATION, Verb, common_options, scope_options, store_options, transfer_options
+from engine.cli.result_file import ResultFile, check_uploaded, read_result, write_result
+from engine.cli.session import Session, check_component, choose_scope, with_session
+from engine.errors import CommitUnknownError, UsageError
+from engine.settle import settle_record
+from engine.sync import SyncRepository
+from engine.views import CommitView, committed_line, count, human_bytes, human_duration, printable, table, view_commit
+from index.backup_plan import BackupPlan
+from index.log import Commit
+from index.model import Scope, UniqueId
+
+# The writer that got no answer is the only one that can find out at once what happened; a new process cannot.
+COMMIT_ATTEMPTS_MAX: Final = 3
+
+_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_NEW_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+# ---------------------------------------------------------------------- init
+
+
+class InitView(msgspec.Struct, frozen=True, kw_only=True):
+    """`init`."""
+
+    repository_id: str
+    ttl_ms: int
+    margin_ms: int
+    collection_period_ms: int
+
+
+@click.command("init", cls=Verb, example="tidemark init -r file:///backups --ttl 2d")
+@click.option("--ttl", type=DURATION, default="24h", show_default=True, help="Life of an upload that is not committed.")
+@click.option(
+    "--margin", type=DURATION, default="1h", show_default=True, help="How much of it a commit must have left."
+)
+@click.option(
+    "--collection-period", type=DURATION, default="24h", show_default=True, help="How often collect will run."
+)
+@common_options
+@with_session
+def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> None:
+    """Make a store a repository.
+
+    The TTL must be longer than the longest backup with its commit takes. The three times stand in the repository and
+    hold for everybody who uses it.
+    """
+    with session.initialised(ttl_ms=ttl, margin_ms=margin, collection_period_ms=collection_period) as repository:
+        record = repository.record
+    view = InitView(
+        repository_id=record.id,
+        ttl_ms=record.ttl_ms,
+        margin_ms=record.margin_ms,
+        collection_period_ms=record.collection_period_ms,
+    )
+    times = f"TTL {human_duration(record.ttl_ms)}, margin {human_duration(record.margin_ms)}"
+    period = f"collect every {human_duration(record.collection_period_ms)}"
+    session.show(view, [f"repository {printable(record.id)}: {times}, {period}"])
+
+
+# ---------------------------------------------------------------------- backup
+
+
+class PlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """`backup --dry-run`."""
+
+    dry_run: bool = True
+    files_added: int
+    bytes_added: int
+    files_retained: int
+    bytes_retained: int
+    files_removed: int
+    bytes_removed: int
+    files_repacked: int
+    bytes_repacked: int
+    files_inline: int
+    bytes_inline: int
+    files_empty: int
+    packs_count: int
+    packs_bytes: int
+    # Packs included; the index comes on top.
+    uploads_count: int
+    upload_bytes: int
+    # Paths of all that would be read: added, or packed again.
+    files: tuple[str, ...]
+
+
+class BackupView(msgspec.Struct, frozen=True, kw_only=True):
+    """`backup`. Without a commit the result stands in `result_file`."""
+
+    job: str
+    commit_task: str | None
+    task: str
+    store: str
+    version: int
+    unique_id: str
+    stats: BackupStats
+    commit: CommitView | None
+    # False: some TTLs are left to remove; the next commit or collection does it.
+    settled: bool
+    result_file: str | None
+
+
+@click.command(
+    "backup",
+    cls=Verb,
+    short_help="Upload what changed in a directory, and commit it.",
+    example="tidemark backup /state/checkpoint -r file:///backups --job flights",
+)
+@click.argument("directory", type=_DIRECTORY, metavar="DIR")
+@scope_options()
+@store_options(default=True)
+@click.option(
+    "--version", type=click.IntRange(min=0), metavar="N", help="Version of this state.  [default: the last plus one]"
+)
+@click.option("--unique-id", metavar="UID", help="Id of this attempt at it.  [default: random]")
+@click.option("--offsets", default=None, metavar="TEXT", help="Your position in the input, kept with the commit.")
+@click.option("-n", "--dry-run", is_flag=True, help="Upload nothing; say what would be.")
+@click.option("--no-commit", is_flag=True, help="Upload only; `tidemark commit` makes it visible.")
+@click.option("--result", type=_NEW_FILE, metavar="FILE", help="With --no-commit: where the result goes.")
+@transfer_options
+@common_options
+@with_session
+def backup(
+    session: Session,
+    *,
+    directory: Path,
+    job: str,
+    commit_per_task: bool,
+    task: str,
+    store: str,
+    version: int | None,
+    unique_id: str | None,
+    offsets: str | None,
+    dry_run: bool,
+    no_commit: bool,
+    result: Path | None,
+) -> None:
+    """Upload what changed in DIR since the newest commit, and commit it.
+
+    DIR is a RocksDB checkpoint, or any directory that nobody writes to meanwhile.
+    """
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    check_component("--task", task)
+    check_component("--store", store)
+    _check_result_options(no_commit=no_commit, result=result, offsets=offsets, dry_run=dry_run)
+    with session.open() as repository:
+        if dry_run:
+            plan = repository.plan_backup(scope, directory, task=task, store=store)
+            session.show(_view_plan(plan), _plan_lines(plan))
+            return
+        with session.progress("backup") as progress:
+            made = repository.backup(
+                scope,
+                directory,
+                task=task,
+                store=store,
+                version=version,
+                unique_id=UniqueId(unique_id) if unique_id is not None else None,
+                progress=progress,
+            )
+        committed = None
+        if result is not None:
+            write_result(result, ResultFile(repository_id=repository.record.id, result=made))
+        else:
+            committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
+    session.show(_view_backup(made, committed, result), _backup_lines(made, committed, result))
+
+
+def _check_result_options(*, no_commit: bool, result: Path | None, offsets: str | None, dry_run: bool) -> None:
+    if dry_run:
+        return
+    if no_commit != (result is not None):
+        raise UsageError(
+            "--no-commit and --result go together",
+            operation="backup",
+            hint="without a result file nothing could ever commit the upload",
+        )
+    if no_commit and offsets is not None:
+        raise UsageError("offsets belong to the commit", operation="backup", hint="give them to `tidemark commit`")
+
+
+def commit_until_known(
+    repository: SyncRepository, scope: Scope, results: Sequence[BackupResult], *, version: int | None, offsets: str
+) -> Commit:
+    """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3).
+
+    Raises:
+        CommitUnknownError: It is unknown still.
+        EngineError, StoreError: As `CommitWriter.commit`.
+    """
+    try:
+        for _ in range(COMMIT_ATTEMPTS_MAX - 1):
+            try:
+                return repository.commit(scope, results, version=version, offsets=offsets)
+            except CommitUnknownError:
+                continue
+        return repository.commit(scope, results, version=version, offsets=offsets)
+    except KeyboardInterrupt as error:
+        error.add_note("the commit was under way and may stand: `tidemark list` tells")
+        raise
+
+
+def _view_backup(made: BackupResult, commit: Commit | None, result_file: Path | None) -> BackupView:
+    return BackupView(
+        job=made.scope.job,
+        commit_task=made.scope.task,
+        task=made.reference.task,
+        store=made.reference.store,
+        version=made.reference.version,
+        unique_id=made.reference.unique_id,
+        stats=made.stats,
+        commit=view_commit(commit) if commit is not None else None,
+        settled=commit is not None and commit.settled,
+        result_file=str(result_file) if result_file is not None else None,
+    )
+
+
+def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path | None) -> list[str]:
+    stats = made.stats
+    lines = [
+        *_changes_table(
+            ("added", stats.files_added, stats.bytes_added),
+            ("retained", stats.files_retained, stats.bytes_retained),
+            ("removed", stats.files_removed, stats.bytes_removed),
+        ),
+        f"uploaded {human_bytes(stats.bytes_uploaded)} in {count(stats.blobs, 'blob')} ({count(stats.packs, 'pack')})",
+        f"index {human_bytes(stats.index_bytes)} with {count(stats.files_inline, 'file')} inside",
+    ]
+    if stats.files_repacked:
+        again = f"{count(stats.files_repacked, 'file')} ({human_bytes(stats.bytes_repacked)})"
+        lines.append(f"packed again {again} of packs that were mostly dead")
+    lines.append(f"took {human_duration(int(stats.seconds * 1000))} and {count(stats.requests, 'request')}")
+    if commit is not None:
+        return [*lines, committed_line(commit)]
+    version = f"{made.reference.version}_{printable(made.reference.unique_id)}"
+    return [*lines, f"NOT committed: `tidemark commit {printable(str(result_file))}` makes version {version} visible"]
+
+
+def _view_plan(plan: BackupPlan) -> PlanView:
+    changes = plan.changes
+    return PlanView(
+        files_added=changes.files_added,
+        bytes_added=changes.bytes_added,
+        files_retained=changes.files_retained,
+        bytes_retained=changes.bytes_retained,
+        files_removed=changes.files_removed,
+        bytes_removed=changes.bytes_removed,
+        files_repacked=plan.files_repacked,
+        bytes_repacked=plan.bytes_repacked,
+        files_inline=len(plan.inline),
+        bytes_inline=plan.inline_bytes,
+        files_empty=len(plan.empty),
+        packs_count=len(plan.packs),
+        packs_bytes=sum(pack.size_bytes for pack in plan.packs),
+        uploads_count=plan.uploads_count,
+        upload_bytes=plan.upload_bytes,
+        files=tuple(sorted("/".join(item.path) for item in plan.files)),
+    )
+
+
+def _plan_lines(plan: BackupPlan) -> list[str]:
+    changes = plan.changes
+    packed = sum(len(pack.files) for pack in plan.packs)
+    rows = [
+        ("in blobs of their own", len(plan.blobs), sum(item.file.size_bytes for item in plan.blobs)),
+        (f"in {count(len(plan.packs), 'pack')}", packed, sum(pack.size_bytes for pack in plan.packs)),
+        ("in the index", len(plan.inline), plan.inline_bytes),
+        ("empty", len(plan.empty), 0),
+    ]
+    lines = _changes_table(
+        ("added", changes.files_added, changes.bytes_added),
+        ("retained", changes.files_retained, changes.bytes_retained),
+        ("removed", changes.files_removed, changes.bytes_removed),
+        *([("packed again", plan.files_repacked, plan.bytes_repacked)] if plan.files_repacked else []),
+    )
+    stored = [(f"  {what}", files, bytes_) for what, files, bytes_ in rows if files]
+    lines += (
+        _changes_table(("would store", sum(f for _, f, _ in stored), sum(b for _, _, b in stored)), *stored)
+        if stored
+        else []
+    )
+    blobs = f"{human_bytes(plan.upload_bytes)} in {count(plan.uploads_count, 'blob')}"
+    return [*lines, f"would upload {blobs}, and an index; nothing was sent"]
+
+
+def _changes_table(*rows: tuple[str, int, int]) -> list[str]:
+    cells = [(what, f"{files:,}", human_bytes(bytes_)) for what, files, bytes_ in rows]
+    return table(("", "files", "size"), cells, right=("files", "size"))
+
+
+# ---------------------------------------------------------------------- commit
+
+
+class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
+    """`commit`."""
+
+    commit: CommitView
+    settled: bool
+    # True: an earlier run of the same command had made this commit already.
+    already: bool
+
+
+@click.command(
+    "commit",
+    cls=Verb,
+    short_help="Make several backups visible as one commit.",
+    example="tidemark commit task-*.json -r file:///backups -j flights --offsets 42",
+)
+@click.argument("results", type=_FILE, nargs=-1, required=True, metavar="RESULT...")
+@scope_options()
+@click.option(
+    "--version", type=click.IntRange(min=0), metavar="N", help="Version of the commit.  [default: the last plus one]"
+)
+@click.option("--offsets", default="", metavar="TEXT", help="Your position in the input, kept with the commit.")
+@common_options
+@with_session
+def commit(
+    session: Session, *, results: tuple[Path, ...], job: str, commit_per_task: bool, version: int | None, offsets: str
+) -> None:
+    """Make several backups visible as one commit, all or none.
+
+    RESULT are files that `tidemark backup --no-commit --result FILE` wrote, at most one per store. Stores of the job
+    that have none keep what they had. Running it again with the same files changes nothing.
+    """
+    with session.open() as repository:
+        made = [read_result(path, repository_id=repository.record.id) for path in results]
+        scope = _scope_of(results, made, job, commit_per_task=commit_per_task)
+        already = _find_committed(repository, scope, made, version=version, offsets=offsets)
+        if already is None:
+            checked = [
+                repository.loop.run(check_uploaded(repository.asynchronous, path, result))
+                for path, result in zip(results, made, strict=True)
+            ]
+            done = commit_until_known(repository, scope, checked, version=version, offsets=offsets)
+        else:
+            # The attempt before may have ended between the commit and the removal of the TTLs (design 0002, T1).
+            repository.loop.run(settle_record(repository.asynchronous.store, already.record))
+            done = msgspec.structs.replace(already, settled=True)
+    view = CommitResultView(commit=view_commit(done), settled=done.settled, already=already is not None)
+    session.show(view, [f"{committed_line(done)}{' (it stood already)' if already else ''}"])
+
+
+def _scope_of(paths: Sequence[Path], results: Sequence[BackupResult], job: str, *, commit_per_task: bool) -> Scope:
+    """The scope that all results belong to; with `commit_per_task` each task is one of its own."""
+    scope = results[0].scope
+    for path, result in zip(paths, results, strict=True):
+        if result.scope != scope or result.scope.job != job or (result.scope.task is not None) != commit_per_task:
+            raise UsageError(
+                f"belongs to {result.scope}{', which commits by itself' if result.scope.task is not None else ''}",
+                operation="commit",
+                subject=str(path),
+                hint="give results of this job only; with --commit-per-task of one task only",
+            )
+    return scope
+
+
+def _find_committed(
+    repository: SyncRepository, scope: Scope, results: Sequence[BackupResult], *, version: int | None, offsets: str
+) -> Commit | None:
+    """The newest commit, if it says exactly what is to be committed: then an earlier attempt went through."""
+    newest = repository.latest(scope)
+    if newest is None or newest.record.offsets != offsets or version not in {None, newest.record.version}:
+        return None
+    held = [newest.store(r.reference.task, r.reference.store) for r in results]
+    if all(h is not None and h.index == r.reference.index for h, r in zip(held, results, strict=True)):
+        return newest
+    return None

@@ -1,0 +1,59 @@
+"""The one door to this machine's clock and randomness.
+
+What decides about stored data never asks it, but the store's clock.
+"""
+
+import secrets
+import time
+import uuid
+from typing import Protocol
+
+from index.model import UniqueId, WriteId
+
+
+class Ambient(Protocol):
+    """Clock and randomness, replaceable by a seeded one in tests."""
+
+    def session(self) -> str:
+        """A new upload session or pin id: 20 lower-case hexadecimal digits, never given twice."""
+        ...
+
+    def unique_id(self) -> UniqueId:
+        """A new random id in the form of a UUID, as Spark's checkpointUniqueId."""
+        ...
+
+    def write_id(self) -> WriteId:
+        """A new random id of a record."""
+        ...
+
+    def local_now_ms(self) -> int:
+        """This machine's clock: for people, never for a decision about stored data."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds that never go backwards, for durations."""
+        ...
+
+
+class SystemAmbient:
+    """The real thing."""
+
+    def session(self) -> str:
+        """80 random bits."""
+        return secrets.token_hex(10)
+
+    def unique_id(self) -> UniqueId:
+        """A version 4 UUID."""
+        return UniqueId(str(uuid.uuid4()))
+
+    def write_id(self) -> WriteId:
+        """128 random bits."""
+        return WriteId(secrets.token_hex(16))
+
+    def local_now_ms(self) -> int:
+        """Wall clock."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_s(self) -> float:
+        """Monotonic clock."""
+        return time.monotonic()

@@ -1,0 +1,282 @@
+"""Settings from files and the words that people write them in: times, durations, sizes and shares.
+
+A settings file is TOML. A key at its top is an option of every verb that has it, a table named after a verb is for
+that verb alone, and `[transfer]` has the fields of `TransferSettings`:
+
+```toml
+repository = "file:///backups/state"
+job = "flights"
+
+[transfer]
+in_flight_max = 32
+pack_bytes_max = "16MiB"
+
+[collect]
+keep_last = 30
+```
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.errors import UsageError
+from engine.transfer_settings import TransferSettings
+from index.model import UniqueId
+
+CONFIG_BYTES_MAX: Final = 1024 * 1024
+TRANSFER: Final = "transfer"
+TRANSFER_KEYS: Final = TransferSettings.__struct_fields__
+LATEST: Final = "latest"
+
+Value = str | int | float | bool
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_ONE_MS: Final = timedelta(milliseconds=1)
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_DURATION: Final = re.compile(r"(?:[0-9]{1,9}(?:ms|[wdhms]))+")
+_DURATION_PART: Final = re.compile(r"([0-9]+)(ms|[wdhms])")
+_UNIT_BYTES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
+_SIZE: Final = re.compile(r"([0-9]{1,12}) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_SHARE: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)(%?)")
+_NUMBER: Final = re.compile(r"[0-9]{1,18}")
+_VERSION: Final = re.compile(r"v([0-9]{1,18})")
+_VERSION_UNIQUE_ID: Final = re.compile(r"([0-9]{1,18})_(.+)")
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """A time that somebody asked for: absolute, or so long before the store's present."""
+
+    at_ms: int | None = None
+    ago_ms: int = 0
+
+    def resolve_ms(self, now_ms: int) -> int:
+        """The time in milliseconds since the epoch, given the store's clock."""
+        return self.at_ms if self.at_ms is not None else max(0, now_ms - self.ago_ms)
+
+
+class CommitChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """Which commit somebody means; nothing given means the newest."""
+
+    number: int | None = None
+    version: int | None = None
+    unique_id: UniqueId | None = None
+    at: Moment | None = None
+    name: str | None = None
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What a settings file says."""
+
+    path: Path | None = None
+    shared: Mapping[str, Value] = {}
+    by_table: Mapping[str, Mapping[str, Value]] = {}
+
+
+# ---------------------------------------------------------------------- files
+
+
+def config_paths(environment: Mapping[str, str], directory: Path) -> tuple[Path, ...]:
+    """Where a settings file is looked for; the first that is there is the only one read."""
+    home = environment.get("HOME", "")
+    of_user = environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
+    return (directory / "tidemark.toml", *([Path(of_user) / "tidemark" / "config.toml"] if of_user else []))
+
+
+def cache_path(environment: Mapping[str, str]) -> Path | None:
+    """Where digest caches stand if nobody says otherwise; None on a machine without a home."""
+    home = environment.get("HOME", "")
+    of_user = environment.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
+    return Path(of_user) / "tidemark" if of_user else None
+
+
+def read_config(path: Path, *, shared: Collection[str], by_verb: Mapping[str, Collection[str]]) -> Config:
+    """Read a settings file and refuse what nobody would ever look at.
+
+    Args:
+        path: The file.
+        shared: Keys that may stand at the top.
+        by_verb: The keys of each verb's own table.
+
+    Raises:
+        UsageError: It cannot be read, is not TOML, or has an unknown key.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(CONFIG_BYTES_MAX + 1)
+        if len(data) > CONFIG_BYTES_MAX:
+            raise UsageError("exceeds 1 MiB", operation="settings", subject=str(path), hint="this is no settings file")
+        document = tomllib.loads(data.decode())
+    except OSError as error:
+        raise UsageError(
+            f"cannot be read: {error.strerror}", operation="settings", subject=str(path), hint="check --config"
+        ) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"is no TOML: {error}", operation="settings", subject=str(path), hint="correct it") from error
+    tables: dict[str, Collection[str]] = {**by_verb, TRANSFER: TRANSFER_KEYS}
+    top: dict[str, Value] = {}
+    by_table: dict[str, Mapping[str, Value]] = {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            if key not in tables:
+                raise _unknown(path, f"table {key!r}", _nearest(key, {f"[{name}]": name for name in tables}))
+            for inner in value:
+                if inner not in tables[key]:
+                    raise _unknown(path, f"key {inner!r} in [{key}]", _nearest(inner, dict.fromkeys(tables[key])))
+            by_table[key] = {inner: _scalar(path, f"{key}.{inner}", v) for inner, v in value.items()}
+        else:
+            if key not in shared:
+                places = {f"{inner} in [{table}]": inner for table, keys in tables.items() for inner in sorted(keys)}
+                raise _unknown(path, f"key {key!r}", _nearest(key, {**places, **{name: name for name in shared}}))
+            top[key] = _scalar(path, key, value)
+    return Config(path=path, shared=top, by_table=by_table)
+
+
+def _nearest(word: str, known: Mapping[str, str | None]) -> str:
+    """The place whose word is nearest; the last one if several have it."""
+    places = {spelling or place: place for place, spelling in known.items()}
+    # A cutoff of 0 always finds one: the nearest name says more than a list of thirty.
+    nearest = difflib.get_close_matches(word, sorted(places), n=1, cutoff=0)
+    return places[nearest[0]] if nearest else ""
+
+
+def _unknown(path: Path, what: str, nearest: str) -> UsageError:
+    return UsageError(
+        f"unknown {what}",
+        operation="settings",
+        subject=str(path),
+        hint=f"did you mean `{nearest}`?" if nearest else "remove it",
+    )
+
+
+def _scalar(path: Path, key: str, value: object) -> Value:
+    if isinstance(value, str | int | float | bool):
+        return value
+    # TOML has dates of its own; the options take text.
+    raise UsageError(
+        f"{key} is a {type(value).__name__}",
+        operation="settings",
+        subject=str(path),
+        hint="write text, a number, true or false",
+    )
+
+
+# ---------------------------------------------------------------------- words
+
+
+def parse_duration_ms(text: str) -> int:
+    """Milliseconds of a duration such as `36h`, `7d` or `1d12h`.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if _DURATION.fullmatch(text) is None:
+        raise UsageError(
+            "is no duration", operation="read", subject=repr(text), hint="write it as 30m, 36h, 7d or 1d12h"
+        )
+    return sum(int(count) * _UNIT_MS[unit] for count, unit in _DURATION_PART.findall(text))
+
+
+def parse_moment(text: str) -> Moment:
+    """A time in ISO 8601, UTC unless it names a zone; or a duration, which means so long ago.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if _DURATION.fullmatch(text) is not None:
+        return Moment(ago_ms=parse_duration_ms(text))
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(
+            "is neither a time nor a duration",
+            operation="read",
+            subject=repr(text),
+            hint="write 2026-05-01T12:30:00Z, or 36h for 36 hours ago",
+        ) from None
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return Moment(at_ms=(at - _EPOCH) // _ONE_MS)
+
+
+def parse_size_bytes(text: str) -> int:
+    """Bytes of a size such as `4096`, `64MiB` or `1g`; units are powers of 1,024.
+
+    Raises:
+        UsageError: It is none.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError("is no size", operation="read", subject=repr(text), hint="write it as 4096, 256KiB or 64MiB")
+    return int(match[1]) * _UNIT_BYTES[match[2].lower()]
+
+
+def parse_share(text: str) -> float:
+    """A share above 0 and up to 1, of `10%` or `0.1`.
+
+    Raises:
+        UsageError: It is none.
+    """
+    match = _SHARE.fullmatch(text)
+    share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
+    if not 0 < share <= 1:
+        raise UsageError("is no share of a whole", operation="read", subject=repr(text), hint="write it as 10% or 0.1")
+    return share
+
+
+def parse_version(text: str) -> CommitChoice:
+    """The choice that `8` or `8_<uid>` makes where a version is asked for; the form of Spark's lineage.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if _NUMBER.fullmatch(text):
+        return CommitChoice(version=int(text))
+    match = _VERSION_UNIQUE_ID.fullmatch(text)
+    if match is None:
+        raise UsageError("is no version", operation="read", subject=repr(text), hint="write 8, or 8_<unique id>")
+    return CommitChoice(version=int(match[1]), unique_id=UniqueId(match[2]))
+
+
+def parse_commit(text: str) -> CommitChoice:
+    """The choice of `latest`, a number, `v8`, `8_<uid>`, `@TIME`, or a name.
+
+    Raises:
+        UsageError: The text is empty, or what follows the `@` is no time.
+    """
+    if not text:
+        raise UsageError(
+            "an empty text chooses no commit", operation="read", hint="write a number, v8, 8_<uid>, a name or latest"
+        )
+    if text == LATEST:
+        return CommitChoice()
+    if text.startswith("@"):
+        return CommitChoice(at=parse_moment(text[1:]))
+    if _NUMBER.fullmatch(text):
+        return CommitChoice(number=int(text))
+    if match := _VERSION.fullmatch(text):
+        return CommitChoice(version=int(match[1]))
+    if _VERSION_UNIQUE_ID.fullmatch(text):
+        return parse_version(text)
+    return CommitChoice(name=text)
+
+
+def check_new_name(name: str) -> str:
+    """A name for a commit, once it is known that `parse_commit` reads it as one.
+
+    Raises:
+        UsageError: It would be read as something else.
+    """
+    if not name or name.startswith("@") or parse_commit(name).name is None:
+        raise UsageError(
+            "reads like a number, a version or a time",
+            operation="name",
+            subject=repr(name),
+            hint="choose a name such as before-upgrade",
+        )
+    return name

@@ -1,0 +1,215 @@
+"""What is known of local files without reading them again (design 0002, I1 and I2)."""
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from engine.hashing import BLAKE3_BYTES, Digest, hash_bytes
+from index.local_tree import LocalFile
+from index.model import SstIdentity
+
+ENTRIES_MAX: Final = 400_000
+# Entries beyond twice the files of the directory are of files that are gone, but for so many.
+SPARE_ENTRIES: Final = 1_000
+CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
+# A file that changed less than this before it was looked at may change once more within the same clock tick.
+SETTLING_TIME_MS: Final = 2_000
+
+_MAGIC: Final = b"TIDECACH"
+_NS_PER_MS: Final = 1_000_000
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+class CachedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One entry. It holds for a file of exactly this stat, and says nothing of any other."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_at_ns: int
+    changed_at_ns: int
+    # The hashes, or None where only the SST identity was asked for.
+    blake3: bytes | None = None
+    crc32: int | None = None
+    # Whether the SST's tail was read, and what it said.
+    sst_read: bool = False
+    sst: SstIdentity | None = None
+    # The file had been quiet for so long that its stat stands for its content: a backup may trust the entry (I1).
+    settled: bool = False
+    # Recorded by a restore of ours once it had written and fsynced the file: a restore may trust it (I2).
+    restored: bool = False
+
+
+class _Stored(msgspec.Struct, frozen=True, array_like=True):
+    """What stands on disk; the directory is repeated, so that two directories can never share a file."""
+
+    directory: str
+    files: tuple[CachedFile, ...]
+
+
+class DigestCache:
+    """Hashes and SST identities by device, inode, size, mtime_ns and ctime_ns.
+
+    One cache serves one store's directories. A new stat of an inode replaces the old one and `trim` forgets files that
+    are gone, so that it grows with the number of files and not with that of their changes; beyond `ENTRIES_MAX` the
+    oldest entries go. Threads may use it at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[int, int], CachedFile] = {}
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def find(self, file: LocalFile) -> CachedFile | None:
+        """What a backup may believe of a file with this stat (I1)."""
+        known = self._files.get((file.device, file.inode))
+        return known if known is not None and known.settled and _has_stat_of(known, file) else None
+
+    def find_restored(self, file: LocalFile) -> CachedFile | None:
+        """What a restore may believe: only what an earlier restore of ours had fsynced (I2)."""
+        known = self._files.get((file.device, file.inode))
+        return known if known is not None and known.restored and _has_stat_of(known, file) else None
+
+    def record(self, file: LocalFile, *, looked_at_ms: int, sst_read: bool = False) -> None:
+        """Remember the identity facts that a file carries. Facts about the same stat add up.
+
+        Args:
+            file: The file; its stat held before and after its bytes were read.
+            looked_at_ms: This machine's clock when that stat was taken, or earlier.
+            sst_read: Whether its tail was read, so that an `sst` of None means that it has no identity.
+        """
+        known = self._files.get((file.device, file.inode))
+        if known is not None and not _has_stat_of(known, file):
+            known = None
+        settled = _is_settled(file, looked_at_ms)
+        if known is None and not settled:
+            return
+        blake3, crc32 = file.blake3, file.crc32
+        restored = known is not None and known.restored
+        if known is not None and blake3 is None:
+            blake3, crc32 = known.blake3, known.crc32
+        elif known is not None and known.blake3 is not None and known.blake3 != blake3:
+            # The same stat, other bytes: whatever happened to this disk, a restore had better read the file.
+            restored = False
+        read_before = known is not None and known.sst_read
+        self._put(
+            CachedFile(
+                file.device,
+                file.inode,
+                file.metadata.size_bytes,
+                file.metadata.modified_at_ns,
+                file.changed_at_ns,
+                blake3,
+                crc32,
+                sst_read or read_before,
+                known.sst if known is not None and not sst_read else file.sst,
+                settled,
+                restored,
+            )
+        )
+
+    def record_restored(self, file: LocalFile, digest: Digest, *, looked_at_ms: int) -> None:
+        """Remember a file that a restore has written and verified, with its stat from after the fsync (I2)."""
+        self._put(
+            CachedFile(
+                file.device,
+                file.inode,
+                file.metadata.size_bytes,
+                file.metadata.modified_at_ns,
+                file.changed_at_ns,
+                digest.blake3,
+                digest.crc32,
+                settled=_is_settled(file, looked_at_ms),
+                restored=True,
+            )
+        )
+
+    def trim(self, files: Collection[LocalFile]) -> None:
+        """Forget files that are gone, once they are more than those that there are.
+
+        Args:
+            files: All files of the directory.
+        """
+        if len(self._files) > 2 * len(files) + SPARE_ENTRIES:
+            there = {(file.device, file.inode) for file in files}
+            self._files = {key: entry for key, entry in tuple(self._files.items()) if key in there}
+
+    def _put(self, entry: CachedFile) -> None:
+        key = entry.device, entry.inode
+        self._files.pop(key, None)
+        self._files[key] = entry
+        if len(self._files) > ENTRIES_MAX:
+            with contextlib.suppress(StopIteration, RuntimeError):  # another thread is making room already
+                self._files.pop(next(iter(self._files)), None)
+
+    @classmethod
+    def load(cls, cache_dir: Path, directory: Path) -> Self:
+        """The cache that `save` left for a directory; an empty one if there is none that can be trusted.
+
+        A file that is damaged, oversized, another user's or writable by others counts as none: whoever could
+        write it could make a backup skip a file that has changed.
+        """
+        cache = cls()
+        try:
+            data = _read_own_file(_cache_path(cache_dir, directory))
+            payload = data[len(_MAGIC) + BLAKE3_BYTES :]
+            if data[: -len(payload)] != _MAGIC + hash_bytes(payload).blake3:
+                return cache
+            stored = msgspec.msgpack.decode(payload, type=_Stored)
+        except (OSError, msgspec.DecodeError):
+            return cache
+        if stored.directory == str(directory.absolute()):
+            cache._files = {(file.device, file.inode): file for file in stored.files[:ENTRIES_MAX]}
+        return cache
+
+    def save(self, cache_dir: Path, directory: Path) -> None:
+        """Write the cache for a directory, replacing an older one at once; makes `cache_dir` if it is not there.
+
+        Raises:
+            OSError: It cannot be written. Nothing depends on it but the time that the next backup takes.
+        """
+        stored = _Stored(str(directory.absolute()), tuple(self._files.values()))
+        payload = msgspec.msgpack.encode(stored)
+        cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".digests-", dir=cache_dir)
+        try:
+            with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)
+                out.write(_MAGIC + hash_bytes(payload).blake3 + payload)
+            Path(temporary).replace(_cache_path(cache_dir, directory))
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def _has_stat_of(known: CachedFile, file: LocalFile) -> bool:
+    metadata = file.metadata
+    return (
+        known.changed_at_ns == file.changed_at_ns
+        and known.modified_at_ns == metadata.modified_at_ns
+        and known.size_bytes == metadata.size_bytes
+    )
+
+
+def _is_settled(file: LocalFile, looked_at_ms: int) -> bool:
+    changed_at_ns = max(file.metadata.modified_at_ns, file.changed_at_ns)
+    return looked_at_ms * _NS_PER_MS - changed_at_ns >= SETTLING_TIME_MS * _NS_PER_MS
+
+
+def _cache_path(cache_dir: Path, directory: Path) -> Path:
+    name = hash_bytes(os.fsencode(directory.absolute())).blake3[:16].hex()
+    return cache_dir / f"{name}.digests"
+
+
+def _read_own_file(path: Path) -> bytes:
+    """A file of this user that nobody else can write, up to the size cap; empty otherwise."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as source:  # noqa: PTH123
+        status = os.fstat(source.fileno())
+        own = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+        return source.read(CACHE_BYTES_MAX) if own and status.st_size <= CACHE_BYTES_MAX else b""

@@ -1,0 +1,390 @@
+"""Carrying out a restore plan: every file fetched or reused, verified and written, in parallel within the limits."""
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from blobstore.base import BlobStore, RequestMetadata
+from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
+from blobstore.local_files import run_blocking
+from engine.bounded import carry_out_all
+from engine.errors import DamagedError
+from engine.hashing import FileHasher
+from engine.local_writing import (
+    OwnerPolicy,
+    WrittenFile,
+    copy_file,
+    copy_small_files,
+    create_file,
+    find_wrong_piece,
+    link_file,
+    seal_file,
+    write_files,
+    write_hashed,
+    write_pieces,
+)
+from engine.progress import Progress
+from engine.staging import target_errors
+from engine.transfer import ByteBudget, get_run
+from engine.transfer_settings import TransferSettings
+from index.model import FileBlob, SnapshotMetadata
+from index.restore_plan import FetchedRun, RestoredFile, RestorePlan, ReusedFile
+
+# Bytes that turn out wrong are fetched so often in all: a fault on the way is not yet a fault of the blob.
+FETCHES_MAX: Final = 2
+# Small files go to a thread so many at a time, and those of one range to so many threads at once.
+FILES_PER_HOP: Final = 256
+HOPS_PER_RANGE_MAX: Final = 4
+# Local files up to this size are copied through memory, so many bytes at a time.
+SMALL_BYTES_MAX: Final = 256 * 1024
+HOP_BYTES_MAX: Final = 4 * 1024 * 1024
+
+_Item = TypeVar("_Item")
+
+
+class Downloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a plan."""
+
+    files: tuple[WrittenFile, ...]
+    # Those among them that are second names of files of the old directory.
+    links: tuple[WrittenFile, ...]
+    files_fetched: int
+    # As asked of the store: dead bytes of packs and second fetches count.
+    bytes_fetched: int
+    requests: int
+    files_reused: int
+    bytes_reused: int
+
+
+class _Stream:
+    """A file that is written as its blobs come, in any order."""
+
+    def __init__(self, file: RestoredFile) -> None:
+        self.file = file
+        self.descriptor = -1
+        self.blobs_left = len(file.entry.blobs)
+        self.creating = asyncio.Lock()
+
+
+class _Whole(msgspec.Struct, frozen=True):
+    """Files that the index itself has."""
+
+    files: Sequence[RestoredFile]
+
+
+class _Links(msgspec.Struct, frozen=True):
+    files: Sequence[ReusedFile]
+
+
+class _SmallCopies(msgspec.Struct, frozen=True):
+    files: Sequence[ReusedFile]
+
+
+class _Blob(msgspec.Struct, frozen=True):
+    stream: _Stream
+    blob: FileBlob
+
+
+_Job = _Whole | _Links | _SmallCopies | ReusedFile | FetchedRun | _Blob
+
+
+class Downloader:
+    """One download into one directory that is being built."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        snapshot: SnapshotMetadata,
+        *,
+        target: Path,
+        root: int,
+        source: int,
+        settings: TransferSettings,
+        owners: OwnerPolicy,
+        progress: Progress,
+    ) -> None:
+        """Prepare a download.
+
+        Args:
+            store: Where from.
+            snapshot: Whose bytes they are, for the store's traces.
+            target: Where the directory will stand, for errors.
+            root: Descriptor of the directory that is being built; its sub-directories are made.
+            source: Descriptor of the directory whose files are reused; -1 if there is none.
+            settings: Limits of memory and parallelism.
+            owners: What to do about owners.
+            progress: Told files and bytes.
+        """
+        self._store = store
+        self._snapshot = snapshot
+        self._target = target
+        self._root = root
+        self._source = source
+        self._settings = settings
+        self._owners = owners
+        self._progress = progress
+        self._budget = ByteBudget(settings.memory_bytes_max)
+        self._streams: set[_Stream] = set()
+        self._written: list[WrittenFile] = []
+        self._linked: list[WrittenFile] = []
+        self._files_fetched = self._bytes_fetched = self._requests = 0
+        self._files_reused = self._bytes_reused = 0
+
+    async def download(self, plan: RestorePlan) -> Downloaded:
+        """Write every file of a plan, synced, with its metadata.
+
+        Requests: `plan.fetch_requests` GETs, and one more for each file that could not be reused after all or whose
+        bytes were wrong at first.
+
+        Raises:
+            DamagedError: A blob is missing, or does not have the bytes that it should, twice.
+            TargetError: The target cannot be written.
+            StoreError: As the store says.
+        """
+        try:
+            await carry_out_all(self._carry_out, _jobs(plan), in_flight_max=self._settings.in_flight_max)
+        finally:
+            # Every task has ended and so has every thread that it had started.
+            for stream in self._streams:
+                os.close(stream.descriptor)
+        return Downloaded(
+            files=tuple(self._written),
+            links=tuple(self._linked),
+            files_fetched=self._files_fetched,
+            bytes_fetched=self._bytes_fetched,
+            requests=self._requests,
+            files_reused=self._files_reused,
+            bytes_reused=self._bytes_reused,
+        )
+
+    async def _carry_out(self, job: _Job) -> None:
+        match job:
+            case _Whole(files=files):
+                await self._write_whole(files)
+            case _Links(files=files):
+                await self._link(files)
+            case _SmallCopies(files=files):
+                await self._copy_small(files)
+            case ReusedFile():
+                await self._copy(job)
+            case FetchedRun():
+                await self._fetch_run(job)
+            case _Blob(stream=stream, blob=blob):
+                await self._fetch_blob(stream, blob)
+
+    async def _write_whole(self, files: Sequence[RestoredFile]) -> None:
+        pieces = [(file, file.entry.inline or b"") for file in files]
+        with target_errors(self._target):
+            written = await run_blocking(write_files, self._root, pieces, self._owners)
+        self._written.extend(written)
+        self._progress.add(files=len(files), bytes_=sum(file.size_bytes for file in files))
+
+    async def _link(self, files: Sequence[ReusedFile]) -> None:
+        linked = await run_blocking(lambda: [link_file(self._root, self._source, file) for file in files])
+        for reused, written in zip(files, linked, strict=True):
+            if written is None:
+                await self._copy(reused)
+            else:
+                self._linked.append(written)
+                self._reused(written)
+
+    async def _copy(self, reused: ReusedFile) -> None:
+        with target_errors(self._target):
+            written = await run_blocking(copy_file, self._root, self._source, reused, self._owners)
+        if written is not None:
+            self._reused(written)
+        else:
+            await self._fetch_after_all(reused)
+
+    async def _copy_small(self, files: Sequence[ReusedFile]) -> None:
+        async with self._budget.hold(sum(file.target.size_bytes for file in files)):
+            with target_errors(self._target):
+                copied, broken = await run_blocking(copy_small_files, self._root, self._source, files, self._owners)
+        for written in copied:
+            self._reused(written)
+        for reused in broken:
+            await self._fetch_after_all(reused)
+
+    async def _fetch_after_all(self, reused: ReusedFile) -> None:
+        """A local file is not what it was taken for: fetch it like any other."""
+        stream = _Stream(reused.target)
+        for blob in reused.target.entry.blobs:
+            await self._fetch_blob(stream, blob)
+
+    async def _fetch_run(self, run: FetchedRun) -> None:
+        """Fetch a range of a pack, and write its files once all of them are known to be right."""
+        async with self._budget.hold(run.size_bytes):
+            data = await self._get_verified_run(run)
+
+            async def write(files: Sequence[RestoredFile]) -> None:
+                with target_errors(self._target):
+                    written = await run_blocking(write_pieces, self._root, run, files, data, self._owners)
+                self._written.extend(written)
+
+            await carry_out_all(write, _groups(run.files), in_flight_max=HOPS_PER_RANGE_MAX)
+        self._files_fetched += len(run.files)
+        self._progress.add(files=len(run.files), bytes_=sum(file.size_bytes for file in run.files))
+
+    async def _get_verified_run(self, run: FetchedRun) -> bytearray:
+        wrong = run.files[0]
+        cause: StoreError | None = None
+        for _ in range(FETCHES_MAX):
+            self._count_request(run.size_bytes)
+            metadata = self._metadata(wrong, run.size_bytes)
+            try:
+                data = await get_run(
+                    self._store, run.key, start=run.start, size_bytes=run.size_bytes, metadata=metadata
+                )
+            except BlobNotFoundError as error:
+                raise self._damaged(wrong, run.key, "its blob is missing") from error
+            except (BlobCorruptError, InvalidRequestError) as error:
+                cause = error
+                continue
+            found = await run_blocking(find_wrong_piece, run, data)
+            if found is None:
+                return data
+            wrong, cause = found, None
+        raise self._damaged(wrong, run.key, "its bytes are not the ones that were backed up") from cause
+
+    async def _fetch_blob(self, stream: _Stream, blob: FileBlob) -> None:
+        """Fetch one blob of a file straight into its place; whoever brings the last one seals the file."""
+        file = stream.file
+        async with stream.creating:
+            if stream.descriptor < 0:
+                with target_errors(self._target):
+                    await run_blocking(self._open, stream)
+        async with self._budget.hold(2 * self._settings.chunk_bytes):
+            await self._stream_verified(stream, blob)
+        self._progress.add(bytes_=blob.size_bytes)
+        stream.blobs_left -= 1
+        if stream.blobs_left == 0:
+            with target_errors(self._target):
+                self._written.append(await run_blocking(seal_file, stream.descriptor, file, self._owners))
+            self._streams.remove(stream)
+            os.close(stream.descriptor)
+            self._files_fetched += 1
+            self._progress.add(files=1)
+
+    def _open(self, stream: _Stream) -> None:
+        """Make the file. In the thread itself it is noted as open: a cancelled caller would never hear of it."""
+        stream.descriptor = create_file(self._root, stream.file)
+        self._streams.add(stream)
+
+    async def _stream_verified(self, stream: _Stream, blob: FileBlob) -> None:
+        # The hash of a file's only blob is the file's.
+        expected = blob.blake3 or stream.file.entry.blake3
+        cause: StoreError | None = None
+        for _ in range(FETCHES_MAX):
+            self._count_request(blob.size_bytes)
+            try:
+                found = await self._stream(stream, blob)
+            except BlobNotFoundError as error:
+                raise self._damaged(stream.file, blob.key, "its blob is missing") from error
+            except (BlobCorruptError, InvalidRequestError) as error:
+                cause = error
+                continue
+            if found == expected:
+                return
+            cause = None
+        raise self._damaged(stream.file, blob.key, "its bytes are not the ones that were backed up") from cause
+
+    async def _stream(self, stream: _Stream, blob: FileBlob) -> bytes:
+        """Write a blob's bytes as they come.
+
+        Returns:
+            Their hash.
+        """
+        hasher = FileHasher()
+        chunks: list[bytes] = []
+        held_bytes = received_bytes = 0
+
+        async def write() -> None:
+            at = blob.file_offset_bytes + hasher.size_bytes
+            with target_errors(self._target):
+                await run_blocking(write_hashed, stream.descriptor, at, chunks, hasher)
+            chunks.clear()
+
+        source = self._store.get(
+            blob.key,
+            start=blob.blob_offset_bytes,
+            size_bytes=blob.size_bytes,
+            metadata=self._metadata(stream.file, blob.size_bytes),
+        )
+        async with aclosing(source) as incoming:
+            async for chunk in incoming:
+                received_bytes += len(chunk)
+                if received_bytes > blob.size_bytes:
+                    raise BlobCorruptError(f"yields more than {blob.size_bytes} bytes", operation="get", key=blob.key)
+                chunks.append(chunk)
+                held_bytes += len(chunk)
+                if held_bytes >= self._settings.chunk_bytes:
+                    await write()
+                    held_bytes = 0
+        if chunks:
+            await write()
+        return hasher.digest.blake3
+
+    def _reused(self, written: WrittenFile) -> None:
+        self._written.append(written)
+        self._files_reused += 1
+        self._bytes_reused += written.file.size_bytes
+        self._progress.add(files=1, bytes_=written.file.size_bytes)
+
+    def _count_request(self, size_bytes: int) -> None:
+        self._requests += 1
+        self._bytes_fetched += size_bytes
+
+    def _metadata(self, file: RestoredFile, size_bytes: int) -> RequestMetadata:
+        return RequestMetadata(
+            job=self._snapshot.job,
+            task=self._snapshot.task,
+            store=self._snapshot.store,
+            payload_path="/".join(file.path),
+            size_bytes=size_bytes,
+        )
+
+    def _damaged(self, file: RestoredFile, key: str, reason: str) -> DamagedError:
+        return DamagedError(f"file {'/'.join(file.path)}: {reason}", operation="restore", subject=key)
+
+
+def _jobs(plan: RestorePlan) -> Iterator[_Job]:
+    """What is fetched comes first: it takes longest."""
+    yield from plan.runs
+    for file in plan.streams:
+        stream = _Stream(file)
+        for blob in file.entry.blobs:
+            yield _Blob(stream, blob)
+    for links in _groups(plan.links):
+        yield _Links(links)
+    yield from _copies(plan.copies)
+    for files in _groups((*plan.empty, *plan.inline)):
+        yield _Whole(files)
+
+
+def _copies(copies: Sequence[ReusedFile]) -> Iterator[_SmallCopies | ReusedFile]:
+    """Small files together, as many as a thread takes at a time; each large one by itself."""
+    group: list[ReusedFile] = []
+    group_bytes = 0
+    for item in copies:
+        size_bytes = item.target.size_bytes
+        if size_bytes > SMALL_BYTES_MAX:
+            yield item
+            continue
+        if len(group) == FILES_PER_HOP or group_bytes + size_bytes > HOP_BYTES_MAX:
+            yield _SmallCopies(tuple(group))
+            group.clear()
+            group_bytes = 0
+        group.append(item)
+        group_bytes += size_bytes
+    if group:
+        yield _SmallCopies(tuple(group))
+
+
+def _groups(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
+    for start in range(0, len(items), FILES_PER_HOP):
+        yield items[start : start + FILES_PER_HOP]

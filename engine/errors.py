@@ -1,0 +1,109 @@
+"""What the engine refuses or could not do, sorted by what the caller does next.
+
+```
+EngineError
+├── ConflictError              somebody else's work stands: load again and redo
+│   ├── CommitLostError        another record took the number, or this one is no longer part of the chain
+│   ├── FencedError            a collector closed this writer's past
+│   └── StaleResultError       a backup was made against another parent
+├── CommitUnknownError         the commit may have happened: the same writer asks again and will know
+├── LeaseExpiredError          the uploads are too old to be committed: back up again
+├── NotFoundError              no such repository, scope, commit, store or name
+│   └── CollectedError         it was there, and a collection came first: choose again
+├── UnsafeSourceError          the directory is not a picture that can be backed up
+├── DamagedError               stored data is missing or altered
+├── TargetError                the target of a restore cannot be used
+├── UnsafeStoreError           the store or its answers cannot be trusted with this operation
+└── UsageError                 the arguments do not make sense together
+```
+"""
+
+
+class EngineError(Exception):
+    """Base of all errors of the engine.
+
+    Attributes:
+        operation: The use case that failed, such as "commit".
+        subject: The key, path or scope concerned.
+        hint: What an operator can do about it; never empty.
+    """
+
+    default_hint = "see the cause below"
+
+    def __init__(self, message: str, *, operation: str, subject: str = "", hint: str = "") -> None:
+        self.operation = operation
+        self.subject = subject
+        self.hint = hint or self.default_hint
+        super().__init__(f"{operation} {subject}: {message}" if subject else f"{operation}: {message}")
+
+
+class ConflictError(EngineError):
+    """Another writer's work stands where this one's would have."""
+
+    default_hint = "load the newest commit and do the work again on top of it"
+
+
+class CommitLostError(ConflictError):
+    """Another record has the number, or later records do not descend from this one (design 0002, C4)."""
+
+
+class FencedError(ConflictError):
+    """A boundary at or above the record's number does not list it (design 0002, C4)."""
+
+
+class StaleResultError(ConflictError):
+    """A backup's base is not what the parent commit holds for that store (design 0002, C2)."""
+
+
+class CommitUnknownError(EngineError):
+    """No answer: the record may be there. The writer remembers it and adopts it later (design 0002, C3)."""
+
+    default_hint = "commit again with the same writer: it finds out what happened; delete nothing"
+
+
+class LeaseExpiredError(EngineError):
+    """The oldest new blob has less than the margin of its TTL left (design 0002, C5 and T3)."""
+
+    default_hint = "run the backup again, then commit"
+
+
+class NotFoundError(EngineError):
+    """There is no such repository, scope, commit, store or name."""
+
+    default_hint = "run `tidemark list` to see what there is"
+
+
+class CollectedError(NotFoundError):
+    """The commit was closed by a collector before it could be protected (design 0002, D5)."""
+
+    default_hint = "choose another commit; retention may be too short for the readers that there are"
+
+
+class UnsafeSourceError(EngineError):
+    """The directory changed meanwhile, is open in RocksDB, or has entries that cannot be kept (design 0002, I3)."""
+
+    default_hint = "back up a rocksdb_checkpoint, not a directory in use"
+
+
+class DamagedError(EngineError):
+    """Stored data is missing, cut short or altered."""
+
+    default_hint = "run `tidemark verify`; an older commit may be whole"
+
+
+class TargetError(EngineError):
+    """The target of a restore cannot be written, or holds something that a restore may not replace."""
+
+    default_hint = "choose a target that is absent, or allow replacing it"
+
+
+class UnsafeStoreError(EngineError):
+    """The store, or what it answered, cannot be trusted with this operation; nothing was deleted."""
+
+    default_hint = "run again; if it persists, this store is not safe for the operation"
+
+
+class UsageError(EngineError):
+    """The arguments contradict each other or are out of range."""
+
+    default_hint = "see the documentation of the call"

@@ -1,0 +1,308 @@
+"""Which local file is which: SST identities and content hashes, read where a decision needs them (design 0002, I1).
+
+Everything here blocks and is made for a thread, all files of a directory per call.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from engine.digest_cache import DigestCache
+from engine.errors import UnsafeSourceError
+from engine.hashing import Digest, FileHasher
+from engine.local_stat import DIR_FLAGS, READ_FLAGS, FilePath, changed_error, is_untouched, refusing, unreadable_error
+from index.dir_diff import files_to_identify
+from index.local_tree import LocalDir, LocalFile
+from index.model import DirIndex, FileIndex, SstIdentity
+from index.sst_properties import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
+
+# The parser asks for more at most twice.
+SST_READS_MAX: Final = 3
+READ_BYTES: Final = 1024 * 1024
+# Reading is spread over this many threads once there is so much of it that it pays.
+READERS_MAX: Final = 4
+READ_ALONE_BYTES_MAX: Final = 16 * 1024 * 1024
+
+_Found = TypeVar("_Found")
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A file of which an identity fact has to be read from the disk."""
+
+    path: FilePath
+    file: LocalFile
+    # Read the tail of the SST.
+    sst: bool
+    # Hash the content, unless the tail had an identity.
+    digest: bool
+
+
+class StoppedError(Exception):
+    """Whoever asked for a long reading does not want it any more."""
+
+
+def identify(
+    root: Path,
+    local: LocalDir,
+    remote: DirIndex,
+    cache: DigestCache,
+    *,
+    looked_at_ms: int,
+    stop: threading.Event,
+) -> LocalDir:
+    """Fill in the identity facts that a diff against `remote` asks for, and no others.
+
+    Args:
+        root: Where `local` was scanned.
+        local: The scan.
+        remote: The previous snapshot.
+        cache: Asked first, and told what was read.
+        looked_at_ms: This machine's clock before the scan.
+        stop: Set by a caller that does not want the result any more.
+
+    Returns:
+        `local` with `sst`, or `blake3` and `crc32`, for the files that `files_to_identify` names.
+
+    Raises:
+        UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
+        StoppedError: `stop` was set.
+    """
+    asked: dict[FilePath, set[str]] = {}
+    for path in files_to_identify(local, remote):
+        asked.setdefault(path[:-1], set()).add(path[-1])
+    known: dict[FilePath, LocalFile] = {}
+    wanted: list[Wanted] = []
+    for parents, files, entries in _pairs(local, remote, ()):
+        names = asked.get(parents)
+        if names is None:
+            continue
+        by_name = {entry.name: entry for entry in entries}
+        for file in files:
+            if file.name in names:
+                path = (*parents, file.name)
+                found = _from_cache(path, file, by_name[file.name], cache)
+                if isinstance(found, LocalFile):
+                    known[path] = found
+                else:
+                    wanted.append(found)
+    known.update(_read(root, wanted, cache, looked_at_ms, stop))
+    return _with_files(local, known, ()) if known else local
+
+
+def identify_ssts(
+    root: Path,
+    files: Sequence[tuple[FilePath, LocalFile]],
+    cache: DigestCache,
+    *,
+    looked_at_ms: int,
+    stop: threading.Event,
+) -> dict[FilePath, SstIdentity]:
+    """The identities of those files that are SSTs and have one.
+
+    Args:
+        root: Where the files were scanned.
+        files: By path; those whose name does not end in `.sst` are passed over.
+        cache: Asked first, and told what was read.
+        looked_at_ms: This machine's clock before the scan.
+        stop: Set by a caller that does not want the result any more.
+
+    Raises:
+        UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
+        StoppedError: `stop` was set.
+    """
+    found: dict[FilePath, SstIdentity] = {}
+    wanted: list[Wanted] = []
+    for path, file in files:
+        if not file.name.endswith(".sst"):
+            continue
+        known = cache.find(file)
+        sst = file.sst if known is None or file.sst is not None else known.sst
+        if sst is not None:
+            found[path] = sst
+        elif known is None or not known.sst_read:
+            wanted.append(Wanted(path, file, sst=True, digest=False))
+    read = _read(root, wanted, cache, looked_at_ms, stop)
+    return found | {path: file.sst for path, file in read.items() if file.sst is not None}
+
+
+def find_present(
+    root: Path,
+    candidates: Sequence[tuple[FilePath, LocalFile, FileIndex]],
+    cache: DigestCache,
+    *,
+    stop: threading.Event,
+) -> dict[FilePath, LocalFile]:
+    """Those local files whose content is that of a snapshot's file (I2).
+
+    Args:
+        root: Where the files were scanned.
+        candidates: Local files, and the entry that each may be equal to.
+        cache: Believed only where an earlier restore of ours recorded the file; every other file is read.
+        stop: Set by a caller that does not want the result any more.
+
+    Raises:
+        StoppedError: `stop` was set.
+    """
+    present: dict[FilePath, LocalFile] = {}
+    wanted: list[tuple[Wanted, bytes]] = []
+    for path, file, entry in candidates:
+        known = cache.find_restored(file)
+        if known is None or known.blake3 is None:
+            wanted.append((Wanted(path, file, sst=False, digest=True), entry.blake3))
+        elif known.blake3 == entry.blake3:
+            present[path] = file
+    if wanted:
+        with _opened(root) as descriptor:
+            read = _map_read(functools.partial(_try_one, root, descriptor, stop), [w for w, _ in wanted], stop)
+        present.update(
+            (item.path, item.file)
+            for (item, blake3), found in zip(wanted, read, strict=True)
+            if found is not None and found.blake3 == blake3
+        )
+    return present
+
+
+def _from_cache(path: FilePath, file: LocalFile, entry: FileIndex, cache: DigestCache) -> LocalFile | Wanted:
+    """The file with the fact that decides, if the cache has it; otherwise what to read."""
+    known = cache.find(file)
+    by_sst = entry.sst is not None and (known is None or not known.sst_read or known.sst is not None)
+    if known is not None and (known.sst_read if by_sst else known.blake3 is not None):
+        return LocalFile(
+            name=file.name,
+            metadata=file.metadata,
+            device=file.device,
+            inode=file.inode,
+            changed_at_ns=file.changed_at_ns,
+            sst=known.sst,
+            blake3=known.blake3,
+            crc32=known.crc32,
+        )
+    return Wanted(path, file, sst=by_sst, digest=True)
+
+
+def _read(
+    root: Path, wanted: Sequence[Wanted], cache: DigestCache, looked_at_ms: int, stop: threading.Event
+) -> dict[FilePath, LocalFile]:
+    """Read facts from the disk, several files at once where there is much to hash, and remember them."""
+    if not wanted:
+        return {}
+    with _opened(root) as descriptor:
+        read = _map_read(functools.partial(_read_one, root, descriptor, stop), wanted, stop)
+    for item, file in zip(wanted, read, strict=True):
+        cache.record(file, looked_at_ms=looked_at_ms, sst_read=item.sst)
+    return {item.path: file for item, file in zip(wanted, read, strict=True)}
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[int]:
+    with refusing(root):
+        descriptor = os.open(root, DIR_FLAGS)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _map_read(read: Callable[[Wanted], _Found], wanted: Sequence[Wanted], stop: threading.Event) -> list[_Found]:
+    """Read one file after the other, or several at once where there is much to hash."""
+    if sum(item.file.metadata.size_bytes for item in wanted if item.digest) <= READ_ALONE_BYTES_MAX:
+        return [read(item) for item in wanted]
+    with ThreadPoolExecutor(READERS_MAX, "tidemark-read") as readers:
+        try:
+            return list(readers.map(read, wanted))
+        except BaseException:
+            stop.set()
+            raise
+
+
+def _try_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wanted) -> LocalFile | None:
+    """As `_read_one`; None for a file that cannot be read or does not hold still: it is not reused then."""
+    try:
+        return _read_one(root, root_descriptor, stop, item)
+    except UnsafeSourceError:
+        return None
+
+
+def _read_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wanted) -> LocalFile:
+    size_bytes = item.file.metadata.size_bytes
+    sst: SstIdentity | None = None
+    digest: Digest | None = None
+    try:
+        descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=root_descriptor)
+        try:
+            held_still = is_untouched(item.file, os.fstat(descriptor))
+            if held_still and item.sst:
+                sst = _read_sst(descriptor, size_bytes)
+            if held_still and item.digest and sst is None:
+                digest = _read_digest(descriptor, size_bytes, stop)
+                held_still = digest is not None and is_untouched(item.file, os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise unreadable_error(root.joinpath(*item.path), error) from error
+    if not held_still:
+        raise changed_error(root.joinpath(*item.path))
+    return _with_facts(item.file, sst, digest)
+
+
+def _read_sst(descriptor: int, size_bytes: int) -> SstIdentity | None:
+    tail_bytes = TAIL_BYTES
+    for _ in range(SST_READS_MAX):
+        tail_bytes = min(tail_bytes, size_bytes)
+        answer = parse_sst_tail(os.pread(descriptor, tail_bytes, size_bytes - tail_bytes), size_bytes)
+        if not isinstance(answer, MoreBytesNeeded):
+            return answer
+        tail_bytes = answer.tail_bytes
+    return None
+
+
+def _read_digest(descriptor: int, size_bytes: int, stop: threading.Event) -> Digest | None:
+    """The hashes of a whole file; None if it has become shorter."""
+    hasher = FileHasher()
+    while hasher.size_bytes < size_bytes:
+        if stop.is_set():
+            raise StoppedError
+        chunk = os.pread(descriptor, min(READ_BYTES, size_bytes - hasher.size_bytes), hasher.size_bytes)
+        if not chunk:
+            return None
+        hasher.update(chunk)
+    return hasher.digest
+
+
+def _with_facts(file: LocalFile, sst: SstIdentity | None, digest: Digest | None) -> LocalFile:
+    return LocalFile(
+        name=file.name,
+        metadata=file.metadata,
+        device=file.device,
+        inode=file.inode,
+        changed_at_ns=file.changed_at_ns,
+        sst=sst,
+        blake3=digest.blake3 if digest is not None else None,
+        crc32=digest.crc32 if digest is not None else None,
+    )
+
+
+def _pairs(
+    local: LocalDir, remote: DirIndex, path: FilePath
+) -> Iterator[tuple[FilePath, tuple[LocalFile, ...], tuple[FileIndex, ...]]]:
+    """The directories that are on both sides."""
+    yield path, local.files, remote.files_present
+    remote_dirs = {sub.name: sub for sub in remote.sub_dirs_present}
+    for sub in local.sub_dirs:
+        if sub.name in remote_dirs:
+            yield from _pairs(sub, remote_dirs[sub.name], (*path, sub.name))
+
+
+def _with_files(local: LocalDir, known: dict[FilePath, LocalFile], path: FilePath) -> LocalDir:
+    return LocalDir(
+        name=local.name,
+        files=tuple(known.get((*path, file.name), file) for file in local.files),
+        sub_dirs=tuple(_with_files(sub, known, (*path, sub.name)) for sub in local.sub_dirs),
+    )

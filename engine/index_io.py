@@ -1,0 +1,189 @@
+"""Snapshot indexes in a store: read with every check, written whole or as a delta (design 0002, P2)."""
+
+import hashlib
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from blobstore.base import BlobStore, BytesBody, Created, RequestMetadata, read_blob
+from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
+from blobstore.local_files import run_blocking
+from engine.errors import DamagedError
+from engine.transfer import put_new
+from index.codec import INDEX_BYTES_MAX, decode_index, encode_index
+from index.delta import INDEX_DELTAS_MAX, make_delta, resolve_deltas
+from index.errors import IndexInvariantError
+from index.keys import INDEXES, upload_key
+from index.model import IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex
+
+# A smaller index is always stored whole: a delta would save less than the request costs that it adds to a reading.
+WHOLE_BYTES_MAX: Final = 256 * 1024
+# A delta has to be this many times smaller than the whole.
+DELTA_GAIN_MIN: Final = 4
+# How many indexes an `IndexCache` holds.
+CACHED_MAX: Final = 4
+
+PAYLOAD: Final = "snapshot-index"
+
+
+class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """An index as it stands in a store."""
+
+    index: SnapshotIndex
+    # Where it stands, then where each index stands that it is a delta on, down to one that is whole.
+    chain: tuple[IndexReference, ...]
+
+    @property
+    def depth(self) -> int:
+        """Number of deltas that lead to it; 0 if it is stored whole."""
+        return len(self.chain) - 1
+
+
+class IndexCache:
+    """The few indexes that a process has read or written last: the next backup's base is nearly always among them."""
+
+    def __init__(self) -> None:
+        self._snapshots: OrderedDict[IndexReference, StoredSnapshot] = OrderedDict()
+
+    def find(self, reference: IndexReference) -> StoredSnapshot | None:
+        """The index that this very reference names."""
+        return self._snapshots.get(reference)
+
+    def keep(self, snapshot: StoredSnapshot) -> None:
+        """Remember an index; the one that was remembered longest ago goes if there is no room."""
+        self._snapshots[snapshot.chain[0]] = snapshot
+        self._snapshots.move_to_end(snapshot.chain[0])
+        if len(self._snapshots) > CACHED_MAX:
+            self._snapshots.popitem(last=False)
+
+
+async def read_index(store: BlobStore, reference: IndexReference) -> SnapshotIndex:
+    """The index that a reference names; arguments and errors as `read_stored_snapshot`."""
+    return (await read_stored_snapshot(store, reference)).index
+
+
+async def read_index_chain(
+    store: BlobStore, reference: IndexReference
+) -> tuple[SnapshotIndex, tuple[IndexReference, ...]]:
+    """An index, and every reference that led to it, its own first; errors as `read_stored_snapshot`."""
+    snapshot = await read_stored_snapshot(store, reference)
+    return snapshot.index, snapshot.chain
+
+
+async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> StoredSnapshot:
+    """Read an index, and the ones that it is told as a difference from.
+
+    Requests: one GET, and one more per delta on the way; at most 17.
+
+    Args:
+        store: Where it stands.
+        reference: Its key, and what its stored bytes must be.
+
+    Raises:
+        DamagedError: It is missing, altered or larger than the reference says, or its chain of deltas is broken. The
+            cause is a `BlobNotFoundError` if it is missing.
+        FormatError: The bytes are the right ones and this version of tidemark cannot read them.
+        StoreError: As the store says.
+    """
+    chain: list[IndexReference] = []
+    deltas: list[IndexDelta] = []
+    while True:
+        chain.append(reference)
+        stored = await _read_stored(store, reference)
+        if isinstance(stored, SnapshotIndex):
+            break
+        # Depth counts down to 1, so that no chain is longer than its first delta says and none leads in a circle.
+        expected = deltas[-1].depth - 1 if deltas else stored.depth
+        if stored.depth != expected or not 1 <= stored.depth <= INDEX_DELTAS_MAX:
+            raise _broken_chain(reference, f"is delta {stored.depth} and should be delta {expected}")
+        deltas.append(stored)
+        reference = stored.base
+    if deltas and deltas[-1].depth != 1:
+        raise _broken_chain(reference, f"is whole and should be delta {deltas[-1].depth - 1}")
+    try:
+        index = await run_blocking(resolve_deltas, stored, deltas[::-1]) if deltas else stored
+    except IndexInvariantError as error:
+        raise _broken_chain(chain[0], str(error)) from error
+    return StoredSnapshot(index=index, chain=tuple(chain))
+
+
+def delta_pays(*, whole_bytes: int, delta_bytes: int) -> bool:
+    """Whether an index is better stored as a delta: it is large, and the delta is less than a quarter of it."""
+    return whole_bytes > WHOLE_BYTES_MAX and delta_bytes * DELTA_GAIN_MIN < whole_bytes
+
+
+async def write_index(
+    store: BlobStore,
+    index: SnapshotIndex,
+    *,
+    scope: Scope,
+    ttl_ms: int,
+    base: StoredSnapshot | None,
+    counter: int = 0,
+) -> tuple[StoredSnapshot, Created]:
+    """Write an index with a TTL, whole or as a delta on its base, whichever `delta_pays` says.
+
+    Requests: one PUT.
+
+    Args:
+        store: Where to.
+        index: What to write; its session and `counter` make the key.
+        scope: Whose it is.
+        ttl_ms: TTL of the upload (design 0002, C5).
+        base: The snapshot that it was diffed against, as it is stored; None if there is none.
+        counter: Number of the upload in its session; 0 unless the session writes several indexes.
+
+    Returns:
+        The index as it is stored, its reference first in the chain, and when the store created it.
+
+    Raises:
+        IndexInvariantError: The index breaks an invariant; nothing is written.
+        StoreError, DamagedError: As `put_new`.
+    """
+    data, is_delta = await run_blocking(_encode, index, base)
+    key = upload_key(INDEXES, scope, index.session, counter)
+    reference = IndexReference(key=key, sha256=hashlib.sha256(data).digest(), size_bytes=len(data))
+    metadata = RequestMetadata(
+        job=scope.job,
+        task=index.metadata.task,
+        store=index.metadata.store,
+        payload_path=PAYLOAD,
+        size_bytes=len(data),
+    )
+    created = await put_new(store, key, BytesBody(data), ttl_ms=ttl_ms, metadata=metadata)
+    chain = (reference, *(base.chain if is_delta and base is not None else ()))
+    return StoredSnapshot(index=index, chain=chain), created
+
+
+def _encode(index: SnapshotIndex, base: StoredSnapshot | None) -> tuple[bytes, bool]:
+    """The bytes to store, and whether they are a delta. Blocks: an index of many files takes its time."""
+    whole = encode_index(index)
+    if base is None or base.depth >= INDEX_DELTAS_MAX or len(whole) <= WHOLE_BYTES_MAX:
+        return whole, False
+    try:
+        delta = encode_index(make_delta(base.index, base.chain[0], base.depth, index))
+    except IndexInvariantError:
+        # Not every index follows from its base alone (design 0001, X3); every one can be stored whole.
+        return whole, False
+    return (delta, True) if delta_pays(whole_bytes=len(whole), delta_bytes=len(delta)) else (whole, False)
+
+
+async def _read_stored(store: BlobStore, reference: IndexReference) -> StoredIndex:
+    key = reference.key
+    metadata = RequestMetadata(payload_path=PAYLOAD, size_bytes=reference.size_bytes)
+    if reference.size_bytes > INDEX_BYTES_MAX:
+        raise DamagedError(f"is said to have {reference.size_bytes} bytes", operation="read index", subject=key)
+    try:
+        data = await read_blob(store, key, size_bytes_max=reference.size_bytes, metadata=metadata)
+    except (BlobNotFoundError, BlobCorruptError, InvalidRequestError) as error:
+        raise DamagedError(f"cannot be had: {error}", operation="read index", subject=key) from error
+    if len(data) != reference.size_bytes or hashlib.sha256(data).digest() != reference.sha256:
+        raise DamagedError(
+            "is not what the reference to it says: cut short or altered", operation="read index", subject=key
+        )
+    return await run_blocking(decode_index, data, subject=key)
+
+
+def _broken_chain(reference: IndexReference, reason: str) -> DamagedError:
+    return DamagedError(f"its chain of deltas is broken: {reason}", operation="read index", subject=reference.key)

@@ -1,0 +1,122 @@
+"""What a stat says of a local file, and the errors of a source that does not hold still (design 0002, I3)."""
+
+import errno
+import functools
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from engine.errors import UnsafeSourceError
+from index.local_tree import LocalFile
+from index.model import FileMetadata
+
+# O_NONBLOCK: opening a FIFO that took a file's name must not wait for its writer.
+READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+DIR_FLAGS: Final = READ_FLAGS | os.O_DIRECTORY
+
+# Names from the root of a store down to a file.
+FilePath = tuple[str, ...]
+
+_PERMISSIONS: Final = 0o7777
+
+
+def local_file(name: str, status: os.stat_result) -> LocalFile:
+    """A file as a scan tells it. Time of creation is left out: Linux tells it to nobody who asks through `stat`."""
+    return LocalFile(
+        name=name,
+        metadata=FileMetadata(
+            status.st_size,
+            status.st_mode & _PERMISSIONS,
+            status.st_mtime_ns,
+            0,
+            _user_name(status.st_uid),
+            _group_name(status.st_gid),
+        ),
+        device=status.st_dev,
+        inode=status.st_ino,
+        changed_at_ns=status.st_ctime_ns,
+    )
+
+
+def is_untouched(file: LocalFile, status: os.stat_result) -> bool:
+    """Whether a stat is still the scan's: the same inode, size, mtime and ctime (I3)."""
+    return (
+        status.st_ctime_ns == file.changed_at_ns
+        and status.st_mtime_ns == file.metadata.modified_at_ns
+        and status.st_size == file.metadata.size_bytes
+        and status.st_ino == file.inode
+        and status.st_dev == file.device
+    )
+
+
+def check_untouched(path: Path, file: LocalFile, status: os.stat_result) -> None:
+    """Refuse a file whose stat is no longer the scan's.
+
+    Raises:
+        UnsafeSourceError: It changed, or another file has taken its name (I3).
+    """
+    if not is_untouched(file, status):
+        raise changed_error(path)
+
+
+def changed_error(path: Path) -> UnsafeSourceError:
+    """The error for a source that did not hold still (I3)."""
+    return UnsafeSourceError("changed while it was backed up", operation="backup", subject=str(path))
+
+
+@contextmanager
+def refusing(path: Path) -> Iterator[None]:
+    """Turn what the system says of a source into the error that names it.
+
+    Raises:
+        UnsafeSourceError: In place of any OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise unreadable_error(path, error) from error
+
+
+def special_error(path: Path, mode: int) -> UnsafeSourceError:
+    """The error for an entry that is neither a file nor a directory."""
+    kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a FIFO"}
+    kind = kinds.get(stat.S_IFMT(mode), "a device")
+    return UnsafeSourceError(f"is {kind}: only files and directories are kept", operation="backup", subject=str(path))
+
+
+def unreadable_error(path: Path, error: OSError) -> UnsafeSourceError:
+    """The error for a part of the source that the system does not let us see."""
+    if error.errno in {errno.ENOENT, errno.ESTALE}:
+        return UnsafeSourceError("is not there, or vanished meanwhile", operation="backup", subject=str(path))
+    if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+        return UnsafeSourceError(
+            "is a symbolic link, or no directory", operation="backup", subject=str(path), hint="give its real path"
+        )
+    return UnsafeSourceError(
+        f"cannot be read: {error.strerror or error}",
+        operation="backup",
+        subject=str(path),
+        hint="see that this user may read it and that the disk is well",
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _user_name(uid: int) -> str:
+    """The name of a user, or the number of one who has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+@functools.lru_cache(maxsize=1024)
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

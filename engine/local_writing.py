@@ -1,0 +1,291 @@
+"""Writing the files of a restore: made anew, verified, given their metadata, synced.
+
+Everything here blocks and is made for a thread. A directory that is being built is private (`engine.staging`), and
+every path is relative to its descriptor.
+"""
+
+import functools
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from blobstore.local_files import flush
+from engine.errors import TargetError
+from engine.hashing import FileHasher, hash_bytes
+from engine.local_stat import READ_FLAGS, is_untouched, local_file
+from index.local_tree import LocalFile
+from index.model import FileIndex, FileMetadata
+from index.restore_plan import FetchedRun, RestoredFile, ReusedFile
+
+# Files are made in groups of this size and then synced: the first sync of a group does most of the work for all.
+SYNC_GROUP_MAX: Final = 64
+COPY_BYTES: Final = 1024 * 1024
+
+# A snapshot may come from anywhere: no restored file runs with its owner's rights. No store has such files.
+_RESTORED_MODE: Final = 0o777
+_NEW_FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE_MODE: Final = 0o600
+
+
+class OwnerPolicy(StrEnum):
+    """What a restore does about the recorded owner and group of each file."""
+
+    # Files belong to whoever restores.
+    IGNORE = "ignore"
+    # They are given to the recorded owner and group where these exist here and the system allows it.
+    RESTORE = "restore"
+    # As RESTORE, but a restore that cannot do it fails.
+    REQUIRE = "require"
+
+
+class WrittenFile(msgspec.Struct, frozen=True):
+    """A file as it stands in the new directory, after its sync."""
+
+    file: RestoredFile
+    local: LocalFile
+
+
+def create_file(root: int, file: RestoredFile) -> int:
+    """A new empty file, open for writing; nobody else may read it until `seal_file`."""
+    return os.open("/".join(file.path), _NEW_FILE_FLAGS, _NEW_FILE_MODE, dir_fd=root)
+
+
+def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
+    """Write all of the data from `offset` on."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        offset += written
+        view = view[written:]
+
+
+def write_hashed(descriptor: int, offset: int, chunks: Sequence[bytes], hasher: FileHasher) -> None:
+    """Write and hash some chunks that follow each other, in one hop to a thread."""
+    for chunk in chunks:
+        hasher.update(chunk)
+        write_at(descriptor, offset, chunk)
+        offset += len(chunk)
+
+
+def seal_file(descriptor: int, file: RestoredFile, owners: OwnerPolicy) -> WrittenFile:
+    """Give a file its owner, permissions and time, and sync it.
+
+    Raises:
+        TargetError: The owner cannot be given and `owners` requires it.
+    """
+    _set_metadata(descriptor, file, owners)
+    flush(descriptor)
+    return WrittenFile(file, local_file(file.entry.name, os.fstat(descriptor)))
+
+
+def write_files(
+    root: int, files: Sequence[tuple[RestoredFile, bytes | memoryview]], owners: OwnerPolicy
+) -> list[WrittenFile]:
+    """Write small files, whose bytes are known to be right, in groups that are synced together."""
+    written: list[WrittenFile] = []
+    for start in range(0, len(files), SYNC_GROUP_MAX):
+        opened: list[tuple[int, RestoredFile]] = []
+        try:
+            for file, data in files[start : start + SYNC_GROUP_MAX]:
+                descriptor = create_file(root, file)
+                opened.append((descriptor, file))
+                write_at(descriptor, 0, data)
+            written.extend(seal_file(descriptor, file, owners) for descriptor, file in opened)
+        finally:
+            for descriptor, _ in opened:
+                os.close(descriptor)
+    return written
+
+
+def find_wrong_piece(run: FetchedRun, data: bytearray) -> RestoredFile | None:
+    """The first file of a range whose bytes do not have the file's hash; None if all have."""
+    view = memoryview(data)
+    return next((f for f in run.files if hash_bytes(_piece(run, f, view)).blake3 != f.entry.blake3), None)
+
+
+def write_pieces(
+    root: int, run: FetchedRun, files: Sequence[RestoredFile], data: bytearray, owners: OwnerPolicy
+) -> list[WrittenFile]:
+    """Write some files of a range that was verified."""
+    view = memoryview(data)
+    return write_files(root, [(file, _piece(run, file, view)) for file in files], owners)
+
+
+def link_file(root: int, source: int, reused: ReusedFile) -> WrittenFile | None:
+    """Give an unchanging file of the directory `source` a second name.
+
+    Returns:
+        None if the file is not the one that was looked at, or the file system makes no such link: nothing was done.
+    """
+    path = "/".join(reused.target.path)
+    try:
+        descriptor = os.open(path, READ_FLAGS, dir_fd=source)
+    except OSError:
+        return None
+    try:
+        before = os.fstat(descriptor)
+        if not is_untouched(reused.local, before):
+            return None
+        try:
+            os.link(path, path, src_dir_fd=source, dst_dir_fd=root, follow_symlinks=False)
+        except OSError:
+            return None
+        linked = os.stat(path, dir_fd=root, follow_symlinks=False)
+        # The link changes the ctime; everything else must be what it was, of the same inode.
+        if not os.path.samestat(linked, before) or _content_stamp(linked) != _content_stamp(before):
+            os.unlink(path, dir_fd=root)
+            return None
+        flush(descriptor)
+        return WrittenFile(reused.target, local_file(reused.target.entry.name, linked))
+    finally:
+        os.close(descriptor)
+
+
+def copy_small_files(
+    root: int, source: int, reused: Sequence[ReusedFile], owners: OwnerPolicy
+) -> tuple[list[WrittenFile], list[ReusedFile]]:
+    """Copy files that fit into memory together.
+
+    Returns:
+        What was written, and the files that are gone or do not have the right bytes after all: these are not there.
+
+    Raises:
+        OSError: A copy cannot be written.
+    """
+    read: list[tuple[RestoredFile, bytes | memoryview]] = []
+    broken: list[ReusedFile] = []
+    for item in reused:
+        data = _read_small(source, item)
+        if data is not None and hash_bytes(data).blake3 == item.target.entry.blake3:
+            read.append((item.target, data))
+        else:
+            broken.append(item)
+    return write_files(root, read, owners), broken
+
+
+def copy_file(root: int, source: int, reused: ReusedFile, owners: OwnerPolicy) -> WrittenFile | None:
+    """Copy a file of the directory `source`, hashing it on the way.
+
+    Returns:
+        None if it is gone or its bytes are not the right ones after all: nothing was done.
+
+    Raises:
+        OSError: The copy cannot be written.
+    """
+    file = reused.target
+    path = "/".join(file.path)
+    try:
+        reader = os.open(path, READ_FLAGS, dir_fd=source)
+    except OSError:
+        return None
+    try:
+        writer = create_file(root, file)
+        try:
+            if _copy(reader, writer, file.size_bytes) == file.entry.blake3:
+                return seal_file(writer, file, owners)
+            os.unlink(path, dir_fd=root)
+            return None
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
+
+
+def stat_again(root: int, written: WrittenFile) -> LocalFile | None:
+    """A restored file as it stands now, if all that happened to it is that it lost or got a second name.
+
+    Every write would have set the modification time, which is the recorded one and not this moment's.
+    """
+    try:
+        status = os.stat("/".join(written.file.path), dir_fd=root, follow_symlinks=False)
+    except OSError:
+        return None
+    now = local_file(written.local.name, status)
+    known = written.local
+    same = stat.S_ISREG(status.st_mode) and (now.device, now.inode) == (known.device, known.inode)
+    return now if same and now.metadata == known.metadata else None
+
+
+def _read_small(source: int, item: ReusedFile) -> bytes | None:
+    try:
+        descriptor = os.open("/".join(item.target.path), READ_FLAGS, dir_fd=source)
+        try:
+            return os.read(descriptor, item.target.size_bytes)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+
+
+def _copy(reader: int, writer: int, size_bytes: int) -> bytes:
+    hasher = FileHasher()
+    while hasher.size_bytes < size_bytes:
+        try:
+            chunk = os.pread(reader, min(COPY_BYTES, size_bytes - hasher.size_bytes), hasher.size_bytes)
+        except OSError:
+            chunk = b""  # the disk has lost it: what is read so far does not have the right hash
+        if not chunk:
+            break
+        write_at(writer, hasher.size_bytes, chunk)
+        hasher.update(chunk)
+    return hasher.digest.blake3
+
+
+def _piece(run: FetchedRun, file: RestoredFile, view: memoryview) -> memoryview:
+    start = file.entry.blobs[0].blob_offset_bytes - run.start
+    return view[start : start + file.size_bytes]
+
+
+def _content_stamp(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _set_metadata(descriptor: int, file: RestoredFile, owners: OwnerPolicy) -> None:
+    metadata = file.entry.metadata
+    if owners is not OwnerPolicy.IGNORE:
+        _set_owner(descriptor, file.entry, metadata, required=owners is OwnerPolicy.REQUIRE)
+    os.fchmod(descriptor, metadata.mode & _RESTORED_MODE)
+    os.utime(descriptor, ns=(metadata.modified_at_ns, metadata.modified_at_ns))
+
+
+def _set_owner(descriptor: int, entry: FileIndex, metadata: FileMetadata, *, required: bool) -> None:
+    try:
+        uid, gid = _user_id(metadata.owner), _group_id(metadata.group)
+        now = os.fstat(descriptor)
+        if (uid, gid) != (now.st_uid, now.st_gid):
+            os.fchown(descriptor, uid, gid)
+    except (KeyError, OverflowError, PermissionError) as error:
+        if required:
+            raise TargetError(
+                f"cannot belong to {metadata.owner}:{metadata.group} here",
+                operation="restore",
+                subject=entry.name,
+                hint="restore as root where these exist, or let owners be restored where possible or ignored",
+            ) from error
+
+
+@functools.lru_cache(maxsize=1024)
+def _user_id(name: str) -> int:
+    """The number of a user; -1, which changes nothing, if none was recorded.
+
+    A name of digits is that of a user who had no name where the file came from.
+
+    Raises:
+        KeyError: There is no such user here.
+    """
+    if not name:
+        return -1
+    return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+
+
+@functools.lru_cache(maxsize=1024)
+def _group_id(name: str) -> int:
+    if not name:
+        return -1
+    return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid

@@ -1,0 +1,163 @@
+"""Reading and listing a scope's log in a store."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from blobstore.base import BlobStore, list_blobs, read_blob
+from blobstore.errors import BlobNotFoundError
+from engine.bounded import map_bounded
+from engine.errors import UnsafeStoreError
+from index.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit
+from index.errors import IndexInvariantError
+from index.keys import LOG, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
+from index.log import (
+    Commit,
+    LogListing,
+    ShortListingError,
+    check_dense,
+    commit_of,
+    is_closed,
+    is_void,
+    listing_of,
+    valid_commits,
+)
+from index.model import Boundary, CommitRecord, Scope
+
+# A collection may run beside a reader; it moves the log at most once per run, so a few new attempts always suffice.
+LOAD_ATTEMPTS_MAX: Final = 5
+READS_IN_FLIGHT_MAX: Final = 16
+
+Loaded = TypeVar("Loaded")
+
+
+class LoadedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A scope's log as one consistent reading: the listing is dense and every boundary is read."""
+
+    listing: LogListing
+    boundaries: tuple[Boundary, ...]
+    # The newest commit that is neither void nor closed; None for a new or forgotten scope.
+    newest: Commit | None
+
+
+async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitRecord:
+    """One commit record.
+
+    Raises:
+        BlobNotFoundError: It is not there (any more).
+        FormatError: Its bytes or its content are not a valid record of this scope and number.
+    """
+    key = commit_key(scope, number)
+    record = decode_commit(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX), subject=key)
+    if record.scope != scope or record.number != number:
+        raise IndexInvariantError(f"says that it is record {record.number} of {record.scope}", subject=key)
+    return record
+
+
+async def read_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary:
+    """One boundary; errors as `read_commit`."""
+    key = boundary_key(scope, number)
+    boundary = decode_boundary(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX), subject=key)
+    if boundary.scope != scope or boundary.number != number:
+        raise IndexInvariantError(f"says that it is boundary {boundary.number} of {boundary.scope}", subject=key)
+    return boundary
+
+
+async def list_log(store: BlobStore, scope: Scope, *, from_number: int = 0) -> LogListing:
+    """Records and boundaries of a scope from a number on: one LIST per 1,000 of them."""
+    entries = [
+        (blob.key, blob.created_at_ms)
+        async for blob in list_blobs(store, log_prefix(scope), start_after=log_start_after(scope, from_number))
+    ]
+    return listing_of(scope, entries)
+
+
+async def list_all_logs(store: BlobStore) -> tuple[LogListing, ...]:
+    """The logs of all scopes, from one LIST per 1,000 keys."""
+    by_scope: dict[Scope, list[tuple[str, int]]] = {}
+    async for blob in list_blobs(store, LOG):
+        by_scope.setdefault(parse_log_key(blob.key).scope, []).append((blob.key, blob.created_at_ms))
+    return tuple(
+        listing_of(scope, entries) for scope, entries in sorted(by_scope.items(), key=lambda item: str(item[0]))
+    )
+
+
+async def list_scopes(store: BlobStore) -> tuple[Scope, ...]:
+    """Every scope that has a log."""
+    return tuple(listing.scope for listing in await list_all_logs(store))
+
+
+async def read_boundaries(store: BlobStore, listing: LogListing) -> tuple[Boundary, ...]:
+    """Every listed boundary."""
+    return tuple([await read_boundary(store, listing.scope, number) for number in listing.boundaries])
+
+
+async def read_records(
+    store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] | None = None
+) -> dict[int, CommitRecord]:
+    """Every listed record by its number, at most 16 reads in flight; `known` ones are not read again."""
+    missing = [number for number, _ in listing.records if not (known and number in known)]
+    read = await map_bounded(
+        lambda number: read_commit(store, listing.scope, number), missing, in_flight_max=READS_IN_FLIGHT_MAX
+    )
+    fresh = {record.number: record for record in read}
+    return {number: fresh[number] if number in fresh else (known or {})[number] for number, _ in listing.records}
+
+
+async def load_log(store: BlobStore, scope: Scope) -> LoadedLog:
+    """List a scope's log, read its boundaries and its newest valid commit.
+
+    Requests: one LIST per 1,000 keys, one GET per boundary (one, normally), one GET per record from the newest down
+    to the newest valid one (one, normally).
+
+    Raises:
+        UnsafeStoreError: The listing has holes however often it is repeated (C1).
+        FormatError: A record or boundary is damaged.
+    """
+
+    async def load() -> LoadedLog:
+        listing, boundaries = await _dense_listing(store, scope)
+        return LoadedLog(listing=listing, boundaries=boundaries, newest=await _newest_valid(store, listing, boundaries))
+
+    return await _repeated(load, scope)
+
+
+async def load_commits(store: BlobStore, scope: Scope) -> tuple[Commit, ...]:
+    """Every valid commit of a scope, oldest first: as `load_log`, but with a GET for every record."""
+
+    async def load() -> tuple[Commit, ...]:
+        listing, boundaries = await _dense_listing(store, scope)
+        return valid_commits(listing, await read_records(store, listing), boundaries)
+
+    return await _repeated(load, scope)
+
+
+async def _dense_listing(store: BlobStore, scope: Scope) -> tuple[LogListing, tuple[Boundary, ...]]:
+    listing = await list_log(store, scope)
+    boundaries = await read_boundaries(store, listing)
+    check_dense(listing, boundaries)
+    return listing, boundaries
+
+
+async def _repeated(load: Callable[[], Awaitable[Loaded]], scope: Scope) -> Loaded:
+    """Try again when a collection beside us took away what the listing had promised."""
+    for attempt in range(LOAD_ATTEMPTS_MAX):
+        try:
+            return await load()
+        except (BlobNotFoundError, ShortListingError) as error:
+            if attempt == LOAD_ATTEMPTS_MAX - 1:
+                raise UnsafeStoreError(
+                    f"the log changed or had holes in each of {LOAD_ATTEMPTS_MAX} readings",
+                    operation="load",
+                    subject=str(scope),
+                ) from error
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def _newest_valid(store: BlobStore, listing: LogListing, boundaries: Sequence[Boundary]) -> Commit | None:
+    for number, created_at_ms in reversed(listing.records):
+        record = await read_commit(store, listing.scope, number)
+        if not is_void(record, created_at_ms) and not is_closed(record.pointer, boundaries):
+            return commit_of(record, created_at_ms)
+    return None

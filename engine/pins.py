@@ -1,0 +1,133 @@
+"""Pins: the leases of those who read, build on or protect a commit (design 0002, D5)."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+from blobstore.base import BlobStore, BytesBody
+from blobstore.errors import AccessDeniedError, StoreError
+from engine.clock import Ambient
+from engine.errors import CollectedError
+from engine.log_io import list_log, read_boundaries
+from engine.names import read_name
+from index.codec import encode_record
+from index.keys import pin_key
+from index.log import Commit, is_closed
+from index.model import Pin
+
+PIN_DURATION_MS: Final = 3_600_000
+RENEWALS_PER_DURATION: Final = 3
+
+
+class PinLease:
+    """A held pin.
+
+    Attributes:
+        pinned: False where the store denied the write: nothing protects the reader, who plans again on a missing blob.
+        valid_until_ms: Until when, by the store's clock, a record that rests on the pin may be created: a margin before
+            the pin's end. 0 if not pinned.
+        last_error: Why the newest renewal failed, if it did.
+    """
+
+    def __init__(self, store: BlobStore, pin: Pin, margin_ms: int) -> None:
+        self._store = store
+        self._pin = pin
+        self._margin_ms = margin_ms
+        self.pinned = False
+        self.valid_until_ms = 0
+        self.last_error: StoreError | None = None
+
+    async def write(self) -> None:
+        """Write or renew the pin."""
+        created = await self._store.put(pin_key(self._pin.id), BytesBody(encode_record(self._pin)))
+        self.pinned = True
+        self.valid_until_ms = created.created_at_ms + self._pin.duration_ms - self._margin_ms
+
+    async def release(self) -> None:
+        """Overwrite the pin as released; only a collector deletes it (D1)."""
+        released = Pin(
+            id=self._pin.id, scope=self._pin.scope, source=self._pin.source, duration_ms=0, purpose=self._pin.purpose
+        )
+        await self._store.put(pin_key(self._pin.id), BytesBody(encode_record(released)))
+
+    async def renew_for_ever(self) -> None:
+        """Renew three times per duration until cancelled; a failed renewal is remembered and tried again."""
+        while True:
+            await asyncio.sleep(self._pin.duration_ms / RENEWALS_PER_DURATION / 1000)
+            try:
+                await self.write()
+                self.last_error = None
+            except StoreError as error:
+                self.last_error = error
+
+
+@contextlib.asynccontextmanager
+async def hold_pin(
+    store: BlobStore, ambient: Ambient, commit: Commit, *, purpose: str, margin_ms: int = 0, required: bool = False
+) -> AsyncIterator[PinLease]:
+    """Keep what a commit refers to from being collected while the block runs.
+
+    The pin is written first, then the scope's boundaries are read: a collector that did not see the pin had written its
+    boundary before, so that either it spares the commit or this raises.
+
+    Requests: one PUT, one LIST and a GET per boundary before the block; one PUT after it.
+
+    Args:
+        margin_ms: Of the repository, for those who write a record that rests on the pin.
+        required: Raise `AccessDeniedError` where the store denies writing pins.
+
+    Yields:
+        The lease; `pinned` is False where the store denies writing pins, and the block runs unprotected.
+
+    Raises:
+        CollectedError: The commit was closed before the pin stood. Choose again.
+    """
+    pin = Pin(
+        id=ambient.session(),
+        scope=commit.scope,
+        source=commit.pointer,
+        duration_ms=PIN_DURATION_MS + margin_ms,
+        purpose=purpose,
+        stores=commit.record.stores,
+    )
+    lease = PinLease(store, pin, margin_ms)
+    try:
+        await lease.write()
+    except AccessDeniedError as error:
+        if required:
+            raise
+        lease.last_error = error
+        yield lease
+        return
+    renewal: asyncio.Task[None] | None = None
+    try:
+        await check_open(store, commit)
+        renewal = asyncio.create_task(lease.renew_for_ever())
+        yield lease
+    finally:
+        if renewal is not None:
+            renewal.cancel()
+            await asyncio.gather(renewal, return_exceptions=True)
+        # A pin that cannot be released expires by itself; the block's own outcome matters more.
+        with contextlib.suppress(StoreError):
+            await lease.release()
+
+
+async def check_open(store: BlobStore, commit: Commit) -> None:
+    """Make sure that no boundary has closed a commit, or that the name it was found by still holds it.
+
+    Raises:
+        CollectedError: It may be collected at any moment, or was already.
+        NotFoundError: The name that it was found by is gone.
+    """
+    if commit.name is not None:
+        if (await read_name(store, commit.scope, commit.name)).source != commit.pointer:
+            raise CollectedError("the name refers to another commit now", operation="pin", subject=commit.name)
+        return
+    listing = await list_log(store, commit.scope, from_number=commit.pointer.number)
+    boundaries = await read_boundaries(store, listing)
+    if is_closed(commit.pointer, boundaries) or listing.created_at_ms(commit.pointer.number) is None:
+        raise CollectedError(
+            f"commit {commit.pointer.number} was collected meanwhile", operation="pin", subject=str(commit.scope)
+        )

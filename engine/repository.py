@@ -1,0 +1,673 @@
+"""A repository: the public API. Everything else in `engine` is what it is made of."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal, Self, TypedDict, Unpack
+
+import msgspec
+
+from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown, read_blob
+from blobstore.errors import BlobNotFoundError, StoreUnavailableError
+from blobstore.opening import open_store
+from engine import index_io
+from engine.backup import BackupResult, backup_dir, plan_backup_dir
+from engine.clock import Ambient, SystemAmbient
+from engine.collect import CollectReport, Hands, collect
+from engine.commit import ANY, CommitWriter
+from engine.digest_cache import DigestCache
+from engine.errors import CollectedError, DamagedError, EngineError, LeaseExpiredError, NotFoundError, UsageError
+from engine.log_io import list_scopes, load_commits, load_log
+from engine.names import list_names, read_name
+from engine.pins import PinLease, hold_pin
+from engine.progress import NO_PROGRESS, Progress
+from engine.restore import OwnerPolicy, RestoreResult, restore_store
+from engine.restore_preview import plan_restore_store
+from engine.settle import settle_record
+from engine.transfer_settings import TransferSettings
+from engine.verify import Level, VerifyReport, verify
+from index.backup_plan import BackupPlan
+from index.codec import RECORD_BYTES_MAX, decode_repository, encode_record
+from index.index_diff import IndexDifference, diff_indexes
+from index.keys import REPOSITORY, encode_component, name_key
+from index.log import Commit
+from index.model import (
+    SIZE_BYTES_MAX,
+    CommitPointer,
+    CommitRecord,
+    IndexReference,
+    NameRecord,
+    RepositoryRecord,
+    Scope,
+    ScopeLayout,
+    SnapshotIndex,
+    StoreReference,
+    UniqueId,
+)
+from index.restore_plan import RestorePlan
+from index.retention import Retention
+
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+# A store that deletes by itself must leave a collector time: at least this, and three collection periods (T3).
+BACKSTOP_MS_MIN: Final = 7 * DAY_MS
+
+LATEST: Final = "latest"
+# A reader whose commit is collected before its pin stands chooses again this often.
+CHOICES_MAX: Final = 3
+
+
+class Choice(TypedDict, total=False):
+    """The arguments of `Repository.find` that choose a commit."""
+
+    number: int | None
+    version: int | None
+    unique_id: str | None
+    at_ms: int | None
+    name: str | None
+
+
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """Which commit was restored and how it went."""
+
+    commit: Commit
+    result: RestoreResult
+    # False: the store denied writing a pin, so that nothing protected the restore from a collection.
+    pinned: bool
+
+
+class Repository:
+    """One repository in one store, open. Use it as an async context manager, or call `close`.
+
+    Example:
+        ```python
+        async with await Repository.open("file:///backups/state") as repository:
+            scope = Scope("flights")
+            result = await repository.backup(scope, checkpoint_dir, task="0", store="facts")
+            commit = await repository.commit(scope, [result], offsets="2013-08")
+            await repository.restore(commit, target_dir, task="0", store="facts")
+        ```
+    """
+
+    def __init__(
+        self,
+        store: BlobStore,
+        record: RepositoryRecord,
+        *,
+        settings: TransferSettings | None = None,
+        ambient: Ambient | None = None,
+        cache_dir: Path | None = None,
+    ) -> None:
+        """Prefer `Repository.open` or `Repository.init`."""
+        self.store = store
+        self.record = record
+        self.settings = settings or TransferSettings()
+        self._ambient = ambient or SystemAmbient()
+        self._writers: dict[Scope, CommitWriter] = {}
+        self._caches: dict[Path, DigestCache] = {}
+        self._indexes = index_io.IndexCache()
+        # The id comes from the store: as one component it cannot lead out of the directory.
+        self._cache_dir = cache_dir / encode_component(record.id) if cache_dir is not None else None
+        # Why a digest cache could not be kept. That costs the next run time and nothing else, so nothing is raised.
+        self.cache_error: OSError | None = None
+
+    @classmethod
+    async def init(
+        cls,
+        store: str | BlobStore,
+        *,
+        ttl_ms: int = DAY_MS,
+        margin_ms: int = HOUR_MS,
+        collection_period_ms: int = DAY_MS,
+        settings: TransferSettings | None = None,
+        ambient: Ambient | None = None,
+        cache_dir: Path | None = None,
+    ) -> Self:
+        """Make a store a repository (design 0002, K1).
+
+        Args:
+            store: A URL or an open store.
+            ttl_ms: How long an upload lives that no commit takes over; must exceed the longest backup plus commit.
+            margin_ms: What must be left of it at a commit, for clocks and slow answers; less than half of `ttl_ms`.
+            collection_period_ms: How often `collect` is meant to run.
+            cache_dir: As for `open`.
+
+        Raises:
+            UsageError: The store is a repository already, or the times do not fit together.
+            StoreError: As the store says.
+        """
+        opened = _opened(store)
+        if not 0 < margin_ms * 2 < ttl_ms or collection_period_ms <= 0:
+            raise UsageError(
+                f"ttl {ttl_ms} ms, margin {margin_ms} ms and collection period {collection_period_ms} ms do not fit",
+                operation="init",
+                hint="all are positive, and the margin is less than half of the TTL",
+            )
+        if opened.capabilities.enforces_ttl and ttl_ms < max(BACKSTOP_MS_MIN, 3 * collection_period_ms):
+            raise UsageError(
+                "the store deletes expired blobs by itself: the TTL is too short for that",
+                operation="init",
+                hint="use at least 7 days and three collection periods (design 0002, T3)",
+            )
+        ambient = ambient or SystemAmbient()
+        record = RepositoryRecord(
+            id=ambient.unique_id(), ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=collection_period_ms
+        )
+        match await opened.put_if_absent(REPOSITORY, BytesBody(encode_record(record))):
+            case Created():
+                return cls(opened, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
+            case Unknown(reason=reason):
+                raise StoreUnavailableError(reason, operation="init", key=REPOSITORY)
+            case Lost():
+                there = await _read_record(opened)
+                if there.id != record.id:
+                    raise UsageError(
+                        "is a repository already", operation="init", hint="open it instead of initialising it"
+                    )
+                return cls(opened, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
+
+    @classmethod
+    async def open(
+        cls,
+        store: str | BlobStore,
+        *,
+        settings: TransferSettings | None = None,
+        ambient: Ambient | None = None,
+        cache_dir: Path | None = None,
+    ) -> Self:
+        """Open a repository: one GET.
+
+        Args:
+            store: A URL or an open store.
+            settings: How bytes are moved.
+            ambient: Clock and chance.
+            cache_dir: Where hashes of local files are kept from one process to the next; None keeps them in memory.
+
+        Raises:
+            NotFoundError: The store is no repository.
+            UnknownFormatError: It was made by a newer tidemark.
+            StoreError: As the store says.
+        """
+        opened = _opened(store)
+        return cls(opened, await _read_record(opened), settings=settings, ambient=ambient, cache_dir=cache_dir)
+
+    async def __aenter__(self) -> Self:
+        """The repository itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+    async def close(self) -> None:
+        """Release the store."""
+        await self.store.close()
+
+    # ------------------------------------------------------------------ writing
+
+    async def backup(
+        self,
+        scope: Scope,
+        directory: Path,
+        *,
+        task: str = "0",
+        store: str = "default",
+        version: int | None = None,
+        unique_id: UniqueId | None = None,
+        base: StoreReference | Literal["latest"] | None = LATEST,
+        progress: Progress = NO_PROGRESS,
+    ) -> BackupResult:
+        """Upload what changed in a directory since the newest commit. Nothing is visible until `commit`.
+
+        Args:
+            scope: The job or task that will commit it.
+            directory: A RocksDB checkpoint, or any directory that nobody writes to.
+            version: The caller's version of this store's state; the base's plus one if not given.
+            base: What to diff against; the newest commit's snapshot of this store if not given, None for nothing.
+
+        Raises:
+            UnsafeSourceError: The directory is in use, changed meanwhile, or has entries that cannot be kept.
+            DamagedError: The base's index is missing or altered.
+            StoreError: As the store says.
+        """
+        base = await self._base(scope, task, store, base)
+        async with self._digests(directory) as cache:
+            return await backup_dir(
+                self.store,
+                scope=scope,
+                task=task,
+                store_name=store,
+                directory=directory,
+                version=version if version is not None else (base.version + 1 if base else 1),
+                unique_id=unique_id,
+                base=base,
+                repository=self.record,
+                settings=self.settings,
+                ambient=self._ambient,
+                cache=cache,
+                indexes=self._indexes,
+                progress=progress,
+            )
+
+    async def plan_backup(
+        self,
+        scope: Scope,
+        directory: Path,
+        *,
+        task: str = "0",
+        store: str = "default",
+        base: StoreReference | Literal["latest"] | None = LATEST,
+    ) -> BackupPlan:
+        """What `backup` would do; nothing is written. Arguments and errors as there."""
+        base = await self._base(scope, task, store, base)
+        async with self._digests(directory) as cache:
+            return await plan_backup_dir(
+                self.store, directory=directory, base=base, settings=self.settings, ambient=self._ambient, cache=cache
+            )
+
+    async def commit(
+        self,
+        scope: Scope,
+        results: Sequence[BackupResult],
+        *,
+        version: int | None = None,
+        offsets: str = "",
+        layout: ScopeLayout | None = None,
+        parent: CommitPointer | Literal["any"] | None = ANY,
+    ) -> Commit:
+        """Make backups visible, all or none; see `CommitWriter.commit` for arguments and errors."""
+        return await self._writer(scope).commit(results, version=version, offsets=offsets, layout=layout, parent=parent)
+
+    async def rewind(self, target: Commit) -> Commit:
+        """Make an older commit the newest again, as a new commit (design 0002, C6)."""
+        return await self._writer(target.scope).rewind(target)
+
+    async def fork(self, target: Commit, scope: Scope) -> Commit:
+        """Begin a new scope with the stores of a commit; no bytes are copied."""
+        return await self._writer(scope).fork(target)
+
+    async def name(self, commit: Commit, name: str) -> NameRecord:
+        """Keep a commit under a name until the name is released (design 0002, D5).
+
+        Raises:
+            UsageError: The name is taken in this scope.
+            NotFoundError: The commit was collected meanwhile.
+        """
+        async with hold_pin(
+            self.store, self._ambient, commit, purpose="name", margin_ms=self.record.margin_ms, required=True
+        ) as lease:
+            await settle_record(self.store, commit.record)
+            record = NameRecord(
+                scope=commit.scope,
+                name=name,
+                source=commit.pointer,
+                version=commit.record.version,
+                committed_at_ms=commit.committed_at_ms,
+                stores=commit.record.stores,
+                valid_until_ms=lease.valid_until_ms,
+                offsets=commit.record.offsets,
+                layout=commit.record.layout,
+            )
+            key = name_key(commit.scope, name)
+            match await self.store.put_if_absent(key, BytesBody(encode_record(record))):
+                case Created(created_at_ms=created_at_ms) if created_at_ms > record.valid_until_ms:
+                    raise LeaseExpiredError("the name came after its pin had ended", operation="name", subject=name)
+                case Created():
+                    return record
+                case Unknown(reason=reason):
+                    raise StoreUnavailableError(reason, operation="name", key=key)
+                case Lost():
+                    if await read_name(self.store, commit.scope, name) != record:
+                        raise UsageError(
+                            "the name is taken", operation="name", subject=name, hint="choose another name"
+                        )
+                    return record
+
+    async def release_name(self, scope: Scope, name: str) -> None:
+        """Give up a name; the next collection removes it and what only it kept."""
+        record = msgspec.structs.replace(await read_name(self.store, scope, name), released=True)
+        await self.store.put(name_key(scope, name), BytesBody(encode_record(record)))
+
+    # ------------------------------------------------------------------ reading
+
+    async def scopes(self) -> tuple[Scope, ...]:
+        """Every job or task that has commits."""
+        return await list_scopes(self.store)
+
+    async def latest(self, scope: Scope) -> Commit | None:
+        """The newest commit, None if there is none."""
+        return (await load_log(self.store, scope)).newest
+
+    async def commits(self, scope: Scope) -> tuple[Commit, ...]:
+        """Every commit, newest first: one GET for each."""
+        return tuple(reversed(await load_commits(self.store, scope)))
+
+    async def names(self, scope: Scope) -> tuple[NameRecord, ...]:
+        """The names that hold in a scope, sorted: a LIST, and a GET for each name."""
+        return await list_names(self.store, scope)
+
+    async def find(
+        self,
+        scope: Scope,
+        *,
+        number: int | None = None,
+        version: int | None = None,
+        unique_id: str | None = None,
+        at_ms: int | None = None,
+        name: str | None = None,
+    ) -> Commit:
+        """One commit: the newest that fits everything given; the newest of all if nothing is.
+
+        Args:
+            number: Its number in the scope.
+            version: The caller's version; with `unique_id` the version of the store that has it.
+            unique_id: The id of any of its stores, as in `version_uniqueId`, or the record's write id.
+            at_ms: A time by the store's clock: the commit that was the newest then.
+            name: A name given to it; it is found even after retention has closed its record.
+
+        Raises:
+            NotFoundError: None fits.
+        """
+        if name is not None:
+            return _commit_of_name(await read_name(self.store, scope, name))
+        if number is None and version is None and unique_id is None and at_ms is None:
+            found = await self.latest(scope)
+        else:
+            commits = await self.commits(scope)
+            found = next((c for c in commits if _fits(c, number, version, unique_id, at_ms)), None)
+        if found is None:
+            wanted = {"number": number, "version": version, "unique id": unique_id, "time": at_ms}
+            text = ", ".join(f"{k} {v}" for k, v in wanted.items() if v is not None) or "any commit"
+            raise NotFoundError(f"nothing fits {text}", operation="find", subject=str(scope))
+        return found
+
+    @contextlib.asynccontextmanager
+    async def pinned(self, commit: Commit, purpose: str = "read") -> AsyncIterator[PinLease]:
+        """Keep a commit from being collected while the block runs (design 0002, D5)."""
+        async with hold_pin(self.store, self._ambient, commit, purpose=purpose) as lease:
+            yield lease
+
+    async def restore(
+        self,
+        commit: Commit,
+        target: Path,
+        *,
+        task: str = "0",
+        store: str = "default",
+        owners: OwnerPolicy = OwnerPolicy.IGNORE,
+        replace: bool = False,
+        pin: bool = True,
+        progress: Progress = NO_PROGRESS,
+    ) -> RestoreResult:
+        """Bring one store of a commit back into a directory, whole or not at all.
+
+        Args:
+            target: Absent, or empty, or with `replace` any directory: then its files are reused where they fit (I2).
+            owners: What to do about the recorded owners.
+            pin: Protect the commit meanwhile; False if the caller holds a pin already.
+
+        Raises:
+            NotFoundError: The commit has no such store, or was collected meanwhile.
+            DamagedError: A blob is missing or altered; the target is as it was.
+            TargetError: The target cannot be used.
+            StoreError: As the store says; the target is as it was.
+        """
+        reference = require_store(commit, task, store)
+        async with contextlib.AsyncExitStack() as stack:
+            if pin:
+                await stack.enter_async_context(self.pinned(commit, purpose=f"restore {task}/{store}"))
+            return await self.restore_reference(reference, target, owners=owners, replace=replace, progress=progress)
+
+    async def find_and_restore(
+        self,
+        scope: Scope,
+        target: Path,
+        *,
+        task: str = "0",
+        store: str = "default",
+        owners: OwnerPolicy = OwnerPolicy.IGNORE,
+        replace: bool = False,
+        progress: Progress = NO_PROGRESS,
+        **choice: Unpack[Choice],
+    ) -> Restored:
+        """`find` and `restore` in one: should the commit be collected in between, choose again, within a bound (D5).
+
+        Raises:
+            As `find` and `restore`.
+        """
+        refused: EngineError | None = None
+        chosen: set[CommitPointer] = set()
+        for _ in range(CHOICES_MAX):
+            commit = await self.find(scope, **choice)
+            if commit.pointer in chosen and refused is not None:
+                raise refused
+            chosen.add(commit.pointer)
+            pinned = False
+            try:
+                async with self.pinned(commit, purpose=f"restore {task}/{store}") as lease:
+                    pinned = lease.pinned
+                    result = await self.restore(
+                        commit,
+                        target,
+                        task=task,
+                        store=store,
+                        owners=owners,
+                        replace=replace,
+                        pin=False,
+                        progress=progress,
+                    )
+                return Restored(commit=commit, result=result, pinned=pinned)
+            except DamagedError as error:
+                # Only an unprotected reader may have been overtaken by a collection; otherwise damage is damage.
+                if pinned:
+                    raise
+                refused = error
+            except CollectedError as error:
+                refused = error
+        raise refused or UsageError("nothing was chosen", operation="restore", subject=str(scope))
+
+    async def restore_reference(
+        self,
+        reference: StoreReference,
+        target: Path,
+        *,
+        owners: OwnerPolicy = OwnerPolicy.IGNORE,
+        replace: bool = False,
+        progress: Progress = NO_PROGRESS,
+    ) -> RestoreResult:
+        """As `restore`, for a caller that holds the pin and the reference: no log is read."""
+        async with self._digests(target) as cache:
+            return await restore_store(
+                self.store,
+                reference=reference,
+                target=target,
+                settings=self.settings,
+                ambient=self._ambient,
+                cache=cache,
+                owners=owners,
+                replace=replace,
+                progress=progress,
+            )
+
+    async def plan_restore(
+        self,
+        reference: StoreReference,
+        target: Path,
+        *,
+        owners: OwnerPolicy = OwnerPolicy.IGNORE,
+        replace: bool = False,
+    ) -> RestorePlan:
+        """What `restore_reference` would do; nothing is written. Arguments and errors as there."""
+        async with self._digests(target) as cache:
+            return await plan_restore_store(
+                self.store,
+                reference=reference,
+                target=target,
+                settings=self.settings,
+                cache=cache,
+                owners=owners,
+                replace=replace,
+            )
+
+    async def read_index(self, reference: IndexReference) -> SnapshotIndex:
+        """One snapshot index, checked; deltas are resolved.
+
+        Raises:
+            DamagedError: It is missing or altered.
+        """
+        return await index_io.read_index(self.store, reference)
+
+    async def diff(self, old: StoreReference, new: StoreReference) -> IndexDifference:
+        """What changed between two snapshots: two or more GETs, no file is read."""
+        a, b = await self.read_index(old.index), await self.read_index(new.index)
+        return diff_indexes(a.dir, b.dir)
+
+    # ------------------------------------------------------------------ care
+
+    async def collect(
+        self,
+        retention: Retention,
+        *,
+        dry_run: bool = False,
+        hands: Hands | None = None,
+        progress: Progress = NO_PROGRESS,
+    ) -> CollectReport:
+        """Delete what nothing keeps; see `engine.collect.collect`."""
+        return await collect(self.store, self.record, retention, dry_run=dry_run, hands=hands, progress=progress)
+
+    async def verify(
+        self,
+        commits: Sequence[Commit] | None = None,
+        *,
+        level: Level = Level.EXISTENCE,
+        sample: float = 1.0,
+        seed: int = 0,
+        heal: bool = False,
+        progress: Progress = NO_PROGRESS,
+    ) -> VerifyReport:
+        """Check commits, all of the repository's if none are given; see `engine.verify.verify`.
+
+        Where damage is found and commits were collected meanwhile, those that are left are checked again: what a
+        collection took is no damage.
+        """
+        chosen = await self._all_commits() if commits is None else commits
+        report = await verify(self.store, chosen, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
+        if not report.damaged:
+            return report
+        still_open = {(c.scope, c.pointer) for c in await self._all_commits()}
+        left = [c for c in chosen if c.name is not None or (c.scope, c.pointer) in still_open]
+        if len(left) == len(chosen):
+            return report
+        return await self.verify(left, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
+
+    async def _all_commits(self) -> Sequence[Commit]:
+        return [commit for scope in await self.scopes() for commit in await self.commits(scope)]
+
+    # ------------------------------------------------------------------ inside
+
+    def _writer(self, scope: Scope) -> CommitWriter:
+        return self._writers.setdefault(scope, CommitWriter(self.store, self.record, scope, self._ambient))
+
+    async def _base(
+        self, scope: Scope, task: str, store: str, base: StoreReference | Literal["latest"] | None
+    ) -> StoreReference | None:
+        if base != LATEST:
+            return base
+        newest = (await self._writer(scope).head()).newest
+        return newest.store(task, store) if newest else None
+
+    @contextlib.asynccontextmanager
+    async def _digests(self, directory: Path) -> AsyncIterator[DigestCache]:
+        """What is known of a directory's files; kept for the next process where there is a place for it."""
+        cache = await asyncio.to_thread(self._load_digests, directory)
+        try:
+            yield cache
+        finally:
+            # Hashes that were paid for are kept whatever became of the transfer.
+            await asyncio.to_thread(self._save_digests, cache, directory)
+
+    def _load_digests(self, directory: Path) -> DigestCache:
+        directory = directory.absolute()
+        known = self._caches.get(directory)
+        if known is not None:
+            return known
+        loaded = DigestCache.load(self._cache_dir, directory) if self._cache_dir is not None else DigestCache()
+        return self._caches.setdefault(directory, loaded)
+
+    def _save_digests(self, cache: DigestCache, directory: Path) -> None:
+        if self._cache_dir is None:
+            return
+        try:
+            cache.save(self._cache_dir, directory)
+        except OSError as error:
+            self.cache_error = error
+
+
+def require_store(commit: Commit, task: str, store: str) -> StoreReference:
+    """The reference of one store of a commit.
+
+    Raises:
+        NotFoundError: The commit has no such store.
+    """
+    reference = commit.store(task, store)
+    if reference is None:
+        have = ", ".join(sorted({f"{s.task}/{s.store}" for s in commit.record.stores})[:8])
+        raise NotFoundError(
+            f"commit {commit.pointer.number} has no store {task}/{store}",
+            operation="find",
+            subject=str(commit.scope),
+            hint=f"it has {have or 'none'}",
+        )
+    return reference
+
+
+def _opened(store: str | BlobStore) -> BlobStore:
+    return open_store(store) if isinstance(store, str) else store
+
+
+async def _read_record(store: BlobStore) -> RepositoryRecord:
+    try:
+        data = await read_blob(store, REPOSITORY, size_bytes_max=RECORD_BYTES_MAX)
+    except BlobNotFoundError as error:
+        raise NotFoundError(
+            "this store is no repository", operation="open", hint="make it one with `tidemark init`, or check the URL"
+        ) from error
+    return decode_repository(data, subject=REPOSITORY)
+
+
+def _commit_of_name(name: NameRecord) -> Commit:
+    """The commit as its name has kept it: the log's record may be gone."""
+    record = CommitRecord(
+        scope=name.scope,
+        number=name.source.number,
+        write_id=name.source.write_id,
+        version=name.version,
+        offsets=name.offsets,
+        layout=name.layout,
+        stores=name.stores,
+        valid_until_ms=SIZE_BYTES_MAX,
+    )
+    return Commit(
+        record=record,
+        created_at_ms=name.committed_at_ms,
+        committed_at_ms=name.committed_at_ms,
+        settled=True,
+        name=name.name,
+    )
+
+
+def _fits(commit: Commit, number: int | None, version: int | None, unique_id: str | None, at_ms: int | None) -> bool:
+    record = commit.record
+    if number is not None and record.number != number:
+        return False
+    if at_ms is not None and commit.committed_at_ms > at_ms:
+        return False
+    if unique_id is not None:
+        if record.write_id == unique_id:
+            return version is None or record.version == version
+        return any(s.unique_id == unique_id and version in {None, s.version} for s in record.stores)
+    return version is None or record.version == version

@@ -1,0 +1,234 @@
+"""Bringing one snapshot back into a directory: whole, verified and synced, or not at all."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.local_files import run_blocking
+from engine.clock import Ambient
+from engine.digest_cache import DigestCache
+from engine.download import Downloaded, Downloader
+from engine.errors import DamagedError, TargetError, UnsafeSourceError
+from engine.hashing import Digest
+from engine.identify import find_present
+from engine.index_io import IndexCache, read_stored_snapshot
+from engine.local_dir import scan_dir
+from engine.local_stat import DIR_FLAGS, FilePath
+from engine.local_writing import OwnerPolicy, stat_again
+from engine.progress import NO_PROGRESS, Progress
+from engine.rocksdb_lock import check_not_held
+from engine.staging import Staging, target_errors
+from engine.transfer_settings import TransferSettings
+from index.local_tree import LocalFile
+from index.model import SnapshotIndex, StoreReference
+from index.restore_plan import RestorePlan, choose_candidates, plan_restore
+
+__all__ = ["OwnerPolicy", "RestoreResult", "restore_store"]
+
+
+class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore did."""
+
+    files_total: int
+    bytes_total: int
+    # From the store; bytes as asked for, dead bytes of packs and second fetches included.
+    files_fetched: int
+    bytes_fetched: int
+    # From the directory that was replaced.
+    files_reused: int
+    bytes_reused: int
+    # From the index; empty files count among them.
+    files_inline: int
+    bytes_inline: int
+    # GETs of indexes and blobs, as this restore asked for them.
+    requests: int
+    seconds: float
+    # Paths beside the target that could not be removed, for somebody with more rights to remove.
+    leftovers: tuple[str, ...] = ()
+
+
+async def restore_store(
+    store: BlobStore,
+    *,
+    reference: StoreReference,
+    target: Path,
+    settings: TransferSettings,
+    ambient: Ambient,
+    cache: DigestCache,
+    owners: OwnerPolicy = OwnerPolicy.IGNORE,
+    replace: bool = False,
+    progress: Progress = NO_PROGRESS,
+    unless: Callable[[], Awaitable[None]] | None = None,
+    indexes: IndexCache | None = None,
+) -> RestoreResult:
+    """Restore a snapshot to a directory.
+
+    Requests: one GET for the index (one more per delta that it is told by), then one per blob or range of a pack.
+
+    Args:
+        store: Where from.
+        reference: The snapshot.
+        target: Absent, an empty directory, or with `replace` any directory.
+        settings: Limits and sizes.
+        ambient: Clock and randomness.
+        cache: What earlier restores wrote and this one may trust (I2); told what this one writes.
+        owners: What to do about recorded owners.
+        replace: Whether a directory with content may be replaced. Its files are reused where they are the right ones.
+        progress: Told what there is to do and what is done.
+        unless: Awaited last, before the target is touched; raises if the restore is not wanted any more.
+        indexes: Indexes that this process knows already.
+
+    Returns:
+        What was done. On any error, and if this is cancelled, the target is what it was, or complete.
+
+    Raises:
+        TargetError: The target is no directory, has content that may not be replaced, is in use, or there is no room.
+        DamagedError: The index or a blob is missing or altered. The cause is a `BlobNotFoundError` if it is missing.
+        StoreError: As the store says.
+    """
+    begun_s = ambient.monotonic_s()
+    looked_at_ms = ambient.local_now_ms()
+    staging = Staging(target, ambient.session(), replace=replace)
+    try:
+        await run_blocking(staging.open)
+        index, requests = await _index_of(store, reference, indexes)
+        present = await _find_present(staging, index, cache)
+        plan = plan_restore(
+            index,
+            present,
+            range_bytes=settings.range_bytes,
+            owners_count=owners is not OwnerPolicy.IGNORE,
+        )
+        progress.total(files=plan.files_count, bytes_=plan.size_bytes)
+        await run_blocking(_prepare, staging, plan)
+        done = await _download(store, index, plan, staging, settings=settings, owners=owners, progress=progress)
+        if unless is not None:
+            await unless()
+        if staging.replaces:
+            await asyncio.to_thread(_check_not_in_use, staging.target)
+        await run_blocking(staging.publish, plan.dirs)
+    finally:
+        await run_blocking(staging.close)
+    await asyncio.to_thread(_remember, staging.target, done, cache, looked_at_ms)
+    in_index = (*plan.empty, *plan.inline)
+    return RestoreResult(
+        files_total=plan.files_count,
+        bytes_total=plan.size_bytes,
+        files_fetched=done.files_fetched,
+        bytes_fetched=done.bytes_fetched,
+        files_reused=done.files_reused,
+        bytes_reused=done.bytes_reused,
+        files_inline=len(in_index),
+        bytes_inline=sum(file.size_bytes for file in in_index),
+        requests=requests + done.requests,
+        seconds=ambient.monotonic_s() - begun_s,
+        leftovers=tuple(staging.leftovers),
+    )
+
+
+async def _index_of(
+    store: BlobStore, reference: StoreReference, indexes: IndexCache | None
+) -> tuple[SnapshotIndex, int]:
+    """The index, and how many GETs it took."""
+    known = indexes.find(reference.index) if indexes is not None else None
+    snapshot = known or await read_stored_snapshot(store, reference.index)
+    if snapshot.index.metadata.unique_id != reference.unique_id:
+        raise DamagedError(
+            f"is of {snapshot.index.metadata.unique_id}, not of {reference.unique_id}",
+            operation="restore",
+            subject=reference.index.key,
+        )
+    return snapshot.index, 0 if known is not None else len(snapshot.chain)
+
+
+async def _find_present(staging: Staging, index: SnapshotIndex, cache: DigestCache) -> dict[FilePath, LocalFile]:
+    """The files of the directory to replace that are files of the snapshot (I2)."""
+    if not staging.replaces:
+        return {}
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(_look_for_present, staging.target, index, cache, stop)
+    finally:
+        stop.set()
+
+
+def _look_for_present(
+    target: Path, index: SnapshotIndex, cache: DigestCache, stop: threading.Event
+) -> dict[FilePath, LocalFile]:
+    _check_not_in_use(target)
+    try:
+        local = scan_dir(target)
+        return find_present(target, choose_candidates(index, local), cache, stop=stop)
+    except UnsafeSourceError:
+        # It has entries that no backup would keep, or somebody works in it: nothing in it is to be relied on.
+        return {}
+
+
+def _check_not_in_use(target: Path) -> None:
+    try:
+        check_not_held(target)
+    except UnsafeSourceError as error:
+        raise TargetError(
+            "a RocksDB has it open", operation="restore", subject=str(target), hint="close the database first"
+        ) from error
+
+
+def _prepare(staging: Staging, plan: RestorePlan) -> None:
+    written = tuple(plan.written)
+    staging.check_room(size_bytes=sum(file.size_bytes for file in written), files_count=len(written))
+    staging.make_dirs(plan.dirs)
+
+
+async def _download(
+    store: BlobStore,
+    index: SnapshotIndex,
+    plan: RestorePlan,
+    staging: Staging,
+    *,
+    settings: TransferSettings,
+    owners: OwnerPolicy,
+    progress: Progress,
+) -> Downloaded:
+    source = -1
+    with target_errors(staging.target):
+        if plan.links or plan.copies:
+            source = os.open(staging.target, DIR_FLAGS)
+    try:
+        downloader = Downloader(
+            store,
+            index.metadata,
+            target=staging.target,
+            root=staging.descriptor,
+            source=source,
+            settings=settings,
+            owners=owners,
+            progress=progress,
+        )
+        return await downloader.download(plan)
+    finally:
+        if source >= 0:
+            os.close(source)
+
+
+def _remember(target: Path, done: Downloaded, cache: DigestCache, looked_at_ms: int) -> None:
+    """Tell the cache what stands at the target now (I2)."""
+    links = {written.file.path for written in done.links}
+    try:
+        root = os.open(target, DIR_FLAGS)
+    except OSError:
+        return  # somebody has moved it already: there is nothing to remember, and the restore is done
+    try:
+        for written in done.files:
+            # The ctime of a linked file has changed again when the old directory with its other name was removed.
+            local = stat_again(root, written) if written.file.path in links else written.local
+            if local is not None:
+                entry = written.file.entry
+                cache.record_restored(local, Digest(entry.blake3, entry.crc32), looked_at_ms=looked_at_ms)
+    finally:
+        os.close(root)
+    cache.trim([written.local for written in done.files])

@@ -1,0 +1,49 @@
+"""How the driver and the tasks of one run reach the same repository."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blobstore.opening import StoreSettings, open_store
+from engine.errors import UsageError
+from engine.repository import Repository
+from engine.sync import SyncRepository
+from engine.transfer_settings import TransferSettings
+from index.model import RepositoryRecord
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels to a task: where the repository is and how to treat it. Each process finds its own credentials."""
+
+    url: str
+    record: RepositoryRecord
+    store: StoreSettings
+    transfer: TransferSettings
+
+    def open(self) -> Repository:
+        """The repository, without a request: the driver has read its record."""
+        return Repository(open_store(self.url, self.store), self.record, settings=self.transfer)
+
+
+def open_on_driver(
+    url: str, *, store: StoreSettings | None = None, transfer: TransferSettings | None = None
+) -> tuple[SyncRepository, Access]:
+    """Open a repository that tasks will use too.
+
+    Raises:
+        UsageError: Other processes cannot reach it.
+        NotFoundError: There is no repository.
+        StoreError: As the store says.
+    """
+    # A relative path would mean another directory in every process.
+    url = url if _SCHEME.match(url) else str(Path(url).absolute())
+    store, transfer = store or StoreSettings(), transfer or TransferSettings()
+    repository = SyncRepository.open(open_store(url, store), settings=transfer)
+    if not repository.asynchronous.store.capabilities.shared:
+        repository.close()
+        raise UsageError("only this process can reach the store", operation="open", hint="use a file:// or s3:// URL")
+    return repository, Access(url=url, record=repository.record, store=store, transfer=transfer)

@@ -1,0 +1,349 @@
+"""Jobs on Spark whose tasks keep state in RocksDB, committed as one with the position in the input."""
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+import pyarrow as pa
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from blobstore.opening import StoreSettings
+from engine.clock import SystemAmbient
+from engine.errors import CommitLostError, UsageError
+from engine.rocksdb import RocksDbSettings
+from engine.spark.access import open_on_driver
+from engine.spark.errors import PartitioningError, TaskFailedError, last_error
+from engine.spark.parallel import RestoreForRun, StoreWork, pinned_choice, spread
+from engine.spark.store_task import (
+    RESULT_SPARK_SCHEMA,
+    TASK_COLUMN,
+    JobRun,
+    ReadStore,
+    ReadTask,
+    TaskReport,
+    UpdateStore,
+    UpdateTask,
+)
+from engine.transfer_settings import TransferSettings
+from index.log import Commit
+from index.model import Scope, ScopeLayout
+
+# Spark's Murmur3 `hash` with its fixed seed, over the key columns in their order, `pmod` the number of tasks.
+KEY_HASH: Final = "spark-hash-v1"
+TASKS_MAX: Final = 100_000
+# Commits that DataFrames of the state may be read from at the same time.
+PINS_MAX: Final = 8
+
+
+class JobCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run has committed."""
+
+    commit: Commit
+    # One per task that had rows, in the order of tasks; the others' stores were carried over.
+    tasks: tuple[TaskReport, ...]
+    seconds: float
+    # The version had been committed before: nothing was run.
+    repeated: bool = False
+
+
+class StatefulJob:
+    """A job that updates one RocksDB store per task and commits all of them as one.
+
+    Each row belongs to the task that its key columns hash to, so that one task sees every row of a key. Attempts of
+    a task may fail, be repeated, run twice at the same time or come back from the dead: each works on a directory of
+    its own (design 0002, I4), writes blobs that no commit refers to, and returns a reference. Only the driver
+    commits, once, on top of the commit that the run began with (C2): what other attempts have made is never seen
+    and ends with its TTL.
+
+    One driver at a time makes progress; of two, one is refused with a `ConflictError`, and loads again by running
+    again. Use it as a context manager, or call `close`: it holds a repository and the pins of its readers.
+
+    Example:
+        ```python
+        def count(store: StoreWriter, batches: Iterator[pa.RecordBatch], task: str) -> None:
+            for batch in batches:
+                for word in batch.column("word").to_pylist():
+                    seen = int.from_bytes(store.get(word.encode()) or b"")
+                    store.put(word.encode(), (seen + 1).to_bytes(8))
+
+
+        with StatefulJob(
+            "file:///backups/state", job="words", key_columns=["word"], tasks=4, update=count, local_root=disk
+        ) as job:
+            for number, (lines, position) in enumerate(batches, start=1):
+                job.run(lines, version=number, offsets=position)
+        ```
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        job: str,
+        key_columns: Sequence[str],
+        tasks: int,
+        update: UpdateStore,
+        local_root: str | Path,
+        store: str = "state",
+        order_by: Sequence[str | Column] = (),
+        rocksdb: RocksDbSettings | None = None,
+        transfer: TransferSettings | None = None,
+        store_settings: StoreSettings | None = None,
+    ) -> None:
+        """Open the repository.
+
+        Args:
+            url: A repository that the driver and every executor can reach; credentials are found by each process.
+            job: The name of the job: its scope.
+            key_columns: Columns of every DataFrame to come, of the same types each time.
+            tasks: How many stores there are. It never changes in the life of the job.
+            update: Called once per task that has rows, with its store, its rows and its name, on an executor. It
+                reads the batches to their end, keeps nothing outside the store, and may be called again for the same
+                rows by another attempt.
+            local_root: A directory on a local disk of each executor, for stores at work and for those kept for the
+                next run.
+            store: The name of the store within its task.
+            order_by: What the rows of a task are sorted by; any order if not given.
+            rocksdb: How stores are written.
+            transfer: How bytes are moved.
+            store_settings: How the repository's store is asked.
+
+        Raises:
+            UsageError: The arguments contradict each other.
+            NotFoundError: There is no repository.
+        """
+        if not 0 < tasks <= TASKS_MAX:
+            raise UsageError(f"{tasks} is not within 1 and {TASKS_MAX}", operation="stateful job", subject="tasks")
+        if not key_columns or len(set(key_columns)) < len(key_columns):
+            raise UsageError("are missing or repeated", operation="stateful job", subject="key_columns")
+        self.scope = Scope(job)
+        self._key_columns = tuple(key_columns)
+        self._tasks = tasks
+        self._update = update
+        self._local_root = str(Path(local_root).absolute())
+        self._store = store
+        self._order_by = tuple(order_by)
+        self._rocksdb = rocksdb or RocksDbSettings()
+        self._ambient = SystemAmbient()
+        self._repository, self._access = open_on_driver(url, store=store_settings, transfer=transfer)
+        # Of the commits that were read, by write id, the one read last at the end.
+        self._pins: OrderedDict[str, contextlib.ExitStack] = OrderedDict()
+
+    def __enter__(self) -> Self:
+        """The job itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Release the readers' pins and the repository."""
+        try:
+            with contextlib.ExitStack() as stack:
+                for pin in self._pins.values():
+                    stack.push(pin)
+                self._pins.clear()
+        finally:
+            self._repository.close()
+
+    def latest(self) -> Commit | None:
+        """The newest commit: its `record` has the version and the offsets to go on from. None before the first."""
+        return self._repository.latest(self.scope)
+
+    def run(self, rows: DataFrame, *, version: int | None = None, offsets: str = "") -> JobCommit:
+        """Apply rows to the stores of their tasks, and commit all stores together with the offsets.
+
+        Running a version again that is the newest, with the same offsets, does nothing and returns its commit: so a
+        caller who does not know whether a run was committed (a crash, `CommitUnknownError`) simply repeats it, and
+        Spark's `foreachBatch` may repeat its last batch.
+
+        Args:
+            rows: All rows of this version; evaluated once, except where Spark repeats a task.
+            version: Greater than the newest commit's; that one's plus one if not given.
+            offsets: The caller's position in the input after these rows, opaque.
+
+        Returns:
+            The acknowledged commit and what each task did.
+
+        Raises:
+            UsageError: Version, offsets, columns or number of tasks do not fit the job's newest commit.
+            ConflictError: Another driver has committed meanwhile: run again.
+            TaskFailedError: A task failed as often as Spark allows; nothing was committed.
+            CommitUnknownError: No answer to the commit: run again with the same version and offsets.
+            LeaseExpiredError: The run took longer than the repository's TTL; nothing was committed.
+            AnalysisException: Spark cannot make a plan for the rows.
+            StoreError: As the store says; nothing was committed.
+        """
+        started_s = self._ambient.monotonic_s()
+        layout = self._layout(rows)
+        parent = self.latest()
+        if parent is not None:
+            self._check_layout(parent, layout)
+            if version == parent.record.version and offsets == parent.record.offsets:
+                return JobCommit(commit=parent, tasks=(), seconds=0.0, repeated=True)
+            if version is not None and version <= parent.record.version:
+                raise UsageError(
+                    f"version {version} with offsets {offsets!r} does not follow version {parent.record.version} "
+                    f"with offsets {parent.record.offsets!r}",
+                    operation="run",
+                    subject=str(self.scope),
+                    hint="go on from `latest()`; to go back, rewind the job to an older commit first",
+                )
+        next_version = version if version is not None else (parent.record.version + 1 if parent else 1)
+        reports = self._attempt_all(rows, parent, next_version)
+        commit = self._commit(reports, parent, version=next_version, offsets=offsets, layout=layout)
+        return JobCommit(commit=commit, tasks=reports, seconds=self._ambient.monotonic_s() - started_s)
+
+    def read(self, spark: SparkSession, function: ReadStore, schema: str) -> DataFrame:
+        """A DataFrame made from every store at the newest commit, task by task.
+
+        It is lazy and may be evaluated often: it stays with the commit that was the newest at this call. That commit
+        is pinned until the job is closed, or until `PINS_MAX` newer ones have been read (design 0002, D5).
+
+        Args:
+            spark: The session that reads.
+            function: Called on an executor with an open store and the name of its task; yields Arrow batches.
+            schema: Of those batches, as DDL.
+
+        Raises:
+            NotFoundError: The commit was collected before its pin stood: call again.
+            StoreError: As the store says.
+        """
+        commit = self.latest()
+        if commit is not None:
+            self._pin(commit)
+        task = ReadTask(run=self._begin_run(commit), read=function)
+        names = sorted(task.run.bases)
+        numbers = pa.array(range(len(names)), pa.int32())
+        work = spark.createDataFrame(pa.table({"task": pa.array(names, pa.string()), "partition": numbers}))
+        return work.repartitionById(max(1, len(names)), "partition").mapInArrow(task, schema)
+
+    def restore_stores(self, spark: SparkSession, *, partitions_max: int | None = None) -> DataFrame:
+        """Bring every store of the newest commit to where the next run finds it, in parallel.
+
+        A run restores what it misses by itself; this is for having it done beforehand, and for seeing how long it
+        takes. Where there are several machines a store may be restored on one and wanted on another.
+
+        Args:
+            spark: The session that restores.
+            partitions_max: As for `restore_stores`.
+
+        Returns:
+            One row per store, see `StoreOutcome`; a store that is there already has moved no bytes.
+
+        Raises:
+            NotFoundError: There is no commit yet.
+            TaskFailedError: Spark itself gave up.
+            StoreError: As the store says.
+        """
+        with pinned_choice(self._repository, self.scope) as commit:
+            run = self._begin_run(commit)
+            work = [
+                StoreWork(task=base.task, store=base.store, path=run.local_root, reference=base)
+                for base in run.bases.values()
+            ]
+            return spread(spark, RestoreForRun(access=self._access, scope=self.scope, run=run), work, partitions_max)
+
+    def _pin(self, commit: Commit) -> None:
+        """Pin a commit for its readers; of the pins held, the one longest unused makes room."""
+        write_id = commit.pointer.write_id
+        if write_id not in self._pins:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self._repository.pinned(commit, purpose="read on Spark"))
+                self._pins[write_id] = stack.pop_all()
+        self._pins.move_to_end(write_id)
+        if len(self._pins) > PINS_MAX:
+            self._pins.popitem(last=False)[1].close()
+
+    def _attempt_all(self, rows: DataFrame, parent: Commit | None, version: int) -> tuple[TaskReport, ...]:
+        """Run the attempts of all tasks; one report for each task that has rows."""
+        task = UpdateTask(run=self._begin_run(parent), version=version, update=self._update)
+        key = sf.pmod(sf.hash(*self._key_columns), sf.lit(self._tasks))
+        placed = rows.withColumn(TASK_COLUMN, key).repartitionById(self._tasks, TASK_COLUMN)
+        if self._order_by:
+            placed = placed.sortWithinPartitions(*self._order_by)
+        try:
+            collected = placed.mapInArrow(task, RESULT_SPARK_SCHEMA).toArrow()
+        except AnalysisException:
+            # Not a task but the caller's DataFrame: Spark's own words are the best.
+            raise
+        except PySparkException as error:
+            raise self._failure(error, parent) from error
+        reports = [msgspec.msgpack.decode(data, type=TaskReport) for data in collected.column("report").to_pylist()]
+        reports.sort(key=lambda report: int(report.task))
+        if len({report.task for report in reports}) < len(reports):
+            raise PartitioningError("a task ran in several partitions", operation="run", subject=str(self.scope))
+        return tuple(reports)
+
+    def _failure(self, error: PySparkException, parent: Commit | None) -> Exception:
+        """What a failed run means.
+
+        A run builds on the newest commit without a pin: the newest is never collected (design 0002, D3). If it is the
+        newest no more, a task may have missed its blobs, and the run has lost, whatever its tasks have met.
+        """
+        newest = self.latest()
+        if newest is not None and (parent is None or newest.pointer != parent.pointer):
+            return CommitLostError(
+                f"commit {newest.pointer.number} was made meanwhile", operation="run", subject=str(self.scope)
+            )
+        return TaskFailedError(last_error(error), operation="run", subject=str(self.scope))
+
+    def _commit(
+        self, reports: Sequence[TaskReport], parent: Commit | None, *, version: int, offsets: str, layout: ScopeLayout
+    ) -> Commit:
+        return self._repository.commit(
+            self.scope,
+            [report.backup for report in reports],
+            version=version,
+            offsets=offsets,
+            layout=layout,
+            parent=parent.pointer if parent else None,
+        )
+
+    def _begin_run(self, commit: Commit | None) -> JobRun:
+        """What travels to the tasks of one run: references and where to find things, no credentials."""
+        stores = commit.record.stores if commit else ()
+        return JobRun(
+            access=self._access,
+            scope=self.scope,
+            store=self._store,
+            local_root=self._local_root,
+            id=self._ambient.session(),
+            bases={reference.task: reference for reference in stores if reference.store == self._store},
+            rocksdb=self._rocksdb,
+        )
+
+    def _layout(self, rows: DataFrame) -> ScopeLayout:
+        """How keys are spread, with the type of each key column: Spark's hash of an int is not that of a bigint."""
+        types = dict(rows.dtypes)
+        missing = [name for name in self._key_columns if name not in types]
+        if missing or TASK_COLUMN in types:
+            raise UsageError(
+                f"lack {', '.join(missing)}" if missing else f"have a column {TASK_COLUMN}",
+                operation="run",
+                subject="rows",
+                hint=f"there are {', '.join(types)}",
+            )
+        keys = tuple(f"{name} {types[name]}" for name in self._key_columns)
+        return ScopeLayout(tasks_count=self._tasks, key_hash=KEY_HASH, key_columns=keys)
+
+    def _check_layout(self, parent: Commit, layout: ScopeLayout) -> None:
+        """K3, before any work; the commit checks it once more."""
+        begun = parent.record.layout
+        if begun != layout:
+            raise UsageError(
+                f"was begun with {begun.tasks_count} tasks by {', '.join(begun.key_columns) or 'no keys'}, "
+                f"not {layout.tasks_count} by {', '.join(layout.key_columns)}",
+                operation="run",
+                subject=str(self.scope),
+                hint="number of tasks and keys never change in the life of a job; start a new job",
+            )

@@ -1,0 +1,230 @@
+"""The directories that one machine has of one store, and which attempt at a task works on which of them.
+
+```
+<local root>/<repository id>/<scope>/<task>/<store>/
+    ready-<version>-<run>-<uniqueId>    a finished store, closed; the name says exactly which state it is
+    attempt-<id>/                       the room of one attempt
+        lock                            held with flock for as long as the attempt lives
+        db/                             the store that it works on
+        checkpoint/                     what it backs up
+```
+
+The rules, which together are I4 of design 0002:
+
+1. A `ready-` directory is claimed by renaming it into the room of one attempt. The rename succeeds for one of any
+   number of attempts, and with it the name is gone: nobody can take a store that was written to for the state that
+   the name had promised.
+2. An attempt touches its own room only. It makes a state claimable by renaming its closed `db` to a name that
+   carries a unique id of its own. Nothing is ever deleted under a `ready-` name: it is renamed into a room first,
+   so that nobody claims a directory that is half gone.
+3. A room whose lock is free belongs to a dead process and is removed by whoever comes next. The lock is the
+   kernel's: `kill -9` frees it, and a process that merely stalls keeps it.
+4. `ready-` directories are a cache. Each is either backed up or comes from a backup, so removing one costs a restore
+   and loses nothing. A starting attempt removes all but two kinds: the state that it was asked to start from, and
+   states made by its own run, of which the driver may yet commit one. So each store keeps on a machine at most the
+   states of one run, however often runs fail. No comparison of versions is involved, which a rewind would mislead.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import msgspec
+
+from engine.clock import Ambient, SystemAmbient
+from engine.errors import TargetError, UsageError
+from index.keys import decode_component, encode_component, encode_scope
+from index.model import Scope, UniqueId
+
+ROOM_ATTEMPTS_MAX: Final = 10
+
+_READY = re.compile(r"ready-(?P<version>\d{1,19})-(?P<run>[0-9a-f]{20})-(?P<unique_id>.+)")
+_ROOM = re.compile(r"attempt-[0-9a-f]{20}")
+
+
+class StoreState(msgspec.Struct, frozen=True, order=True):
+    """Which state of a store: its version, and the id that tells two attempts at that version apart."""
+
+    version: int
+    unique_id: UniqueId
+
+
+class ReadyStore(msgspec.Struct, frozen=True, order=True):
+    """What the name of a `ready-` directory says."""
+
+    state: StoreState
+    # The run of the job that made or restored it.
+    run: str
+
+    def encode(self) -> str:
+        """The name of the directory."""
+        return f"ready-{self.state.version}-{self.run}-{encode_component(self.state.unique_id)}"
+
+    @classmethod
+    def decode(cls, name: str) -> "ReadyStore | None":
+        """The inverse of `encode`; None for a name that it does not make."""
+        found = _READY.fullmatch(name)
+        if found is None:
+            return None
+        unique_id = UniqueId(decode_component(found["unique_id"]))
+        return cls(StoreState(int(found["version"]), unique_id), found["run"])
+
+
+class StoreClaims:
+    """One store's directory on this machine."""
+
+    def __init__(
+        self, root: Path, *, repository_id: str, scope: Scope, task: str, store: str, ambient: Ambient | None = None
+    ) -> None:
+        parts = (encode_component(repository_id), encode_scope(scope), encode_component(task), encode_component(store))
+        self.directory = root.joinpath(*parts)
+        self._ambient = ambient or SystemAmbient()
+
+    def begin(self) -> "Attempt":
+        """A new room with its lock held.
+
+        Raises:
+            TargetError: The local root cannot be written.
+        """
+        try:
+            # The state is as private as the user's other files: what others may read, the user decides above it.
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for _ in range(ROOM_ATTEMPTS_MAX):
+                room = self.directory / f"attempt-{self._ambient.session()}"
+                room.mkdir()
+                # Between these two lines another attempt may find the lock free and remove the room.
+                lock = _try_lock(room)
+                if lock is not None:
+                    return Attempt(self, room, lock)
+        except OSError as error:
+            raise TargetError(str(error), operation="claim", subject=str(self.directory)) from error
+        raise TargetError(
+            f"{ROOM_ATTEMPTS_MAX} new rooms were taken away", operation="claim", subject=str(self.directory)
+        )
+
+    def ready(self) -> tuple[ReadyStore, ...]:
+        """The states that can be claimed now, in order."""
+        try:
+            names = [entry.name for entry in self.directory.iterdir()]
+        except FileNotFoundError:
+            return ()
+        return tuple(sorted(found for name in names if (found := ReadyStore.decode(name)) is not None))
+
+    def remove_dead_rooms(self) -> int:
+        """Remove the rooms of attempts that died; returns how many."""
+        removed = 0
+        for room in self.directory.iterdir():
+            if _ROOM.fullmatch(room.name) is None:
+                continue
+            lock = _try_lock(room)
+            if lock is not None:
+                _remove_room(room, lock)
+                removed += 1
+        return removed
+
+
+class Attempt:
+    """The room of one attempt, to be used in a `with` block; what is in it at the end is removed."""
+
+    def __init__(self, claims: StoreClaims, room: Path, lock: int) -> None:
+        self._claims = claims
+        self._room = room
+        self._lock = lock
+        self._discarded = 0
+
+    @property
+    def directory(self) -> Path:
+        """Where the store stands once it is claimed, or is to be restored to."""
+        return self._room / "db"
+
+    @property
+    def checkpoint_directory(self) -> Path:
+        """Where the rocksdb_checkpoint goes that is backed up."""
+        return self._room / "checkpoint"
+
+    def claim(self, wanted: StoreState) -> ReadyStore | None:
+        """Take a finished store of exactly this state, if this machine has one that nobody else takes."""
+        for ready in self._claims.ready():
+            if ready.state == wanted and self._take(ready, self.directory):
+                return ready
+        return None
+
+    def discard(self) -> None:
+        """Put the claimed store away, so that it can be restored in its place."""
+        self._discarded += 1
+        self.directory.rename(self._room / f"discarded-{self._discarded}")
+
+    def remove_stale(self, wanted: StoreState | None, run: str) -> int:
+        """Remove finished stores that neither are wanted nor come from this run (rule 4); returns how many."""
+        removed = 0
+        for ready in self._claims.ready():
+            if ready.state != wanted and ready.run != run:
+                self._discarded += 1
+                removed += self._take(ready, self._room / f"discarded-{self._discarded}")
+        return removed
+
+    def finish(self, state: StoreState, run: str) -> None:
+        """Make the closed store claimable as this state.
+
+        Raises:
+            UsageError: The state is there already: two attempts never make the same one.
+        """
+        target = self._claims.directory / ReadyStore(state, run).encode()
+        try:
+            self.directory.rename(target)
+        except OSError as error:
+            raise UsageError(str(error), operation="finish", subject=str(target)) from error
+
+    def give_back(self, ready: ReadyStore) -> None:
+        """Put a store that was only read back under its name, unless the machine has that state already."""
+        if all(other.state != ready.state for other in self._claims.ready()):
+            self.finish(ready.state, ready.run)
+
+    def _take(self, ready: ReadyStore, target: Path) -> bool:
+        try:
+            (self._claims.directory / ready.encode()).rename(target)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _remove_room(self._room, self._lock)
+
+
+def _try_lock(room: Path) -> int | None:
+    """Take the lock of a room; None if somebody holds it or the room is gone."""
+    try:
+        lock = os.open(room / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever removed the room meanwhile has removed this very file: the lock of an unlinked file locks nothing.
+        if os.fstat(lock).st_ino == (room / "lock").stat().st_ino:
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None
+
+
+def _remove_room(room: Path, lock: int) -> None:
+    """Remove a room of which the lock is held, the lock last, and free the lock.
+
+    RocksDB's threads may still delete files of a store just closed, hence errors are ignored: what stays has a free
+    lock and goes with the next attempt.
+    """
+    for entry in room.iterdir():
+        if entry.name != "lock":
+            shutil.rmtree(entry, ignore_errors=True)
+    shutil.rmtree(room, ignore_errors=True)
+    os.close(lock)

@@ -1,0 +1,239 @@
+"""What one Spark task does with one store: one attempt, from claiming the store to a reference to its backup.
+
+Everything here is pickled to Python workers: no session, no credentials, no open handle. A task writes blobs and
+never a record: an attempt that loses, fails or comes late has made nothing visible, and its blobs end with their TTL.
+"""
+
+import asyncio
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from engine.backup import BackupResult
+from engine.clock import SystemAmbient
+from engine.errors import DamagedError, EngineError, UsageError
+from engine.repository import Repository
+from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
+from engine.spark.access import Access
+from engine.spark.errors import PartitioningError
+from engine.spark.store_claims import Attempt, ReadyStore, StoreClaims, StoreState
+from index.model import Scope, StoreReference
+
+TASK_COLUMN: Final = "__tidemark_task"
+
+UpdateStore = Callable[[StoreWriter, Iterator[pa.RecordBatch], str], None]
+ReadStore = Callable[[StoreReader, str], Iterator[pa.RecordBatch]]
+Origin = Literal["new", "local", "restored"]
+OpenStore = TypeVar("OpenStore", bound=StoreReader)
+
+
+class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the attempt that counts tells the driver of one task."""
+
+    task: str
+    rows_count: int
+    # Where the store came from: nowhere, this machine, or the repository.
+    origin: Origin
+    open_s: float
+    update_s: float
+    backup_s: float
+    backup: BackupResult
+
+
+RESULT_SCHEMA: Final = pa.schema([pa.field("task", pa.string()), pa.field("report", pa.binary())])
+RESULT_SPARK_SCHEMA: Final = "task string, report binary"
+
+
+class JobRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What the attempts at all tasks of one run have in common."""
+
+    access: Access
+    scope: Scope
+    store: str
+    local_root: str
+    # Tells the states that this run makes from those of others (`store_claims`, rule 4).
+    id: str
+    # The store of each task at the commit that the run builds on.
+    bases: dict[str, StoreReference]
+    rocksdb: RocksDbSettings
+
+    def claims(self, task: str) -> StoreClaims:
+        """The task's directory on this machine."""
+        return StoreClaims(
+            Path(self.local_root), repository_id=self.access.record.id, scope=self.scope, task=task, store=self.store
+        )
+
+
+class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at updating one store; given to `mapInArrow`."""
+
+    run: JobRun
+    version: int
+    update: UpdateStore
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Apply a partition's rows; one row comes back, or none from a partition without rows.
+
+        A task without rows does nothing at all: the commit carries its store over.
+        """
+        rows = TaskRows(batches)
+        if rows.task is None:
+            return
+        report = self._attempt(rows, rows.task)
+        yield pa.record_batch([[report.task], [msgspec.msgpack.encode(report)]], schema=RESULT_SCHEMA)
+
+    def _attempt(self, rows: "TaskRows", task: str) -> TaskReport:
+        ambient = SystemAmbient()
+        claims = self.run.claims(task)
+        base = self.run.bases.get(task)
+        origin: Origin = "new"
+        with claims.begin() as attempt:
+            claims.remove_dead_rooms()
+            started_s = ambient.monotonic_s()
+            if base is None:
+                store = StoreWriter.open(attempt.directory, self.run.rocksdb)
+                attempt.remove_stale(None, self.run.id)
+            else:
+                store, claimed = open_at(self.run, attempt, base, StoreWriter)
+                origin = "local" if claimed else "restored"
+                attempt.remove_stale(state_of(base), self.run.id)
+            opened_s = ambient.monotonic_s()
+            with store:
+                self.update(store, rows, task)
+                rows.check_finished()
+                store.checkpoint(attempt.checkpoint_directory)
+            updated_s = ambient.monotonic_s()
+            backup = asyncio.run(self._back_up(attempt.checkpoint_directory, task, base))
+            backed_up_s = ambient.monotonic_s()
+            # Last, for from here on another attempt may claim the store: an error above leaves nothing to claim.
+            attempt.finish(state_of(backup.reference), self.run.id)
+        return TaskReport(
+            task=task,
+            rows_count=rows.rows_count,
+            origin=origin,
+            open_s=opened_s - started_s,
+            update_s=updated_s - opened_s,
+            backup_s=backed_up_s - updated_s,
+            backup=backup,
+        )
+
+    async def _back_up(self, checkpoint: Path, task: str, base: StoreReference | None) -> BackupResult:
+        async with self.run.access.open() as repository:
+            return await repository.backup(
+                self.run.scope, checkpoint, task=task, store=self.run.store, version=self.version, base=base
+            )
+
+
+class ReadTask(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt at reading stores; given to `mapInArrow` over a DataFrame of task names."""
+
+    run: JobRun
+    read: ReadStore
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
+        """Every batch that the user's function makes of the stores of the tasks named in the first column."""
+        for batch in batches:
+            for task in batch.column(0).to_pylist():
+                yield from self._read(task)
+
+    def _read(self, task: str) -> Iterator[pa.RecordBatch]:
+        base = self.run.bases[task]
+        claims = self.run.claims(task)
+        with claims.begin() as attempt:
+            claims.remove_dead_rooms()
+            store, claimed = open_at(self.run, attempt, base, StoreReader)
+            intact = True
+            try:
+                with store:
+                    yield from self.read(store, task)
+            except DamagedError:
+                intact = False
+                raise
+            finally:
+                # Also where the user's function failed, or Spark has seen enough rows: reading has changed nothing.
+                if intact:
+                    attempt.give_back(claimed or ReadyStore(state_of(base), self.run.id))
+
+
+class TaskRows:
+    """The rows of one partition as a user's function sees them, checked to be those of one task.
+
+    Attributes:
+        task: The task; None if there is not one row.
+        rows_count: How many rows have been handed out.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = (batch for batch in batches if batch.num_rows)
+        self._next = next(self._batches, None)
+        self.rows_count = 0
+        self.task = None if self._next is None else str(self._next.column(TASK_COLUMN)[0].as_py())
+
+    def __iter__(self) -> "TaskRows":
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        batch = self._next
+        if batch is None:
+            raise StopIteration
+        self._next = next(self._batches, None)
+        tasks = {str(task) for task in batch.column(TASK_COLUMN).unique().to_pylist()}
+        if tasks != {self.task}:
+            raise PartitioningError(f"one partition holds rows of tasks {sorted(tasks)}", operation="update")
+        self.rows_count += batch.num_rows
+        return batch.drop_columns([TASK_COLUMN])
+
+    def check_finished(self) -> None:
+        """Make sure that no row was left over.
+
+        Raises:
+            UsageError: The user's function returned early. Rows that it did not look at would be lost without a word.
+        """
+        if self._next is not None:
+            raise UsageError(
+                "the function returned before it had read all rows",
+                operation="update",
+                subject=f"task {self.task}",
+                hint="read the batches to their end, also where rows are to be ignored",
+            )
+
+
+def state_of(reference: StoreReference) -> StoreState:
+    """The state that a reference names."""
+    return StoreState(reference.version, reference.unique_id)
+
+
+def open_at(
+    run: JobRun, attempt: Attempt, base: StoreReference, kind: type[OpenStore]
+) -> tuple[OpenStore, ReadyStore | None]:
+    """The store at a commit: this machine's if it has that very state and it opens, the repository's otherwise.
+
+    Returns:
+        The open store, and what it was claimed as; None if it was restored.
+
+    Raises:
+        DamagedError: The repository's copy is missing or altered.
+        StoreError: As the repository's store says.
+    """
+    claimed = attempt.claim(state_of(base))
+    if claimed is not None:
+        try:
+            return kind.open(attempt.directory, run.rocksdb), claimed
+        except EngineError:
+            # Half written in a power cut, or damaged since: what was backed up is the truth.
+            attempt.discard()
+    asyncio.run(restore(run.access.open(), base, attempt.directory))
+    return kind.open(attempt.directory, run.rocksdb), None
+
+
+async def restore(repository: Repository, reference: StoreReference, target: Path) -> None:
+    """Restore one store and close the repository.
+
+    The caller holds a pin, or the reference is from the commit that a run builds on: that one is the newest for as
+    long as the run can succeed, and the newest is never collected (design 0002, D3).
+    """
+    async with repository:
+        await repository.restore_reference(reference, target)

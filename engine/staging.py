@@ -1,0 +1,274 @@
+"""The place where a restore builds a directory, and the swap that puts it at its target, whole or not at all.
+
+```
+<parent>/<name>                          the target
+<parent>/.<name>.tidemark-lock           held (flock) by the restore at work; gone when none is
+<parent>/.<name>.tidemark-<session>/new  what is being built; private until it is complete
+<parent>/.<name>.tidemark-old-<session>  what stood at the target, between the two renames of the swap
+```
+
+A crash leaves at most the last three. Whoever holds the lock next knows that nobody works on them, and cleans up.
+Everything here blocks and is made for a thread.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from blobstore.local_files import DurableDirs, sync_dir
+from engine.errors import TargetError
+from engine.local_stat import DIR_FLAGS, FilePath
+
+# The lock's file may go between opening and locking it, once for every restore that ends just then.
+LOCK_ATTEMPTS_MAX: Final = 16
+
+_NEW: Final = "new"
+_PERMISSIONS: Final = 0o7777
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+
+
+class Staging:
+    """One restore's claim on a target, from `open` to `close`.
+
+    Attributes:
+        target: Absolute path of the target.
+        replaces: Whether the target is a directory with content, which the restore may replace.
+        descriptor: The directory that is being built, open; -1 before `open` and after `close`.
+        leftovers: Paths that could not be removed: of earlier restores after `open`, of this one after `close`.
+    """
+
+    def __init__(self, target: Path, session: str, *, replace: bool) -> None:
+        self.target = target.absolute()
+        self.replaces = False
+        self.descriptor = -1
+        self.leftovers: list[str] = []
+        self._may_replace = replace
+        self._name = self.target.name
+        self._lock_name = f".{self._name}.tidemark-lock"
+        self._staging_name = f".{self._name}.tidemark-{session}"
+        self._old_prefix = f".{self._name}.tidemark-old-"
+        self._old_name = f"{self._old_prefix}{session}"
+        self._there: os.stat_result | None = None
+        self._parent = self._staging = self._lock = -1
+        self._made = self._moved_aside = self._published = False
+
+    def open(self) -> None:
+        """Claim the target and make an empty private directory beside it.
+
+        Raises:
+            TargetError: The target is no directory, has content that may not be replaced, is being restored to by
+                somebody else, or cannot be written beside. Then `close` leaves everything as it was.
+        """
+        with target_errors(self.target):
+            if not self._name or self._name == "..":
+                raise TargetError("is no name for a directory", operation="restore", subject=str(self.target))
+            DurableDirs(self.target.parent).make(self.target.parent)
+            self._parent = os.open(self.target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._lock = self._take_lock()
+            self._clean_up()
+            self._look_at_target()
+            os.mkdir(self._staging_name, 0o700, dir_fd=self._parent)
+            self._made = True
+            self._staging = os.open(self._staging_name, DIR_FLAGS, dir_fd=self._parent)
+            # The staging directory keeps others out; what is in it has the permissions that it will have.
+            os.mkdir(_NEW, dir_fd=self._staging)
+            self.descriptor = os.open(_NEW, DIR_FLAGS, dir_fd=self._staging)
+
+    def make_dirs(self, dirs: Sequence[FilePath]) -> None:
+        """Make directories in the one that is being built, parents first."""
+        with target_errors(self.target):
+            for path in dirs:
+                os.mkdir("/".join(path), dir_fd=self.descriptor)
+
+    def check_room(self, *, size_bytes: int, files_count: int) -> None:
+        """Refuse before the first byte is fetched what the file system has no room for.
+
+        Raises:
+            TargetError: Too little space, or too few inodes, are left.
+        """
+        with target_errors(self.target):
+            room = os.fstatvfs(self.descriptor)
+        # A file takes whole blocks: half a block more on average, and never less than what it holds.
+        needed_bytes = size_bytes + files_count * room.f_frsize // 2
+        free_bytes = room.f_bavail * room.f_frsize
+        if needed_bytes > free_bytes:
+            raise _full(self.target, f"needs {needed_bytes:,} bytes and {free_bytes:,} are free")
+        if room.f_files and files_count > room.f_favail:
+            raise _full(self.target, f"needs {files_count:,} inodes and {room.f_favail:,} are free")
+
+    def publish(self, dirs: Sequence[FilePath]) -> None:
+        """Put what was built at the target, durably. What stood there goes, or comes back if that fails.
+
+        Args:
+            dirs: All directories in it, parents first; every file in them is synced already.
+
+        Raises:
+            TargetError: The target has changed since `open`, or the file system refuses.
+        """
+        with target_errors(self.target):
+            if self._there is not None:
+                self._take_after(self._there)
+            for path in reversed(dirs):
+                below = os.open("/".join(path), DIR_FLAGS, dir_fd=self.descriptor)
+                try:
+                    sync_dir(below)
+                finally:
+                    os.close(below)
+            sync_dir(self.descriptor)
+            try:
+                if self.replaces:
+                    self._rename(self._name, self._old_name)
+                    self._moved_aside = True
+                # Onto nothing, or onto an empty directory: rename(2) refuses everything else.
+                os.rename(_NEW, self._name, src_dir_fd=self._staging, dst_dir_fd=self._parent)
+                self._published = True
+                sync_dir(self._parent)
+            except OSError:
+                self._swap_back()
+                raise
+
+    def close(self) -> None:
+        """Remove what is not part of the target any more, and give the claim back.
+
+        What stood at the target before is removed only once the new directory is in its place.
+        """
+        if self._made:
+            self._remove(self._staging_name)
+        if self._published and self._moved_aside:
+            self._remove(self._old_name)
+        if self._lock >= 0:
+            try:
+                os.unlink(self._lock_name, dir_fd=self._parent)
+            except OSError:
+                self.leftovers.append(str(self.target.parent / self._lock_name))
+        for descriptor in (self.descriptor, self._staging, self._lock, self._parent):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.descriptor = self._staging = self._lock = self._parent = -1
+
+    def _take_lock(self) -> int:
+        for _ in range(LOCK_ATTEMPTS_MAX):
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(self._lock_name, flags, 0o600, dir_fd=self._parent)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(descriptor), self._stat(self._lock_name)):
+                    return descriptor
+            except BlockingIOError as error:
+                os.close(descriptor)
+                raise TargetError(
+                    "another restore is at work here",
+                    operation="restore",
+                    subject=str(self.target),
+                    hint="wait for it, or choose another target",
+                ) from error
+            except FileNotFoundError:
+                pass  # its owner was done with it between our opening and locking it
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+        raise TargetError("its lock keeps changing hands", operation="restore", subject=str(self.target))
+
+    def _clean_up(self) -> None:
+        """Remove what dead restores left. What one of them had moved aside comes back, if it may be of use."""
+        pattern = re.compile(rf"\.{re.escape(self._name)}\.tidemark-(?:old-)?[0-9a-f]{{20}}")
+        with os.scandir(self._parent) as entries:
+            names = sorted(entry.name for entry in entries if pattern.fullmatch(entry.name))
+        for name in names:
+            # An "old" without a target: that restore died between its two renames.
+            if name.startswith(self._old_prefix) and self._may_replace and not self._is_there(self._name):
+                self._rename(name, self._name)
+            else:
+                self._remove(name)
+
+    def _look_at_target(self) -> None:
+        try:
+            self._there = self._stat(self._name)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISDIR(self._there.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(self._there.st_mode) else "not a directory"
+            raise TargetError(f"is {kind}", operation="restore", subject=str(self.target))
+        descriptor = os.open(self._name, DIR_FLAGS, dir_fd=self._parent)
+        try:
+            with os.scandir(descriptor) as entries:
+                self.replaces = next(entries, None) is not None
+        finally:
+            os.close(descriptor)
+        if self.replaces and not self._may_replace:
+            raise TargetError("is a directory with content", operation="restore", subject=str(self.target))
+
+    def _take_after(self, there: os.stat_result) -> None:
+        """Give the new directory the permissions and, where that is allowed, the owner of the one that it replaces."""
+        with contextlib.suppress(PermissionError):
+            os.fchown(self.descriptor, there.st_uid, there.st_gid)
+        os.fchmod(self.descriptor, there.st_mode & _PERMISSIONS)
+
+    def _swap_back(self) -> None:
+        if self._published:
+            os.rename(self._name, _NEW, src_dir_fd=self._parent, dst_dir_fd=self._staging)
+            self._published = False
+        if self._moved_aside:
+            self._rename(self._old_name, self._name)
+            self._moved_aside = False
+
+    def _stat(self, name: str) -> os.stat_result:
+        return os.stat(name, dir_fd=self._parent, follow_symlinks=False)
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            self._stat(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _rename(self, old: str, new: str) -> None:
+        os.rename(old, new, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+
+    def _remove(self, name: str) -> None:
+        try:
+            shutil.rmtree(name, dir_fd=self._parent)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            self.leftovers.append(str(self.target.parent / name))
+
+
+@contextmanager
+def target_errors(path: Path) -> Iterator[None]:
+    """Turn what the system says of a target into the error that names it.
+
+    Raises:
+        TargetError: In place of any OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        if error.errno in _FULL:
+            raise _full(path, reason) from error
+        if error.errno in _TAKEN:
+            raise TargetError(
+                f"somebody else writes there: {reason}", operation="restore", subject=str(path)
+            ) from error
+        if error.errno == errno.EBUSY:
+            hint = "it is a mount point or in use: restore to a directory below it"
+        else:
+            hint = "see that this user may write there"
+        raise TargetError(f"cannot be written: {reason}", operation="restore", subject=str(path), hint=hint) from error
+
+
+def _full(path: Path, reason: str) -> TargetError:
+    return TargetError(
+        f"there is no room: {reason}", operation="restore", subject=str(path), hint="make room, or choose another disk"
+    )

@@ -1,0 +1,178 @@
+"""The repository for callers without an event loop: scripts, notebooks, Spark workers."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from blobstore.base import BlobStore
+from engine.clock import Ambient
+from engine.pins import PinLease
+from engine.repository import Repository
+from engine.transfer_settings import TransferSettings
+from index.log import Commit
+from index.model import RepositoryRecord
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LoopThread:
+    """An event loop of its own in a daemon thread, so that a caller's loop (a notebook has one) is never in the way."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tidemark", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, R]) -> R:
+        """Wait for a coroutine; an interrupt of the waiting thread cancels it and waits for its end."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                future.cancel()
+                with contextlib.suppress(BaseException):
+                    asyncio.run_coroutine_threadsafe(_settle(), self._loop).result()
+            raise
+
+    def stop(self) -> None:
+        """End the loop and its thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _settle() -> None:
+    """Give cancelled work the chance to clean up."""
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    await asyncio.wait(others, timeout=30) if others else None
+
+
+class Blocking(Generic[P, R]):
+    """Turns a method of `Repository` into one of `SyncRepository` with the same arguments, result and errors."""
+
+    def __init__(self, method: Callable[Concatenate[Repository, P], Awaitable[R]]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: "SyncRepository", owner: type["SyncRepository"]) -> Callable[P, R]:
+        """The bound blocking method."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            async def work() -> R:
+                return await self._method(instance.asynchronous, *args, **kwargs)
+
+            return instance.loop.run(work())
+
+        call.__doc__ = self.__doc__
+        return call
+
+
+class SyncRepository:
+    """The methods of `Repository`, blocking. Use it as a context manager, or call `close`."""
+
+    def __init__(self, loop: LoopThread, asynchronous: Repository) -> None:
+        """Prefer `SyncRepository.open` or `SyncRepository.init`."""
+        self.loop = loop
+        self.asynchronous = asynchronous
+
+    @classmethod
+    def open(
+        cls,
+        store: str | BlobStore,
+        *,
+        settings: TransferSettings | None = None,
+        ambient: Ambient | None = None,
+        cache_dir: Path | None = None,
+    ) -> Self:
+        """As `Repository.open`."""
+        return cls._begin(Repository.open(store, settings=settings, ambient=ambient, cache_dir=cache_dir))
+
+    @classmethod
+    def init(
+        cls,
+        store: str | BlobStore,
+        *,
+        settings: TransferSettings | None = None,
+        ambient: Ambient | None = None,
+        cache_dir: Path | None = None,
+        **times_ms: int,
+    ) -> Self:
+        """As `Repository.init`; `times_ms` are its `ttl_ms`, `margin_ms` and `collection_period_ms`."""
+        return cls._begin(Repository.init(store, settings=settings, ambient=ambient, cache_dir=cache_dir, **times_ms))
+
+    @classmethod
+    def _begin(cls, opening: Coroutine[Any, Any, Repository]) -> Self:
+        loop = LoopThread()
+        try:
+            return cls(loop, loop.run(opening))
+        except BaseException:
+            loop.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        """The repository itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Release the store and the loop."""
+        try:
+            self.loop.run(self.asynchronous.close())
+        finally:
+            self.loop.stop()
+
+    @property
+    def record(self) -> RepositoryRecord:
+        """What everybody who uses the repository agrees on."""
+        return self.asynchronous.record
+
+    @contextlib.contextmanager
+    def pinned(self, commit: Commit, purpose: str = "read") -> Iterator[PinLease]:
+        """As `Repository.pinned`."""
+        context = self.asynchronous.pinned(commit, purpose)
+        lease = self.loop.run(_enter(context))
+        try:
+            yield lease
+        finally:
+            self.loop.run(_leave(context))
+
+    backup = Blocking(Repository.backup)
+    plan_backup = Blocking(Repository.plan_backup)
+    commit = Blocking(Repository.commit)
+    rewind = Blocking(Repository.rewind)
+    fork = Blocking(Repository.fork)
+    name = Blocking(Repository.name)
+    release_name = Blocking(Repository.release_name)
+    scopes = Blocking(Repository.scopes)
+    latest = Blocking(Repository.latest)
+    commits = Blocking(Repository.commits)
+    names = Blocking(Repository.names)
+    find = Blocking(Repository.find)
+    find_and_restore = Blocking(Repository.find_and_restore)
+    restore = Blocking(Repository.restore)
+    restore_reference = Blocking(Repository.restore_reference)
+    plan_restore = Blocking(Repository.plan_restore)
+    read_index = Blocking(Repository.read_index)
+    diff = Blocking(Repository.diff)
+    collect = Blocking(Repository.collect)
+    verify = Blocking(Repository.verify)
+
+
+async def _enter(context: contextlib.AbstractAsyncContextManager[PinLease]) -> PinLease:
+    return await context.__aenter__()
+
+
+async def _leave(context: contextlib.AbstractAsyncContextManager[PinLease]) -> None:
+    await context.__aexit__(None, None, None)

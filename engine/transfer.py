@@ -1,0 +1,247 @@
+"""Moving bytes between this machine and a store, with a bound on what is held in memory at once."""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from blobstore.base import BlobStore, Body, Created, Lost, RequestMetadata, Unknown
+from blobstore.errors import BlobCorruptError, StoreUnavailableError
+from blobstore.local_files import LocalFile as OpenFile
+from blobstore.local_files import open_to_read, run_blocking
+from engine.errors import DamagedError
+from engine.hashing import Digest, FileHasher
+from engine.local_stat import DIR_FLAGS, FilePath, changed_error, check_untouched, refusing
+from index.local_tree import LocalFile
+from index.model import BlobKey
+
+
+class ByteBudget:
+    """A bound on the bytes that all transfers together hold. Who asks first is served first."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def hold(self, size_bytes: int) -> AsyncIterator[None]:
+        """Wait until so many bytes are free, and hold them for the block; more than there are count as all."""
+        size_bytes = min(size_bytes, self._bytes_max)
+        if self._waiting or self._held_bytes + size_bytes > self._bytes_max:
+            await self._wait(size_bytes)
+        else:
+            self._held_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._held_bytes -= size_bytes
+            self._serve()
+
+    async def _wait(self, size_bytes: int) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((size_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._held_bytes -= size_bytes
+            self._serve()
+            raise
+
+    def _serve(self) -> None:
+        while self._waiting:
+            size_bytes, turn = self._waiting[0]
+            if not turn.done():
+                if self._held_bytes + size_bytes > self._bytes_max:
+                    return
+                self._held_bytes += size_bytes
+                turn.set_result(None)
+            self._waiting.popleft()
+
+
+class SourceDir:
+    """A directory that is held open while its files are read, so that all of them come from the one that was scanned.
+
+    Attributes:
+        path: For errors, and for whoever wants to look.
+        descriptor: Open for as long as the object is entered.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = -1
+
+    def __enter__(self) -> Self:
+        """Open it.
+
+        Raises:
+            UnsafeSourceError: It is no directory, or cannot be read.
+        """
+        with refusing(self.path):
+            self.descriptor = os.open(self.path, DIR_FLAGS)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        os.close(self.descriptor)
+        self.descriptor = -1
+
+
+class FileRunBody:
+    """A `Body`: a run of bytes of a file that was scanned, hashed while it is read.
+
+    Attributes:
+        digest: The hashes of the run, once it has been read to its end; a later reading starts over.
+    """
+
+    def __init__(
+        self,
+        source: SourceDir,
+        path: FilePath,
+        file: LocalFile,
+        *,
+        start: int,
+        size_bytes: int,
+        chunk_bytes: int,
+    ) -> None:
+        self._path = source.path.joinpath(*path)
+        self._name = "/".join(path)
+        self._source = source
+        self._file = file
+        self._start = start
+        self._size_bytes = size_bytes
+        self._chunk_bytes = chunk_bytes
+        self.digest: Digest | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the run."""
+        return self._size_bytes
+
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
+        """The bytes of the run.
+
+        Raises:
+            UnsafeSourceError: The file is no longer what was scanned, at the start or at the end (design 0002, I3).
+        """
+        hasher = FileHasher()
+        with refusing(self._path):
+            async with open_to_read(self._name, dir_fd=self._source.descriptor) as source:
+                check_untouched(self._path, self._file, await source.stat())
+                while hasher.size_bytes < self._size_bytes:
+                    left = self._size_bytes - hasher.size_bytes
+                    at = self._start + hasher.size_bytes
+                    chunk = await run_blocking(_read_hashed, source, at, min(left, self._chunk_bytes), hasher)
+                    if not chunk:
+                        raise changed_error(self._path)
+                    if hasher.size_bytes == self._size_bytes:
+                        # Before the last chunk is handed out: a store that has all it asked for comes for no more.
+                        check_untouched(self._path, self._file, await source.stat())
+                        self.digest = hasher.digest
+                    yield chunk
+
+    async def read_digest(self) -> Digest:
+        """The hashes of the run; it is read now if no store has read it to its end.
+
+        Raises:
+            UnsafeSourceError: As `read_chunks`.
+        """
+        if self.digest is None:
+            async with aclosing(self.read_chunks()) as chunks:
+                async for _ in chunks:
+                    pass
+        if self.digest is None:
+            raise changed_error(self._path)
+        return self.digest
+
+
+class PartsBody:
+    """A `Body`: several byte strings as one blob, without a second copy of them all."""
+
+    def __init__(self, parts: Sequence[bytes], chunk_bytes: int) -> None:
+        self._parts = parts
+        self._chunk_bytes = chunk_bytes
+        self._size_bytes = sum(map(len, parts))
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all parts."""
+        return self._size_bytes
+
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
+        """The parts one after the other; small ones are joined, none is larger than a pack takes."""
+        chunk: list[bytes] = []
+        chunk_bytes = 0
+        for part in self._parts:
+            if chunk and chunk_bytes + len(part) > self._chunk_bytes:
+                yield b"".join(chunk)
+                chunk.clear()
+                chunk_bytes = 0
+            chunk.append(part)
+            chunk_bytes += len(part)
+        if chunk_bytes:
+            yield b"".join(chunk)
+
+
+async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int, metadata: RequestMetadata) -> Created:
+    """Put a blob under a key that was minted for it (design 0002, K2).
+
+    Returns:
+        When the store created it.
+
+    Raises:
+        StoreUnavailableError: The store did not say whether it is there.
+        DamagedError: Another blob is there, which nobody but us could have put.
+        StoreError: As the store says.
+    """
+    match await store.put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata):
+        case Created() as created:
+            return created
+        case Unknown(reason=reason):
+            raise StoreUnavailableError(f"no answer: {reason}", operation="put_if_absent", key=key)
+        case Lost():
+            # The key is random and ours alone: what stands there came from an earlier sending of this very request.
+            found = await store.stat(key, metadata=metadata)
+            if found is None or found.size_bytes != body.size_bytes:
+                there = "nothing" if found is None else f"{found.size_bytes} bytes"
+                raise DamagedError(
+                    f"a new upload of {body.size_bytes} bytes was refused, and {there} stands there",
+                    operation="backup",
+                    subject=key,
+                    hint="somebody else writes to this repository's keys, or the store loses data",
+                )
+            return Created(created_at_ms=found.created_at_ms)
+
+
+async def get_run(
+    store: BlobStore, key: BlobKey, *, start: int, size_bytes: int, metadata: RequestMetadata
+) -> bytearray:
+    """A run of bytes of a blob in memory.
+
+    Raises:
+        BlobCorruptError: The store yields another number of bytes.
+        StoreError: As `BlobStore.get`.
+    """
+    run = bytearray()
+    async with aclosing(store.get(key, start=start, size_bytes=size_bytes, metadata=metadata)) as chunks:
+        async for chunk in chunks:
+            run += chunk
+            if len(run) > size_bytes:
+                break
+    if len(run) != size_bytes:
+        raise BlobCorruptError(f"yields {len(run)} bytes instead of {size_bytes}", operation="get", key=key)
+    return run
+
+
+def _read_hashed(source: OpenFile, at: int, size_bytes: int, hasher: FileHasher) -> bytes:
+    """Read and hash one chunk in one hop to a thread."""
+    chunk = os.pread(source.descriptor, size_bytes, at)
+    hasher.update(chunk)
+    return chunk

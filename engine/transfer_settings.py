@@ -1,0 +1,63 @@
+"""How bytes are cut, packed and moved: the numbers behind a backup and a restore."""
+
+from typing import Final
+
+import msgspec
+
+from engine.errors import UsageError
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# A body yields chunks of at most this (`blobstore.base.Body`).
+CHUNK_BYTES_MAX: Final = 8 * MIB
+IN_FLIGHT_MAX: Final = 1024
+
+
+class TransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of memory and parallelism, and the sizes by which a file's form of storage is chosen.
+
+    Sizes may differ from one backup to the next: what is stored says itself how it was cut.
+    """
+
+    # Requests under way at once.
+    in_flight_max: int = 16
+    # Bytes held at once by all of them together.
+    memory_bytes_max: int = 64 * MIB
+    # Files are read and written in pieces of this size.
+    chunk_bytes: int = 1 * MIB
+    # A larger file is cut into blobs of this size, which are sent and fetched in parallel.
+    blob_bytes_max: int = 64 * MIB
+    # Files up to this size share a pack (design 0002, P1) of up to `pack_bytes_max`.
+    pack_file_bytes_max: int = 256 * KIB
+    pack_bytes_max: int = 8 * MIB
+    # Files up to this size stand in the index itself, while all of them together stay within `inline_bytes_max`.
+    inline_file_bytes_max: int = 1 * KIB
+    inline_bytes_max: int = 64 * KIB
+    # Neighbours in a pack are fetched together in ranges of up to this size.
+    range_bytes: int = 16 * MIB
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that contradict each other.
+
+        Raises:
+            UsageError: A number is out of range.
+        """
+        rules = (
+            ("in_flight_max", 1 <= self.in_flight_max <= IN_FLIGHT_MAX, "is not within 1 and 1,024"),
+            ("chunk_bytes", 4 * KIB <= self.chunk_bytes <= CHUNK_BYTES_MAX, "is not within 4 KiB and 8 MiB"),
+            ("blob_bytes_max", self.chunk_bytes <= self.blob_bytes_max, "is less than chunk_bytes"),
+            ("pack_bytes_max", 0 <= self.pack_bytes_max <= self.blob_bytes_max, "exceeds blob_bytes_max"),
+            ("pack_file_bytes_max", 0 <= self.pack_file_bytes_max <= self.pack_bytes_max, "exceeds pack_bytes_max"),
+            ("inline_file_bytes_max", 0 <= self.inline_file_bytes_max <= 64 * KIB, "exceeds 64 KiB"),
+            ("inline_bytes_max", 0 <= self.inline_bytes_max <= 16 * MIB, "exceeds 16 MiB"),
+            ("range_bytes", self.chunk_bytes <= self.range_bytes, "is less than chunk_bytes"),
+            (
+                "memory_bytes_max",
+                max(self.pack_bytes_max, self.range_bytes, 2 * self.chunk_bytes) <= self.memory_bytes_max,
+                "does not hold one pack, one range or two chunks",
+            ),
+        )
+        for name, holds, reason in rules:
+            if not holds:
+                raise UsageError(f"{reason}: {getattr(self, name)}", operation="settings", subject=name)

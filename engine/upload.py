@@ -1,0 +1,257 @@
+"""Carrying out a backup plan: every planned file read, hashed and put, in parallel within the limits."""
+
+import os
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from blobstore.base import BlobStore, Body, Created, RequestMetadata
+from blobstore.local_files import run_blocking
+from engine.bounded import carry_out_all
+from engine.digest_cache import DigestCache
+from engine.errors import UnsafeSourceError
+from engine.hashing import Digest, hash_bytes
+from engine.local_stat import READ_FLAGS, FilePath, changed_error, check_untouched, refusing
+from engine.progress import Progress
+from engine.transfer import ByteBudget, FileRunBody, PartsBody, SourceDir, put_new
+from engine.transfer_settings import TransferSettings
+from index.backup_plan import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
+from index.keys import BLOBS, upload_key
+from index.model import BlobKey, FileBlob, FileIndex, Pack, Scope, SstIdentity
+
+
+class UploadSession(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose uploads these are: every key carries scope and session, every blob the TTL (design 0002, K2 and C5)."""
+
+    scope: Scope
+    task: str
+    store_name: str
+    session: str
+    ttl_ms: int
+
+    def key(self, counter: int) -> BlobKey:
+        """The key of one of its blobs."""
+        return upload_key(BLOBS, self.scope, self.session, counter)
+
+    def metadata(self, payload: str, size_bytes: int) -> RequestMetadata:
+        """What to tell the store of one of its requests."""
+        return RequestMetadata(
+            job=self.scope.job, task=self.task, store=self.store_name, payload_path=payload, size_bytes=size_bytes
+        )
+
+
+class Uploaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a plan."""
+
+    # The new entry of every planned file.
+    files: dict[FilePath, FileIndex]
+    packs: tuple[Pack, ...]
+    # Every new blob, in the order of the plan.
+    keys: tuple[BlobKey, ...]
+    # When the store created the first of them; None if there are none.
+    oldest_birth_ms: int | None
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """One blob of a file."""
+
+    item: PlannedBlobs
+    position: int
+    start: int
+    size_bytes: int
+
+
+class _WholeFile(msgspec.Struct, frozen=True):
+    """A file of several blobs, to be hashed as a whole while they are sent: BLAKE3 of parts cannot be joined."""
+
+    item: PlannedBlobs
+
+
+class _Inline(msgspec.Struct, frozen=True):
+    """All files that go into the index."""
+
+    items: tuple[PlannedFile, ...]
+
+
+_Job = _Run | _WholeFile | _Inline | PlannedPack
+
+
+class Uploader:
+    """One upload of one plan."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        session: UploadSession,
+        source: SourceDir,
+        *,
+        settings: TransferSettings,
+        ssts: Mapping[FilePath, SstIdentity],
+        cache: DigestCache,
+        looked_at_ms: int,
+        progress: Progress,
+    ) -> None:
+        """Prepare an upload.
+
+        Args:
+            store: Where to.
+            session: Whose keys.
+            source: Where from, entered.
+            settings: Limits of memory and parallelism.
+            ssts: The identities of those planned files that have one.
+            cache: Told the hashes that were taken.
+            looked_at_ms: This machine's clock before the source was scanned.
+            progress: Told files and bytes.
+        """
+        self._store = store
+        self._session = session
+        self._source = source
+        self._settings = settings
+        self._ssts = ssts
+        self._cache = cache
+        self._looked_at_ms = looked_at_ms
+        self._progress = progress
+        self._budget = ByteBudget(settings.memory_bytes_max)
+        self._files: dict[FilePath, FileIndex] = {}
+        self._births_ms: list[int] = []
+        # The hashes of files in blobs of their own by their first number, and of each run of those that were cut.
+        self._whole: dict[int, Digest] = {}
+        self._run_hashes: dict[BlobKey, bytes] = {}
+
+    async def upload(self, plan: BackupPlan) -> Uploaded:
+        """Send everything.
+
+        Requests: one PUT per pack and blob of the plan, and nothing else unless an answer was lost.
+
+        Raises:
+            UnsafeSourceError: A file is not what was scanned, or not what the previous snapshot says (I3).
+            StoreError: As the store says; the others are cancelled.
+            DamagedError: A key that is ours alone was taken.
+        """
+        self._progress.total(files=plan.files_count, bytes_=plan.upload_bytes + plan.inline_bytes)
+        nothing = hash_bytes(b"")
+        for empty in plan.empty:
+            self._enter(empty, nothing)
+        self._progress.add(files=len(plan.empty))
+        await carry_out_all(self._carry_out, _jobs(plan), in_flight_max=self._settings.in_flight_max)
+        for planned in plan.blobs:
+            self._enter(planned.file, self._whole[planned.counter], blobs=tuple(self._blobs_of(planned)))
+        return Uploaded(
+            files=self._files,
+            packs=tuple(Pack(self._session.key(pack.counter), pack.size_bytes) for pack in plan.packs),
+            keys=tuple(self._session.key(counter) for counter in range(plan.uploads_count)),
+            oldest_birth_ms=min(self._births_ms, default=None),
+        )
+
+    async def _carry_out(self, job: _Job) -> None:
+        match job:
+            case PlannedPack():
+                await self._put_pack(job)
+            case _Run():
+                await self._put_run(job)
+            case _WholeFile(item=planned):
+                body = self._body(planned.file, 0, planned.file.size_bytes)
+                async with self._budget.hold(2 * self._settings.chunk_bytes):
+                    self._whole[planned.counter] = await body.read_digest()
+            case _Inline(items=items):
+                parts = await run_blocking(_read_files, self._source, items)
+                for item, data in zip(items, parts, strict=True):
+                    self._enter(item, hash_bytes(data), inline=data)
+                self._progress.add(files=len(items), bytes_=sum(map(len, parts)))
+
+    async def _put_pack(self, pack: PlannedPack) -> None:
+        key = self._session.key(pack.counter)
+        async with self._budget.hold(pack.size_bytes):
+            parts, digests = await run_blocking(_read_pack, self._source, pack)
+            body = PartsBody(parts, self._settings.chunk_bytes)
+            await self._put(key, body, f"pack of {len(parts)} files")
+        offset = 0
+        for item, digest in zip(pack.files, digests, strict=True):
+            self._enter(item, digest, blobs=(FileBlob(key, 0, offset, item.size_bytes),))
+            offset += item.size_bytes
+        self._progress.add(files=len(pack.files), bytes_=pack.size_bytes)
+
+    async def _put_run(self, run: _Run) -> None:
+        key = self._session.key(run.item.counter + run.position)
+        body = self._body(run.item.file, run.start, run.size_bytes)
+        async with self._budget.hold(2 * self._settings.chunk_bytes):
+            await self._put(key, body, "/".join(run.item.file.path))
+            digest = await body.read_digest()
+        if run.size_bytes == run.item.file.size_bytes:
+            self._whole[run.item.counter] = digest
+        else:
+            self._run_hashes[key] = digest.blake3
+        self._progress.add(files=1 if run.position == 0 else 0, bytes_=run.size_bytes)
+
+    async def _put(self, key: BlobKey, body: Body, payload: str) -> None:
+        metadata = self._session.metadata(payload, body.size_bytes)
+        created: Created = await put_new(self._store, key, body, ttl_ms=self._session.ttl_ms, metadata=metadata)
+        self._births_ms.append(created.created_at_ms)
+
+    def _body(self, item: PlannedFile, start: int, size_bytes: int) -> FileRunBody:
+        chunk_bytes = self._settings.chunk_bytes
+        return FileRunBody(
+            self._source, item.path, item.file, start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes
+        )
+
+    def _blobs_of(self, planned: PlannedBlobs) -> Iterator[FileBlob]:
+        for position, (start, size_bytes) in enumerate(planned.runs):
+            key = self._session.key(planned.counter + position)
+            # The hash of a file's only blob is the file's.
+            yield FileBlob(key, start, 0, size_bytes, self._run_hashes.get(key, b""))
+
+    def _enter(
+        self, item: PlannedFile, digest: Digest, *, blobs: tuple[FileBlob, ...] = (), inline: bytes | None = None
+    ) -> None:
+        """Make the entry of a file, once its bytes are known to be the ones that were meant."""
+        if item.expected is not None and item.expected.blake3 != digest.blake3:
+            raise UnsafeSourceError(
+                "does not have the bytes that the previous snapshot holds of it, though it claims to be that file",
+                operation="backup",
+                subject=str(self._source.path.joinpath(*item.path)),
+                hint="the file is damaged or was exchanged; restore the last commit, or back up without a base",
+            )
+        sst = self._ssts.get(item.path) if item.expected is None else item.expected.sst
+        self._files[item.path] = FileIndex(
+            item.file.name, item.file.metadata, digest.blake3, digest.crc32, blobs, inline, sst
+        )
+        known = msgspec.structs.replace(item.file, blake3=digest.blake3, crc32=digest.crc32)
+        self._cache.record(known, looked_at_ms=self._looked_at_ms)
+
+
+def _jobs(plan: BackupPlan) -> Iterator[_Job]:
+    if plan.inline:
+        yield _Inline(plan.inline)
+    yield from plan.packs
+    for item in plan.blobs:
+        runs = item.runs
+        for position, (start, size_bytes) in enumerate(runs):
+            yield _Run(item, position, start, size_bytes)
+        if len(runs) > 1:
+            yield _WholeFile(item)
+
+
+def _read_pack(source: SourceDir, pack: PlannedPack) -> tuple[list[bytes], list[Digest]]:
+    parts = _read_files(source, pack.files)
+    return parts, [hash_bytes(part) for part in parts]
+
+
+def _read_files(source: SourceDir, items: tuple[PlannedFile, ...]) -> list[bytes]:
+    """The bytes of small files, each checked to be the one that was scanned (I3); in a thread, all at once."""
+    return [_read_file(source, item) for item in items]
+
+
+def _read_file(source: SourceDir, item: PlannedFile) -> bytes:
+    path = source.path.joinpath(*item.path)
+    with refusing(path):
+        descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=source.descriptor)
+        try:
+            check_untouched(path, item.file, os.fstat(descriptor))
+            # One byte more than there should be, so that a file that grows is noticed.
+            data = os.read(descriptor, item.size_bytes + 1)
+            check_untouched(path, item.file, os.fstat(descriptor))
+        finally:
+            os.close(descriptor)
+    if len(data) != item.size_bytes:
+        raise changed_error(path)
+    return data

@@ -1,0 +1,220 @@
+"""Whether what is committed is there, whole, and safe from expiry (design 0002, T2 and D7)."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from blobstore.base import BlobInfo, BlobStore, list_blobs
+from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
+from engine.bounded import map_bounded
+from engine.errors import DamagedError
+from engine.hashing import FileHasher
+from engine.index_io import read_index_chain
+from engine.progress import NO_PROGRESS, Progress
+from engine.settle import settle_keys
+from index.errors import FormatError
+from index.keys import BLOBS, INDEXES
+from index.log import Commit
+from index.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
+from index.reachable import files_of
+
+IN_FLIGHT_MAX: Final = 16
+
+
+class Level(StrEnum):
+    """How closely to look."""
+
+    EXISTENCE = "existence"
+    CONTENT = "content"
+
+
+class ProblemKind(StrEnum):
+    """What is wrong; everything but a TTL is damage."""
+
+    INDEX_DAMAGED = "index missing or damaged"
+    BLOB_MISSING = "blob missing"
+    BLOB_SHORT = "blob shorter than its files need"
+    CONTENT_WRONG = "content does not match its hash"
+    AT_RISK = "referenced, but its TTL is still set"
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One thing found, with the newest commit that it hurts."""
+
+    kind: ProblemKind
+    scope: str
+    number: int
+    task: str
+    store: str
+    key: str
+    path: str = ""
+    healed: bool = False
+
+
+class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at and what was found."""
+
+    level: Level
+    sample: float
+    commits_count: int
+    indexes_count: int
+    blobs_count: int
+    files_read: int
+    bytes_read: int
+    problems: tuple[Problem, ...]
+
+    @property
+    def damaged(self) -> bool:
+        """Whether anything is lost or altered; a TTL that can be removed is no damage."""
+        return any(p.kind is not ProblemKind.AT_RISK for p in self.problems)
+
+
+class _Place(msgspec.Struct, frozen=True):
+    scope: Scope
+    number: int
+    task: str
+    store: str
+
+    def problem(self, kind: ProblemKind, key: str, path: str = "", *, healed: bool = False) -> Problem:
+        return Problem(
+            kind=kind,
+            scope=str(self.scope),
+            number=self.number,
+            task=self.task,
+            store=self.store,
+            key=key,
+            path=path,
+            healed=healed,
+        )
+
+
+async def verify(
+    store: BlobStore,
+    commits: Sequence[Commit],
+    *,
+    level: Level = Level.EXISTENCE,
+    sample: float = 1.0,
+    seed: int = 0,
+    heal: bool = False,
+    progress: Progress = NO_PROGRESS,
+) -> VerifyReport:
+    """Check commits against the store.
+
+    Existence and sizes come from one listing of all blobs and indexes; with `Level.CONTENT` every file, or a sample,
+    is read and hashed.
+
+    Args:
+        commits: What to check, of any scopes.
+        sample: Share of the files to read, above 0 to 1; which ones follows from their names and `seed`.
+        heal: Remove TTLs that are still set on what is referenced (T2).
+
+    Raises:
+        StoreError: As the store says; what is missing or damaged is reported, not raised.
+    """
+    places: dict[IndexReference, _Place] = {}
+    for commit in sorted(commits, key=lambda c: (str(c.scope), -c.pointer.number)):
+        for s in commit.record.stores:
+            places.setdefault(s.index, _Place(commit.scope, commit.pointer.number, s.task, s.store))
+    listed = {blob.key: blob for prefix in (BLOBS, INDEXES) async for blob in list_blobs(store, prefix)}
+    problems: list[Problem] = []
+    risks: dict[str, _Place] = {}
+    seen: set[str] = set()
+    to_read: list[tuple[_Place, str, FileIndex]] = []
+
+    async def look_at(item: tuple[IndexReference, _Place]) -> None:
+        reference, place = item
+        try:
+            index, chain = await read_index_chain(store, reference)
+        except (DamagedError, FormatError):
+            problems.append(place.problem(ProblemKind.INDEX_DAMAGED, reference.key))
+            return
+        for key in (*(r.key for r in chain), *_needs(index)):
+            if key not in seen and await _has_ttl(store, listed.get(key)):
+                risks.setdefault(key, place)
+            seen.add(key)
+        problems.extend(_blob_problems(index, place, listed))
+        if level is Level.CONTENT:
+            to_read.extend(
+                (place, "/".join(path), file) for path, file in files_of(index.dir) if _sampled(path, sample, seed)
+            )
+
+    await map_bounded(look_at, places.items(), in_flight_max=IN_FLIGHT_MAX)
+    if heal:
+        await settle_keys(store, [BlobKey(key) for key in risks])
+    problems.extend(place.problem(ProblemKind.AT_RISK, key, healed=heal) for key, place in risks.items())
+    # A file that several commits share is read once.
+    distinct = list({(file.blake3, file.blobs): (place, path, file) for place, path, file in to_read}.values())
+    problems.extend(await _read_contents(store, distinct, progress))
+    return VerifyReport(
+        level=level,
+        sample=sample,
+        commits_count=len(commits),
+        indexes_count=len(places),
+        blobs_count=sum(key.startswith(BLOBS) for key in seen),
+        files_read=len(distinct),
+        bytes_read=sum(file.metadata.size_bytes for _, _, file in distinct),
+        problems=tuple(sorted(problems)),
+    )
+
+
+async def _read_contents(
+    store: BlobStore, files: Sequence[tuple[_Place, str, FileIndex]], progress: Progress
+) -> list[Problem]:
+    progress.total(files=len(files), bytes_=sum(file.metadata.size_bytes for _, _, file in files))
+
+    async def read(item: tuple[_Place, str, FileIndex]) -> Problem | None:
+        place, path, file = item
+        right = await _content_is_right(store, file)
+        progress.add(files=1, bytes_=file.metadata.size_bytes)
+        key = file.blobs[0].key if file.blobs else ""
+        return None if right else place.problem(ProblemKind.CONTENT_WRONG, key, path)
+
+    found = await map_bounded(read, files, in_flight_max=IN_FLIGHT_MAX)
+    return [problem for problem in found if problem is not None]
+
+
+def _needs(index: SnapshotIndex) -> dict[str, int]:
+    """The blobs that an index needs, each with the bytes that it must at least have."""
+    needs: dict[str, int] = {pack.key: pack.size_bytes for pack in index.packs}
+    for _, file in files_of(index.dir):
+        for blob in file.blobs:
+            needs[blob.key] = max(needs.get(blob.key, 0), blob.blob_offset_bytes + blob.size_bytes)
+    return needs
+
+
+def _blob_problems(index: SnapshotIndex, place: _Place, listed: dict[str, BlobInfo]) -> Iterable[Problem]:
+    for key, size_bytes in _needs(index).items():
+        if key not in listed:
+            yield place.problem(ProblemKind.BLOB_MISSING, key, _first_file(index, key))
+        elif listed[key].size_bytes < size_bytes:
+            yield place.problem(ProblemKind.BLOB_SHORT, key, _first_file(index, key))
+
+
+def _first_file(index: SnapshotIndex, key: str) -> str:
+    return next(("/".join(path) for path, file in files_of(index.dir) if any(b.key == key for b in file.blobs)), "")
+
+
+async def _has_ttl(store: BlobStore, blob: BlobInfo | None) -> bool:
+    if blob is not None and not blob.ttl_known:
+        blob = await store.stat(blob.key)
+    return blob is not None and blob.expires_at_ms is not None
+
+
+def _sampled(path: Sequence[str], sample: float, seed: int) -> bool:
+    return zlib.crc32("/".join(path).encode(), seed & 0xFFFFFFFF) < sample * 2**32
+
+
+async def _content_is_right(store: BlobStore, file: FileIndex) -> bool:
+    whole = FileHasher()
+    if file.inline is not None:
+        whole.update(file.inline)
+    try:
+        for blob in file.blobs:
+            async for chunk in store.get(blob.key, start=blob.blob_offset_bytes, size_bytes=blob.size_bytes):
+                whole.update(chunk)
+    except (BlobNotFoundError, BlobCorruptError, InvalidRequestError):
+        return False
+    return whole.digest == (file.blake3, file.crc32) and whole.size_bytes == file.metadata.size_bytes

@@ -1,0 +1,118 @@
+"""A program that backs a tree up and restores it, and tells how much memory that took at its peak.
+
+    python -m tests.integration.memory_probe DIRECTORY LARGE_MIB FILES
+
+The tree has one sparse file and many tiny ones. It is made by another process, so that making it counts for nothing.
+"""
+
+import asyncio
+import json
+import resource
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from blobstore.local import LocalStore
+from engine.backup import backup_dir
+from engine.clock import SystemAmbient
+from engine.digest_cache import DigestCache
+from engine.restore import restore_store
+from engine.transfer_settings import MIB, TransferSettings
+from index.model import RepositoryRecord, Scope, StoreReference
+
+_MAKE = """
+import sys
+from pathlib import Path
+root, large_mib, files = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+root.mkdir()
+with open(root / "large", "wb") as large:
+    large.truncate(large_mib << 20)
+for number in range(files):
+    if number % 1000 == 0:
+        below = root / f"{number // 1000:03d}"
+        below.mkdir()
+    (below / f"{number:06d}").write_bytes(b"%d" % number * 20)
+"""
+
+
+def resident_bytes() -> int:
+    """Memory in use now."""
+    with open("/proc/self/statm", encoding="ascii") as statm:  # noqa: PTH123
+        return int(statm.read().split()[1]) * resource.getpagesize()
+
+
+class Peak:
+    """The most memory in use, looked at every 5 ms: the kernel's own peak would count what importing took."""
+
+    def __init__(self) -> None:
+        self.idle_bytes = self.most_bytes = resident_bytes()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.005):
+            self.most_bytes = max(self.most_bytes, resident_bytes())
+
+    def end(self) -> int:
+        """Peak over idle."""
+        self._stop.set()
+        self._thread.join()
+        return max(self.most_bytes, resident_bytes()) - self.idle_bytes
+
+
+async def run(root: Path) -> dict[str, object]:
+    settings = TransferSettings(memory_bytes_max=64 * MIB)
+    store = LocalStore(root / "repository")
+    ambient = SystemAmbient()
+    repository = RepositoryRecord(id="0" * 20, ttl_ms=10**9, margin_ms=10**6, collection_period_ms=10**9)
+    await store.now_ms()
+    phases: dict[str, object] = {}
+    reference: StoreReference | None = None
+    cache = DigestCache()
+    for version, phase in enumerate(("first backup", "second backup"), start=1):
+        peak, begun = Peak(), time.monotonic()
+        result = await backup_dir(
+            store,
+            scope=Scope("job"),
+            task="0",
+            store_name="default",
+            directory=root / "state",
+            version=version,
+            unique_id=None,
+            base=reference,
+            repository=repository,
+            settings=settings,
+            ambient=ambient,
+            cache=cache,
+        )
+        reference = result.reference
+        phases[phase] = [peak.end(), time.monotonic() - begun]
+    assert reference is not None
+    for phase in ("restore", "restore again"):
+        peak, begun = Peak(), time.monotonic()
+        await restore_store(
+            store,
+            reference=reference,
+            target=root / "target",
+            settings=settings,
+            ambient=ambient,
+            cache=cache,
+            replace=phase != "restore",
+        )
+        phases[phase] = [peak.end(), time.monotonic() - begun]
+    return phases
+
+
+def main() -> None:
+    root, large_mib, files = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    subprocess.run([sys.executable, "-c", _MAKE, str(root / "state"), large_mib, files], check=True)
+    idle = Peak()
+    phases = asyncio.run(run(root))
+    print(json.dumps({"over_idle_bytes": idle.end(), "phases": phases}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

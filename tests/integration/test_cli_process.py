@@ -1,0 +1,237 @@
+"""The command line as real processes: signals, pipes, and two of them at once."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "engine.cli"]
+ROOT = Path(__file__).parents[2]
+
+# A store that never answers a request for a blob, so that a run can be interrupted in the middle.
+HANGING = """
+import asyncio, sys
+from blobstore.local import LocalStore
+
+async def hang(self, key, *args, **kwargs):
+    if not key.startswith("blobs/"):
+        return await put_if_absent(self, key, *args, **kwargs)
+    print("uploading", file=sys.stderr, flush=True)
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        print("cleaned up", file=sys.stderr, flush=True)
+
+put_if_absent, LocalStore.put_if_absent = LocalStore.put_if_absent, hang
+from engine.cli import main
+sys.exit(main())
+"""
+
+
+# Draws at each step, so that a backup of a moment is seen at all.
+IMPATIENT = """
+import sys
+import engine.terminal_progress
+engine.terminal_progress.REDRAW_PERIOD_S = 0
+from engine.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Nothing left over from other users, and a repository."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("TIDEMARK", "XDG"))}
+    return {
+        **clean,
+        "HOME": str(tmp_path / "home"),
+        "PYTHONPATH": str(ROOT),
+        "TIDEMARK_REPOSITORY": f"file://{tmp_path}/repository",
+        "TIDEMARK_JOB": "flights",
+    }
+
+
+def run(environment: dict[str, str], *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a command line in a process of its own, in the directory of the repository."""
+    done = subprocess.run(
+        [*COMMAND, *words],
+        env=environment,
+        cwd=Path(environment["HOME"]).parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def told(environment: dict[str, str], *words: str, code: int = 0) -> dict[str, Any]:
+    """The JSON object that a run prints."""
+    done = run(environment, *words, "--json", code=code)
+    result: dict[str, Any] = json.loads(done.stdout or done.stderr)
+    return result
+
+
+def source(tmp_path: Path, text: str = "x") -> str:
+    """A directory with one file that is a blob and one that is not."""
+    root = tmp_path / "source"
+    root.mkdir(exist_ok=True)
+    (root / "state").write_bytes(text.encode() * 300_000)
+    (root / "CURRENT").write_text(text)
+    return str(root)
+
+
+def test_state_goes_from_one_process_to_the_next(tmp_path: Path, environment: dict[str, str]) -> None:
+    run(environment, "init")
+    run(environment, "backup", source(tmp_path, "a"))
+    run(environment, "backup", source(tmp_path, "b"))
+    assert [c["number"] for c in told(environment, "list")["commits"]] == [2, 1]
+    assert "2 files" not in run(environment, "restore", "target", "--number", "1").stderr
+    assert (tmp_path / "target" / "CURRENT").read_text() == "a"
+    first = told(environment, "restore", "target", "--replace")["stores"][0]["result"]
+    again = told(environment, "restore", "target", "--replace")["stores"][0]["result"]
+    assert (first["files_fetched"], again["files_fetched"], again["files_reused"]) == (1, 0, 1)
+    assert (tmp_path / "target" / "CURRENT").read_text() == "b"
+
+
+def test_of_two_backups_on_one_parent_the_second_is_a_conflict(tmp_path: Path, environment: dict[str, str]) -> None:
+    run(environment, "init")
+    for name in ("first", "second"):
+        run(environment, "backup", source(tmp_path, name), "--no-commit", "--result", f"{name}.json")
+    run(environment, "commit", "first.json")
+    failure = told(environment, "commit", "second.json", code=6)
+    assert failure["error"] == "StaleResultError"
+    run(environment, "restore", "target")
+    assert (tmp_path / "target" / "CURRENT").read_text() == "first"
+
+
+def test_backups_at_the_same_time_each_commit_or_say_conflict(tmp_path: Path, environment: dict[str, str]) -> None:
+    run(environment, "init")
+    words = [*COMMAND, "backup", source(tmp_path), "--json"]
+    runs = [
+        subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    outcomes = [(process.communicate(timeout=60), process.returncode) for process in runs]
+    codes = sorted(code for _, code in outcomes)
+    assert set(codes) <= {0, 6}, outcomes
+    assert len(told(environment, "list")["commits"]) == codes.count(0) >= 1
+    assert told(environment, "verify", "--level", "content")["problems"] == []
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_interrupted_run_cleans_up_and_leaves_the_repository_as_it_was(
+    tmp_path: Path, environment: dict[str, str], number: signal.Signals, code: int, as_json: bool
+) -> None:
+    run(environment, "init")
+    process = subprocess.Popen(
+        [sys.executable, "-c", HANGING, "backup", source(tmp_path), *(["--json"] if as_json else [])],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "uploading\n"
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert out == ""
+    assert "Traceback" not in err
+    # Cancelled work ends before the process says so.
+    assert err.startswith("cleaned up\n")
+    if as_json:
+        assert json.loads(err.removeprefix("cleaned up\n"))["error"] == "KeyboardInterrupt"
+    else:
+        assert "error: interrupted\n" in err
+        assert "hint: nothing is half done" in err
+    assert told(environment, "list", "--jobs")["scopes"] == []
+    run(environment, "backup", source(tmp_path))
+
+
+def test_a_reader_that_leaves_early_is_no_error_to_shout_about(tmp_path: Path, environment: dict[str, str]) -> None:
+    run(environment, "init")
+    process = subprocess.Popen(
+        [*COMMAND, "list", "--jobs"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=30) == 1
+    process.stderr.close()
+    assert err == ""
+
+
+def test_a_result_that_cannot_be_printed_is_an_error(tmp_path: Path, environment: dict[str, str]) -> None:
+    run(environment, "init")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "list", "--jobs"],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "error: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_progress_is_drawn_on_a_terminal_only(tmp_path: Path, environment: dict[str, str]) -> None:
+    run(environment, "init")
+    words = [sys.executable, "-c", IMPATIENT, "backup", source(tmp_path)]
+    for quiet in (False, True):
+        master, terminal = pty.openpty()
+        done = subprocess.run(
+            [*words, *(["--quiet"] if quiet else [])],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=terminal,
+            timeout=60,
+            check=False,
+        )
+        os.close(terminal)
+        drawn = b"" if quiet else os.read(master, 65536)
+        os.close(master)
+        assert done.returncode == 0
+        assert (b"backup: " in drawn) is not quiet
+        assert drawn == b"" or drawn.endswith(b"\r\x1b[K")
+        source(tmp_path, "changed")
+    assert run(environment, "backup", source(tmp_path, "again")).stderr == ""
+
+
+def test_the_command_starts_without_spark(environment: dict[str, str]) -> None:
+    program = (
+        "import sys, engine.cli; print([m for m in ('pyspark', 'pandas', 'pyarrow', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_result_file_that_never_ends_can_be_interrupted(tmp_path: Path, environment: dict[str, str]) -> None:
+    run(environment, "init")
+    os.mkfifo(tmp_path / "result.json")
+    process = subprocess.Popen(
+        [*COMMAND, "commit", str(tmp_path / "result.json")], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    with (tmp_path / "result.json").open("w"):
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "error: interrupted" in err

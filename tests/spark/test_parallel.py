@@ -1,0 +1,227 @@
+"""Backing up, restoring and collecting many stores at once on a real Spark."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from blobstore.base import list_blobs
+from engine.collect import CollectReport
+from engine.errors import NotFoundError, UsageError
+from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
+from engine.spark import backup_results, backup_stores, collect, restore_stores
+from engine.spark.errors import TaskFailedError
+from engine.spark.parallel import OUTCOME_SCHEMA
+from engine.sync import SyncRepository
+from index.collect_plan import DeleteReason
+from index.log import Commit
+from index.model import Scope
+from index.retention import Retention
+
+pytestmark = pytest.mark.spark
+
+SCOPE = Scope("job")
+SMALL = RocksDbSettings(write_buffer_bytes=64 * 1024)
+STORES = [(str(task), name) for task in range(3) for name in ("facts", "routes")]
+
+
+@pytest.fixture
+def repository(url: str) -> Iterator[SyncRepository]:
+    with SyncRepository.open(url) as opened:
+        yield opened
+
+
+def fill(root: Path, generation: int) -> list[tuple[str, str, Path]]:
+    """A closed RocksDB store for each of STORES, each with more in it every generation."""
+    found = []
+    for position, (task, name) in enumerate(STORES):
+        directory = root / task / name
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with StoreWriter.open(directory, SMALL) as store:
+            content = {b"%d-%d-%d" % (generation, position, n): b"v" * 50 for n in range(50 * (position + 1))}
+            store.write_batch(content)
+            store.flush()
+        found.append((task, name, directory))
+    return found
+
+
+def content(directory: Path) -> dict[bytes, bytes]:
+    with StoreReader.open(directory) as store:
+        return dict(store.items())
+
+
+def commit_generation(spark: SparkSession, url: str, repository: SyncRepository, root: Path, generation: int) -> Commit:
+    outcomes = backup_stores(spark, url, SCOPE, fill(root, generation))
+    return repository.commit(SCOPE, backup_results(outcomes), offsets=f"generation {generation}")
+
+
+def stored(repository: SyncRepository) -> set[str]:
+    async def keys() -> set[str]:
+        return {blob.key async for blob in list_blobs(repository.asynchronous.store, "")}
+
+    return repository.loop.run(keys())
+
+
+def test_stores_come_back_as_they_were_backed_up(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
+) -> None:
+    stores = fill(tmp_path / "disk", 1)
+    frame = spark.createDataFrame([(t, s, str(p)) for t, s, p in stores], "task string, store string, path string")
+    outcomes = backup_stores(spark, url, SCOPE, frame, version=5)
+    assert outcomes.columns == OUTCOME_SCHEMA.names
+    rows = outcomes.toArrow().to_pylist()
+    assert [(row["task"], row["store"], row["ok"], row["error"]) for row in rows] == [(*s, True, "") for s in STORES]
+    assert all(row["bytes_moved"] > 0 and row["seconds"] > 0 and row["mb_per_s"] > 0 for row in rows)
+    assert all(row["files"] >= 4 for row in rows)
+    repository.commit(SCOPE, backup_results(outcomes), version=5)
+    restored = restore_stores(spark, url, SCOPE, tmp_path / "restored").toArrow().to_pylist()
+    assert [row["ok"] for row in restored] == [True] * len(STORES)
+    for task, name, directory in stores:
+        assert content(tmp_path / "restored" / task / name) == content(directory)
+
+
+def test_a_second_backup_moves_only_what_is_new_and_older_commits_can_be_chosen(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
+) -> None:
+    first = commit_generation(spark, url, repository, tmp_path / "disk", 1)
+    before = {s: content(tmp_path / "disk" / Path(*s)) for s in STORES}
+    outcomes = backup_stores(spark, url, SCOPE, fill(tmp_path / "disk", 2)).toArrow().to_pylist()
+    assert all(row["bytes_kept"] > 0 for row in outcomes)
+    commit_generation(spark, url, repository, tmp_path / "disk", 2)
+    restore_stores(spark, url, SCOPE, tmp_path / "restored", number=first.pointer.number, partitions_max=2)
+    assert {s: content(tmp_path / "restored" / Path(*s)) for s in STORES} == before
+
+
+def test_one_store_that_cannot_be_backed_up_costs_only_itself(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
+) -> None:
+    first = commit_generation(spark, url, repository, tmp_path / "disk", 1)
+    stores = fill(tmp_path / "disk", 2)
+    shutil.rmtree(stores[2][2])
+    with StoreWriter.open(stores[4][2]):
+        outcomes = backup_stores(spark, url, SCOPE, stores, partitions_max=2)
+    rows = outcomes.toArrow().to_pylist()
+    assert [row["ok"] for row in rows] == [True, True, False, True, False, True]
+    assert "UnsafeSourceError" in rows[4]["error"]
+    second = repository.commit(SCOPE, backup_results(outcomes))
+    for position, (task, name) in enumerate(STORES):
+        assert (second.store(task, name) == first.store(task, name)) == (position in {2, 4})
+
+
+def test_one_store_that_cannot_be_restored_costs_only_itself(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
+) -> None:
+    newest = commit_generation(spark, url, repository, tmp_path / "disk", 1)
+    damaged = newest.store("1", "facts")
+    assert damaged is not None
+    (tmp_path / "repository").joinpath(*damaged.index.key.split("/")).write_bytes(b"altered")
+    occupied = tmp_path / "restored" / "2" / "routes"
+    occupied.mkdir(parents=True)
+    (occupied / "precious").write_text("do not touch")
+    rows = restore_stores(spark, url, SCOPE, tmp_path / "restored", partitions_max=1).toArrow().to_pylist()
+    errors = {(row["task"], row["store"]): row["error"].split(":")[0] for row in rows if not row["ok"]}
+    assert errors == {("1", "facts"): "DamagedError", ("2", "routes"): "TargetError"}
+    assert (occupied / "precious").read_text() == "do not touch"
+    for task, name in STORES:
+        assert (tmp_path / "restored" / task / name / "CURRENT").exists() == ((task, name) not in errors)
+
+
+def test_restoring_over_what_is_there_reuses_it(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
+) -> None:
+    commit_generation(spark, url, repository, tmp_path / "disk", 1)
+    restore_stores(spark, url, SCOPE, tmp_path / "restored")
+    again = restore_stores(spark, url, SCOPE, tmp_path / "restored", replace=True).toArrow().to_pylist()
+    assert all(row["ok"] and row["bytes_moved"] == 0 and row["bytes_kept"] > 0 for row in again)
+
+
+def test_restoring_again_what_stands_there_as_committed_is_no_error(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
+) -> None:
+    commit_generation(spark, url, repository, tmp_path / "disk", 1)
+    restore_stores(spark, url, SCOPE, tmp_path / "restored")
+    changed, extended, cut = (tmp_path / "restored" / str(task) / "facts" for task in range(3))
+    (changed / "CURRENT").write_text("MANIFEST-000099\n")
+    (extended / "more").touch()
+    next(cut.glob("*.sst")).unlink()
+    rows = restore_stores(spark, url, SCOPE, tmp_path / "restored").toArrow().to_pylist()
+    assert [(row["store"], row["ok"]) for row in rows] == [("facts", False), ("routes", True)] * 3
+    assert {row["error"].split(":")[0] for row in rows} == {"", "TargetError"}
+    assert (extended / "more").exists()
+
+
+def test_what_is_not_there_is_said_before_any_work(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        restore_stores(spark, url, SCOPE, tmp_path / "restored")
+    with pytest.raises(NotFoundError):
+        restore_stores(spark, f"file://{tmp_path / 'nowhere'}", SCOPE, tmp_path / "restored")
+    assert backup_stores(spark, url, SCOPE, []).count() == 0
+
+
+def test_the_same_store_twice_is_refused(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="twice"):
+        backup_stores(spark, url, SCOPE, [("0", "s", tmp_path / "a"), ("0", "s", tmp_path / "b")])
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_collection_on_spark_agrees_with_the_one_on_a_single_machine(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path, dry_run: bool
+) -> None:
+    for generation in range(1, 5):
+        commit_generation(spark, url, repository, tmp_path / "disk", generation)
+    backup_stores(spark, url, SCOPE, fill(tmp_path / "disk", 9))  # Never committed: it waits for its TTL.
+    foreign = tmp_path / "repository" / "blobs" / "00" / "somebody-elses"
+    foreign.parent.mkdir(parents=True, exist_ok=True)
+    before = stored(repository)
+    foreign.write_bytes(b"not ours")
+    expected = repository.collect(Retention(keep_last=2), dry_run=True)
+    report = collect(spark, url, Retention(keep_last=2), dry_run=dry_run)
+    assert _facts(report) == _facts(expected)
+    assert report.waiting_count > 0
+    after = stored(repository)
+    if dry_run:
+        assert after >= before
+        return
+    deleted = {delete.key for delete in report.deletes}
+    assert {delete.reason for delete in report.deletes} >= {DeleteReason.CLOSED_COMMIT, DeleteReason.CLOSED_UPLOAD}
+    assert before - after == deleted
+    assert foreign.exists()
+    assert [commit.record.offsets for commit in repository.commits(SCOPE)] == ["generation 4", "generation 3"]
+    for number in (3, 4):
+        rows = restore_stores(spark, url, SCOPE, tmp_path / f"restored {number}", number=number)
+        assert rows.where("NOT ok").count() == 0
+    assert collect(spark, url, Retention(keep_last=2)).freed_bytes == 0
+
+
+def _facts(report: CollectReport) -> dict[str, object]:
+    return {
+        "kept": report.kept,
+        "deletes": sorted((d.key, d.reason, d.size_bytes) for d in report.deletes),
+        "boundaries": report.boundaries,
+        "waiting": (report.waiting_count, report.waiting_bytes),
+        "live": (report.live_count, report.live_bytes),
+        "foreign": report.foreign,
+        "failed": report.failed,
+    }
+
+
+def test_collection_on_spark_of_an_empty_repository_does_nothing(spark: SparkSession, url: str) -> None:
+    report = collect(spark, url, Retention(keep_last=1))
+    assert (report.deletes, report.kept, report.live_count, report.waiting_count) == ((), (), 0, 0)
+
+
+def test_collection_on_spark_deletes_nothing_if_an_index_is_damaged(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
+) -> None:
+    for generation in range(1, 3):
+        commit_generation(spark, url, repository, tmp_path / "disk", generation)
+    newest = commit_generation(spark, url, repository, tmp_path / "disk", 3)
+    damaged = newest.store("1", "facts")
+    assert damaged is not None
+    (tmp_path / "repository").joinpath(*damaged.index.key.split("/")).write_bytes(b"altered")
+    before = stored(repository)
+    with pytest.raises(TaskFailedError, match="DamagedError"):
+        collect(spark, url, Retention(keep_last=1))
+    assert stored(repository) == before

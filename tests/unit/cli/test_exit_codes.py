@@ -1,0 +1,139 @@
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+
+import blobstore
+import engine
+import index
+from blobstore.errors import StoreError, StoreUnavailableError
+from engine.cli.exit_codes import CODES, MEANINGS, ExitCode, choose_exit_code
+from engine.cli.failures import describe
+from engine.errors import CommitUnknownError, DamagedError, EngineError, TargetError, UsageError
+from index.errors import FormatError
+
+
+def _load_everything() -> None:
+    """An error class that nobody has imported yet has no place in the tree."""
+    for package in (index, blobstore, engine):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not module.name.startswith("engine.spark"):
+                importlib.import_module(module.name)
+
+
+def _tree(kind: type[Exception]) -> Iterator[type[Exception]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _tree(below)
+
+
+_load_everything()
+ALL_KINDS = {
+    kind
+    for root in (StoreError, EngineError, FormatError)
+    for kind in _tree(root)
+    # No verb starts Spark.
+    if not kind.__module__.startswith(("engine.spark", "tests"))
+}
+KINDS = sorted((kind for kind in ALL_KINDS if not kind.__name__.startswith("_")), key=lambda kind: kind.__name__)
+PRIVATE_KINDS = sorted(ALL_KINDS - set(KINDS), key=lambda kind: kind.__name__)
+
+
+def _made(kind: type[Exception]) -> Exception:
+    if issubclass(kind, StoreError | EngineError):
+        return kind("went wrong", operation="test")
+    return kind("went wrong")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_error_has_an_exit_code_of_its_own_choice(kind: type[Exception]) -> None:
+    assert kind in CODES, f"decide what a caller does about {kind.__name__}, and add it to CODES"
+    assert choose_exit_code(_made(kind)) is CODES[kind]
+    assert CODES[kind] not in {ExitCode.OK, ExitCode.PARTIAL, ExitCode.INTERRUPTED}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_error_is_told_with_a_hint(kind: type[Exception]) -> None:
+    failure = describe(_made(kind), "backup")
+    assert failure.error == kind.__name__
+    assert failure.hint
+    assert "went wrong" in failure.message
+
+
+@pytest.mark.parametrize("kind", PRIVATE_KINDS, ids=lambda kind: kind.__name__)
+def test_a_private_error_is_told_as_the_public_one_above_it(kind: type[Exception]) -> None:
+    failure = describe(_made(kind), "backup")
+    assert failure.error in {public.__name__ for public in KINDS}
+    assert failure.code == CODES[kind.__mro__[1]]
+
+
+def test_codes_name_no_class_that_is_gone() -> None:
+    assert set(CODES) == set(KINDS)
+
+
+def test_every_exit_code_is_explained() -> None:
+    assert set(MEANINGS) == set(ExitCode) - {ExitCode.TERMINATED}
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (KeyboardInterrupt(), 130),
+        (PermissionError(13, "Permission denied", "/x"), 8),
+        (OSError(5, "Input/output error", "/x"), 1),
+        (ZeroDivisionError("by zero"), 1),
+    ],
+)
+def test_other_errors_have_a_code_and_a_hint_too(error: BaseException, code: int) -> None:
+    failure = describe(error, "backup")
+    assert (failure.code, failure.operation) == (code, "backup")
+    assert failure.hint
+
+
+def test_the_first_error_of_nested_groups_decides() -> None:
+    error = ExceptionGroup(
+        "outer", [ExceptionGroup("inner", [StoreUnavailableError("gone", operation="get", key="k")])]
+    )
+    failure = describe(error, "restore")
+    assert (failure.error, failure.code, failure.subject, failure.operation) == ("StoreUnavailableError", 5, "k", "get")
+
+
+def test_a_subclass_that_nobody_listed_has_the_code_of_its_parent() -> None:
+    class ForeignError(DamagedError):
+        pass
+
+    kind = ForeignError
+    try:
+        assert choose_exit_code(kind("x", operation="test")) is ExitCode.DAMAGED
+    finally:
+        # Other tests walk the subclasses.
+        del ForeignError, kind
+
+
+def test_causes_and_notes_are_told_nearest_first() -> None:
+    error = DamagedError("cannot read it", operation="restore", subject="a")
+    error.__cause__ = StoreUnavailableError("timed out", operation="get", key="b")
+    error.__cause__.__cause__ = OSError("broken pipe")
+    error.add_note("while reading index c")
+    assert describe(error, "restore").causes == (
+        "while reading index c",
+        "StoreUnavailableError: get b: timed out",
+        "OSError: broken pipe",
+    )
+
+
+@pytest.mark.parametrize(
+    "error, hint",
+    [
+        (UsageError("no", operation="x"), "see `tidemark backup --help`"),
+        (TargetError("no", operation="x"), "choose a target that is absent, or say --replace"),
+        (
+            CommitUnknownError("no", operation="x"),
+            "run the same command again: it finds out what happened; delete nothing",
+        ),
+        (UsageError("no", operation="x", hint="do this"), "do this"),
+    ],
+)
+def test_hints_speak_of_the_command_line(error: Exception, hint: str) -> None:
+    assert describe(error, "backup").hint == hint

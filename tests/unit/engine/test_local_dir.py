@@ -1,0 +1,182 @@
+"""Scanning a directory: names and stats in order, and what is refused (design 0002, I3)."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.errors import UnsafeSourceError
+from engine.local_dir import find_difference, scan_dir
+from index.invariants import DEPTH_MAX
+from index.local_tree import LocalDir
+from tests.unit.engine.workbench import open_descriptors
+
+
+def names(directory: LocalDir) -> dict[str, object]:
+    return {file.name: file.metadata.size_bytes for file in directory.files} | {
+        sub.name: names(sub) for sub in directory.sub_dirs
+    }
+
+
+def test_scan_names_everything_in_order(tmp_path: Path) -> None:
+    for name in ("b", "a", "Z", "é", ".hidden", "a b", "\U0001f600", "a.sst", "\tt", "x\ny"):
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "sub" / "empty").mkdir(parents=True)
+    (tmp_path / "sub" / "zero").write_bytes(b"")
+    scanned = scan_dir(tmp_path)
+    assert scanned.name == ""
+    listed = [file.name for file in scanned.files]
+    assert listed == sorted(listed)
+    assert names(scanned) == {name: len(name.encode()) for name in listed} | {"sub": {"zero": 0, "empty": {}}}
+
+
+def test_scan_tells_what_stat_tells(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"12345")
+    path.chmod(0o4751)
+    os.utime(path, ns=(1, 1_234_567_890_123_456_789))
+    (file,) = scan_dir(tmp_path).files
+    status = path.stat()
+    assert (file.device, file.inode, file.changed_at_ns) == (status.st_dev, status.st_ino, status.st_ctime_ns)
+    assert (file.metadata.size_bytes, file.metadata.mode) == (5, 0o4751)
+    assert file.metadata.modified_at_ns == 1_234_567_890_123_456_789
+    assert file.metadata.owner == path.owner()
+    assert (file.sst, file.blake3, file.crc32) == (None, None, None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_owner_without_a_name_is_told_by_number(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    os.chown(tmp_path / "f", 54321, 54322)
+    (file,) = scan_dir(tmp_path).files
+    assert (file.metadata.owner, file.metadata.group) == ("54321", "54322")
+
+
+def _socket(path: Path) -> None:
+    # The path of a socket is short: bind where it stands.
+    before = Path.cwd()
+    os.chdir(path.parent)
+    try:
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path.name)
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda path: path.symlink_to("/etc/passwd"), "a symbolic link"),
+        (lambda path: path.symlink_to("nowhere"), "a symbolic link"),
+        (lambda path: path.symlink_to("."), "a symbolic link"),
+        (os.mkfifo, "a FIFO"),
+        (_socket, "a socket"),
+    ],
+    ids=["link", "dangling link", "link to a directory", "FIFO", "socket"],
+)
+@pytest.mark.parametrize("place", ["", "sub"])
+def test_what_is_neither_file_nor_directory_is_refused_by_name(
+    tmp_path: Path, place: str, make: Callable[[Path], None], words: str
+) -> None:
+    (tmp_path / place).mkdir(exist_ok=True)
+    make(tmp_path / place / "odd")
+    with pytest.raises(UnsafeSourceError, match=words) as raised:
+        scan_dir(tmp_path)
+    assert raised.value.subject == str(tmp_path / place / "odd")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_device_is_refused(tmp_path: Path) -> None:
+    try:
+        os.mknod(tmp_path / "null", 0o20600, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("not even root, here")
+    with pytest.raises(UnsafeSourceError, match="a device"):
+        scan_dir(tmp_path)
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"a\xc3", b"back\\slash"])
+def test_name_that_cannot_be_kept_is_refused(tmp_path: Path, name: bytes) -> None:
+    (tmp_path / "sub").mkdir()
+    with open(os.fsencode(tmp_path / "sub") + b"/" + name, "wb"):  # noqa: PTH123 - a name that no str spells
+        pass
+    with pytest.raises(UnsafeSourceError) as raised:
+        scan_dir(tmp_path)
+    assert raised.value.subject == str(tmp_path / "sub")
+    assert raised.value.hint == "rename it"
+
+
+@pytest.mark.parametrize("kind", ["absent", "file", "link"])
+def test_root_that_is_no_directory_is_refused(tmp_path: Path, kind: str) -> None:
+    root = tmp_path / "root"
+    if kind == "file":
+        root.touch()
+    elif kind == "link":
+        (tmp_path / "real").mkdir()
+        root.symlink_to("real")
+    with pytest.raises(UnsafeSourceError) as raised:
+        scan_dir(root)
+    assert raised.value.subject == str(root)
+
+
+def test_directories_that_nest_too_deep_are_refused(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["d"] * DEPTH_MAX)
+    deep.mkdir(parents=True)
+    scan_dir(tmp_path)
+    (deep / "d").mkdir()
+    with pytest.raises(UnsafeSourceError, match="deeper"):
+        scan_dir(tmp_path)
+
+
+def test_scan_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "odd").symlink_to("x")
+    before = open_descriptors()
+    for _ in range(3):
+        with pytest.raises(UnsafeSourceError):
+            scan_dir(tmp_path)
+    assert open_descriptors() == before
+
+
+def _touch(root: Path) -> None:
+    os.utime(root / "sub" / "f", ns=(1, 1))
+
+
+def _rewrite_in_place(root: Path) -> None:
+    status = (root / "sub" / "f").stat()
+    (root / "sub" / "f").write_bytes(b"F")
+    os.utime(root / "sub" / "f", ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _exchange(root: Path) -> None:
+    (root / "new").write_bytes(b"f")
+    (root / "new").rename(root / "sub" / "f")
+
+
+@pytest.mark.parametrize(
+    "change, where",
+    [
+        (lambda root: None, None),
+        (_touch, ("sub", "f")),
+        (_rewrite_in_place, ("sub", "f")),
+        (_exchange, ("sub", "f")),
+        (lambda root: (root / "sub" / "f").chmod(0o600), ("sub", "f")),
+        (lambda root: (root / "a").unlink(), ("a",)),
+        (lambda root: (root / "b").touch(), ("b",)),
+        (lambda root: (root / "sub" / "g").touch(), ("sub", "g")),
+        (lambda root: (root / "sub2").mkdir(), ("sub2",)),
+        (lambda root: (root / "empty").rmdir(), ("empty",)),
+    ],
+)
+def test_every_change_of_a_directory_is_found(
+    tmp_path: Path, change: Callable[[Path], None], where: tuple[str, ...] | None
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a").write_bytes(b"a")
+    (tmp_path / "sub" / "f").write_bytes(b"f")
+    before = scan_dir(tmp_path)
+    change(tmp_path)
+    assert find_difference(before, scan_dir(tmp_path)) == where

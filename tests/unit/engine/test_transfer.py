@@ -1,0 +1,306 @@
+"""The pieces that move bytes: the bound on memory, bodies of files, and puts whose answer was lost."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import BytesBody, RequestMetadata
+from blobstore.errors import BlobCorruptError, StoreUnavailableError
+from blobstore.memory import MemoryStore
+from engine.bounded import carry_out_all
+from engine.errors import DamagedError, UnsafeSourceError, UsageError
+from engine.hashing import FileHasher, hash_bytes
+from engine.local_dir import scan_dir
+from engine.transfer import ByteBudget, FileRunBody, PartsBody, SourceDir, get_run, put_new
+from engine.transfer_settings import TransferSettings
+from index.keys import BLOBS, upload_key
+from index.model import Scope
+from tests.doubles import InterposedStore
+from tests.unit.engine.workbench import open_descriptors
+
+KEY = upload_key(BLOBS, Scope("job"), "0" * 20, 0)
+OTHERS = RequestMetadata()
+
+
+class TestCarryOutAll:
+    async def test_every_job_is_done_with_few_in_flight(self) -> None:
+        now = most = 0
+        done: list[int] = []
+
+        async def work(job: int) -> None:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(0)
+            now -= 1
+            done.append(job)
+
+        await carry_out_all(work, iter(range(100)), in_flight_max=7)
+        assert sorted(done) == list(range(100))
+        assert most == 7
+
+    async def test_first_failure_is_raised_with_its_cause_and_cancels_the_others(self) -> None:
+        cancelled: list[int] = []
+
+        async def work(job: int) -> None:
+            if job == 3:
+                raise DamagedError("first", operation="test") from KeyError("cause")
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                cancelled.append(job)
+                raise ValueError("a later failure") from None
+
+        with pytest.raises(DamagedError) as raised:
+            await carry_out_all(work, range(10), in_flight_max=4)
+        assert isinstance(raised.value.__cause__, KeyError)
+        assert raised.value.__context__ is None
+        assert sorted(cancelled) == [0, 1, 2]
+
+    async def test_cancellation_stays_one(self) -> None:
+        task = asyncio.create_task(carry_out_all(lambda _: asyncio.sleep(3600), range(9), in_flight_max=3))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+class TestByteBudget:
+    async def test_no_more_is_held_than_there_is(self) -> None:
+        budget = ByteBudget(10)
+        held = most = 0
+
+        async def work(size: int) -> None:
+            nonlocal held, most
+            async with budget.hold(size):
+                held += min(size, 10)
+                most = max(most, held)
+                await asyncio.sleep(0)
+                held -= min(size, 10)
+
+        await asyncio.gather(*(work(size) for size in (3, 8, 1, 10, 99, 2, 5, 5, 7) * 5))
+        assert most == 10
+
+    async def test_large_request_is_not_overtaken_for_ever(self) -> None:
+        budget = ByteBudget(10)
+        order: list[int] = []
+
+        async def work(size: int) -> None:
+            async with budget.hold(size):
+                order.append(size)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(work(6), work(10), work(1), work(2))
+        assert order == [6, 10, 1, 2]
+
+    @pytest.mark.parametrize("when", ["waiting", "served"])
+    async def test_cancelled_request_gives_back_what_it_was_given(self, when: str) -> None:
+        budget = ByteBudget(10)
+
+        async def work() -> None:
+            async with budget.hold(10):
+                await asyncio.sleep(60)
+
+        async with budget.hold(10):
+            waiting = asyncio.create_task(work())
+            await asyncio.sleep(0)
+            if when == "waiting":
+                waiting.cancel()
+                await asyncio.sleep(0)
+        # Served, and cancelled before it could run.
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        async with asyncio.timeout(1), budget.hold(10):
+            pass
+
+
+class TestFileRunBody:
+    async def read(self, body: FileRunBody) -> bytes:
+        async with aclosing(body.read_chunks()) as chunks:
+            return b"".join([chunk async for chunk in chunks])
+
+    def body(self, source: SourceDir, start: int = 0, size_bytes: int = 10_000) -> FileRunBody:
+        (file,) = scan_dir(source.path).files
+        return FileRunBody(source, (file.name,), file, start=start, size_bytes=size_bytes, chunk_bytes=4096)
+
+    @pytest.mark.parametrize("start, size", [(0, 10_000), (0, 4096), (4096, 4096), (8192, 1808), (9999, 1)])
+    async def test_run_is_read_and_hashed_as_often_as_asked(self, tmp_path: Path, start: int, size: int) -> None:
+        data = os.urandom(10_000)
+        (tmp_path / "f").write_bytes(data)
+        with SourceDir(tmp_path) as source:
+            body = self.body(source, start, size)
+            assert body.digest is None
+            for _ in range(2):
+                assert await self.read(body) == data[start : start + size]
+                assert body.digest == hash_bytes(data[start : start + size])
+            assert await body.read_digest() == body.digest
+
+    async def test_digest_is_known_before_a_store_that_has_enough_lets_go(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(b"x" * 10_000)
+        before = open_descriptors()
+        with SourceDir(tmp_path) as source:
+            body = self.body(source)
+            seen = 0
+            async with aclosing(body.read_chunks()) as chunks:
+                async for chunk in chunks:
+                    seen += len(chunk)
+                    if seen == 10_000:
+                        break
+            assert body.digest == hash_bytes(b"x" * 10_000)
+        assert open_descriptors() == before
+
+    async def test_digest_is_read_if_no_store_did(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(b"x" * 10_000)
+        with SourceDir(tmp_path) as source:
+            assert await self.body(source).read_digest() == hash_bytes(b"x" * 10_000)
+
+    @pytest.mark.parametrize("after_chunks", [0, 1, 2])
+    @pytest.mark.parametrize("change", ["cut", "grown", "rewritten", "gone", "touched"])
+    async def test_file_that_does_not_hold_still_is_refused(
+        self, tmp_path: Path, change: str, after_chunks: int
+    ) -> None:
+        path = tmp_path / "f"
+        path.write_bytes(b"x" * 10_000)
+        with SourceDir(tmp_path) as source:
+            body = self.body(source)
+            if after_chunks == 0:
+                self.change(path, change)
+
+            async def read() -> None:
+                seen = 0
+                async with aclosing(body.read_chunks()) as chunks:
+                    async for _ in chunks:
+                        seen += 1
+                        if seen == after_chunks:
+                            self.change(path, change)
+
+            with pytest.raises(UnsafeSourceError) as raised:
+                await read()
+            assert raised.value.subject == str(path)
+            assert body.digest is None
+
+    def change(self, path: Path, change: str) -> None:
+        match change:
+            case "cut":
+                os.truncate(path, 100)
+            case "grown":
+                with path.open("ab") as file:
+                    file.write(b"more")
+            case "rewritten":
+                with path.open("r+b") as file:
+                    file.write(b"y")
+            case "gone":
+                path.unlink()
+            case "touched":
+                os.utime(path)
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1], [5000], [100] * 99, [4096, 1, 4096, 0, 4095, 1]])
+async def test_parts_are_one_body(sizes: list[int]) -> None:
+    parts = [os.urandom(size) for size in sizes]
+    body = PartsBody(parts, 4096)
+    for _ in range(2):
+        chunks = [chunk async for chunk in body.read_chunks()]
+        assert b"".join(chunks) == b"".join(parts)
+        assert all(chunks)
+        assert len(chunks) <= sum(sizes) / 2048 + 1
+    assert body.size_bytes == sum(sizes)
+
+
+class TestPutNew:
+    async def test_created(self) -> None:
+        store = MemoryStore()
+        created = await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+        info = await store.stat(KEY)
+        assert info is not None
+        assert (info.created_at_ms, info.expires_at_ms) == (created.created_at_ms, created.created_at_ms + 5000)
+
+    async def test_own_earlier_request_that_landed_is_ours(self) -> None:
+        store = MemoryStore()
+        first = await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+        again = await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+        assert again == first
+
+    async def test_anything_else_under_our_key_is_damage(self) -> None:
+        store = MemoryStore()
+        await store.put_if_absent(KEY, BytesBody(b"foreign"), ttl_ms=5000)
+        with pytest.raises(DamagedError, match="7 bytes stands") as raised:
+            await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+        assert raised.value.subject == KEY
+
+    async def test_store_that_refuses_and_then_has_nothing_is_damage(self) -> None:
+        inner = MemoryStore()
+        store = InterposedStore(inner)
+        await inner.put_if_absent(KEY, BytesBody(b"data"), ttl_ms=5000)
+
+        async def lose() -> None:
+            await inner.delete([KEY])
+
+        store.before("stat", KEY, lose)
+        with pytest.raises(DamagedError, match="nothing stands"):
+            await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+
+    async def test_no_answer_is_unavailable(self) -> None:
+        store = InterposedStore(MemoryStore())
+        store.lose_answer("put_if_absent", KEY)
+        with pytest.raises(StoreUnavailableError):
+            await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+
+
+async def test_run_of_a_blob_is_exactly_what_was_asked() -> None:
+    store = MemoryStore(chunk_bytes=3)
+    await store.put(KEY, BytesBody(b"0123456789"))
+    assert await get_run(store, KEY, start=2, size_bytes=5, metadata=OTHERS) == b"23456"
+
+
+@pytest.mark.parametrize("given", [b"", b"abc", b"abcdef"])
+async def test_store_that_breaks_its_word_about_a_range_is_found_out(given: bytes) -> None:
+    class Careless(MemoryStore):
+        @override
+        async def get(self, key: str, **_: Any) -> AsyncGenerator[bytes, None]:
+            yield given
+
+    with pytest.raises(BlobCorruptError):
+        await get_run(Careless(), KEY, start=0, size_bytes=5, metadata=OTHERS)
+
+
+def test_hash_of_pieces_is_hash_of_the_whole() -> None:
+    data = os.urandom(100_000)
+    hasher = FileHasher()
+    for start in range(0, len(data), 777):
+        hasher.update(memoryview(data)[start : start + 777])
+    assert hasher.digest == hash_bytes(data)
+    assert hasher.size_bytes == len(data)
+    empty = bytes.fromhex("af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262")
+    assert hash_bytes(b"") == (empty, 0)
+    assert hash_bytes(b"123456789").crc32 == 0xCBF43926
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"in_flight_max": 0},
+        {"chunk_bytes": 1},
+        {"chunk_bytes": 9 << 20},
+        {"blob_bytes_max": 1000},
+        {"pack_bytes_max": 65 << 20},
+        {"pack_file_bytes_max": 9 << 20},
+        {"pack_file_bytes_max": -1},
+        {"inline_file_bytes_max": 65 << 10},
+        {"inline_bytes_max": -1},
+        {"range_bytes": 1},
+        {"memory_bytes_max": 15 << 20},
+    ],
+    ids=str,
+)
+def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, int]) -> None:
+    (name,) = wrong
+    with pytest.raises(UsageError) as raised:
+        TransferSettings(**wrong)
+    assert raised.value.subject in {name, "memory_bytes_max", "pack_file_bytes_max", "pack_bytes_max"}

@@ -1,0 +1,81 @@
+"""Which keys a repository should have, worked out without the engine: the judge of collection and of crashes."""
+
+import hashlib
+
+from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
+from index.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin
+from index.delta import apply_delta
+from index.model import CommitPointer, CommitRecord, DirIndex, IndexReference, SnapshotIndex, StoreReference
+
+
+async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:
+    """Every key with a reason to exist: open records, what they, names and pins lead to, unexpired uploads."""
+    found = {blob.key: blob async for blob in list_blobs(store, "")}
+    data = {key: await read_blob(store, key, size_bytes_max=1 << 30) for key in found if not key.startswith("blobs/")}
+    keep = {"repository"}
+    references: list[StoreReference] = []
+    for scope in {key.split("/")[1] for key in found if key.startswith("log/")}:
+        keep_log, kept = _log(scope, {k: data[k] for k in data if k.startswith(f"log/{scope}/")}, found)
+        keep |= keep_log
+        references += [s for record in kept for s in record.stores]
+    for key, stored in data.items():
+        if key.startswith("names/"):
+            name = decode_name(stored, subject=key)
+            if not name.released and found[key].created_at_ms <= name.valid_until_ms:
+                keep.add(key)
+                references += name.stores
+        if key.startswith("pins/"):
+            pin = decode_pin(stored, subject=key)
+            if pin.duration_ms and found[key].created_at_ms + pin.duration_ms > now_ms:
+                keep.add(key)
+                references += pin.stores
+    for reference in references:
+        keep |= _reach(reference.index, data)
+    for key, blob in found.items():
+        if key.startswith(("blobs/", "indexes/")) and blob.expires_at_ms is not None and blob.expires_at_ms > now_ms:
+            keep.add(key)
+    return keep
+
+
+def _log(scope: str, data: dict[str, bytes], found: dict[str, BlobInfo]) -> tuple[set[str], list[CommitRecord]]:
+    boundaries = [decode_boundary(data[key], subject=key) for key in data if key.endswith(".boundary")]
+    records = [(key, decode_commit(data[key], subject=key)) for key in data if key.endswith(".commit")]
+
+    def is_open(record: CommitRecord) -> bool:
+        me = CommitPointer(record.number, record.write_id)
+        return all(b.number < me.number or me in b.kept for b in boundaries)
+
+    open_records = [(key, record) for key, record in records if is_open(record)]
+    keep = {key for key, _ in open_records}
+    if boundaries:
+        newest = max(b.number for b in boundaries)
+        keep.add(f"log/{scope}/{newest:020d}.boundary")
+        # A boundary that keeps fewer records than every newer one must stay until one agrees with it.
+        for old in boundaries:
+            newer = [b for b in boundaries if b.number > old.number]
+            if not any({p for p in b.kept if p.number <= old.number} <= set(old.kept) for b in newer):
+                keep.add(f"log/{scope}/{old.number:020d}.boundary")
+    return keep, [record for key, record in open_records if found[key].created_at_ms <= record.valid_until_ms]
+
+
+def _reach(reference: IndexReference, data: dict[str, bytes]) -> set[str]:
+    index, keys = _resolve(reference, data)
+
+    def walk(directory: DirIndex) -> None:
+        for file in directory.files_present:
+            keys.update(blob.key for blob in file.blobs)
+        for sub in directory.sub_dirs_present:
+            walk(sub)
+
+    walk(index.dir)
+    return keys
+
+
+def _resolve(reference: IndexReference, data: dict[str, bytes]) -> tuple[SnapshotIndex, set[str]]:
+    stored = data[reference.key]
+    assert hashlib.sha256(stored).digest() == reference.sha256, reference.key
+    index = decode_index(stored, subject=reference.key)
+    if isinstance(index, SnapshotIndex):
+        return index, {reference.key}
+    base, keys = _resolve(index.base, data)
+    return apply_delta(base, index), keys | {reference.key}
