@@ -109,6 +109,7 @@ def backed_up(
 
 
 @given(trees, trees, limits())
+@settings(deadline=None)
 def test_plan_names_every_added_byte_once_and_nothing_else_but_what_is_packed_again(
     before: Tree, after: Tree, sizes: BackupLimits
 ) -> None:
@@ -157,6 +158,7 @@ def test_any_history_of_backups_reads_back_and_keeps_every_rule(history: list[tu
 
 
 @given(trees, limits(), st.integers(1, 60), st.data())
+@settings(deadline=None)
 def test_restore_plan_names_every_file_once_and_its_ranges_hold_the_right_bytes(
     tree: Tree, sizes: BackupLimits, range_bytes: int, data: st.DataObject
 ) -> None:
