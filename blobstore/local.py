@@ -50,6 +50,7 @@ from blobstore.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from blobstore.local_births import Births, modified_at_ms
 from blobstore.local_deleted import DeletedBlobs
 from blobstore.local_files import (
     DurableDirs,
@@ -92,6 +93,7 @@ class LocalStore(BlobStore):
         self._dirs = DurableDirs(self._root)
         self._temp = self._root / ".tmp"
         self._temp_is_clean = False
+        self._births = Births(self._temp)
         self._ttl = TtlLinks(self._root / ".ttl", self._dirs, self._new_temp)
         self._deleted = DeletedBlobs(self._root / ".deleted", self._dirs, deleted_retention_ms)
         self._capabilities = Capabilities(
@@ -223,7 +225,7 @@ class LocalStore(BlobStore):
         if found is None:
             return None
         ttl_ms = self._ttl.read_ms(key)
-        created_at_ms = _modified_at_ms(found)
+        created_at_ms = self._births.read_ms(self._path(key), found)
         return BlobInfo(
             key=key,
             size_bytes=found.st_size,
@@ -277,7 +279,7 @@ class LocalStore(BlobStore):
                     raise
                 return lost
         # Where the process was stopped just before the link, the name came far later than the time told so far, and
-        # readers have to see what the writer is told (design 0002, C5).
+        # readers have to see what the writer is told (design 0002, C5). Until then `Births` tells it to them.
         os.utime(descriptor)
         try:
             sync_dir(path.parent)
@@ -337,7 +339,7 @@ class LocalStore(BlobStore):
         probe = self._new_temp()
         probe.touch(exist_ok=False)
         try:
-            return _modified_at_ms(probe.stat())
+            return modified_at_ms(probe.stat())
         finally:
             probe.unlink(missing_ok=True)
 
@@ -354,10 +356,15 @@ class LocalStore(BlobStore):
         for leftover in self._temp.iterdir():
             # Another process cleans too, or is done with it; what belongs to another user is theirs to clean.
             with suppress(FileNotFoundError, PermissionError):
-                if _modified_at_ms(leftover.lstat()) <= oldest_ms:
-                    leftover.unlink()
+                if modified_at_ms(leftover.lstat()) <= oldest_ms:
+                    self._births.unlink_temp(leftover)
                     removed += 1
         return removed
+
+    def _unlink_if_possible(self, temp: Path) -> None:
+        # What cannot be removed now is removed by a later `clean_temp`; the outcome of the call does not depend on it.
+        with suppress(OSError):
+            self._births.unlink_temp(temp)
 
     # --- and this does not ---
 
@@ -380,7 +387,7 @@ class LocalStore(BlobStore):
                         at += len(chunk)
                 yield file, temp
         finally:
-            await run_blocking(_unlink_if_possible, temp)
+            await run_blocking(self._unlink_if_possible, temp)
 
     async def _open(self, key: str, deleted: bool, resources: AsyncExitStack) -> LocalFile:  # noqa: FBT001
         try:
@@ -391,10 +398,6 @@ class LocalStore(BlobStore):
         if not deleted or not await run_blocking(self._deleted.is_kept, key):
             raise await run_blocking(self._missing, key, "get")
         return await resources.enter_async_context(open_to_read(self._deleted.path(key)))
-
-
-def _modified_at_ms(found: os.stat_result) -> int:
-    return found.st_mtime_ns // 1_000_000
 
 
 def _be_born(descriptor: int) -> None:
@@ -414,12 +417,6 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except OSError:
         return False
-
-
-def _unlink_if_possible(temp: Path) -> None:
-    # What cannot be removed now is removed by a later `clean_temp`; the outcome of the call does not depend on it.
-    with suppress(OSError):
-        temp.unlink()
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore
+from blobstore.local_files import run_blocking
 from engine.clock import Ambient
 from engine.digest_cache import DigestCache
 from engine.errors import DamagedError, UsageError
@@ -181,8 +182,13 @@ async def backup_dir(
         )
         uploaded = await uploader.upload(facts.plan)
     await _check_held_still(directory, facts.scanned)
-    index = build_snapshot(
-        facts.plan, metadata=metadata, session=session, uploaded=uploaded.files, packs=uploaded.packs
+    index = await run_blocking(
+        build_snapshot,
+        facts.plan,
+        metadata=metadata,
+        session=session,
+        uploaded=uploaded.files,
+        packs=uploaded.packs,
     )
     snapshot, created = await write_index(store, index, scope=scope, ttl_ms=repository.ttl_ms, base=facts.base)
     if indexes is not None:
@@ -311,7 +317,7 @@ def _look(
 
 async def _check_held_still(directory: Path, scanned: LocalDir) -> None:
     """Compare the whole directory with the scan, after its last byte was read (I3)."""
-    difference = find_difference(scanned, await asyncio.to_thread(scan_dir, directory))
+    difference = await asyncio.to_thread(lambda: find_difference(scanned, scan_dir(directory)))
     if difference is not None:
         raise changed_error(directory.joinpath(*difference))
 

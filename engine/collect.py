@@ -13,8 +13,8 @@ import msgspec
 from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, Created, Lost, RequestMetadata, list_blobs, read_blob
 from blobstore.errors import BlobNotFoundError
 from engine.bounded import map_bounded
-from engine.errors import UnsafeStoreError
-from engine.index_io import read_index_chain
+from engine.errors import DamagedError, UnsafeStoreError
+from engine.index_io import is_missing, read_index_chain
 from engine.log_io import list_all_logs, read_boundaries, read_boundary, read_records
 from engine.progress import NO_PROGRESS, Progress
 from engine.settle import new_keys_of, settle_keys
@@ -28,6 +28,7 @@ from index.collect_plan import (
     choose_superseded_boundaries,
     choose_uploads,
     name_is_live,
+    name_is_removable,
     pin_is_live,
     pin_is_removable,
     plan_scope,
@@ -41,6 +42,8 @@ from index.retention import KeepReason, Retention
 
 IN_FLIGHT_MAX: Final = 16
 ROOT_ATTEMPTS_MAX: Final = 5
+# A collector that is overtaken by a commit and another collector plans again this often.
+PLANS_MAX: Final = 3
 
 
 class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +82,20 @@ class Roots(msgspec.Struct, frozen=True, kw_only=True):
         return frozenset(
             le.source for le in self.leases if le.scope == scope and le.stores and le.key.startswith(NAMES)
         )
+
+
+class References(msgspec.Struct, frozen=True, kw_only=True):
+    """The indexes that roots lead to."""
+
+    everything: frozenset[IndexReference]
+    # Those that only pins lead to. What is not there any more was collected before the pin stood, and the pinner is
+    # refused by `check_open`: it keeps nothing, and is no damage.
+    optional: frozenset[IndexReference]
+
+    @property
+    def required(self) -> frozenset[IndexReference]:
+        """Those that have to be there."""
+        return self.everything - self.optional
 
 
 class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,8 +150,12 @@ class Hands(Protocol):
         """
         ...
 
-    async def mark(self, references: frozenset[IndexReference]) -> Marked:
-        """Split what was listed by what these indexes lead to."""
+    async def mark(self, references: References) -> Marked:
+        """Split what was listed by what these indexes lead to.
+
+        Raises:
+            DamagedError: As `reachable_keys`.
+        """
         ...
 
     async def delete(self, room: Sequence[PlannedDelete]) -> tuple[str, ...]:
@@ -155,9 +176,9 @@ class OwnHands:
         self._uploads, foreign = await list_uploads(self._store, (BLOBS, INDEXES))
         return foreign
 
-    async def mark(self, references: frozenset[IndexReference]) -> Marked:
+    async def mark(self, references: References) -> Marked:
         """As `Hands`."""
-        keys = await reachable_keys(self._store, references)
+        keys = await reachable_keys(self._store, references.everything, optional=references.optional)
         live = [u for u in self._uploads if u.key in keys]
         return Marked(
             unreachable=tuple(u for u in self._uploads if u.key not in keys),
@@ -200,22 +221,14 @@ async def collect(
     hands = hands or OwnHands(store, progress)
     now_ms = await store.now_ms()
     foreign = await hands.list_uploads()
-    roots = await read_roots(store, repository, now_ms)
-    plans = [
-        plan_scope(log.listing, log.records, log.boundaries, retention, roots.named(log.listing.scope))
-        for log in roots.logs
-    ]
-    references = root_references(plans, roots.leases)
-    marked = await hands.mark(references)
-    if not dry_run:
-        await settle_newest(store, roots, marked.live_with_ttl)
+    planned = await _plan(store, repository, retention, hands, now_ms, settle=not dry_run)
+    roots, plans, marked = planned.roots, planned.plans, planned.marked
     doomed = await plan_upload_deletes(store, marked.unreachable, now_ms)
     written = {plan.boundary for plan in plans if plan.boundary is not None}
     after, spared = roots, frozenset[str]()
     if not dry_run:
         written = {await write_boundary(store, boundary) for boundary in sorted(written, key=lambda b: str(b.scope))}
-        after = await read_roots(store, repository, now_ms, known=roots)
-        spared = await reachable_keys(store, open_references(after) - references)
+        after, spared = await _read_again(store, repository, now_ms, planned)
         doomed = tuple(d for d in doomed if d.key not in spared)
     rooms = (
         plan_log_deletes(after, planned=written if dry_run else ()),
@@ -245,6 +258,70 @@ async def collect(
         foreign=foreign,
         failed=failed,
     )
+
+
+class _Planned(msgspec.Struct, frozen=True, kw_only=True):
+    """Roots, what is to become of them, and what they lead to."""
+
+    roots: Roots
+    plans: tuple[ScopePlan, ...]
+    references: References
+    marked: Marked
+
+
+async def _plan(
+    store: BlobStore,
+    repository: RepositoryRecord,
+    retention: Retention,
+    hands: Hands,
+    now_ms: int,
+    *,
+    settle: bool,
+) -> _Planned:
+    """Read the roots, plan and mark; again if something missing shows that this collector was overtaken."""
+    roots: Roots | None = None
+    overtaken_by: tuple[frozenset[IndexReference], DamagedError] | None = None
+    for attempt in range(PLANS_MAX):
+        roots = await read_roots(store, repository, now_ms, known=roots)
+        plans = tuple(
+            plan_scope(log.listing, log.records, log.boundaries, retention, roots.named(log.listing.scope))
+            for log in roots.logs
+        )
+        references = root_references(plans, roots.leases)
+        if overtaken_by is not None and references.required == overtaken_by[0]:
+            raise overtaken_by[1]
+        try:
+            marked = await hands.mark(references)
+            if settle:
+                await settle_newest(store, roots, marked.live_with_ttl)
+        except DamagedError as error:
+            if not is_missing(error) or attempt == PLANS_MAX - 1:
+                raise
+            overtaken_by = references.required, error
+        else:
+            return _Planned(roots=roots, plans=plans, references=references, marked=marked)
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+async def _read_again(
+    store: BlobStore, repository: RepositoryRecord, now_ms: int, planned: _Planned
+) -> tuple[Roots, frozenset[str]]:
+    """The second reading of the roots, and what it spares (D4); again if this collector was overtaken, as `_plan`."""
+    roots = planned.roots
+    overtaken_by: tuple[frozenset[IndexReference], DamagedError] | None = None
+    for attempt in range(PLANS_MAX):
+        roots = await read_roots(store, repository, now_ms, known=roots)
+        references = open_references(roots)
+        if overtaken_by is not None and references.required == overtaken_by[0]:
+            raise overtaken_by[1]
+        unmarked = references.everything - planned.references.everything
+        try:
+            return roots, await reachable_keys(store, unmarked, optional=references.optional)
+        except DamagedError as error:
+            if not is_missing(error) or attempt == PLANS_MAX - 1:
+                raise
+            overtaken_by = references.required, error
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def check_store(store: BlobStore) -> None:
@@ -292,7 +369,7 @@ async def read_roots(
             # Pins first: a name, fork or rewind releases its pin only once its own record stands, so that a pin already
             # gone here has left a record that the later readings find (D5). The other way round both could be missed.
             pins = await _read_pins(store, repository, now_ms)
-            names = await _read_names(store)
+            names = await _read_names(store, now_ms)
             logs = [
                 await _read_log(store, listing, remembered.get(listing.scope)) for listing in await list_all_logs(store)
             ]
@@ -309,12 +386,13 @@ async def _read_log(store: BlobStore, listing: LogListing, known: Mapping[int, C
     return ScopeLog(listing=listing, records=await read_records(store, listing, known), boundaries=boundaries)
 
 
-async def _read_names(store: BlobStore) -> list[Lease]:
+async def _read_names(store: BlobStore, now_ms: int) -> list[Lease]:
     leases = []
     async for blob in list_blobs(store, NAMES):
         parse_name_key(blob.key)
         name = decode_name(await read_blob(store, blob.key, size_bytes_max=RECORD_BYTES_MAX), subject=blob.key)
         live = name_is_live(name, blob.created_at_ms)
+        removable = name_is_removable(name, blob.created_at_ms, now_ms)
         leases.append(
             Lease(
                 key=blob.key,
@@ -322,7 +400,7 @@ async def _read_names(store: BlobStore) -> list[Lease]:
                 source=name.source,
                 scope=name.scope,
                 stores=name.stores if live else (),
-                removable=None if live else DeleteReason.RELEASED_NAME,
+                removable=DeleteReason.RELEASED_NAME if removable else None,
             )
         )
     return leases
@@ -347,28 +425,46 @@ async def _read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int
     return leases
 
 
-def root_references(plans: Iterable[ScopePlan], leases: Iterable[Lease]) -> frozenset[IndexReference]:
+def root_references(plans: Iterable[ScopePlan], leases: Iterable[Lease]) -> References:
     """The indexes that kept commits, names and pins lead to."""
-    stores = [s for plan in plans for commit, _ in plan.kept for s in commit.record.stores]
-    stores += [s for lease in leases for s in lease.stores]
-    return frozenset(s.index for s in stores)
+    return _references((commit for plan in plans for commit, _ in plan.kept), leases)
 
 
-def open_references(roots: Roots) -> frozenset[IndexReference]:
+def open_references(roots: Roots) -> References:
     """The indexes that any commit still open, and any live lease, leads to: those of the second reading (D4)."""
-    commits = frozenset(s.index for log in roots.logs for c in log.commits for s in c.record.stores)
-    return commits | root_references((), roots.leases)
+    return _references((commit for log in roots.logs for commit in log.commits), roots.leases)
 
 
-async def reachable_keys(store: BlobStore, references: Iterable[IndexReference]) -> frozenset[str]:
+def _references(commits: Iterable[Commit], leases: Iterable[Lease]) -> References:
+    required = {s.index for commit in commits for s in commit.record.stores}
+    pinned: set[IndexReference] = set()
+    for lease in leases:
+        (pinned if lease.key.startswith(PINS) else required).update(s.index for s in lease.stores)
+    return References(everything=frozenset(required | pinned), optional=frozenset(pinned - required))
+
+
+async def reachable_keys(
+    store: BlobStore,
+    references: Iterable[IndexReference],
+    *,
+    optional: frozenset[IndexReference] = frozenset(),
+) -> frozenset[str]:
     """Every key that some indexes keep alive: themselves, the bases of deltas (P2), and the blobs.
+
+    Args:
+        optional: Those of them that keep nothing alive where they, or what they are a delta on, are missing.
 
     Raises:
         DamagedError: An index is missing or altered.
     """
 
     async def read(reference: IndexReference) -> frozenset[str]:
-        index, chain = await read_index_chain(store, reference)
+        try:
+            index, chain = await read_index_chain(store, reference)
+        except DamagedError as error:
+            if reference in optional and is_missing(error):
+                return frozenset()
+            raise
         return blob_keys(index) | {r.key for r in chain}
 
     found = await map_bounded(read, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)

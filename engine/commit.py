@@ -5,20 +5,27 @@ The rules C1 to C7, T1 and T2 of design 0002 stand here; each step names its rul
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
-from blobstore.errors import BlobNotFoundError, StoreError
+from blobstore.errors import (
+    AccessDeniedError,
+    BlobNotFoundError,
+    CapabilityMissingError,
+    InvalidRequestError,
+    StoreError,
+    StoreFullError,
+)
 from engine.backup import BackupResult
 from engine.clock import Ambient
 from engine.errors import (
     CommitLostError,
     CommitUnknownError,
     ConflictError,
+    DamagedError,
     FencedError,
     LeaseExpiredError,
     StaleResultError,
@@ -26,13 +33,14 @@ from engine.errors import (
     UsageError,
 )
 from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, load_log, read_boundaries, read_commit
-from engine.pins import PinLease, hold_pin
+from engine.pins import hold_pin
 from engine.settle import settle_keys, settle_record
 from index.codec import encode_record
+from index.errors import FormatError
 from index.keys import LOG, commit_key, encode_component
-from index.log import Commit, commit_of, descends_from, is_closed, is_void
+from index.log import Commit, Verdict, judge_record
 from index.model import (
-    SIZE_BYTES_MAX,
+    NEVER_MS,
     BlobKey,
     CommitPointer,
     CommitRecord,
@@ -40,12 +48,15 @@ from index.model import (
     Scope,
     ScopeLayout,
     StoreReference,
+    UniqueId,
 )
 
 # A writer meets its own late record at most once per attempt; more means that something else is wrong.
 COMMIT_ATTEMPTS_MAX: Final = 3
 # Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
 ANY: Final = "any"
+# Answers with which a store says for certain that it has not written anything.
+REFUSALS: Final = (AccessDeniedError, StoreFullError, InvalidRequestError, CapabilityMissingError)
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +65,30 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     newest: Commit | None
     # The number that the next record takes: the newest number loaded, void ones and boundaries counted, plus one (C1).
     next_number: int
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller asked to be committed; an equal one later is the same request, made again (C3)."""
+
+    kind: Literal["commit", "rewind", "fork"]
+    version: int | None = None
+    offsets: str = ""
+    layout: ScopeLayout | None = None
+    # Task, store and unique id of each result.
+    results: tuple[tuple[str, str, UniqueId], ...] = ()
+    parent: CommitPointer | Literal["any"] | None = ANY
+    source: CommitPointer | None = None
+    source_scope: Scope | None = None
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """A record that was sent, or was about to be, and of which the outcome was never learned."""
+
+    request: Request
+    record: CommitRecord
+
+
+Compose = Callable[[Head], Awaitable[CommitRecord]]
 
 
 class CommitWriter:
@@ -68,15 +103,15 @@ class CommitWriter:
         self._scope = scope
         self._ambient = ambient
         self._head: Head | None = None
-        self._unresolved: dict[CommitPointer, CommitRecord] = {}
+        self._unresolved: dict[CommitPointer, Sent] = {}
         self._one_at_a_time = asyncio.Lock()
 
-    async def head(self) -> Head:
-        """Where the scope stands: remembered after an own commit, loaded otherwise."""
-        if self._head is None or self._unresolved:
-            log = await load_log(self._store, self._scope)
-            self._head = Head(newest=log.newest, next_number=log.listing.newest_number + 1)
-        return self._head
+    async def head(self, *, anew: bool = False) -> Head:
+        """Where the scope stands: remembered after an own commit, loaded otherwise, or if `anew`."""
+        async with self._one_at_a_time:
+            if anew:
+                self._head = None
+            return await self._load_head()
 
     async def commit(
         self,
@@ -105,33 +140,27 @@ class CommitWriter:
             CommitLostError: Another writer was first.
             FencedError: A collector has closed this writer's past.
             LeaseExpiredError: The uploads are too old; back up again.
-            CommitUnknownError: No answer; calling again with the same results finds out.
-            UsageError: Two results for one store, a result of another scope, or another layout.
-            StoreError: As the store says; nothing is acknowledged.
+            CommitUnknownError: No answer; calling again with the same arguments finds out.
+            UsageError: Two results for one store, a result of another scope, another layout, or a value that cannot be
+                written down.
+            StoreError: The store refused; nothing was written.
         """
         _check_results(self._scope, results)
+        identities = ((r.reference.task, r.reference.store, r.reference.unique_id) for r in results)
+        request = Request(
+            kind="commit",
+            version=version,
+            offsets=offsets,
+            layout=layout,
+            results=tuple(sorted(identities)),
+            parent=parent,
+        )
+
+        async def compose(head: Head) -> CommitRecord:
+            return self._compose(head, results, request)
+
         async with self._one_at_a_time:
-            for _ in range(COMMIT_ATTEMPTS_MAX):
-                head = await self.head()
-                adopted = await self._adopt(head, results)
-                if adopted is not None:
-                    return adopted
-                if parent not in {ANY, head.newest.pointer if head.newest else None}:
-                    raise CommitLostError(
-                        f"the newest commit is {head.newest and head.newest.pointer.number} and not the parent given",
-                        operation="commit",
-                        subject=str(self._scope),
-                    )
-                record = self._pending(head, results) or self._compose(head, results, version, offsets, layout)
-                if head.newest is None:
-                    await self._check_granularity()
-                await self._check_lease(record)
-                await self._settle_parent(head)
-                committed = await self._create(record)
-                if committed is not None:
-                    new_keys = tuple(key for result in results for key in result.new_keys)
-                    return await self._finish(committed, new_keys)
-            raise CommitLostError("own late records keep arriving", operation="commit", subject=str(self._scope))
+            return await self._submit(request, compose, [key for result in results for key in result.new_keys])
 
     async def rewind(self, target: Commit) -> Commit:
         """Make an older commit's stores the newest again, as a new commit (C6).
@@ -140,82 +169,247 @@ class CommitWriter:
             NotFoundError: The target was collected meanwhile.
             ConflictError, CommitUnknownError, StoreError: As `commit`.
         """
-        async with self._one_at_a_time, self._pinned(target, "rewind") as lease:
-            await settle_record(self._store, target.record)
-            head = await self.head()
-            await self._settle_parent(head)
-            record = self._record(
-                head,
-                kind="rewind",
-                source=target.pointer,
-                version=target.record.version,
-                offsets=target.record.offsets,
-                layout=target.record.layout,
-                stores=target.record.stores,
-                valid_until_ms=lease.valid_until_ms,
-            )
-            return await self._create_or_raise(record)
+
+        def stores(head: Head) -> tuple[StoreReference, ...]:  # noqa: ARG001
+            return target.record.stores
+
+        return await self._submit_copy(Request(kind="rewind", source=target.pointer), target, stores)
 
     async def fork(self, target: Commit) -> Commit:
         """Begin this writer's scope with another scope's stores, copying no bytes.
 
         Raises:
-            UsageError: This scope has commits already.
+            UsageError: This scope has commits already, or is of the other kind (K3).
             NotFoundError: The target was collected meanwhile.
             ConflictError, CommitUnknownError, StoreError: As `commit`.
         """
-        async with self._one_at_a_time, self._pinned(target, "fork") as lease:
-            await settle_record(self._store, target.record)
-            head = await self.head()
+
+        def stores(head: Head) -> tuple[StoreReference, ...]:
             if head.newest is not None:
                 raise UsageError("the scope has commits already", operation="fork", subject=str(self._scope))
-            await self._check_granularity()
-            stores = tuple(msgspec.structs.replace(s, number=head.next_number) for s in target.record.stores)
-            record = self._record(
-                head,
-                kind="fork",
-                source=target.pointer,
-                source_scope=target.scope,
-                version=target.record.version,
-                offsets=target.record.offsets,
-                layout=target.record.layout,
-                stores=stores,
-                valid_until_ms=lease.valid_until_ms,
+            return tuple(msgspec.structs.replace(s, number=head.next_number) for s in target.record.stores)
+
+        request = Request(kind="fork", source=target.pointer, source_scope=target.scope)
+        return await self._submit_copy(request, target, stores)
+
+    # ------------------------------------------------------------------ one way to a record
+
+    async def _submit_copy(
+        self, request: Request, target: Commit, stores: Callable[[Head], tuple[StoreReference, ...]]
+    ) -> Commit:
+        """Commit what another commit holds, under a pin on it (D5)."""
+        async with self._one_at_a_time:
+            standing = await self._resolve(request)
+            if standing is not None:
+                return await self._finish(standing, ())
+            pinned = hold_pin(
+                self._store,
+                self._ambient,
+                target,
+                purpose=request.kind,
+                margin_ms=self._repository.margin_ms,
+                required=True,
             )
-            return await self._create_or_raise(record)
+            async with pinned as lease:
+                await settle_record(self._store, target.record)
 
-    def _pinned(self, target: Commit, purpose: str) -> AbstractAsyncContextManager[PinLease]:
-        return hold_pin(
-            self._store,
-            self._ambient,
-            target,
-            purpose=purpose,
-            margin_ms=self._repository.margin_ms,
-            required=True,
-        )
+                async def compose(head: Head) -> CommitRecord:
+                    return self._record(
+                        head,
+                        request,
+                        version=target.record.version,
+                        offsets=target.record.offsets,
+                        layout=target.record.layout,
+                        stores=stores(head),
+                        valid_until_ms=lease.valid_until_ms,
+                    )
 
-    async def _create_or_raise(self, record: CommitRecord) -> Commit:
-        committed = await self._create(record)
-        if committed is None:
-            raise CommitLostError("an own earlier record arrived late", operation="commit", subject=str(self._scope))
-        return await self._finish(committed, ())
+                # Until the outcome is known the record may land late, and has to find its blobs when it does.
+                lease.keep()
+                try:
+                    commit = await self._submit(request, compose, ())
+                except (ConflictError, LeaseExpiredError, UsageError, *REFUSALS):
+                    lease.let_go()
+                    raise
+                lease.let_go()
+                return commit
 
-    def _pending(self, head: Head, results: Sequence[BackupResult]) -> CommitRecord | None:
-        """The record of an unanswered attempt at just this commit: the same bytes are sent again (C3)."""
+    async def _submit(self, request: Request, compose: Compose, new_keys: Sequence[BlobKey]) -> Commit:
+        """Bring one request to its end: find its record, or send it, and acknowledge it."""
+        for _ in range(COMMIT_ATTEMPTS_MAX):
+            standing = await self._resolve(request)
+            if standing is not None:
+                return await self._finish(standing, new_keys)
+            head = await self._load_head()
+            if request.parent not in {ANY, head.newest.pointer if head.newest else None}:
+                raise CommitLostError(
+                    f"the newest commit is {head.newest and head.newest.pointer.number} and not the parent given",
+                    operation=request.kind,
+                    subject=str(self._scope),
+                )
+            record = self._sent_before(request, head) or await compose(head)
+            data = _encoded(record)
+            if head.newest is None:
+                await self._check_granularity()
+            await self._check_lease(record)
+            await self._settle_parent(head)
+            if await self._send(request, record, data):
+                commit = await self._judge_sent(record)
+                return await self._finish(commit, new_keys)
+        raise CommitLostError("own late records keep arriving", operation=request.kind, subject=str(self._scope))
+
+    async def _load_head(self) -> Head:
+        if self._head is None or self._unresolved:
+            log = await load_log(self._store, self._scope)
+            self._head = Head(newest=log.newest, next_number=log.listing.newest_number + 1)
+        return self._head
+
+    async def _resolve(self, request: Request) -> Commit | None:
+        """Find out what became of unanswered records; the one of this very request is its commit (C3).
+
+        A record is forgotten only once its fate is certain: an error on the way leaves it for the next attempt.
+        """
+        if not self._unresolved:
+            return None
+        head = await self._load_head()
+        for pointer, sent in tuple(self._unresolved.items()):
+            if pointer.number >= head.next_number:
+                continue  # it may still arrive; at that number the next record meets it
+            commit: Commit | None = None
+            with contextlib.suppress(BlobNotFoundError, ConflictError, LeaseExpiredError):
+                there = await read_commit(self._store, self._scope, pointer.number)
+                if there.pointer == pointer:
+                    commit = await self._acknowledge(sent.record)
+            if commit is not None and sent.request == request:
+                return commit
+            del self._unresolved[pointer]
+        return None
+
+    def _sent_before(self, request: Request, head: Head) -> CommitRecord | None:
+        """The record of an unanswered attempt at this request, if it still fits: the same bytes are sent again (C3)."""
         newest = head.newest.pointer if head.newest else None
-        for record in self._unresolved.values():
-            if record.number == head.next_number and record.predecessor == newest and _carries(record, results):
+        for sent in self._unresolved.values():
+            record = sent.record
+            if sent.request == request and record.number == head.next_number and record.predecessor == newest:
                 return record
         return None
 
-    def _compose(
-        self, head: Head, results: Sequence[BackupResult], version: int | None, offsets: str, layout: ScopeLayout | None
-    ) -> CommitRecord:
+    async def _send(self, request: Request, record: CommitRecord, data: bytes) -> bool:
+        """Write the record; False if an own earlier record turns out to stand at its number.
+
+        Raises:
+            CommitLostError: Another writer's record stands there.
+            CommitUnknownError: No answer; the record is remembered.
+            StoreError: The store refused it, so that it certainly is not there.
+        """
+        self._head = None
+        sent_before = record.pointer in self._unresolved
+        self._unresolved[record.pointer] = Sent(request, record)
+        try:
+            outcome = await self._store.put_if_absent(commit_key(self._scope, record.number), BytesBody(data))
+        except REFUSALS:
+            if not sent_before:
+                del self._unresolved[record.pointer]
+            raise
+        except StoreError as error:
+            # An error may stand for a request that arrived all the same; what is not known is not assumed (C3).
+            raise self._unknown(f"writing record {record.number} failed") from error
+        match outcome:
+            case Created():
+                return True
+            case Unknown(reason=reason):
+                raise self._unknown(f"no answer for record {record.number}: {reason}")
+            case Lost():
+                return await self._is_mine(record)
+
+    async def _is_mine(self, record: CommitRecord) -> bool:
+        """After Lost: the record that stands there decides, by its write id (C3)."""
+        try:
+            there = (await read_commit(self._store, self._scope, record.number)).pointer
+        except BlobNotFoundError:
+            there = None
+        except StoreError as error:
+            raise self._unknown(f"record {record.number} stands, and cannot be read") from error
+        if there == record.pointer:
+            return True
+        del self._unresolved[record.pointer]
+        if there in self._unresolved:
+            return False
+        raise CommitLostError(
+            f"another writer has taken number {record.number}", operation="commit", subject=str(self._scope)
+        )
+
+    async def _judge_sent(self, record: CommitRecord) -> Commit:
+        """Acknowledge a record that was just created; what is refused for good is forgotten."""
+        try:
+            return await self._acknowledge(record)
+        except StoreError as error:
+            raise self._unknown(f"record {record.number} was written but could not be confirmed") from error
+        except (ConflictError, LeaseExpiredError):
+            del self._unresolved[record.pointer]
+            raise
+
+    def _unknown(self, message: str) -> CommitUnknownError:
+        return CommitUnknownError(message, operation="commit", subject=str(self._scope))
+
+    async def _acknowledge(self, record: CommitRecord) -> Commit:
+        """C4 and C5: one LIST from the own number on decides between acknowledged, lost, fenced and void."""
+        for _ in range(LOAD_ATTEMPTS_MAX):
+            listing = await list_log(self._store, self._scope, from_number=record.number)
+            try:
+                boundaries = await read_boundaries(self._store, listing)
+                # A boundary that lists this record has seen it in the chain; only without one can later records
+                # contradict.
+                numbers = [number for number, _ in listing.records if number > record.number and not boundaries]
+                newer = [await read_commit(self._store, self._scope, number) for number in numbers]
+            except BlobNotFoundError:
+                continue
+            match judge_record(record, listing, boundaries, newer):
+                case Commit() as commit:
+                    return commit
+                case Verdict.FENCED:
+                    raise FencedError(
+                        f"a boundary does not list record {record.number}", operation="commit", subject=str(self._scope)
+                    )
+                case Verdict.VOID:
+                    raise LeaseExpiredError(
+                        f"record {record.number} was created after the lease of its uploads: it is void",
+                        operation="commit",
+                        subject=str(self._scope),
+                    )
+                case Verdict.LOST:
+                    raise CommitLostError(
+                        f"later records do not descend from record {record.number}",
+                        operation="commit",
+                        subject=str(self._scope),
+                    )
+                case Verdict.NOT_LISTED:
+                    raise UnsafeStoreError(
+                        "the record just written is not in the listing",
+                        operation="commit",
+                        subject=commit_key(self._scope, record.number),
+                    )
+        raise UnsafeStoreError("the log keeps changing", operation="commit", subject=str(self._scope))
+
+    async def _finish(self, commit: Commit, new_keys: Sequence[BlobKey]) -> Commit:
+        """T1, after the acknowledgement. Interrupted here, the same request made again finds its commit."""
+        # The commit stands whatever happens now; while `settled` is False the next commit completes it.
+        with contextlib.suppress(StoreError, DamagedError):
+            await settle_keys(self._store, new_keys)
+            commit = msgspec.structs.replace(commit, settled=True)
+        if self._head is None or self._head.next_number <= commit.pointer.number + 1:
+            self._head = Head(newest=commit, next_number=commit.pointer.number + 1)
+        self._unresolved.pop(commit.pointer, None)
+        return commit
+
+    # ------------------------------------------------------------------ what a record says
+
+    def _compose(self, head: Head, results: Sequence[BackupResult], request: Request) -> CommitRecord:
         parent = head.newest.record if head.newest else None
         _check_bases(self._scope, head.newest, results)
-        if parent is not None and layout is not None and layout != parent.layout:
+        if parent is not None and request.layout is not None and request.layout != parent.layout:
             raise UsageError(
-                f"the scope was begun with {parent.layout}, not {layout}",
+                f"the scope was begun with {parent.layout}, not {request.layout}",
                 operation="commit",
                 subject=str(self._scope),
                 hint="the number of tasks and the key hash of a job never change; start a new job",
@@ -226,26 +420,44 @@ class CommitWriter:
             stores[reference.task, reference.store] = reference
         births = [result.oldest_birth_ms for result in results]
         lease_ms = self._repository.ttl_ms - self._repository.margin_ms
+        next_version = parent.version + 1 if parent else 1
         return self._record(
             head,
-            kind="commit",
-            version=version if version is not None else (parent.version + 1 if parent else 1),
-            offsets=offsets,
-            layout=layout or (parent.layout if parent else ScopeLayout()),
+            request,
+            version=request.version if request.version is not None else next_version,
+            offsets=request.offsets,
+            layout=request.layout or (parent.layout if parent else ScopeLayout()),
             stores=tuple(stores[key] for key in sorted(stores)),
-            valid_until_ms=min(births) + lease_ms if births else SIZE_BYTES_MAX,
+            valid_until_ms=min(births) + lease_ms if births else NEVER_MS,
         )
 
-    def _record(self, head: Head, **fields: object) -> CommitRecord:
+    def _record(
+        self,
+        head: Head,
+        request: Request,
+        *,
+        version: int,
+        offsets: str,
+        layout: ScopeLayout,
+        stores: tuple[StoreReference, ...],
+        valid_until_ms: int,
+    ) -> CommitRecord:
         newest = head.newest
         return CommitRecord(
             scope=self._scope,
             number=head.next_number,
             write_id=self._ambient.write_id(),
+            kind=request.kind,
             predecessor=newest.pointer if newest else None,
+            source=request.source,
+            source_scope=request.source_scope,
+            version=version,
+            offsets=offsets,
+            layout=layout,
+            stores=stores,
+            valid_until_ms=valid_until_ms,
             predecessor_committed_at_ms=newest.committed_at_ms if newest else 0,
             settled_through=newest.pointer.number if newest else 0,
-            **fields,  # type: ignore[arg-type]
         )
 
     async def _check_granularity(self) -> None:
@@ -273,138 +485,14 @@ class CommitWriter:
             await settle_record(self._store, head.newest.record)
             self._head = msgspec.structs.replace(head, newest=msgspec.structs.replace(head.newest, settled=True))
 
-    async def _adopt(self, head: Head, results: Sequence[BackupResult]) -> Commit | None:
-        """Find out what became of unanswered records; the one that carries these results is this commit (C3)."""
-        found: Commit | None = None
-        for pointer, record in tuple(self._unresolved.items()):
-            if pointer.number >= head.next_number:
-                continue
-            del self._unresolved[pointer]
-            try:
-                there = await read_commit(self._store, self._scope, pointer.number)
-            except BlobNotFoundError:
-                continue
-            if there.write_id == pointer.write_id and _carries(record, results):
-                # Lost, fenced or void after all: then it is no commit, and a new attempt is judged on its own.
-                with contextlib.suppress(ConflictError, LeaseExpiredError):
-                    found = await self._acknowledge(record, answered_at_ms=0)
-        if found is None:
-            return None
-        return await self._finish(found, tuple(key for result in results for key in result.new_keys))
 
-    async def _create(self, record: CommitRecord) -> Commit | None:
-        """Write the record and acknowledge it; None if an own earlier record turns out to stand there."""
-        self._head = None
-        self._unresolved[record.pointer] = record
-        outcome = await self._put(record)
-        answered_at_ms = 0
-        match outcome:
-            case Created(created_at_ms=answered_at_ms):
-                pass
-            case Lost():
-                try:
-                    there = await read_commit(self._store, self._scope, record.number)
-                except BlobNotFoundError:
-                    there = None
-                if there is None or there.pointer not in self._unresolved:
-                    del self._unresolved[record.pointer]
-                    raise CommitLostError(
-                        f"another writer has taken number {record.number}", operation="commit", subject=str(self._scope)
-                    )
-                if there.pointer != record.pointer:
-                    del self._unresolved[record.pointer]
-                    return None
-            case Unknown(reason=reason):
-                raise CommitUnknownError(
-                    f"no answer for record {record.number}: {reason}", operation="commit", subject=str(self._scope)
-                )
-        try:
-            commit = await self._acknowledge(record, answered_at_ms)
-        except StoreError as error:
-            raise CommitUnknownError(
-                f"record {record.number} was written but could not be confirmed",
-                operation="commit",
-                subject=str(self._scope),
-            ) from error
-        except (ConflictError, LeaseExpiredError):
-            del self._unresolved[record.pointer]
-            raise
-        del self._unresolved[record.pointer]
-        return commit
-
-    async def _put(self, record: CommitRecord) -> Created | Lost | Unknown:
-        try:
-            return await self._store.put_if_absent(
-                commit_key(self._scope, record.number), BytesBody(encode_record(record))
-            )
-        except StoreError as error:
-            # An error may stand for a request that arrived all the same; what is not known is not assumed (C3).
-            raise CommitUnknownError(
-                f"writing record {record.number} failed", operation="commit", subject=str(self._scope)
-            ) from error
-
-    async def _acknowledge(self, record: CommitRecord, answered_at_ms: int) -> Commit:
-        """C4 and C5: one LIST from the own number on decides between acknowledged, lost, fenced and void."""
-        for _ in range(LOAD_ATTEMPTS_MAX):
-            listing = await list_log(self._store, self._scope, from_number=record.number)
-            try:
-                boundaries = await read_boundaries(self._store, listing)
-                numbers = [number for number, _ in listing.records if number > record.number]
-                newer = (
-                    [await read_commit(self._store, self._scope, number) for number in numbers]
-                    if not boundaries
-                    else []
-                )
-            except BlobNotFoundError:
-                continue
-            if is_closed(record.pointer, boundaries):
-                raise FencedError(
-                    f"boundary {boundaries[-1].number} does not list record {record.number}",
-                    operation="commit",
-                    subject=str(self._scope),
-                )
-            created_at_ms = listing.created_at_ms(record.number)
-            if created_at_ms is None:
-                raise UnsafeStoreError(
-                    "the record just written is not in the listing",
-                    operation="commit",
-                    subject=commit_key(self._scope, record.number),
-                )
-            if is_void(record, max(created_at_ms, answered_at_ms)):
-                raise LeaseExpiredError(
-                    f"record {record.number} was created after the lease of its uploads: it is void",
-                    operation="commit",
-                    subject=str(self._scope),
-                )
-            # A boundary that lists this record has seen it in the chain; only without one can later records contradict.
-            valid = [
-                commit_of(other, created)
-                for other in newer
-                if (created := listing.created_at_ms(other.number)) is not None and not is_void(other, created)
-            ]
-            if not descends_from(record.pointer, valid):
-                raise CommitLostError(
-                    f"later records do not descend from record {record.number}",
-                    operation="commit",
-                    subject=str(self._scope),
-                )
-            return commit_of(record, created_at_ms)
-        raise UnsafeStoreError("the log keeps changing", operation="commit", subject=str(self._scope))
-
-    async def _finish(self, commit: Commit, new_keys: Sequence[BlobKey]) -> Commit:
-        """T1, after the acknowledgement: an interruption here costs nothing, the next commit completes it."""
-        # The commit stands whatever the store says now; while `settled` is False the next commit completes it.
-        with contextlib.suppress(StoreError):
-            await settle_keys(self._store, new_keys)
-            commit = msgspec.structs.replace(commit, settled=True)
-        self._head = Head(newest=commit, next_number=commit.pointer.number + 1)
-        return commit
-
-
-def _carries(record: CommitRecord, results: Sequence[BackupResult]) -> bool:
-    """Whether these results are exactly what was new in a record."""
-    new = {(s.task, s.store, s.unique_id) for s in record.stores if s.number == record.number}
-    return new == {(r.reference.task, r.reference.store, r.reference.unique_id) for r in results}
+def _encoded(record: CommitRecord) -> bytes:
+    try:
+        return encode_record(record)
+    except FormatError as error:
+        raise UsageError(
+            f"cannot be written down: {error}", operation=record.kind, subject=str(record.scope), hint=error.hint
+        ) from error
 
 
 def _check_results(scope: Scope, results: Sequence[BackupResult]) -> None:

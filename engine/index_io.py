@@ -108,6 +108,11 @@ async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> S
     return StoredSnapshot(index=index, chain=tuple(chain))
 
 
+def is_missing(error: DamagedError) -> bool:
+    """Whether something is not there at all, as after a collection; what is there and wrong is damage for certain."""
+    return isinstance(error.__cause__, BlobNotFoundError)
+
+
 def delta_pays(*, whole_bytes: int, delta_bytes: int) -> bool:
     """Whether an index is better stored as a delta: it is large, and the delta is less than a quarter of it."""
     return whole_bytes > WHOLE_BYTES_MAX and delta_bytes * DELTA_GAIN_MIN < whole_bytes

@@ -1,50 +1,84 @@
-"""The names of a scope: what `tidemark list` shows of them, and what retention may have left to them alone."""
+"""The names of a scope: what `tidemark list` shows of them, and what retention may have left to them alone.
 
-from blobstore.base import BlobStore, list_blobs, read_blob
+Each naming has a key of its own that is never used again, so that neither a late release nor a late collector can hit
+another one. A name stands for the earliest of its namings that is live.
+"""
+
+from collections import defaultdict
+
+import msgspec
+
+from blobstore.base import BlobStore, BytesBody, list_blobs, read_blob
 from blobstore.errors import BlobNotFoundError
 from engine.errors import NotFoundError
-from index.codec import RECORD_BYTES_MAX, decode_name
-from index.collect_plan import name_is_live
-from index.keys import NAMES, encode_scope, name_key
+from index.codec import RECORD_BYTES_MAX, decode_name, encode_record
+from index.keys import name_prefix, names_prefix, parse_name_key
 from index.model import NameRecord, Scope
+from index.naming import Naming, choose_naming
 
 
 async def list_names(store: BlobStore, scope: Scope) -> tuple[NameRecord, ...]:
     """Every name of a scope that holds, sorted: not released, and written in time (design 0002, D5).
 
-    Requests: one LIST per 1,000 names, one GET for each.
+    Requests: one LIST per 1,000 namings, one GET for each.
 
     Raises:
-        FormatError: A name's bytes are damaged.
+        FormatError: A name's key or bytes are damaged.
         StoreError: As the store says.
     """
-    names: list[NameRecord] = []
-    async for blob in list_blobs(store, f"{NAMES}{encode_scope(scope)}/"):
+    by_name: defaultdict[str, list[Naming]] = defaultdict(list)
+    for naming in await _read_namings(store, names_prefix(scope)):
+        by_name[naming.record.name].append(naming)
+    chosen = [choose_naming(namings) for _, namings in sorted(by_name.items())]
+    return tuple(naming.record for naming in chosen if naming is not None)
+
+
+async def read_name(store: BlobStore, scope: Scope, name: str) -> NameRecord:
+    """A name that holds. Requests as `read_namings`.
+
+    Raises:
+        NotFoundError: There is none, it was released, or it came too late to protect anything.
+    """
+    return find_name(await read_namings(store, scope, name), scope, name).record
+
+
+async def read_namings(store: BlobStore, scope: Scope, name: str) -> tuple[Naming, ...]:
+    """Every record of a name, released and void ones too: one LIST, and one GET for each, of which there is mostly one.
+
+    Raises:
+        FormatError: A key or its bytes are damaged.
+        StoreError: As the store says.
+    """
+    return await _read_namings(store, name_prefix(scope, name))
+
+
+async def release_naming(store: BlobStore, naming: Naming) -> None:
+    """Overwrite one naming as released: one PUT, harmless to every other naming."""
+    released = msgspec.structs.replace(naming.record, released=True)
+    await store.put(naming.key, BytesBody(encode_record(released)))
+
+
+def find_name(namings: tuple[Naming, ...], scope: Scope, name: str) -> Naming:
+    """The naming that a name stands for.
+
+    Raises:
+        NotFoundError: As `read_name`.
+    """
+    chosen = choose_naming(namings)
+    if chosen is None:
+        what = "was released" if any(n.record.released for n in namings) else "is not there"
+        raise NotFoundError(f"the name {name!r} {what}", operation="find", subject=str(scope))
+    return chosen
+
+
+async def _read_namings(store: BlobStore, prefix: str) -> tuple[Naming, ...]:
+    namings: list[Naming] = []
+    async for blob in list_blobs(store, prefix):
+        naming_id = parse_name_key(blob.key)[2]
         try:
             data = await read_blob(store, blob.key, size_bytes_max=RECORD_BYTES_MAX)
         except BlobNotFoundError:
             continue  # released, and collected since the listing
         record = decode_name(data, subject=blob.key)
-        if name_is_live(record, blob.created_at_ms):
-            names.append(record)
-    return tuple(sorted(names, key=lambda record: record.name))
-
-
-async def read_name(store: BlobStore, scope: Scope, name: str) -> NameRecord:
-    """A name that holds: one HEAD, because only the store knows when it was created, and one GET.
-
-    Raises:
-        NotFoundError: There is none, it was released, or it came too late to protect anything.
-    """
-    key = name_key(scope, name)
-    info = await store.stat(key)
-    try:
-        record = (
-            decode_name(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX), subject=key) if info else None
-        )
-    except BlobNotFoundError:
-        record = None
-    if info is None or record is None or not name_is_live(record, info.created_at_ms):
-        what = "was released" if record is not None and record.released else "is not there"
-        raise NotFoundError(f"the name {name!r} {what}", operation="find", subject=str(scope))
-    return record
+        namings.append(Naming(key=blob.key, created_at_ms=blob.created_at_ms, id=naming_id, record=record))
+    return tuple(namings)

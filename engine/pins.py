@@ -24,9 +24,11 @@ class PinLease:
     """A held pin.
 
     Attributes:
-        pinned: False where the store denied the write: nothing protects the reader, who plans again on a missing blob.
+        pinned: False where the store denied the write, or once the pin has lapsed (this process stood still for longer
+            than it lasts): nothing protects the reader any more, who plans again on a missing blob.
         valid_until_ms: Until when, by the store's clock, a record that rests on the pin may be created: a margin before
-            the pin's end. 0 if not pinned.
+            the end of the pin as first written, which is what the check for a boundary has followed. Renewing does not
+            move it. 0 if not pinned.
         last_error: Why the newest renewal failed, if it did.
     """
 
@@ -34,32 +36,49 @@ class PinLease:
         self._store = store
         self._pin = pin
         self._margin_ms = margin_ms
+        self._ends_at_ms = 0
+        self._kept = False
         self.pinned = False
         self.valid_until_ms = 0
         self.last_error: StoreError | None = None
 
-    async def write(self) -> None:
-        """Write or renew the pin."""
+    def keep(self) -> None:
+        """From now on leave the pin to expire: a record that rests on it is on its way and may land late (C3)."""
+        self._kept = True
+
+    def let_go(self) -> None:
+        """The outcome of that record is known: the pin is released at the end after all."""
+        self._kept = False
+
+    async def begin(self) -> None:
+        """Write the pin for the first time."""
         created = await self._store.put(pin_key(self._pin.id), BytesBody(encode_record(self._pin)))
         self.pinned = True
-        self.valid_until_ms = created.created_at_ms + self._pin.duration_ms - self._margin_ms
+        self._ends_at_ms = created.created_at_ms + self._pin.duration_ms
+        self.valid_until_ms = self._ends_at_ms - self._margin_ms
 
     async def release(self) -> None:
-        """Overwrite the pin as released; only a collector deletes it (D1)."""
+        """Overwrite the pin as released, unless it is kept; only a collector deletes it (D1)."""
+        if self._kept:
+            return
         released = Pin(
             id=self._pin.id, scope=self._pin.scope, source=self._pin.source, duration_ms=0, purpose=self._pin.purpose
         )
         await self._store.put(pin_key(self._pin.id), BytesBody(encode_record(released)))
 
     async def renew_for_ever(self) -> None:
-        """Renew three times per duration until cancelled; a failed renewal is remembered and tried again."""
-        while True:
+        """Renew three times per duration until cancelled or lapsed; a failed renewal is remembered and tried again."""
+        while self.pinned:
             await asyncio.sleep(self._pin.duration_ms / RENEWALS_PER_DURATION / 1000)
             try:
-                await self.write()
-                self.last_error = None
+                created = await self._store.put(pin_key(self._pin.id), BytesBody(encode_record(self._pin)))
             except StoreError as error:
                 self.last_error = error
+                continue
+            self.last_error = None
+            # A pin that was over when it was renewed may have been overtaken by a collection: it protects nothing.
+            self.pinned = created.created_at_ms < self._ends_at_ms
+            self._ends_at_ms = created.created_at_ms + self._pin.duration_ms
 
 
 @contextlib.asynccontextmanager
@@ -93,7 +112,7 @@ async def hold_pin(
     )
     lease = PinLease(store, pin, margin_ms)
     try:
-        await lease.write()
+        await lease.begin()
     except AccessDeniedError as error:
         if required:
             raise

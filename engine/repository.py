@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self, TypedDict, Unpack
+from typing import Final, Literal, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -16,11 +16,19 @@ from engine import index_io
 from engine.backup import BackupResult, backup_dir, plan_backup_dir
 from engine.clock import Ambient, SystemAmbient
 from engine.collect import CollectReport, Hands, collect
-from engine.commit import ANY, CommitWriter
+from engine.commit import ANY, REFUSALS, CommitWriter
 from engine.digest_cache import DigestCache
-from engine.errors import CollectedError, DamagedError, EngineError, LeaseExpiredError, NotFoundError, UsageError
+from engine.errors import (
+    CollectedError,
+    DamagedError,
+    EngineError,
+    LeaseExpiredError,
+    NotFoundError,
+    StaleResultError,
+    UsageError,
+)
 from engine.log_io import list_scopes, load_commits, load_log
-from engine.names import list_names, read_name
+from engine.names import find_name, list_names, read_name, read_namings, release_naming
 from engine.pins import PinLease, hold_pin
 from engine.progress import NO_PROGRESS, Progress
 from engine.restore import OwnerPolicy, RestoreResult, restore_store
@@ -34,7 +42,7 @@ from index.index_diff import IndexDifference, diff_indexes
 from index.keys import REPOSITORY, encode_component, name_key
 from index.log import Commit
 from index.model import (
-    SIZE_BYTES_MAX,
+    NEVER_MS,
     CommitPointer,
     CommitRecord,
     IndexReference,
@@ -46,8 +54,11 @@ from index.model import (
     StoreReference,
     UniqueId,
 )
+from index.naming import choose_naming
 from index.restore_plan import RestorePlan
 from index.retention import Retention
+
+Result = TypeVar("Result")
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
@@ -230,28 +241,32 @@ class Repository:
             base: What to diff against; the newest commit's snapshot of this store if not given, None for nothing.
 
         Raises:
+            StaleResultError: The base that was given is gone, and the newest commit has another one.
             UnsafeSourceError: The directory is in use, changed meanwhile, or has entries that cannot be kept.
             DamagedError: The base's index is missing or altered.
             StoreError: As the store says.
         """
-        base = await self._base(scope, task, store, base)
-        async with self._digests(directory) as cache:
-            return await backup_dir(
-                self.store,
-                scope=scope,
-                task=task,
-                store_name=store,
-                directory=directory,
-                version=version if version is not None else (base.version + 1 if base else 1),
-                unique_id=unique_id,
-                base=base,
-                repository=self.record,
-                settings=self.settings,
-                ambient=self._ambient,
-                cache=cache,
-                indexes=self._indexes,
-                progress=progress,
-            )
+
+        async def back_up(base: StoreReference | None) -> BackupResult:
+            async with self._digests(directory) as cache:
+                return await backup_dir(
+                    self.store,
+                    scope=scope,
+                    task=task,
+                    store_name=store,
+                    directory=directory,
+                    version=version if version is not None else (base.version + 1 if base else 1),
+                    unique_id=unique_id,
+                    base=base,
+                    repository=self.record,
+                    settings=self.settings,
+                    ambient=self._ambient,
+                    cache=cache,
+                    indexes=self._indexes,
+                    progress=progress,
+                )
+
+        return await self._with_base(scope, task, store, base, back_up)
 
     async def plan_backup(
         self,
@@ -263,11 +278,19 @@ class Repository:
         base: StoreReference | Literal["latest"] | None = LATEST,
     ) -> BackupPlan:
         """What `backup` would do; nothing is written. Arguments and errors as there."""
-        base = await self._base(scope, task, store, base)
-        async with self._digests(directory) as cache:
-            return await plan_backup_dir(
-                self.store, directory=directory, base=base, settings=self.settings, ambient=self._ambient, cache=cache
-            )
+
+        async def plan(base: StoreReference | None) -> BackupPlan:
+            async with self._digests(directory) as cache:
+                return await plan_backup_dir(
+                    self.store,
+                    directory=directory,
+                    base=base,
+                    settings=self.settings,
+                    ambient=self._ambient,
+                    cache=cache,
+                )
+
+        return await self._with_base(scope, task, store, base, plan)
 
     async def commit(
         self,
@@ -293,10 +316,22 @@ class Repository:
     async def name(self, commit: Commit, name: str) -> NameRecord:
         """Keep a commit under a name until the name is released (design 0002, D5).
 
+        A name that stands for this commit already is left as it is: a call that got no answer can be repeated.
+
+        Requests: one LIST of the name; those of `pinned` and of settling the commit; one PUT; the LIST again, with a
+        GET for each record there.
+
         Raises:
-            UsageError: The name is taken in this scope.
+            UsageError: The name is taken in this scope, or was given to another commit at the same moment.
             NotFoundError: The commit was collected meanwhile.
+            LeaseExpiredError: The naming came too late to protect anything.
+            StoreUnavailableError: The outcome is unknown: the name may stand now or later.
         """
+        standing = choose_naming(await read_namings(self.store, commit.scope, name))
+        if standing is not None:
+            if standing.record.source != commit.pointer:
+                raise _name_is_taken(name)
+            return standing.record
         async with hold_pin(
             self.store, self._ambient, commit, purpose="name", margin_ms=self.record.margin_ms, required=True
         ) as lease:
@@ -312,25 +347,52 @@ class Repository:
                 offsets=commit.record.offsets,
                 layout=commit.record.layout,
             )
-            key = name_key(commit.scope, name)
-            match await self.store.put_if_absent(key, BytesBody(encode_record(record))):
-                case Created(created_at_ms=created_at_ms) if created_at_ms > record.valid_until_ms:
-                    raise LeaseExpiredError("the name came after its pin had ended", operation="name", subject=name)
-                case Created():
-                    return record
-                case Unknown(reason=reason):
-                    raise StoreUnavailableError(reason, operation="name", key=key)
-                case Lost():
-                    if await read_name(self.store, commit.scope, name) != record:
-                        raise UsageError(
-                            "the name is taken", operation="name", subject=name, hint="choose another name"
-                        )
-                    return record
+            key = name_key(commit.scope, name, self._ambient.session())
+            await self._put_naming(lease, key, record)
+            return await self._judge_naming(key, record)
+
+    async def _put_naming(self, lease: PinLease, key: str, record: NameRecord) -> None:
+        # Until the outcome is known the naming may land late, and has to find its blobs when it does.
+        data = encode_record(record)
+        lease.keep()
+        try:
+            outcome = await self.store.put_if_absent(key, BytesBody(data))
+        except REFUSALS:
+            lease.let_go()
+            raise
+        match outcome:
+            case Unknown(reason=reason):
+                raise StoreUnavailableError(reason, operation="name", key=key)
+            case Created(created_at_ms=created_at_ms) if created_at_ms > record.valid_until_ms:
+                pass  # judged by the listing, as for every reader
+            case Created() | Lost():  # nobody else has this key: an earlier copy of the request was there first
+                lease.let_go()
+
+    async def _judge_naming(self, key: str, record: NameRecord) -> NameRecord:
+        """Two who name at once each write, then read: at least one sees the other, and who does gives way."""
+        namings = await read_namings(self.store, record.scope, record.name)
+        mine = next((n for n in namings if n.key == key), None)
+        if mine is None or mine.created_at_ms > record.valid_until_ms:
+            # One that was in time stands until its pin is over, whoever releases it.
+            raise LeaseExpiredError("the name came after its pin had ended", operation="name", subject=record.name)
+        if any(n.is_live and n.record.source != record.source for n in namings):
+            await release_naming(self.store, mine)
+            raise _name_is_taken(record.name)
+        return record
 
     async def release_name(self, scope: Scope, name: str) -> None:
-        """Give up a name; the next collection removes it and what only it kept."""
-        record = msgspec.structs.replace(await read_name(self.store, scope, name), released=True)
-        await self.store.put(name_key(scope, name), BytesBody(encode_record(record)))
+        """Give up a name; the next collection frees what only it kept.
+
+        What is released is what stands under the name now; a naming that comes later is not touched.
+
+        Raises:
+            NotFoundError: There is none, it was released, or it came too late to protect anything.
+        """
+        namings = await read_namings(self.store, scope, name)
+        chosen = find_name(namings, scope, name)
+        # The one that the name stands for comes last: should this end in between, the name still means the same.
+        for naming in (*(n for n in namings if n.is_live and n is not chosen), chosen):
+            await release_naming(self.store, naming)
 
     # ------------------------------------------------------------------ reading
 
@@ -342,9 +404,17 @@ class Repository:
         """The newest commit, None if there is none."""
         return (await load_log(self.store, scope)).newest
 
-    async def commits(self, scope: Scope) -> tuple[Commit, ...]:
-        """Every commit, newest first: one GET for each."""
-        return tuple(reversed(await load_commits(self.store, scope)))
+    async def commits(self, scope: Scope, *, with_named: bool = False) -> tuple[Commit, ...]:
+        """Every commit, newest first: one GET for each.
+
+        Args:
+            with_named: What only names still hold comes at the end: one LIST more, and a GET for each name.
+        """
+        commits = tuple(reversed(await load_commits(self.store, scope)))
+        if not with_named:
+            return commits
+        there = {commit.pointer for commit in commits}
+        return commits + tuple(_commit_of_name(n) for n in await self.names(scope) if n.source not in there)
 
     async def names(self, scope: Scope) -> tuple[NameRecord, ...]:
         """The names that hold in a scope, sorted: a LIST, and a GET for each name."""
@@ -367,12 +437,20 @@ class Repository:
             version: The caller's version; with `unique_id` the version of the store that has it.
             unique_id: The id of any of its stores, as in `version_uniqueId`, or the record's write id.
             at_ms: A time by the store's clock: the commit that was the newest then.
-            name: A name given to it; it is found even after retention has closed its record.
+            name: A name given to it, and nothing else; it is found even after retention has closed its record.
 
         Raises:
             NotFoundError: None fits.
+            UsageError: A name and something else is given.
         """
         if name is not None:
+            if any(other is not None for other in (number, version, unique_id, at_ms)):
+                raise UsageError(
+                    "a name says it all",
+                    operation="find",
+                    subject=name,
+                    hint="give a name, or a number, version, unique id or time",
+                )
             return _commit_of_name(await read_name(self.store, scope, name))
         if number is None and version is None and unique_id is None and at_ms is None:
             found = await self.latest(scope)
@@ -446,10 +524,9 @@ class Repository:
             if commit.pointer in chosen and refused is not None:
                 raise refused
             chosen.add(commit.pointer)
-            pinned = False
+            lease: PinLease | None = None
             try:
                 async with self.pinned(commit, purpose=f"restore {task}/{store}") as lease:
-                    pinned = lease.pinned
                     result = await self.restore(
                         commit,
                         target,
@@ -460,10 +537,10 @@ class Repository:
                         pin=False,
                         progress=progress,
                     )
-                return Restored(commit=commit, result=result, pinned=pinned)
+                return Restored(commit=commit, result=result, pinned=lease.pinned)
             except DamagedError as error:
                 # Only an unprotected reader may have been overtaken by a collection; otherwise damage is damage.
-                if pinned:
+                if lease is None or lease.pinned:
                     raise
                 refused = error
             except CollectedError as error:
@@ -549,7 +626,7 @@ class Repository:
         heal: bool = False,
         progress: Progress = NO_PROGRESS,
     ) -> VerifyReport:
-        """Check commits, all of the repository's if none are given; see `engine.verify.verify`.
+        """Check commits, all of the repository's and what only names hold if none are given; see `engine.verify`.
 
         Where damage is found and commits were collected meanwhile, those that are left are checked again: what a
         collection took is no damage.
@@ -559,25 +636,47 @@ class Repository:
         if not report.damaged:
             return report
         still_open = {(c.scope, c.pointer) for c in await self._all_commits()}
-        left = [c for c in chosen if c.name is not None or (c.scope, c.pointer) in still_open]
+        left = [c for c in chosen if (c.scope, c.pointer) in still_open]
         if len(left) == len(chosen):
             return report
         return await self.verify(left, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
 
     async def _all_commits(self) -> Sequence[Commit]:
-        return [commit for scope in await self.scopes() for commit in await self.commits(scope)]
+        return [commit for scope in await self.scopes() for commit in await self.commits(scope, with_named=True)]
 
     # ------------------------------------------------------------------ inside
 
     def _writer(self, scope: Scope) -> CommitWriter:
         return self._writers.setdefault(scope, CommitWriter(self.store, self.record, scope, self._ambient))
 
-    async def _base(
-        self, scope: Scope, task: str, store: str, base: StoreReference | Literal["latest"] | None
-    ) -> StoreReference | None:
-        if base != LATEST:
-            return base
-        newest = (await self._writer(scope).head()).newest
+    async def _with_base(
+        self,
+        scope: Scope,
+        task: str,
+        store: str,
+        base: StoreReference | Literal["latest"] | None,
+        use: Callable[[StoreReference | None], Awaitable[Result]],
+    ) -> Result:
+        """Work that reads the base's index, which no pin protects: a commit and a collection may come before it."""
+        chosen = await self._newest(scope, task, store) if base == LATEST else base
+        try:
+            return await use(chosen)
+        except DamagedError as error:
+            if not index_io.is_missing(error):
+                raise
+            newest = await self._newest(scope, task, store, anew=True)
+            if newest == chosen:
+                raise
+            if base != LATEST:
+                raise StaleResultError(
+                    "the base is gone, and the newest commit has another one",
+                    operation="backup",
+                    subject=f"{scope} {task}/{store}",
+                ) from error
+        return await use(newest)
+
+    async def _newest(self, scope: Scope, task: str, store: str, *, anew: bool = False) -> StoreReference | None:
+        newest = (await self._writer(scope).head(anew=anew)).newest
         return newest.store(task, store) if newest else None
 
     @contextlib.asynccontextmanager
@@ -625,6 +724,10 @@ def require_store(commit: Commit, task: str, store: str) -> StoreReference:
     return reference
 
 
+def _name_is_taken(name: str) -> UsageError:
+    return UsageError("the name is taken", operation="name", subject=name, hint="choose another name, or release it")
+
+
 def _opened(store: str | BlobStore) -> BlobStore:
     return open_store(store) if isinstance(store, str) else store
 
@@ -649,7 +752,7 @@ def _commit_of_name(name: NameRecord) -> Commit:
         offsets=name.offsets,
         layout=name.layout,
         stores=name.stores,
-        valid_until_ms=SIZE_BYTES_MAX,
+        valid_until_ms=NEVER_MS,
     )
     return Commit(
         record=record,

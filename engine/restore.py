@@ -98,7 +98,8 @@ async def restore_store(
         await run_blocking(staging.open)
         index, requests = await _index_of(store, reference, indexes)
         present = await _find_present(staging, index, cache)
-        plan = plan_restore(
+        plan = await run_blocking(
+            plan_restore,
             index,
             present,
             range_bytes=settings.range_bytes,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from blobstore.base import BlobStore
 from engine.clock import Ambient
@@ -19,6 +19,9 @@ from index.model import RepositoryRecord
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# So long does an interrupted caller wait for what it interrupted to clean up.
+CLEANUP_S_MAX: Final = 30
+
 
 class LoopThread:
     """An event loop of its own in a daemon thread, so that a caller's loop (a notebook has one) is never in the way."""
@@ -28,16 +31,29 @@ class LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="tidemark", daemon=True)
         self._thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not been stopped."""
+        return self._thread.is_alive()
+
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Wait for a coroutine; an interrupt of the waiting thread cancels it and waits for its end."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Wait for a coroutine; an interrupt of the waiting thread cancels it and waits for its end, within a bound."""
+        begun: list[asyncio.Task[Any]] = []
+
+        async def tracked() -> R:
+            begun.extend(task for task in (asyncio.current_task(),) if task is not None)
+            return await work
+
+        future = asyncio.run_coroutine_threadsafe(tracked(), self._loop)
         try:
             return future.result()
         except BaseException:
             if not future.done():
                 future.cancel()
                 with contextlib.suppress(BaseException):
-                    asyncio.run_coroutine_threadsafe(_settle(), self._loop).result()
+                    asyncio.run_coroutine_threadsafe(_settle(begun), self._loop).result(CLEANUP_S_MAX)
+                if not begun:
+                    work.close()
             raise
 
     def stop(self) -> None:
@@ -48,10 +64,10 @@ class LoopThread:
             self._loop.close()
 
 
-async def _settle() -> None:
-    """Give cancelled work the chance to clean up."""
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    await asyncio.wait(others, timeout=30) if others else None
+async def _settle(cancelled: list[asyncio.Task[Any]]) -> None:
+    """Give cancelled work the chance to clean up. What else runs, such as the renewal of a pin, goes on."""
+    if cancelled:
+        await asyncio.wait(cancelled)
 
 
 class Blocking(Generic[P, R]):
@@ -127,7 +143,9 @@ class SyncRepository:
         self.close()
 
     def close(self) -> None:
-        """Release the store and the loop."""
+        """Release the store and the loop; once is enough."""
+        if not self.loop.is_running:
+            return
         try:
             self.loop.run(self.asynchronous.close())
         finally:

@@ -142,9 +142,13 @@ async def verify(
             )
 
     await map_bounded(look_at, places.items(), in_flight_max=IN_FLIGHT_MAX)
-    if heal:
-        await settle_keys(store, [BlobKey(key) for key in risks])
-    problems.extend(place.problem(ProblemKind.AT_RISK, key, healed=heal) for key, place in risks.items())
+    gone = await _heal(store, risks) if heal else frozenset()
+    for key, place in risks.items():
+        if key in gone:
+            kind = ProblemKind.INDEX_DAMAGED if key.startswith(INDEXES) else ProblemKind.BLOB_MISSING
+            problems.append(place.problem(kind, key))
+        else:
+            problems.append(place.problem(ProblemKind.AT_RISK, key, healed=heal))
     # A file that several commits share is read once.
     distinct = list({(file.blake3, file.blobs): (place, path, file) for place, path, file in to_read}.values())
     problems.extend(await _read_contents(store, distinct, progress))
@@ -158,6 +162,20 @@ async def verify(
         bytes_read=sum(file.metadata.size_bytes for _, _, file in distinct),
         problems=tuple(sorted(problems)),
     )
+
+
+async def _heal(store: BlobStore, keys: Iterable[str]) -> frozenset[str]:
+    """Remove TTLs; tells which keys have gone since they were listed."""
+    gone: set[str] = set()
+
+    async def heal(key: str) -> None:
+        try:
+            await settle_keys(store, [BlobKey(key)])
+        except DamagedError:
+            gone.add(key)
+
+    await map_bounded(heal, keys, in_flight_max=IN_FLIGHT_MAX)
+    return frozenset(gone)
 
 
 async def _read_contents(

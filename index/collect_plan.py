@@ -6,7 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from index.log import Commit, LogListing, is_closed, valid_commits
-from index.model import Boundary, CommitPointer, CommitRecord, NameRecord, Pin, Scope
+from index.model import NEVER_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin, Scope
 from index.retention import KeepReason, Retention, choose_kept
 
 
@@ -132,6 +132,16 @@ def pin_is_removable(pin: Pin, written_at_ms: int, now_ms: int, margin_ms: int) 
 def name_is_live(name: NameRecord, written_at_ms: int) -> bool:
     """Whether a name protects what it refers to: not released, and written while its pin still held (D5)."""
     return not name.released and written_at_ms <= name.valid_until_ms
+
+
+def name_is_removable(name: NameRecord, written_at_ms: int, now_ms: int) -> bool:
+    """Whether a naming's object may be deleted: it protects nothing, and never will again.
+
+    Until `valid_until_ms` a released one holds its key, so that a request which created it and was sent twice cannot
+    bring it back to life.
+    """
+    settled = name.valid_until_ms == NEVER_MS or now_ms > name.valid_until_ms
+    return settled and not name_is_live(name, written_at_ms)
 
 
 def choose_uploads(

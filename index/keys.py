@@ -6,7 +6,7 @@ blobs/<shard>/<scope>/<session>-<counter>         file bytes, packs
 indexes/<shard>/<scope>/<session>-<counter>       snapshot indexes
 log/<scope>/<number>.commit                       commit records
 log/<scope>/<number>.boundary                     boundaries
-names/<scope>/<name>                              names
+names/<scope>/<name>/<id>                         namings
 pins/<id>                                         pins
 ```
 
@@ -49,7 +49,7 @@ _UPLOAD = re.compile(
     rf"/(?P<tail>(?P<session>{_SESSION})-(?P<counter>0[0-9a-f]{{5}}|[1-9a-f][0-9a-f]{{5,11}}))"
 )
 _LOG = re.compile(rf"log/(?P<scope>{_COMPONENT})/(?P<number>[0-9]{{{NUMBER_DIGITS}}})\.(?P<kind>commit|boundary)")
-_NAME = re.compile(rf"names/(?P<scope>{_COMPONENT})/(?P<name>{_COMPONENT})")
+_NAME = re.compile(rf"names/(?P<scope>{_COMPONENT})/(?P<name>{_COMPONENT})/(?P<id>{_SESSION})")
 _PIN = re.compile(rf"pins/(?P<id>{_SESSION})")
 
 
@@ -203,13 +203,30 @@ def parse_log_key(key: str) -> LogKey:
     return LogKey(int(m["number"]), m["kind"], decode_scope(m["scope"]))
 
 
-def name_key(scope: Scope, name: str) -> str:
-    """Key of a name in a scope."""
-    return f"{NAMES}{encode_scope(scope)}/{encode_component(name)}"
+def names_prefix(scope: Scope) -> str:
+    """Prefix of every naming of a scope."""
+    return f"{NAMES}{encode_scope(scope)}/"
 
 
-def parse_name_key(key: str) -> tuple[Scope, str]:
-    """Take the key of a name apart.
+def name_prefix(scope: Scope, name: str) -> str:
+    """Prefix of every naming of one name in a scope."""
+    return f"{names_prefix(scope)}{encode_component(name)}/"
+
+
+def name_key(scope: Scope, name: str, naming_id: str) -> str:
+    """Key of one naming, never used again (design 0002, K2); the id is 20 lower-case hexadecimal digits.
+
+    Raises:
+        UnsafeNameError: The scope, the name or the id makes no key.
+    """
+    key = f"{name_prefix(scope, name)}{naming_id}"
+    if _NAME.fullmatch(key) is None:
+        raise UnsafeNameError("is not the id of a naming", subject=repr(naming_id))
+    return key
+
+
+def parse_name_key(key: str) -> tuple[Scope, str, str]:
+    """Take the key of a naming apart: scope, name and id.
 
     Raises:
         UnsafeNameError: It is none.
@@ -217,7 +234,7 @@ def parse_name_key(key: str) -> tuple[Scope, str]:
     m = _NAME.fullmatch(key)
     if m is None:
         raise UnsafeNameError("is not the key of a name", subject=repr(key))
-    return decode_scope(m["scope"]), decode_component(m["name"])
+    return decode_scope(m["scope"]), decode_component(m["name"]), m["id"]
 
 
 def pin_key(pin_id: str) -> str:

@@ -4,6 +4,7 @@ All of it is decided from what was listed and read; nothing here asks a store (d
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
 
 import msgspec
 
@@ -152,3 +153,43 @@ def descends_from(pointer: CommitPointer, newer: Sequence[Commit]) -> bool:
     while step is not None and step in by_pointer:
         step = by_pointer[step].record.predecessor
     return step == pointer
+
+
+class Verdict(Enum):
+    """Why a record that was written is no commit."""
+
+    FENCED = "a boundary at or above its number does not list it"
+    VOID = "it was created after its lease"
+    LOST = "later records do not descend from it"
+    NOT_LISTED = "it is not in the listing, and no boundary says why"
+
+
+def judge_record(
+    record: CommitRecord, tail: LogListing, boundaries: Sequence[Boundary], newer: Sequence[CommitRecord]
+) -> Commit | Verdict:
+    """What became of a record, before it is acknowledged (C4 and C5).
+
+    The creation time in the listing decides whether it is void, for its writer as for every reader.
+
+    Args:
+        record: The record, which was found or created.
+        tail: The log from its number on.
+        boundaries: Every listed boundary, read.
+        newer: Every listed record with a greater number, read; may be left out where there is a boundary, because one
+            that lists this record has seen it in the chain.
+    """
+    if is_closed(record.pointer, boundaries):
+        return Verdict.FENCED
+    created_at_ms = tail.created_at_ms(record.number)
+    if created_at_ms is None:
+        return Verdict.NOT_LISTED
+    if is_void(record, created_at_ms):
+        return Verdict.VOID
+    valid = [
+        commit_of(other, created)
+        for other in newer
+        if (created := tail.created_at_ms(other.number)) is not None and not is_void(other, created)
+    ]
+    if not boundaries and not descends_from(record.pointer, valid):
+        return Verdict.LOST
+    return commit_of(record, created_at_ms)

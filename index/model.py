@@ -14,6 +14,8 @@ UniqueId = NewType("UniqueId", str)
 WriteId = NewType("WriteId", str)
 
 SIZE_BYTES_MAX = 2**63 - 1
+# A time that no clock reaches.
+NEVER_MS = SIZE_BYTES_MAX
 
 
 class FileBlob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -265,7 +267,7 @@ class NameRecord(msgspec.Struct, frozen=True, kw_only=True):
     stores: tuple[StoreReference, ...] = ()
     released: bool = False
     # As for a commit record: a name that the store created later than this is void and protects nothing.
-    valid_until_ms: int = SIZE_BYTES_MAX
+    valid_until_ms: int = NEVER_MS
     # As in the commit record, which may be collected before the name is.
     offsets: str = ""
     layout: ScopeLayout = ScopeLayout()

@@ -20,10 +20,9 @@ async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:
         references += [s for record in kept for s in record.stores]
     for key, stored in data.items():
         if key.startswith("names/"):
-            name = decode_name(stored, subject=key)
-            if not name.released and found[key].created_at_ms <= name.valid_until_ms:
-                keep.add(key)
-                references += name.stores
+            stays, stores = _name(key, stored, found[key].created_at_ms, now_ms)
+            keep |= {key} if stays else set()
+            references += stores
         if key.startswith("pins/"):
             pin = decode_pin(stored, subject=key)
             if pin.duration_ms and found[key].created_at_ms + pin.duration_ms > now_ms:
@@ -35,6 +34,14 @@ async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:
         if key.startswith(("blobs/", "indexes/")) and blob.expires_at_ms is not None and blob.expires_at_ms > now_ms:
             keep.add(key)
     return keep
+
+
+def _name(key: str, stored: bytes, created_at_ms: int, now_ms: int) -> tuple[bool, tuple[StoreReference, ...]]:
+    name = decode_name(stored, subject=key)
+    if not name.released and created_at_ms <= name.valid_until_ms:
+        return True, name.stores
+    # Until then a late copy of the request that created it must find its key taken.
+    return now_ms <= name.valid_until_ms, ()
 
 
 def _log(scope: str, data: dict[str, bytes], found: dict[str, BlobInfo]) -> tuple[set[str], list[CommitRecord]]:

@@ -10,13 +10,10 @@ from engine.cli.options import COMMIT, MOMENT, SHARE, Setting, Verb, common_opti
 from engine.cli.session import Session, check_component, choose_scope, with_session
 from engine.collect import CollectReport
 from engine.config import CommitChoice, Moment, check_new_name
-from engine.errors import CollectedError, NotFoundError, UsageError
-from engine.sync import SyncRepository
+from engine.errors import UsageError
 from engine.verify import Level, ProblemKind, VerifyReport
 from engine.views import CommitView, committed_line, count, human_bytes, iso_time, printable, table, view_commit
 from index.collect_plan import DeleteReason
-from index.log import Commit
-from index.model import Scope
 from index.retention import Retention
 
 _TASK_HELP = "With --commit-per-task: whose commits.  [default: 0]"
@@ -95,10 +92,11 @@ def verify(
         raise UsageError("commits are numbered by job", operation="verify", hint="say --job")
     with session.open() as repository:
         if job is None:
-            chosen = [c for scope in repository.scopes() for c in all_commits(repository, scope)]
+            chosen = None
         else:
             scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
-            chosen = [session.find(repository, scope, c) for c in commits] or all_commits(repository, scope)
+            chosen = [session.find(repository, scope, c) for c in commits]
+            chosen = chosen or list(repository.commits(scope, with_named=True))
             if not chosen:
                 session.find(repository, scope, CommitChoice())
         with session.progress("verify") as progress:
@@ -115,13 +113,6 @@ def verify(
     if report.damaged:
         return ExitCode.DAMAGED
     return ExitCode.PARTIAL if any(not p.healed for p in report.problems) else ExitCode.OK
-
-
-def all_commits(repository: SyncRepository, scope: Scope) -> list[Commit]:
-    """Every commit of a scope, and what only names still hold."""
-    commits = list(repository.commits(scope))
-    there = {commit.pointer for commit in commits}
-    return commits + [repository.find(scope, name=n.name) for n in repository.names(scope) if n.source not in there]
 
 
 def _view_verify(report: VerifyReport) -> VerifyView:
@@ -444,17 +435,7 @@ def name(
     scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
     with session.open() as repository:
         found = session.find(repository, scope, commit)
-        try:
-            record = repository.name(found, name)
-        except CollectedError:
-            raise
-        except NotFoundError as error:
-            raise UsageError(
-                "the name was released, and its record is still there",
-                operation="name",
-                subject=name,
-                hint="run `tidemark collect` first, or choose another name",
-            ) from error
+        record = repository.name(found, name)
     view = NameView(
         name=record.name,
         job=scope.job,

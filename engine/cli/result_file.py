@@ -17,7 +17,7 @@ from engine.errors import LeaseExpiredError, UsageError
 from engine.repository import Repository
 from index.errors import FormatError
 from index.keys import parse_upload_key
-from index.model import SIZE_BYTES_MAX, BlobKey, CommitRecord, SnapshotIndex, WriteId
+from index.model import NEVER_MS, BlobKey, CommitRecord, SnapshotIndex, WriteId
 from index.reachable import files_of, new_blob_keys
 from index.record_invariants import check_commit
 
@@ -82,16 +82,14 @@ def _check_form(result: BackupResult) -> None:
     """What a commit record will demand, and that the new keys are uploads of one session of this scope."""
     reference = msgspec.structs.replace(result.reference, number=1)
     check_commit(
-        CommitRecord(
-            scope=result.scope, number=1, write_id=WriteId("0"), stores=(reference,), valid_until_ms=SIZE_BYTES_MAX
-        )
+        CommitRecord(scope=result.scope, number=1, write_id=WriteId("0"), stores=(reference,), valid_until_ms=NEVER_MS)
     )
     session = parse_upload_key(reference.index.key).session
     for key in result.new_keys:
         parsed = parse_upload_key(key)
         if parsed.scope != result.scope or parsed.session != session:
             raise FormatError("is not an upload of this backup", subject=key)
-    if not 0 <= result.oldest_birth_ms <= SIZE_BYTES_MAX:
+    if not 0 <= result.oldest_birth_ms <= NEVER_MS:
         raise FormatError("is no time", subject="oldest_birth_ms")
 
 

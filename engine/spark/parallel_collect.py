@@ -10,7 +10,7 @@ belong to a commit that the roots do not show, and D2 would take them for garbag
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sf
 
+from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
-from engine.collect import CollectReport, Marked, delete_keys, list_uploads, reachable_keys
+from engine.collect import CollectReport, Marked, References, delete_keys, list_uploads, reachable_keys
+from engine.errors import DamagedError
+from engine.index_io import is_missing
 from engine.spark.access import Access, open_on_driver
 from engine.spark.errors import TaskFailedError, last_error
 from engine.transfer_settings import TransferSettings
@@ -47,6 +49,8 @@ UPLOADS: Final = pa.schema(
 )
 
 KEYS: Final = pa.schema([pa.field("key", pa.string())])
+# A key that is alive, or that something alive needs and that is missing.
+MARKS: Final = pa.schema([pa.field("key", pa.string()), pa.field("missing", pa.bool_())])
 WORK: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("item", pa.binary())])
 
 ArrowTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -78,7 +82,7 @@ def collect(
 
     Raises:
         UnsafeStoreError: The store's lists are not consistent, or a listing had holes: nothing was deleted.
-        DamagedError: An index that the driver reads is missing or altered: nothing was deleted.
+        DamagedError: An index is missing, or one that the driver reads is altered: nothing was deleted.
         FormatError: Something was written by a newer tidemark: nothing was deleted.
         TaskFailedError: A task failed for good, also by one of these: nothing was deleted after it.
         StoreError: As the store says: nothing was deleted after it.
@@ -120,12 +124,21 @@ class MarkTask(msgspec.Struct, frozen=True, kw_only=True):
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One batch per group of indexes; a key may be told by several."""
         for group in _batched(_items(batches), REFERENCES_PER_TASK):
-            references = [msgspec.msgpack.decode(item, type=IndexReference) for item in group]
-            yield pa.record_batch([pa.array(sorted(asyncio.run(self._mark(references))), pa.string())], schema=KEYS)
+            references = [msgspec.msgpack.decode(item, type=tuple[IndexReference, bool]) for item in group]
+            keys, missing = asyncio.run(self._mark(references))
+            columns = [pa.array(sorted(keys), pa.string()), pa.array([missing] * len(keys), pa.bool_())]
+            yield pa.record_batch(columns, schema=MARKS)
 
-    async def _mark(self, references: Sequence[IndexReference]) -> frozenset[str]:
+    async def _mark(self, references: Sequence[tuple[IndexReference, bool]]) -> tuple[frozenset[str], bool]:
+        """What is alive; or, and then True, what is missing: the driver tells damage from being overtaken."""
+        optional = frozenset(reference for reference, is_optional in references if is_optional)
         async with self.access.open() as repository:
-            return await reachable_keys(repository.store, references)
+            try:
+                return await reachable_keys(repository.store, [r for r, _ in references], optional=optional), False
+            except DamagedError as error:
+                if not is_missing(error):
+                    raise
+                return frozenset({error.subject}), True
 
 
 class DeleteTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +170,7 @@ class SparkHands:
         """As `engine.collect.Hands`."""
         return await asyncio.to_thread(self._list)
 
-    async def mark(self, references: frozenset[IndexReference]) -> Marked:
+    async def mark(self, references: References) -> Marked:
         """As `engine.collect.Hands`."""
         return await asyncio.to_thread(self._mark, references)
 
@@ -172,18 +185,27 @@ class SparkHands:
         self._listing = listed.filter(pc.invert(listed["foreign"]))
         return tuple(sorted(listed.filter(listed["foreign"])["key"].to_pylist()))
 
-    def _mark(self, references: Iterable[IndexReference]) -> Marked:
-        items = [msgspec.msgpack.encode(reference) for reference in sorted(references, key=lambda r: r.key)]
-        marked = self._frame(items, REFERENCES_PER_TASK, MarkTask(access=self._access), KEYS)
-        live = marked.distinct().withColumn("live", sf.expr("true"))
+    def _mark(self, references: References) -> Marked:
+        in_order = sorted(references.everything, key=lambda r: r.key)
+        items = [msgspec.msgpack.encode((reference, reference in references.optional)) for reference in in_order]
+        marks = self._frame(items, REFERENCES_PER_TASK, MarkTask(access=self._access), MARKS).distinct()
+        # What is missing need not have been listed.
         wanted = (
             self._spark.createDataFrame(self._listing)
-            .join(live, "key", "left")
-            .where("live IS NULL OR NOT ttl_known OR expires_at_ms IS NOT NULL")
+            .join(marks, "key", "full")
+            .where(
+                "missing OR size_bytes IS NOT NULL AND (missing IS NULL OR NOT ttl_known OR expires_at_ms IS NOT NULL)"
+            )
         )
-        found = self._answer("mark", lambda: wanted.select(*UPLOADS.names[:-1], "live").toArrow())
+        found = self._answer("mark", lambda: wanted.select(*UPLOADS.names[:-1], "missing").toArrow())
         columns = [column.to_pylist() for column in found.columns]
-        uploads = [(Upload(*row[:-1]), row[-1]) for row in zip(*columns, strict=True)]
+        rows = list(zip(*columns, strict=True))
+        for key, *_, missing in rows:
+            if missing:
+                raise DamagedError("is missing", operation="read index", subject=key) from BlobNotFoundError(
+                    "a task did not find it", operation="get", key=key
+                )
+        uploads = [(Upload(*row[:-1]), row[-1] is not None) for row in rows]
         unreachable = tuple(u for u, is_live in uploads if not is_live)
         listed_bytes = pc.sum(self._listing["size_bytes"]).as_py() or 0
         return Marked(

@@ -170,15 +170,16 @@ def test_a_name_keeps_a_commit_that_retention_has_taken(two_commits: Shell) -> N
     assert content(shell.directory / "target") == FIRST
 
 
-def test_a_released_name_is_free_again_after_a_collection(two_commits: Shell) -> None:
+def test_a_released_name_is_free_again_at_once(two_commits: Shell) -> None:
     shell = two_commits
     shell.run("name", "1", "kept")
-    assert shell.refused("name", "2", "kept", code=2)["hint"] == "choose another name"
+    shell.run("name", "1", "kept")
+    assert shell.refused("name", "2", "kept", code=2)["hint"] == "choose another name, or release it"
     shell.run("unname", "kept")
     assert shell.refused("unname", "kept", code=7)["error"] == "NotFoundError"
-    assert "tidemark collect" in shell.refused("name", "2", "kept", code=2)["hint"]
-    shell.run("collect", "--keep-last", "5")
     assert shell.told("name", "2", "kept")["number"] == 2
+    shell.run("collect", "--keep-last", "5")
+    assert shell.told("show", "kept")["commit"]["number"] == 2
 
 
 def test_show_tells_files_blobs_packs_and_lineage(two_commits: Shell) -> None:

@@ -66,6 +66,7 @@ from tests.property.index_strategies import (
     pins,
     repositories,
     scopes,
+    sessions,
     trees,
 )
 from tests.unit.index.builders import (
@@ -325,9 +326,9 @@ def test_two_scopes_never_share_a_component(a: Scope, b: Scope) -> None:
     assert (encode_scope(a) == encode_scope(b)) == (a == b)
 
 
-@given(scopes, key_names)
-def test_name_key_comes_apart_as_it_was_made(scope: Scope, name: str) -> None:
-    assert parse_name_key(name_key(scope, name)) == (scope, name)
+@given(scopes, key_names, sessions)
+def test_name_key_comes_apart_as_it_was_made(scope: Scope, name: str, naming_id: str) -> None:
+    assert parse_name_key(name_key(scope, name, naming_id)) == (scope, name, naming_id)
 
 
 @given(keys, st.data())

@@ -157,6 +157,16 @@ async def do_name(world: Path, acknowledge: Callable[[str], None]) -> None:
     await repository.name(await repository.find(JOB, version=1), "first")
 
 
+async def do_fork(world: Path, acknowledge: Callable[[str], None]) -> None:
+    repository = await opened(world)
+    await repository.fork(await repository.find(JOB, version=1), Scope("fork"))
+
+
+async def do_release(world: Path, acknowledge: Callable[[str], None]) -> None:
+    repository = await opened(world)
+    await repository.release_name(JOB, "second")
+
+
 # name: (prepare, do, what the newest commit may restore to if nothing was acknowledged)
 SCENARIOS: dict[
     str, tuple[Callable[[Path], Awaitable[None]], Callable[[Path, Callable[[str], None]], Awaitable[None]], set[str]]
@@ -168,6 +178,8 @@ SCENARIOS: dict[
     "replace": (prepare, do_replace, {"three"}),
     "collect": (prepare_collect, do_collect, {"three"}),
     "name": (prepare, do_name, {"three"}),
+    "fork": (prepare, do_fork, {"three"}),
+    "release": (prepare, do_release, {"three"}),
 }
 
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from blobstore.base import list_blobs
 from engine.collect import CollectReport
-from engine.errors import NotFoundError, UsageError
+from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark import backup_results, backup_stores, collect, restore_stores
 from engine.spark.errors import TaskFailedError
@@ -223,5 +223,19 @@ def test_collection_on_spark_deletes_nothing_if_an_index_is_damaged(
     (tmp_path / "repository").joinpath(*damaged.index.key.split("/")).write_bytes(b"altered")
     before = stored(repository)
     with pytest.raises(TaskFailedError, match="DamagedError"):
+        collect(spark, url, Retention(keep_last=1))
+    assert stored(repository) == before
+
+
+def test_collection_on_spark_deletes_nothing_if_an_index_is_missing(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
+) -> None:
+    commit_generation(spark, url, repository, tmp_path / "disk", 1)
+    newest = commit_generation(spark, url, repository, tmp_path / "disk", 2)
+    missing = newest.store("1", "facts")
+    assert missing is not None
+    (tmp_path / "repository").joinpath(*missing.index.key.split("/")).unlink()
+    before = stored(repository)
+    with pytest.raises(DamagedError, match=missing.index.key):
         collect(spark, url, Retention(keep_last=1))
     assert stored(repository) == before

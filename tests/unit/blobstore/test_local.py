@@ -21,6 +21,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.local import LocalStore
+from blobstore.local_births import Births
 from tests.contract.bodies import ChunkedBody, WaitingBody
 
 HOUR_MS = 3_600_000
@@ -179,6 +180,109 @@ async def test_a_writer_that_is_stopped_before_the_link_is_told_of_it_and_reader
     assert isinstance(outcome, Created)
     assert info is not None
     assert outcome.created_at_ms >= info.created_at_ms >= before_ms + 30
+
+
+class KilledError(BaseException):
+    """The process is gone."""
+
+
+@pytest.fixture
+async def killed_after_link(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """A process was stopped before it linked `k`, and killed right after; when it linked."""
+    with monkeypatch.context() as patched:
+        real_link, real_utime = Path.hardlink_to, os.utime
+        linked_at_ms: list[int] = []
+
+        def link(self: Path, target: Path) -> None:
+            time.sleep(0.2)
+            real_link(self, target)
+            linked_at_ms.append(self.lstat().st_ctime_ns // 1_000_000)
+
+        def utime(*args: Any, **kwargs: Any) -> None:
+            if linked_at_ms:
+                raise KilledError
+            real_utime(*args, **kwargs)
+
+        patched.setattr(Path, "hardlink_to", link)
+        patched.setattr(os, "utime", utime)
+        patched.setattr(LocalStore, "_unlink_if_possible", lambda _, temp: None)
+        with pytest.raises(KilledError):
+            await store.put_if_absent("k", BytesBody(b"x"))
+    assert (tmp_path / "k").lstat().st_mtime_ns // 1_000_000 < linked_at_ms[0] - 100
+    return linked_at_ms[0]
+
+
+async def birth_ms(store: LocalStore) -> int:
+    info = await store.stat("k")
+    assert info is not None
+    (listed,) = [blob async for blob in list_blobs(store, "k")]
+    assert info == listed
+    return info.created_at_ms
+
+
+async def test_a_blob_whose_writer_died_after_the_link_is_as_old_as_its_name(
+    store: LocalStore, tmp_path: Path, killed_after_link: int
+) -> None:
+    assert await birth_ms(store) == killed_after_link
+    await asyncio.sleep(0.05)
+    assert await store.clean_temp(older_than_ms=0) == 1
+    assert names_in(tmp_path) == ["k"]
+    assert await birth_ms(store) == killed_after_link
+
+
+@pytest.mark.parametrize("step", ["utime", "unlink"])
+async def test_a_cleaner_that_dies_leaves_the_birth_as_it_was(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_after_link: int, step: str
+) -> None:
+    def die(*args: Any, **kwargs: Any) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        real = Births.unlink_temp
+
+        def unlink_temp(self: Births, temp: Path) -> None:
+            patched.setattr(*((os, "utime", die) if step == "utime" else (Path, "unlink", die)))
+            real(self, temp)
+
+        patched.setattr(Births, "unlink_temp", unlink_temp)
+        with pytest.raises(KilledError):
+            await store.clean_temp(older_than_ms=0)
+    assert await birth_ms(store) == killed_after_link
+    await asyncio.sleep(0.05)
+    os.utime(tmp_path / "k", ns=(0, (tmp_path / "k").lstat().st_mtime_ns))  # moves the change time
+    assert await birth_ms(store) == killed_after_link
+    assert await store.clean_temp(older_than_ms=0) == 1
+    assert names_in(tmp_path) == ["k"]
+    assert await birth_ms(store) == killed_after_link
+
+
+async def test_a_copy_of_the_store_made_of_links_changes_no_time(store: LocalStore, tmp_path: Path) -> None:
+    await store.put_if_absent("k", BytesBody(b"x"))
+    born_ms = await birth_ms(store)
+    await asyncio.sleep(0.05)
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "k").hardlink_to(tmp_path / "k")
+    assert (tmp_path / "k").lstat().st_ctime_ns // 1_000_000 > born_ms
+    assert await birth_ms(store) == born_ms
+
+
+async def test_a_time_that_cannot_be_set_after_the_link_is_told_all_the_same(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        real = Path.hardlink_to
+
+        def link(self: Path, target: Path) -> None:
+            time.sleep(0.1)
+            real(self, target)
+            fail(patched, os, "utime", errno.EIO)
+
+        patched.setattr(Path, "hardlink_to", link)
+        with pytest.raises(StoreUnavailableError):
+            await store.put_if_absent("k", BytesBody(b"x"))
+    found = (tmp_path / "k").lstat()
+    assert found.st_mtime_ns < found.st_ctime_ns - 50_000_000
+    assert await birth_ms(store) >= found.st_mtime_ns // 1_000_000 + 50
 
 
 # --- temporary files ---

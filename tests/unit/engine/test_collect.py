@@ -7,15 +7,17 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
+from engine.clock import SystemAmbient
 from engine.errors import CollectedError, DamagedError, EngineError, NotFoundError, UnsafeStoreError, UsageError
 from engine.pins import PIN_DURATION_MS
 from engine.repository import Repository
+from engine.verify import Level
 from index.codec import encode_record
 from index.collect_plan import DeleteReason
 from index.errors import FormatError, IndexInvariantError
-from index.keys import boundary_key, commit_key
+from index.keys import boundary_key, commit_key, pin_key
 from index.log import Commit
-from index.model import Boundary, Scope
+from index.model import Boundary, Pin, Scope
 from index.retention import KeepReason, Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
@@ -143,6 +145,10 @@ async def test_a_named_commit_survives_collection_until_the_name_is_released(wor
     await repository.release_name(JOB, "golden")
     with pytest.raises(NotFoundError):
         await repository.find(JOB, name="golden")
+    report = await repository.collect(LAST)
+    assert DeleteReason.CLOSED_UPLOAD in {d.reason for d in report.deletes}
+    await check_exact(world)
+    world.clock.advance(2 * PIN_DURATION_MS)
     report = await repository.collect(LAST)
     assert DeleteReason.RELEASED_NAME in {d.reason for d in report.deletes}
     await check_exact(world)
@@ -558,3 +564,111 @@ async def test_deleted_blobs_are_gone_for_readers(world: World) -> None:
     with pytest.raises(BlobNotFoundError):
         async for _ in world.store.inner.get(gone):
             pass
+
+
+async def pin_at(world: World, commit: Commit) -> None:
+    """A pin of a reader that has not yet asked whether the commit is open, and dies."""
+    pin = Pin(
+        id=SystemAmbient().session(),
+        scope=JOB,
+        source=commit.pointer,
+        duration_ms=PIN_DURATION_MS,
+        purpose="read",
+        stores=commit.record.stores,
+    )
+    await world.store.inner.put(pin_key(pin.id), BytesBody(encode_record(pin)))
+
+
+async def test_a_pin_on_something_collected_keeps_nothing_and_stops_nobody(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two")
+    one = await repository.find(JOB, version=1)
+    await repository.collect(LAST)
+    await pin_at(world, one)
+    await history(world, repository, "three")
+    report = await repository.collect(LAST)
+    assert report.deletes
+    assert await world.restored_text(repository) == "three"
+
+
+async def test_a_late_pin_on_something_collected_does_not_stop_the_second_reading(world: World) -> None:
+    repository, other = await world.process(), await world.process()
+    await history(world, repository, "one", "two")
+    one = await repository.find(JOB, version=1)
+    await other.collect(LAST)
+    await history(world, repository, "three")
+
+    async def pin() -> None:
+        await pin_at(world, one)
+
+    world.store.before("put_if_absent", "boundary", pin)
+    assert (await repository.collect(LAST)).deletes
+    await check_kept(repository)
+
+
+async def check_kept(repository: Repository) -> None:
+    assert not (await repository.verify(level=Level.CONTENT)).problems
+
+
+async def test_a_pinned_index_that_a_commit_needs_too_has_to_be_there(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two")
+    two = await repository.find(JOB)
+    await pin_at(world, two)
+    await world.store.inner.delete([two.record.stores[0].index.key])
+    before = await keys(world)
+    with pytest.raises(DamagedError):
+        await repository.collect(LAST)
+    assert await keys(world) == before
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_a_collector_that_is_overtaken_while_marking_plans_again(world: World, dry_run: bool) -> None:
+    repository, writer, other = await world.process(), await world.process(), await world.process()
+    await history(world, repository, "one", "two")
+
+    async def overtake() -> None:
+        await history(world, writer, "three")
+        await other.collect(LAST)
+
+    world.store.before("get", "indexes/", overtake)
+    world.store.requests.clear()
+    report = await repository.collect(LAST, dry_run=dry_run)
+    assert [kept.number for kept in report.kept] == [3]
+    await check_exact(world)
+    await check_kept(repository)
+
+
+async def test_a_collector_that_is_overtaken_while_settling_plans_again(world: World) -> None:
+    repository, writer, other = await world.process(), await world.process(), await world.process()
+    await history(world, repository, "one")
+    result = await world.backup(repository, "two")
+    for key in result.new_keys:
+        world.store.fail("remove_ttl", key)
+    await repository.commit(JOB, [result])
+
+    async def overtake() -> None:
+        await history(world, writer, "three")
+        await other.collect(LAST)
+
+    world.store.before("remove_ttl", "", overtake)
+    report = await (await world.process()).collect(LAST)
+    assert [kept.number for kept in report.kept] == [3]
+    await check_kept(repository)
+
+
+async def test_a_collector_that_is_overtaken_again_and_again_gives_up(world: World) -> None:
+    repository, writer, other = await world.process(), await world.process(), await world.process()
+    await history(world, repository, "one", "two")
+    overtaken = 0
+
+    async def overtake() -> None:
+        nonlocal overtaken
+        overtaken += 1
+        await history(world, writer, f"more {overtaken}")
+        await other.collect(LAST)
+        world.store.before("get", "indexes/", overtake)
+
+    world.store.before("get", "indexes/", overtake)
+    with pytest.raises(DamagedError):
+        await asyncio.wait_for(repository.collect(LAST), 30)

@@ -134,8 +134,8 @@ async def test_an_answer_of_lost_for_the_own_record_is_no_conflict(world: World)
     pending: list[bytes] = []
 
     async def land_early() -> None:
-        record = next(iter(repository._writer(JOB)._unresolved.values()))
-        pending.append(encode_record(record))
+        sent = next(iter(repository._writer(JOB)._unresolved.values()))
+        pending.append(encode_record(sent.record))
         await world.store.inner.put_if_absent(commit_key(JOB, 1), BytesBody(pending[0]))
 
     world.store.before("put_if_absent", "log/", land_early)
@@ -151,7 +151,7 @@ async def test_a_late_record_of_an_earlier_attempt_becomes_the_parent(world: Wor
     world.store.fail("put_if_absent", "log/")
     with pytest.raises(CommitUnknownError):
         await repository.commit(JOB, [], offsets="first")
-    late = encode_record(next(iter(repository._writer(JOB)._unresolved.values())))
+    late = encode_record(next(iter(repository._writer(JOB)._unresolved.values())).record)
 
     async def land_late() -> None:
         await world.store.inner.put_if_absent(commit_key(JOB, 2), BytesBody(late))

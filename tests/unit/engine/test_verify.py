@@ -94,3 +94,51 @@ async def test_what_a_collection_takes_during_a_verification_is_no_damage(world:
     report = await repository.verify(level=Level.CONTENT)
     assert report.problems == ()
     assert report.commits_count == 1
+
+
+async def test_healing_that_a_collection_overtakes_finds_no_damage(world: World) -> None:
+    repository, other = await world.process(), await world.process()
+    await repository.commit(JOB, [await world.backup(repository, "zero")])
+    result = await world.backup(repository, "one")
+    for key in result.new_keys:
+        world.store.fail("remove_ttl", key)
+    await repository.commit(JOB, [result])
+
+    async def overtake() -> None:
+        await other.commit(JOB, [await world.backup(other, "two")])
+        await other.collect(Retention(keep_last=1))
+
+    world.store.before("remove_ttl", "", overtake)
+    report = await (await world.process()).verify(heal=True)
+    assert not report.damaged
+    assert report.commits_count == 0
+
+
+async def test_what_is_lost_before_it_is_healed_is_missing(world: World) -> None:
+    repository = await world.process()
+    result = await world.backup(repository, "one")
+    for key in result.new_keys:
+        world.store.fail("remove_ttl", key)
+    await repository.commit(JOB, [result])
+
+    async def lose() -> None:
+        await world.store.inner.delete(result.new_keys)
+
+    world.store.before("remove_ttl", "", lose)
+    report = await (await world.process()).verify(heal=True)
+    assert {p.kind for p in report.problems} == {ProblemKind.INDEX_DAMAGED, ProblemKind.BLOB_MISSING}
+    assert {p.key for p in report.problems} == set(result.new_keys)
+    assert not any(p.healed for p in report.problems)
+
+
+async def test_what_only_a_name_holds_is_checked_too(world: World) -> None:
+    repository = await world.process()
+    await repository.commit(JOB, [await world.backup(repository, "one")])
+    named = await repository.name(await repository.find(JOB), "golden")
+    await repository.commit(JOB, [await world.backup(repository, "two")])
+    await repository.collect(Retention(keep_last=1, keep_named=False))
+    assert [c.name for c in await repository.commits(JOB, with_named=True)] == [None, "golden"]
+    assert (await repository.verify()).commits_count == 2
+    await world.store.inner.delete([named.stores[0].index.key])
+    (problem,) = (await repository.verify()).problems
+    assert (problem.kind, problem.number) == (ProblemKind.INDEX_DAMAGED, 1)

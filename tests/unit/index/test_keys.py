@@ -16,6 +16,8 @@ from index.keys import (
     log_prefix,
     log_start_after,
     name_key,
+    name_prefix,
+    names_prefix,
     parse_log_key,
     parse_name_key,
     parse_upload_key,
@@ -153,10 +155,34 @@ def test_hostile_log_key_is_refused(key: str) -> None:
 
 
 def test_name_key_comes_apart_as_it_was_made() -> None:
-    assert parse_name_key(name_key(Scope("j"), "before the migration")) == (Scope("j"), "before the migration")
+    key = name_key(Scope("j"), "before the migration", SESSION)
+    assert parse_name_key(key) == (Scope("j"), "before the migration", SESSION)
+    assert key.startswith(name_prefix(Scope("j"), "before the migration"))
+    assert key.startswith(names_prefix(Scope("j")))
 
 
-@pytest.mark.parametrize("key", ["", "names/j", "names/j/a@b", "names/j/..", "names/j@/a", "names/j/a/b"])
+@pytest.mark.parametrize("naming_id", ["", "..", SESSION[1:], SESSION.upper(), SESSION + "/x", SESSION + "\n"])
+def test_name_key_takes_an_id_of_a_naming_only(naming_id: str) -> None:
+    with pytest.raises(UnsafeNameError):
+        name_key(Scope("j"), "n", naming_id)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "names/j",
+        "names/j/a",
+        f"names/j/{SESSION}",
+        f"names/j/a@b/{SESSION}",
+        f"names/j/../{SESSION}",
+        f"names/j@/a/{SESSION}",
+        f"names/j/a/b/{SESSION}",
+        f"names/j/a/{SESSION[1:]}",
+        f"names/j/a/{SESSION.upper()}",
+        f"names/j/a/{SESSION}/",
+    ],
+)
 def test_hostile_name_key_is_refused(key: str) -> None:
     with pytest.raises(UnsafeNameError):
         parse_name_key(key)
