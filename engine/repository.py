@@ -68,6 +68,8 @@ BACKSTOP_MS_MIN: Final = 7 * DAY_MS
 LATEST: Final = "latest"
 # A reader whose commit is collected before its pin stands chooses again this often.
 CHOICES_MAX: Final = 3
+# Directories of which one open repository keeps the hashes in memory.
+DIRECTORIES_REMEMBERED_MAX: Final = 64
 
 
 class Choice(TypedDict, total=False):
@@ -117,6 +119,7 @@ class Repository:
         self.settings = settings or TransferSettings()
         self._ambient = ambient or SystemAmbient()
         self._writers: dict[Scope, CommitWriter] = {}
+        # By directory, the one used last at the end.
         self._caches: dict[Path, DigestCache] = {}
         self._indexes = index_io.IndexCache()
         # The id comes from the store: as one component it cannot lead out of the directory.
@@ -691,11 +694,14 @@ class Repository:
 
     def _load_digests(self, directory: Path) -> DigestCache:
         directory = directory.absolute()
-        known = self._caches.get(directory)
-        if known is not None:
-            return known
-        loaded = DigestCache.load(self._cache_dir, directory) if self._cache_dir is not None else DigestCache()
-        return self._caches.setdefault(directory, loaded)
+        cache = self._caches.pop(directory, None)
+        if cache is None:
+            cache = DigestCache.load(self._cache_dir, directory) if self._cache_dir is not None else DigestCache()
+        self._caches[directory] = cache
+        # A job that backs up a checkpoint of another name each time would otherwise remember them all.
+        for oldest in list(self._caches)[:-DIRECTORIES_REMEMBERED_MAX]:
+            self._caches.pop(oldest, None)
+        return cache
 
     def _save_digests(self, cache: DigestCache, directory: Path) -> None:
         if self._cache_dir is None:

@@ -51,3 +51,14 @@ async def test_a_name_and_another_choice_do_not_go_together(world: World) -> Non
     await repository.name(await repository.commit(JOB, [await world.backup(repository, "one")]), "golden")
     with pytest.raises(UsageError):
         await repository.find(JOB, name="golden", version=99)
+
+
+async def test_hashes_are_remembered_of_the_directories_used_last(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.repository.DIRECTORIES_REMEMBERED_MAX", 2)
+    repository = await world.process()
+    trees = [world.tree({"f": b"x"}) for _ in range(4)]
+    for tree in (*trees, trees[2]):
+        await repository.backup(JOB, tree)
+    assert list(repository._caches) == [trees[3], trees[2]]
