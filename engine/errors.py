@@ -13,6 +13,7 @@ EngineError
 ├── UnsafeSourceError          the directory is not a picture that can be backed up
 ├── DamagedError               stored data is missing or altered
 ├── TargetError                the target of a restore cannot be used
+│   └── TargetBusyError        another restore to it is at work
 ├── UnsafeStoreError           the store or its answers cannot be trusted with this operation
 └── UsageError                 the arguments do not make sense together
 ```
@@ -95,6 +96,12 @@ class TargetError(EngineError):
     """The target of a restore cannot be written, or holds something that a restore may not replace."""
 
     default_hint = "choose a target that is absent, or allow replacing it"
+
+
+class TargetBusyError(TargetError):
+    """Another restore to this target is at work."""
+
+    default_hint = "wait for it, or choose another target"
 
 
 class UnsafeStoreError(EngineError):

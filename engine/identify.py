@@ -17,7 +17,16 @@ import msgspec
 from engine.digest_cache import DigestCache
 from engine.errors import UnsafeSourceError
 from engine.hashing import Digest, FileHasher
-from engine.local_stat import DIR_FLAGS, READ_FLAGS, FilePath, changed_error, is_untouched, refusing, unreadable_error
+from engine.local_stat import (
+    DIR_FLAGS,
+    READ_FLAGS,
+    FilePath,
+    changed_error,
+    is_unchanged,
+    local_file,
+    refusing,
+    unreadable_error,
+)
 from index.dir_diff import files_to_identify
 from index.local_tree import LocalDir, LocalFile
 from index.model import DirIndex, FileIndex, SstIdentity
@@ -237,12 +246,14 @@ def _read_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wan
     try:
         descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=root_descriptor)
         try:
-            held_still = is_untouched(item.file, os.fstat(descriptor))
+            held_still = is_unchanged(item.file, local_file(item.file.name, os.fstat(descriptor)))
             if held_still and item.sst:
                 sst = _read_sst(descriptor, size_bytes)
             if held_still and item.digest and sst is None:
                 digest = _read_digest(descriptor, size_bytes, stop)
-                held_still = digest is not None and is_untouched(item.file, os.fstat(descriptor))
+                held_still = digest is not None and is_unchanged(
+                    item.file, local_file(item.file.name, os.fstat(descriptor))
+                )
         finally:
             os.close(descriptor)
     except OSError as error:

@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from engine.errors import UnsafeSourceError
-from engine.local_stat import DIR_FLAGS, FilePath, local_file, refusing, special_error, unreadable_error
+from engine.local_stat import DIR_FLAGS, FilePath, is_unchanged, local_file, refusing, special_error, unreadable_error
 from index.errors import UnsafeNameError
 from index.invariants import DEPTH_MAX
 from index.keys import check_file_name
@@ -54,7 +54,7 @@ def find_difference(before: LocalDir, after: LocalDir) -> FilePath | None:
         old = {file.name: file for file in before.files}
         new = {file.name: file for file in after.files}
         for name in sorted(old.keys() | new.keys()):
-            if old.get(name) != new.get(name):
+            if name not in old or name not in new or not is_unchanged(old[name], new[name]):
                 return (name,)
     old_dirs = {sub.name: sub for sub in before.sub_dirs}
     new_dirs = {sub.name: sub for sub in after.sub_dirs}

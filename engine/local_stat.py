@@ -5,6 +5,7 @@ import functools
 import grp
 import os
 import pwd
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ DIR_FLAGS: Final = READ_FLAGS | os.O_DIRECTORY
 FilePath = tuple[str, ...]
 
 _PERMISSIONS: Final = 0o7777
+# What RocksDB hard-links into a checkpoint and writes only once.
+_SHARED_NAME: Final = re.compile(r".*\.sst|OPTIONS-[0-9]+", re.DOTALL)
 
 
 def local_file(name: str, status: os.stat_result) -> LocalFile:
@@ -44,7 +47,7 @@ def local_file(name: str, status: os.stat_result) -> LocalFile:
 
 
 def is_untouched(file: LocalFile, status: os.stat_result) -> bool:
-    """Whether a stat is still the scan's: the same inode, size, mtime and ctime (I3)."""
+    """Whether a stat is still the scan's, to the ctime: what a restore asks before it reuses a file (I2)."""
     return (
         status.st_ctime_ns == file.changed_at_ns
         and status.st_mtime_ns == file.metadata.modified_at_ns
@@ -54,13 +57,28 @@ def is_untouched(file: LocalFile, status: os.stat_result) -> bool:
     )
 
 
-def check_untouched(path: Path, file: LocalFile, status: os.stat_result) -> None:
+def is_unchanged(before: LocalFile, after: LocalFile) -> bool:
+    """Whether two looks at one name saw the same file with the same content and metadata (design 0002, I3)."""
+    return (
+        before.name == after.name
+        and before.device == after.device
+        and before.inode == after.inode
+        and before.metadata == after.metadata
+        # A checkpoint shares SSTs and OPTIONS with the live store, whose next compaction or checkpoint unlinks or links
+        # them: that moves the ctime of the inode and no byte, and RocksDB never writes to them once they have their
+        # names. The number of links would not tell more: one that comes and one that goes cancel out. Of any other
+        # file the ctime decides.
+        and (before.changed_at_ns == after.changed_at_ns or _SHARED_NAME.fullmatch(before.name) is not None)
+    )
+
+
+def check_unchanged(path: Path, file: LocalFile, status: os.stat_result) -> None:
     """Refuse a file whose stat is no longer the scan's.
 
     Raises:
         UnsafeSourceError: It changed, or another file has taken its name (I3).
     """
-    if not is_untouched(file, status):
+    if not is_unchanged(file, local_file(file.name, status)):
         raise changed_error(path)
 
 

@@ -121,7 +121,8 @@ def link_file(root: int, source: int, reused: ReusedFile) -> WrittenFile | None:
     """Give an unchanging file of the directory `source` a second name.
 
     Returns:
-        None if the file is not the one that was looked at, or the file system makes no such link: nothing was done.
+        None if the file is not the one that was looked at, has rights that no restored file has, or the file system
+        makes no such link: nothing was done.
     """
     path = "/".join(reused.target.path)
     try:
@@ -130,7 +131,9 @@ def link_file(root: int, source: int, reused: ReusedFile) -> WrittenFile | None:
         return None
     try:
         before = os.fstat(descriptor)
-        if not is_untouched(reused.local, before):
+        # The ctime counts here even of an SST: nothing reads the bytes of a link again, and a copy is hashed.
+        same = is_untouched(reused.local, before) and before.st_ctime_ns == reused.local.changed_at_ns
+        if not same or stat.S_IMODE(before.st_mode) & ~_RESTORED_MODE:
             return None
         try:
             os.link(path, path, src_dir_fd=source, dst_dir_fd=root, follow_symlinks=False)

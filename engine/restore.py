@@ -21,7 +21,7 @@ from engine.local_dir import scan_dir
 from engine.local_stat import DIR_FLAGS, FilePath
 from engine.local_writing import OwnerPolicy, stat_again
 from engine.progress import NO_PROGRESS, Progress
-from engine.rocksdb_lock import check_not_held
+from engine.rocksdb_lock import check_none_held_below
 from engine.staging import Staging, target_errors
 from engine.transfer_settings import TransferSettings
 from index.local_tree import LocalFile
@@ -172,7 +172,8 @@ def _look_for_present(
 
 def _check_not_in_use(target: Path) -> None:
     try:
-        check_not_held(target)
+        with target_errors(target):
+            check_none_held_below(target)
     except UnsafeSourceError as error:
         raise TargetError(
             "a RocksDB has it open", operation="restore", subject=str(target), hint="close the database first"

@@ -54,7 +54,22 @@ def check_not_held(path: Path, local: LocalDir | None = None) -> None:
     Raises:
         UnsafeSourceError: A LOCK is held, or it cannot be found out.
     """
-    locks = [path / LOCK_NAME, *(_nested_locks(path, local) if local is not None else ())]
+    _check(path / LOCK_NAME, *(_nested_locks(path, local) if local is not None else ()))
+
+
+def check_none_held_below(path: Path) -> None:
+    """As `check_not_held`, of a directory that may hold anything: every LOCK in it and below is looked at.
+
+    Symbolic links are not followed: what they point at is not part of the directory.
+
+    Raises:
+        UnsafeSourceError: A LOCK is held, or it cannot be found out.
+        OSError: A directory cannot be read.
+    """
+    _check(*_locks_below(path))
+
+
+def _check(*locks: Path) -> None:
     there = [(lock, status) for lock in locks if (status := _lstat(lock)) is not None]
     if not there:
         return
@@ -75,6 +90,17 @@ def _nested_locks(path: Path, local: LocalDir) -> Iterator[Path]:
         if any(file.name == LOCK_NAME for file in sub.files):
             yield path / sub.name / LOCK_NAME
         yield from _nested_locks(path / sub.name, sub)
+
+
+def _locks_below(path: Path) -> Iterator[Path]:
+    def fail(error: OSError) -> None:
+        # What goes meanwhile is not held.
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise error
+
+    for directory, _, names in os.walk(path, onerror=fail):
+        if LOCK_NAME in names:
+            yield Path(directory, LOCK_NAME)
 
 
 def _lstat(path: Path) -> os.stat_result | None:

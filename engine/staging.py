@@ -4,10 +4,11 @@
 <parent>/<name>                          the target
 <parent>/.<name>.tidemark-lock           held (flock) by the restore at work; gone when none is
 <parent>/.<name>.tidemark-<session>/new  what is being built; private until it is complete
-<parent>/.<name>.tidemark-old-<session>  what stood at the target, between the two renames of the swap
+<parent>/.<name>.tidemark-old-<session>  what stood at the target, between the two renames of the swap; always whole
+<parent>/.<name>.tidemark-trash-<session>  the same once it is not needed any more, while it is being removed
 ```
 
-A crash leaves at most the last three. Whoever holds the lock next knows that nobody works on them, and cleans up.
+A crash leaves at most the last four. Whoever holds the lock next knows that nobody works on them, and cleans up.
 Everything here blocks and is made for a thread.
 """
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from blobstore.local_files import DurableDirs, sync_dir
-from engine.errors import TargetError
+from engine.errors import TargetBusyError, TargetError
 from engine.local_stat import DIR_FLAGS, FilePath
 
 # The lock's file may go between opening and locking it, once for every restore that ends just then.
@@ -57,6 +58,9 @@ class Staging:
         self._staging_name = f".{self._name}.tidemark-{session}"
         self._old_prefix = f".{self._name}.tidemark-old-"
         self._old_name = f"{self._old_prefix}{session}"
+        self._trash_prefix = f".{self._name}.tidemark-trash-"
+        # What dead restores had moved aside, and may be the only copy until there is something at the target.
+        self._kept: list[str] = []
         self._there: os.stat_result | None = None
         self._parent = self._staging = self._lock = -1
         self._made = self._moved_aside = self._published = False
@@ -76,6 +80,8 @@ class Staging:
             self._lock = self._take_lock()
             self._clean_up()
             self._look_at_target()
+            if self.replaces:
+                self._remove_kept()
             os.mkdir(self._staging_name, 0o700, dir_fd=self._parent)
             self._made = True
             self._staging = os.open(self._staging_name, DIR_FLAGS, dir_fd=self._parent)
@@ -128,11 +134,12 @@ class Staging:
                 if self.replaces:
                     self._rename(self._name, self._old_name)
                     self._moved_aside = True
+                    self._check_moved_aside()
                 # Onto nothing, or onto an empty directory: rename(2) refuses everything else.
                 os.rename(_NEW, self._name, src_dir_fd=self._staging, dst_dir_fd=self._parent)
                 self._published = True
                 sync_dir(self._parent)
-            except OSError:
+            except (OSError, TargetError):
                 self._swap_back()
                 raise
 
@@ -143,8 +150,10 @@ class Staging:
         """
         if self._made:
             self._remove(self._staging_name)
-        if self._published and self._moved_aside:
-            self._remove(self._old_name)
+        if self._published:
+            if self._moved_aside:
+                self._kept.append(self._old_name)
+            self._remove_kept()
         if self._lock >= 0:
             try:
                 os.unlink(self._lock_name, dir_fd=self._parent)
@@ -165,11 +174,8 @@ class Staging:
                     return descriptor
             except BlockingIOError as error:
                 os.close(descriptor)
-                raise TargetError(
-                    "another restore is at work here",
-                    operation="restore",
-                    subject=str(self.target),
-                    hint="wait for it, or choose another target",
+                raise TargetBusyError(
+                    "another restore is at work here", operation="restore", subject=str(self.target)
                 ) from error
             except FileNotFoundError:
                 pass  # its owner was done with it between our opening and locking it
@@ -181,15 +187,17 @@ class Staging:
 
     def _clean_up(self) -> None:
         """Remove what dead restores left. What one of them had moved aside comes back, if it may be of use."""
-        pattern = re.compile(rf"\.{re.escape(self._name)}\.tidemark-(?:old-)?[0-9a-f]{{20}}")
+        pattern = re.compile(rf"\.{re.escape(self._name)}\.tidemark-(?:old-|trash-)?[0-9a-f]{{20}}")
         with os.scandir(self._parent) as entries:
             names = sorted(entry.name for entry in entries if pattern.fullmatch(entry.name))
         for name in names:
-            # An "old" without a target: that restore died between its two renames.
-            if name.startswith(self._old_prefix) and self._may_replace and not self._is_there(self._name):
+            if not name.startswith(self._old_prefix):
+                self._remove(name)
+            elif self._may_replace and not self._is_there(self._name):
+                # An "old" without a target: that restore died between its two renames.
                 self._rename(name, self._name)
             else:
-                self._remove(name)
+                self._kept.append(name)
 
     def _look_at_target(self) -> None:
         try:
@@ -214,6 +222,15 @@ class Staging:
             os.fchown(self.descriptor, there.st_uid, there.st_gid)
         os.fchmod(self.descriptor, there.st_mode & _PERMISSIONS)
 
+    def _check_moved_aside(self) -> None:
+        if self._there is None or not os.path.samestat(self._stat(self._old_name), self._there):
+            raise TargetError(
+                "has changed since the restore began: another directory stands there",
+                operation="restore",
+                subject=str(self.target),
+                hint="see who else works there, then restore again",
+            )
+
     def _swap_back(self) -> None:
         if self._published:
             os.rename(self._name, _NEW, src_dir_fd=self._parent, dst_dir_fd=self._staging)
@@ -234,6 +251,21 @@ class Staging:
 
     def _rename(self, old: str, new: str) -> None:
         os.rename(old, new, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+
+    def _remove_kept(self) -> None:
+        """Remove what was moved aside, under a name that no later restore brings back: half of it is of no use."""
+        kept, self._kept = self._kept, []
+        for name in kept:
+            trash = self._trash_prefix + name.removeprefix(self._old_prefix)
+            try:
+                self._rename(name, trash)
+                sync_dir(self._parent)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self.leftovers.append(str(self.target.parent / (trash if self._is_there(trash) else name)))
+            else:
+                self._remove(trash)
 
     def _remove(self, name: str) -> None:
         try:

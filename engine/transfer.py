@@ -15,7 +15,7 @@ from blobstore.local_files import LocalFile as OpenFile
 from blobstore.local_files import open_to_read, run_blocking
 from engine.errors import DamagedError
 from engine.hashing import Digest, FileHasher
-from engine.local_stat import DIR_FLAGS, FilePath, changed_error, check_untouched, refusing
+from engine.local_stat import DIR_FLAGS, FilePath, changed_error, check_unchanged, refusing
 from index.local_tree import LocalFile
 from index.model import BlobKey
 
@@ -134,7 +134,7 @@ class FileRunBody:
         hasher = FileHasher()
         with refusing(self._path):
             async with open_to_read(self._name, dir_fd=self._source.descriptor) as source:
-                check_untouched(self._path, self._file, await source.stat())
+                check_unchanged(self._path, self._file, await source.stat())
                 while hasher.size_bytes < self._size_bytes:
                     left = self._size_bytes - hasher.size_bytes
                     at = self._start + hasher.size_bytes
@@ -143,7 +143,7 @@ class FileRunBody:
                         raise changed_error(self._path)
                     if hasher.size_bytes == self._size_bytes:
                         # Before the last chunk is handed out: a store that has all it asked for comes for no more.
-                        check_untouched(self._path, self._file, await source.stat())
+                        check_unchanged(self._path, self._file, await source.stat())
                         self.digest = hasher.digest
                     yield chunk
 

@@ -1,7 +1,8 @@
 """Carrying out a backup plan: every planned file read, hashed and put, in parallel within the limits."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
 
 import msgspec
 
@@ -10,8 +11,8 @@ from blobstore.local_files import run_blocking
 from engine.bounded import carry_out_all
 from engine.digest_cache import DigestCache
 from engine.errors import UnsafeSourceError
-from engine.hashing import Digest, hash_bytes
-from engine.local_stat import READ_FLAGS, FilePath, changed_error, check_untouched, refusing
+from engine.hashing import Digest, FileHasher, hash_bytes
+from engine.local_stat import READ_FLAGS, FilePath, changed_error, check_unchanged, refusing
 from engine.progress import Progress
 from engine.transfer import ByteBudget, FileRunBody, PartsBody, SourceDir, put_new
 from engine.transfer_settings import TransferSettings
@@ -117,6 +118,8 @@ class Uploader:
         # The hashes of files in blobs of their own by their first number, and of each run of those that were cut.
         self._whole: dict[int, Digest] = {}
         self._run_hashes: dict[BlobKey, bytes] = {}
+        # The hashes of the runs of those files as the reading of the whole file had them, by its first number.
+        self._runs_read_again: dict[int, list[bytes]] = {}
 
     async def upload(self, plan: BackupPlan) -> Uploaded:
         """Send everything.
@@ -135,6 +138,7 @@ class Uploader:
         self._progress.add(files=len(plan.empty))
         await carry_out_all(self._carry_out, _jobs(plan), in_flight_max=self._settings.in_flight_max)
         for planned in plan.blobs:
+            self._check_runs(planned)
             self._enter(planned.file, self._whole[planned.counter], blobs=tuple(self._blobs_of(planned)))
         return Uploaded(
             files=self._files,
@@ -150,9 +154,7 @@ class Uploader:
             case _Run():
                 await self._put_run(job)
             case _WholeFile(item=planned):
-                body = self._body(planned.file, 0, planned.file.size_bytes)
-                async with self._budget.hold(2 * self._settings.chunk_bytes):
-                    self._whole[planned.counter] = await body.read_digest()
+                await self._hash_whole(planned)
             case _Inline(items=items):
                 parts = await run_blocking(_read_files, self._source, items)
                 for item, data in zip(items, parts, strict=True):
@@ -182,6 +184,27 @@ class Uploader:
         else:
             self._run_hashes[key] = digest.blake3
         self._progress.add(files=1 if run.position == 0 else 0, bytes_=run.size_bytes)
+
+    async def _hash_whole(self, planned: PlannedBlobs) -> None:
+        """Hash a file of several blobs as a whole, and its runs once more: what is sent is another reading."""
+        body = self._body(planned.file, 0, planned.file.size_bytes)
+        runs = _RunHasher([size_bytes for _, size_bytes in planned.runs])
+        async with self._budget.hold(2 * self._settings.chunk_bytes), aclosing(body.read_chunks()) as chunks:
+            async for chunk in chunks:
+                await run_blocking(runs.update, chunk)
+            self._whole[planned.counter] = await body.read_digest()
+        self._runs_read_again[planned.counter] = runs.hashes
+
+    def _check_runs(self, planned: PlannedBlobs) -> None:
+        """Refuse a file of several blobs of which the whole hash is not of the bytes that were sent."""
+        again = self._runs_read_again.get(planned.counter, [])
+        if again != [self._run_hashes[self._session.key(planned.counter + i)] for i in range(len(again))]:
+            raise UnsafeSourceError(
+                "was read twice and did not have the same bytes, though its stat says that it has not changed",
+                operation="backup",
+                subject=str(self._source.path.joinpath(*planned.file.path)),
+                hint="see that the disk, the memory and the file system are well",
+            )
 
     async def _put(self, key: BlobKey, body: Body, payload: str) -> None:
         metadata = self._session.metadata(payload, body.size_bytes)
@@ -219,6 +242,26 @@ class Uploader:
         self._cache.record(known, looked_at_ms=self._looked_at_ms)
 
 
+class _RunHasher:
+    """The hash of each run of a file whose bytes stream by from its start."""
+
+    def __init__(self, sizes_bytes: Sequence[int]) -> None:
+        self._sizes_bytes = sizes_bytes
+        self._hasher = FileHasher()
+        self.hashes: list[bytes] = []
+
+    def update(self, data: bytes) -> None:
+        """Add the next bytes; blocks."""
+        left = memoryview(data)
+        while left:
+            missing_bytes = self._sizes_bytes[len(self.hashes)] - self._hasher.size_bytes
+            self._hasher.update(left[:missing_bytes])
+            if len(left) >= missing_bytes:
+                self.hashes.append(self._hasher.digest.blake3)
+                self._hasher = FileHasher()
+            left = left[missing_bytes:]
+
+
 def _jobs(plan: BackupPlan) -> Iterator[_Job]:
     if plan.inline:
         yield _Inline(plan.inline)
@@ -246,10 +289,10 @@ def _read_file(source: SourceDir, item: PlannedFile) -> bytes:
     with refusing(path):
         descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=source.descriptor)
         try:
-            check_untouched(path, item.file, os.fstat(descriptor))
+            check_unchanged(path, item.file, os.fstat(descriptor))
             # One byte more than there should be, so that a file that grows is noticed.
             data = os.read(descriptor, item.size_bytes + 1)
-            check_untouched(path, item.file, os.fstat(descriptor))
+            check_unchanged(path, item.file, os.fstat(descriptor))
         finally:
             os.close(descriptor)
     if len(data) != item.size_bytes:

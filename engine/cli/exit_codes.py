@@ -27,6 +27,7 @@ from engine.errors import (
     LeaseExpiredError,
     NotFoundError,
     StaleResultError,
+    TargetBusyError,
     TargetError,
     UnsafeSourceError,
     UnsafeStoreError,
@@ -104,6 +105,7 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     UnsafeSourceError: ExitCode.UNSAFE,
     DamagedError: ExitCode.DAMAGED,
     TargetError: ExitCode.UNSAFE,
+    TargetBusyError: ExitCode.UNSAFE,
     UnsafeStoreError: ExitCode.UNSAFE,
     UsageError: ExitCode.USAGE,
     # FormatError: names and files that people give are checked before, as usage; what is left stood in the store.

@@ -20,8 +20,9 @@ from blobstore.opening import StoreSettings
 from engine.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.digest_cache import DigestCache
-from engine.errors import CollectedError, TargetError, UsageError
+from engine.errors import CollectedError, TargetBusyError, TargetError, UsageError
 from engine.repository import CHOICES_MAX, Choice, Repository
+from engine.restore import RestoreResult
 from engine.restore_preview import plan_restore_store
 from engine.spark.access import Access, open_on_driver
 from engine.spark.balancing import assign_by_bytes
@@ -36,6 +37,9 @@ from index.model import Scope, StoreReference
 from index.restore_plan import RestorePlan
 
 MB: Final = 1_000_000
+# How long an attempt waits for another one at the same target: an hour.
+BUSY_WAITS_MAX: Final = 3600
+BUSY_WAIT_S: Final = 1.0
 
 _WORK: Final = pa.schema(
     [
@@ -165,13 +169,7 @@ class RestoreStores(StoresTask, frozen=True, kw_only=True):
         if work.reference is None:
             raise UsageError("there is nothing to restore", operation="restore", subject=work.path)
         target = Path(work.path)
-        try:
-            result = await repository.restore_reference(work.reference, target, replace=self.replace)
-        except TargetError:
-            # Spark may repeat a task that had restored some of its stores: what stands there is no obstacle then.
-            if not await holds_snapshot(repository, work.reference, target):
-                raise
-            result = await repository.restore_reference(work.reference, target, replace=True)
+        result = await self._restore(repository, work.reference, target)
         return StoreOutcome(
             task=work.task,
             store=work.store,
@@ -181,6 +179,20 @@ class RestoreStores(StoresTask, frozen=True, kw_only=True):
             bytes_moved=result.bytes_fetched,
             bytes_kept=result.bytes_reused,
         )
+
+    async def _restore(self, repository: Repository, reference: StoreReference, target: Path) -> RestoreResult:
+        for _ in range(BUSY_WAITS_MAX):
+            try:
+                return await repository.restore_reference(reference, target, replace=self.replace)
+            except TargetBusyError:
+                # Another attempt at this task, which Spark would stop if this one answered first: wait for it.
+                await asyncio.sleep(BUSY_WAIT_S)
+            except TargetError:
+                # Spark may repeat a task that had restored some of its stores: what stands there is no obstacle then.
+                if not await holds_snapshot(repository, reference, target):
+                    raise
+                return await repository.restore_reference(reference, target, replace=True)
+        return await repository.restore_reference(reference, target, replace=self.replace)
 
 
 async def holds_snapshot(repository: Repository, reference: StoreReference, target: Path) -> bool:

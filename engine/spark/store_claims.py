@@ -23,12 +23,16 @@ The rules, which together are I4 of design 0002:
    and loses nothing. A starting attempt removes all but two kinds: the state that it was asked to start from, and
    states made by its own run, of which the driver may yet commit one. So each store keeps on a machine at most the
    states of one run, however often runs fail. No comparison of versions is involved, which a rewind would mislead.
+   A state that a reader has restored carries `READERS` for its run, and a reader removes those of other states: so
+   readers keep one state more.
 """
 
+import contextlib
 import fcntl
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -37,10 +41,13 @@ import msgspec
 
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import TargetError, UsageError
+from index.errors import UnsafeNameError
 from index.keys import decode_component, encode_component, encode_scope
 from index.model import Scope, UniqueId
 
 ROOM_ATTEMPTS_MAX: Final = 10
+# In place of a run: the state was restored to be read, and no driver will commit it.
+READERS: Final = "0" * 20
 
 _READY = re.compile(r"ready-(?P<version>\d{1,19})-(?P<run>[0-9a-f]{20})-(?P<unique_id>.+)")
 _ROOM = re.compile(r"attempt-[0-9a-f]{20}")
@@ -70,7 +77,10 @@ class ReadyStore(msgspec.Struct, frozen=True, order=True):
         found = _READY.fullmatch(name)
         if found is None:
             return None
-        unique_id = UniqueId(decode_component(found["unique_id"]))
+        try:
+            unique_id = UniqueId(decode_component(found["unique_id"]))
+        except UnsafeNameError:
+            return None
         return cls(StoreState(int(found["version"]), unique_id), found["run"])
 
 
@@ -160,12 +170,11 @@ class Attempt:
 
     def remove_stale(self, wanted: StoreState | None, run: str) -> int:
         """Remove finished stores that neither are wanted nor come from this run (rule 4); returns how many."""
-        removed = 0
-        for ready in self._claims.ready():
-            if ready.state != wanted and ready.run != run:
-                self._discarded += 1
-                removed += self._take(ready, self._room / f"discarded-{self._discarded}")
-        return removed
+        return self._remove(ready for ready in self._claims.ready() if ready.state != wanted and ready.run != run)
+
+    def remove_read(self, wanted: StoreState) -> int:
+        """Remove what earlier readers have restored and this one does not want (rule 4); returns how many."""
+        return self._remove(ready for ready in self._claims.ready() if ready.state != wanted and ready.run == READERS)
 
     def finish(self, state: StoreState, run: str) -> None:
         """Make the closed store claimable as this state.
@@ -180,9 +189,20 @@ class Attempt:
             raise UsageError(str(error), operation="finish", subject=str(target)) from error
 
     def give_back(self, ready: ReadyStore) -> None:
-        """Put a store that was only read back under its name, unless the machine has that state already."""
+        """Put a store that was only read back under its name, unless the machine has that state already.
+
+        What cannot be put back is removed with the room: a cache that is not kept costs a restore.
+        """
         if all(other.state != ready.state for other in self._claims.ready()):
-            self.finish(ready.state, ready.run)
+            with contextlib.suppress(OSError):
+                self.directory.rename(self._claims.directory / ready.encode())
+
+    def _remove(self, states: Iterable[ReadyStore]) -> int:
+        removed = 0
+        for ready in states:
+            self._discarded += 1
+            removed += self._take(ready, self._room / f"discarded-{self._discarded}")
+        return removed
 
     def _take(self, ready: ReadyStore, target: Path) -> bool:
         try:

@@ -19,7 +19,7 @@ from engine.repository import Repository
 from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access
 from engine.spark.errors import PartitioningError
-from engine.spark.store_claims import Attempt, ReadyStore, StoreClaims, StoreState
+from engine.spark.store_claims import READERS, Attempt, ReadyStore, StoreClaims, StoreState
 from index.model import Scope, StoreReference
 
 TASK_COLUMN: Final = "__tidemark_task"
@@ -144,6 +144,7 @@ class ReadTask(msgspec.Struct, frozen=True, kw_only=True):
         claims = self.run.claims(task)
         with claims.begin() as attempt:
             claims.remove_dead_rooms()
+            attempt.remove_read(state_of(base))
             store, claimed = open_at(self.run, attempt, base, StoreReader)
             intact = True
             try:
@@ -155,7 +156,7 @@ class ReadTask(msgspec.Struct, frozen=True, kw_only=True):
             finally:
                 # Also where the user's function failed, or Spark has seen enough rows: reading has changed nothing.
                 if intact:
-                    attempt.give_back(claimed or ReadyStore(state_of(base), self.run.id))
+                    attempt.give_back(claimed or ReadyStore(state_of(base), READERS))
 
 
 class TaskRows:

@@ -2,15 +2,19 @@
 
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
 import rocksdict
 
+import engine.backup
 from blobstore.base import list_blobs
 from blobstore.local import LocalStore
 from engine.index_io import read_index
+from engine.local_dir import scan_dir
 from engine.transfer_settings import TransferSettings
+from index.local_tree import LocalDir
 from index.model import SstIdentity, StoreReference
 from index.reachable import files_of
 from tests.unit.engine.workbench import Workbench, read_tree, stamps
@@ -122,6 +126,53 @@ async def test_unchanged_store_is_not_even_hashed(
     assert again.stats.files_retained + again.stats.files_added == len(read_tree(tmp_path / "two"))
     assert again.stats.files_added <= len(names)
     assert again.stats.bytes_uploaded < 64 * 1024
+
+
+@pytest.mark.parametrize("when", ["after the scan", "after the last byte"])
+@pytest.mark.parametrize("doing", ["compaction", "checkpoint", "both"])
+async def test_live_store_goes_on_while_its_checkpoint_is_backed_up(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, doing: str
+) -> None:
+    """A compaction unlinks the SSTs that the checkpoint shares, a checkpoint links them: no byte changes (I3)."""
+    db = opened(tmp_path / "db")
+    for seed in (31, 32, 33):
+        fill(db, seed)
+    one = checkpoint(db, tmp_path / "one")
+    expected = read_tree(one)
+    shared = [path for path in one.iterdir() if path.suffix == ".sst"]
+    before = {path: path.stat() for path in shared}
+
+    def work() -> None:
+        time.sleep(0.05)  # the clock of the file system moves in ticks
+        if doing != "compaction":
+            checkpoint(db, tmp_path / "two")
+        if doing != "checkpoint":
+            db.compact_range(None, None)
+            give_up_s = time.monotonic() + 20
+            while any((tmp_path / "db" / path.name).exists() for path in shared) and time.monotonic() < give_up_s:
+                time.sleep(0.05)
+
+    name = "identify_ssts" if when == "after the scan" else "find_difference"
+    real = getattr(engine.backup, name)
+
+    def and_work(*args: object, **options: object) -> object:
+        if name == "identify_ssts":
+            work()
+        return real(*args, **options)
+
+    def work_and_scan(scanned: LocalDir, _: LocalDir) -> object:
+        work()
+        return real(scanned, scan_dir(one))
+
+    monkeypatch.setattr(engine.backup, name, and_work if name == "identify_ssts" else work_and_scan)
+    result = await bench.backup(directory=one)
+    db.close()
+    assert all(path.stat().st_ctime_ns > before[path].st_ctime_ns for path in shared)
+    if doing == "both":
+        assert all(path.stat().st_nlink == before[path].st_nlink for path in shared)
+    await bench.restore(reference=result.reference)
+    assert read_tree(bench.target) == read_tree(one) == expected
+    assert content(bench.target) == content(one)
 
 
 async def test_forks_of_one_store_with_files_of_equal_name_and_size_are_told_apart(

@@ -1,5 +1,6 @@
 """Backing up, restoring and collecting many stores at once on a real Spark."""
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,13 +9,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 from blobstore.base import list_blobs
+from blobstore.opening import StoreSettings
+from engine import Repository
 from engine.collect import CollectReport
 from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark import backup_results, backup_stores, collect, restore_stores
+from engine.spark.access import Access
 from engine.spark.errors import TaskFailedError
-from engine.spark.parallel import OUTCOME_SCHEMA
+from engine.spark.parallel import OUTCOME_SCHEMA, RestoreStores, StoreOutcome, StoreWork
+from engine.staging import Staging
 from engine.sync import SyncRepository
+from engine.transfer_settings import TransferSettings
 from index.collect_plan import DeleteReason
 from index.log import Commit
 from index.model import Scope
@@ -239,3 +245,30 @@ def test_collection_on_spark_deletes_nothing_if_an_index_is_missing(
     with pytest.raises(DamagedError, match=missing.index.key):
         collect(spark, url, Retention(keep_last=1))
     assert stored(repository) == before
+
+
+def test_a_second_attempt_at_a_restore_waits_for_the_first(
+    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
+) -> None:
+    """Of two attempts Spark takes the one that answers first: a refusal at once would stop the one at work."""
+    commit = commit_generation(spark, url, repository, tmp_path / "disk", 1)
+    reference = commit.store("1", "facts")
+    assert reference is not None
+    target = tmp_path / "restored"
+    access = Access(url=url, record=repository.record, store=StoreSettings(), transfer=TransferSettings())
+    task = RestoreStores(access=access, scope=SCOPE, replace=False)
+    work = StoreWork(task="1", store="facts", path=str(target), reference=reference)
+
+    async def both() -> StoreOutcome:
+        async with await Repository.open(url) as opened:
+            first = Staging(target, "0" * 20, replace=False)
+            first.open()
+            second = asyncio.create_task(task.carry_out(opened, work))
+            await asyncio.sleep(0.3)
+            assert not second.done()
+            first.close()
+            return await second
+
+    outcome = asyncio.run(both())
+    assert outcome.ok
+    assert outcome.bytes_moved > 0

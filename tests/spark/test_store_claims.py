@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import TargetError, UsageError
 from engine.spark import store_claims
-from engine.spark.store_claims import ReadyStore, StoreClaims, StoreState
+from engine.spark.store_claims import READERS, ReadyStore, StoreClaims, StoreState
 from index.model import Scope, UniqueId
 
 RUN, OTHER_RUN = "a" * 20, "b" * 20
@@ -237,3 +237,33 @@ def test_names_with_any_character_stay_inside_the_local_root(tmp_path: Path) -> 
     claims = StoreClaims(tmp_path, repository_id="../r", scope=Scope("a/b"), task="..", store=".x")
     assert claims.directory.resolve().is_relative_to(tmp_path.resolve())
     assert len(claims.directory.relative_to(tmp_path).parts) == 4
+
+
+def test_what_cannot_be_given_back_is_no_error(claims: StoreClaims, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two readers of one state both find no other, and both put theirs back."""
+    state = ReadyStore(StoreState(1, UniqueId("u")), READERS)
+    with claims.begin() as one, claims.begin() as two:
+        for attempt in (one, two):
+            attempt.directory.mkdir()
+            (attempt.directory / "f").write_text("1")
+        with monkeypatch.context() as patched:
+            patched.setattr(claims, "ready", tuple)
+            one.give_back(state)
+            two.give_back(state)
+    assert claims.ready() == (state,)
+
+
+def test_a_foreign_name_is_passed_over(claims: StoreClaims) -> None:
+    with claims.begin():
+        (claims.directory / f"ready-1-{'a' * 20}-%zz").mkdir()
+        assert claims.ready() == ()
+
+
+def test_readers_keep_one_state(claims: StoreClaims) -> None:
+    states = [StoreState(version, UniqueId(f"u{version}")) for version in range(1, 5)]
+    for state in states:
+        with claims.begin() as attempt:
+            attempt.remove_read(state)
+            attempt.directory.mkdir()
+            attempt.give_back(ReadyStore(state, READERS))
+    assert [ready.state for ready in claims.ready()] == states[-1:]

@@ -12,15 +12,16 @@ import rocksdict
 
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
-from engine import identify
+from blobstore.local_files import LocalFile as OpenFile
+from engine import identify, transfer
 from engine.backup import plan_backup_dir
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
-from engine.hashing import hash_bytes
+from engine.hashing import FileHasher, hash_bytes
 from engine.index_io import IndexCache, read_index
 from index.model import FileIndex, LineageItem, SstIdentity, StoreReference, UniqueId
 from index.reachable import blob_keys, files_of, new_blob_keys
-from tests.unit.engine.workbench import REPOSITORY, SCOPE, Tree, Workbench, open_descriptors
+from tests.unit.engine.workbench import REPOSITORY, SCOPE, Tree, Workbench, open_descriptors, read_tree
 
 CUT = os.urandom(20_000)
 ALONE = os.urandom(5_000)
@@ -240,6 +241,33 @@ class TestNext:
         assert len(bench.cache) == 0
         await bench.backup()
         assert len(bench.cache) == 0
+
+
+@pytest.mark.parametrize("broken", ["what is sent", "what is hashed as a whole"])
+async def test_file_of_several_blobs_that_is_not_read_alike_twice_is_refused(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """The whole hash and the blobs come of two readings: a bit that flips in one of them shows (I3)."""
+    bench.write({"big": os.urandom(20_000)})
+    real = transfer._read_hashed
+
+    def flip(source: OpenFile, at: int, size_bytes: int, hasher: FileHasher) -> bytes:
+        in_whole = at == hasher.size_bytes > 0 and at >= 8192
+        in_run = at == 8192 and hasher.size_bytes == 0
+        if not (in_whole if broken == "what is hashed as a whole" else in_run):
+            return real(source, at, size_bytes, hasher)
+        chunk = bytearray(os.pread(source.descriptor, size_bytes, at))
+        chunk[0] ^= 1
+        hasher.update(chunk)
+        return bytes(chunk)
+
+    monkeypatch.setattr(transfer, "_read_hashed", flip)
+    with pytest.raises(UnsafeSourceError, match="read twice"):
+        await bench.backup()
+    monkeypatch.undo()
+    await bench.backup()
+    await bench.restore()
+    assert read_tree(bench.target) == read_tree(bench.directory)
 
 
 class TestPacks:

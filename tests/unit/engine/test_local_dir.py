@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from engine.errors import UnsafeSourceError
 from engine.local_dir import find_difference, scan_dir
+from engine.local_stat import is_untouched
 from index.invariants import DEPTH_MAX
 from index.local_tree import LocalDir
 from tests.unit.engine.workbench import open_descriptors
@@ -180,3 +182,78 @@ def test_every_change_of_a_directory_is_found(
     before = scan_dir(tmp_path)
     change(tmp_path)
     assert find_difference(before, scan_dir(tmp_path)) == where
+
+
+def _unlink_twin(root: Path) -> None:
+    (root / "twin").unlink()
+
+
+def _exchange_twin(root: Path) -> None:
+    """The number of links is what it was."""
+    os.link(root / "twin", root / "third")
+    (root / "twin").unlink()
+
+
+def _touch_shared(root: Path) -> None:
+    os.utime(root / "twin", ns=(1, 1))
+
+
+def _chmod_shared(root: Path) -> None:
+    (root / "twin").chmod(0o604)
+
+
+def _grow_shared(root: Path) -> None:
+    with (root / "twin").open("ab") as file:
+        file.write(b"more")
+    os.utime(root / "twin", ns=(5, 5))
+
+
+@pytest.mark.parametrize(
+    "name, immutable",
+    [
+        ("000007.sst", True),
+        ("OPTIONS-000012", True),
+        ("OPTIONS-000012.dbtmp", False),
+        ("000007.sst.x", False),
+        ("MANIFEST-000004", False),
+        ("000008.log", False),
+    ],
+)
+@pytest.mark.parametrize(
+    "change, only_links",
+    [
+        (_unlink_twin, True),
+        (_exchange_twin, True),
+        (lambda root: os.link(root / "twin", root / "third"), True),
+        (_touch_shared, False),
+        (_chmod_shared, False),
+        (_grow_shared, False),
+    ],
+    ids=["unlinked", "link exchanged", "linked", "touched", "other mode", "grown"],
+)
+def test_only_what_a_checkpoint_shares_may_be_linked_and_unlinked_elsewhere(
+    tmp_path: Path, change: Callable[[Path], None], only_links: bool, name: str, immutable: bool
+) -> None:
+    directory = tmp_path / "checkpoint"
+    directory.mkdir()
+    (directory / name).write_bytes(b"f")
+    os.utime(directory / name, ns=(5, 5))
+    os.link(directory / name, tmp_path / "twin")
+    before = scan_dir(directory)
+    time.sleep(0.05)  # the clock of the file system moves in ticks
+    change(tmp_path)
+    held_still = only_links and immutable
+    assert find_difference(before, scan_dir(directory)) == (None if held_still else (name,))
+    # A restore that wants to reuse the file still goes by the ctime (I2).
+    assert not is_untouched(before.files[0], (directory / name).stat())
+
+
+def test_other_file_in_the_place_of_an_sst_is_found(tmp_path: Path) -> None:
+    sst = tmp_path / "000007.sst"
+    sst.write_bytes(b"f")
+    status = sst.stat()
+    before = scan_dir(tmp_path)
+    (tmp_path / "new").write_bytes(b"g")
+    os.utime(tmp_path / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (tmp_path / "new").rename(sst)
+    assert find_difference(before, scan_dir(tmp_path)) == ("000007.sst",)

@@ -18,9 +18,10 @@ from blobstore import local_files
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
 from engine import identify, index_io, local_stat
-from engine.errors import DamagedError, EngineError, TargetError
+from engine.errors import DamagedError, EngineError, TargetBusyError, TargetError
 from engine.index_io import IndexCache, read_index
 from engine.restore import OwnerPolicy
+from engine.staging import Staging
 from index.envelope import KIND_INDEX, seal
 from index.errors import FormatError
 from index.keys import INDEXES, upload_key
@@ -153,7 +154,7 @@ class TestTarget:
         bench.store.before("get", "blobs/", wait)
         first = asyncio.create_task(bench.restore())
         await reached.wait()
-        with pytest.raises(TargetError, match="another restore is at work"):
+        with pytest.raises(TargetBusyError, match="another restore is at work"):
             await bench.restore()
         go.set()
         await first
@@ -168,6 +169,19 @@ class TestTarget:
             await bench.restore(unless=meddle)
         assert read_tree(bench.target) == {"precious": b"!"}
         assert bench.beside_target() == []
+
+    async def test_target_that_is_exchanged_meanwhile_is_left_alone(self, bench: Workbench) -> None:
+        bench.write({"old": b"old"}, below=bench.target)
+
+        async def meddle() -> None:
+            bench.target.rename(bench.root / "moved")
+            bench.write({"precious": b"!"}, below=bench.target)
+
+        with pytest.raises(TargetError, match="has changed since"):
+            await bench.restore(replace=True, unless=meddle)
+        assert read_tree(bench.target) == {"precious": b"!"}
+        assert read_tree(bench.root / "moved") == {"old": b"old"}
+        assert bench.beside_target() == ["moved"]
 
     async def test_whoever_calls_it_off_is_heard_last(self, bench: Workbench) -> None:
         async def refuse() -> None:
@@ -297,6 +311,42 @@ class TestReuse:
         db.close()
         await bench.restore(replace=True)
         assert restored_whole(bench)
+
+    @pytest.mark.parametrize("scan_fails", [False, True])
+    async def test_rocksdb_open_below_the_target_is_seen(self, bench: Workbench, scan_fails: bool) -> None:
+        (bench.target / "a").mkdir(parents=True)
+        if scan_fails:
+            (bench.target / "link").symlink_to("nowhere")
+        db = rocksdict.Rdict(str(bench.target / "a" / "b"), rocksdict.Options(raw_mode=True))
+        with pytest.raises(TargetError, match="RocksDB"):
+            await bench.restore(replace=True)
+        db[b"k"] = b"v"
+        db.close()
+        await bench.restore(replace=True)
+        assert restored_whole(bench)
+
+    async def test_rocksdb_that_opens_below_the_target_meanwhile_is_left_alone(self, bench: Workbench) -> None:
+        bench.target.mkdir()
+        (bench.target / "old").touch()
+        opened: list[rocksdict.Rdict] = []
+
+        async def meddle() -> None:
+            opened.append(rocksdict.Rdict(str(bench.target / "db"), rocksdict.Options(raw_mode=True)))
+
+        with pytest.raises(TargetError, match="RocksDB"):
+            await bench.restore(replace=True, unless=meddle)
+        opened[0].close()
+        assert (bench.target / "db" / "CURRENT").exists()
+        assert bench.beside_target() == []
+
+    async def test_rocksdb_that_a_link_in_the_target_points_at_is_none_of_its_business(self, bench: Workbench) -> None:
+        bench.target.mkdir()
+        (bench.target / "link").symlink_to(bench.root / "db")
+        db = rocksdict.Rdict(str(bench.root / "db"), rocksdict.Options(raw_mode=True))
+        await bench.restore(replace=True)
+        db.close()
+        assert read_tree(bench.target) == read_tree(bench.directory)
+        assert bench.beside_target() == ["db"]
 
     async def test_rocksdb_that_opens_the_target_meanwhile_is_left_alone(self, bench: Workbench) -> None:
         rocksdict.Rdict(str(bench.target), rocksdict.Options(raw_mode=True)).close()
@@ -496,6 +546,15 @@ class TestHostileIndex:
         await bench.restore()
         assert (bench.target / "cut").stat().st_mode & 0o7777 == 0o755
 
+    async def test_sst_that_runs_with_its_owners_rights_is_not_linked(self, bench: Workbench) -> None:
+        (bench.directory / "000007.sst").chmod(0o6755)
+        await bench.backup()
+        await bench.restore()
+        (bench.target / "000007.sst").chmod(0o6755)
+        result = await bench.restore(replace=True)
+        assert (bench.target / "000007.sst").stat().st_mode & 0o7777 == 0o755
+        assert result.files_fetched == 0
+
 
 class TestLeftovers:
     """A restore that died left these; the next one to the same target cleans up."""
@@ -531,12 +590,61 @@ class TestLeftovers:
         assert restored_whole(bench)
         assert result.files_fetched == 0
 
-    async def test_what_a_dead_restore_had_moved_aside_goes_if_nothing_may_be_replaced(self, bench: Workbench) -> None:
+    @pytest.mark.parametrize("target_is_empty", [False, True])
+    async def test_what_a_dead_restore_had_moved_aside_goes_only_once_there_is_something_at_the_target(
+        self, bench: Workbench, target_is_empty: bool
+    ) -> None:
         old = bench.root / f".target.tidemark-old-{self.SESSION}"
         old.mkdir()
         (old / "old").write_bytes(b"old")
+        if target_is_empty:
+            bench.target.mkdir()
+
+        async def refuse() -> None:
+            raise EngineError("no", operation="restore")
+
+        with pytest.raises(EngineError):
+            await bench.restore(unless=refuse)
+        assert read_tree(old) == {"old": b"old"}
         await bench.restore()
         assert restored_whole(bench)
+
+    @pytest.mark.parametrize("target_stays", [False, True])
+    async def test_half_removed_old_directory_never_becomes_the_target(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, target_stays: bool
+    ) -> None:
+        bench.target.mkdir()
+        bench.write({"old-1": b"1", "old-2": b"2"}, below=bench.target)
+
+        class Killed(BaseException):
+            """What stands for a kill -9 in the middle of a removal."""
+
+        real = shutil.rmtree
+
+        def die_half_way(path: Any, **kwargs: Any) -> None:
+            if (bench.root / path / "old-1").exists():
+                (bench.root / path / "old-1").unlink()
+                raise Killed
+            real(path, **kwargs)
+
+        async def refuse() -> None:
+            raise EngineError("no", operation="restore")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", die_half_way)
+            staging = Staging(bench.target, self.SESSION, replace=True)
+            staging.open()
+            staging.publish(())
+            with pytest.raises(Killed):
+                staging.close()
+        os.close(staging._lock)  # as the system does for the dead
+        assert bench.target.exists()
+        if not target_stays:
+            bench.target.rmdir()
+        with pytest.raises(EngineError):
+            await bench.restore(replace=True, unless=refuse)
+        assert bench.target.exists() == target_stays
+        assert bench.beside_target() == []
 
     async def test_old_directory_of_a_restore_that_died_after_the_swap_is_removed(self, bench: Workbench) -> None:
         old = bench.root / f".target.tidemark-old-{self.SESSION}"
@@ -610,7 +718,7 @@ class TestLeftovers:
         real = shutil.rmtree
 
         def refuse(path: Any, **kwargs: Any) -> None:
-            if "old" in str(path):
+            if "trash" in str(path):
                 raise PermissionError(13, "Permission denied")
             real(path, **kwargs)
 
