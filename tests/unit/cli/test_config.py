@@ -140,14 +140,14 @@ def test_a_name_that_would_be_read_as_something_else_is_refused(name: str) -> No
 
 
 def test_the_first_settings_file_there_is_is_the_one_read() -> None:
-    assert config_paths({"HOME": "/home/ann"}, Path("/work")) == (
-        Path("/work/tidemark.toml"),
+    assert config_paths({"HOME": "/home/ann"}, Path("/somewhere")) == (
+        Path("/somewhere/tidemark.toml"),
         Path("/home/ann/.config/tidemark/config.toml"),
     )
-    assert config_paths({"HOME": "/home/ann", "XDG_CONFIG_HOME": "/etc/ann"}, Path("/work"))[1] == Path(
+    assert config_paths({"HOME": "/home/ann", "XDG_CONFIG_HOME": "/etc/ann"}, Path("/somewhere"))[1] == Path(
         "/etc/ann/tidemark/config.toml"
     )
-    assert config_paths({}, Path("/work")) == (Path("/work/tidemark.toml"),)
+    assert config_paths({}, Path("/somewhere")) == (Path("/somewhere/tidemark.toml"),)
 
 
 def test_without_a_home_nothing_is_remembered() -> None:
