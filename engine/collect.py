@@ -5,97 +5,37 @@ the way means that nothing is deleted after it. Listing, marking and deleting ar
 can do them where the inventory is large.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, Created, Lost, RequestMetadata, list_blobs, read_blob
-from blobstore.errors import BlobNotFoundError
+from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, Created, Lost, RequestMetadata, list_blobs
 from engine.bounded import map_bounded
 from engine.errors import DamagedError, UnsafeStoreError
-from engine.index_io import is_missing, read_index_chain
-from engine.log_io import list_all_logs, read_boundaries, read_boundary, read_records
+from engine.index_io import is_missing
+from engine.log_io import read_boundary
 from engine.progress import NO_PROGRESS, Progress
-from engine.settle import new_keys_of, settle_keys
-from index.codec import RECORD_BYTES_MAX, decode_name, decode_pin, encode_record
-from index.collect_plan import (
-    DeleteReason,
-    PlannedDelete,
-    ScopePlan,
-    Upload,
-    choose_closed_records,
-    choose_superseded_boundaries,
-    choose_uploads,
-    name_is_live,
-    name_is_removable,
-    pin_is_live,
-    pin_is_removable,
-    plan_scope,
+from engine.roots import (
+    IN_FLIGHT_MAX,
+    References,
+    Roots,
+    kept_references,
+    open_references,
+    plan_log_deletes,
+    reachable_keys,
+    read_roots,
 )
+from engine.settle import new_keys_of, settle_keys
+from index.codec import encode_record
+from index.collect_plan import PlannedDelete, ScopePlan, Upload, choose_uploads, plan_scope
 from index.errors import UnsafeNameError
-from index.keys import BLOBS, INDEXES, NAMES, PINS, boundary_key, commit_key, parse_name_key, parse_upload_key
-from index.log import Commit, LogListing, ShortListingError, check_dense, valid_commits
-from index.model import Boundary, CommitPointer, CommitRecord, IndexReference, RepositoryRecord, Scope, StoreReference
-from index.reachable import blob_keys
+from index.keys import BLOBS, INDEXES, boundary_key, parse_upload_key
+from index.model import Boundary, IndexReference, RepositoryRecord, Scope
 from index.retention import KeepReason, Retention
 
-IN_FLIGHT_MAX: Final = 16
-ROOT_ATTEMPTS_MAX: Final = 5
 # A collector that is overtaken by a commit and another collector plans again this often.
 PLANS_MAX: Final = 3
-
-
-class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
-    """One scope's log, listed and read whole."""
-
-    listing: LogListing
-    records: dict[int, CommitRecord]
-    boundaries: tuple[Boundary, ...]
-
-    @property
-    def commits(self) -> tuple[Commit, ...]:
-        """Its valid commits, oldest first."""
-        return valid_commits(self.listing, self.records, self.boundaries)
-
-
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A pin or a name as a root: where it came from, and what it protects (nothing, once it is over)."""
-
-    key: str
-    written_at_ms: int
-    source: CommitPointer
-    scope: Scope
-    stores: tuple[StoreReference, ...]
-    # Set once the object itself may be deleted.
-    removable: DeleteReason | None
-
-
-class Roots(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that keeps blobs alive, as one reading of it."""
-
-    logs: tuple[ScopeLog, ...]
-    leases: tuple[Lease, ...]
-
-    def named(self, scope: Scope) -> frozenset[CommitPointer]:
-        """Records of a scope that a live name refers to."""
-        return frozenset(
-            le.source for le in self.leases if le.scope == scope and le.stores and le.key.startswith(NAMES)
-        )
-
-
-class References(msgspec.Struct, frozen=True, kw_only=True):
-    """The indexes that roots lead to."""
-
-    everything: frozenset[IndexReference]
-    # Those that only pins lead to. What is not there any more was collected before the pin stood, and the pinner is
-    # refused by `check_open`: it keeps nothing, and is no damage.
-    optional: frozenset[IndexReference]
-
-    @property
-    def required(self) -> frozenset[IndexReference]:
-        """Those that have to be there."""
-        return self.everything - self.optional
 
 
 class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,14 +161,17 @@ async def collect(
     hands = hands or OwnHands(store, progress)
     now_ms = await store.now_ms()
     foreign = await hands.list_uploads()
-    planned = await _plan(store, repository, retention, hands, now_ms, settle=not dry_run)
-    roots, plans, marked = planned.roots, planned.plans, planned.marked
+
+    async def read(known: Roots | None) -> Roots:
+        return await read_roots(store, repository, now_ms, known=known)
+
+    roots, (plans, references), marked = await _plan(store, read, retention, hands, settle=not dry_run)
     doomed = await plan_upload_deletes(store, marked.unreachable, now_ms)
     written = {plan.boundary for plan in plans if plan.boundary is not None}
     after, spared = roots, frozenset[str]()
     if not dry_run:
         written = {await write_boundary(store, boundary) for boundary in sorted(written, key=lambda b: str(b.scope))}
-        after, spared = await _read_again(store, repository, now_ms, planned)
+        after, spared = await _read_again(store, read, roots, references)
         doomed = tuple(d for d in doomed if d.key not in spared)
     rooms = (
         plan_log_deletes(after, planned=written if dry_run else ()),
@@ -260,67 +203,73 @@ async def collect(
     )
 
 
-class _Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """Roots, what is to become of them, and what they lead to."""
-
-    roots: Roots
-    plans: tuple[ScopePlan, ...]
-    references: References
-    marked: Marked
+# Reads the roots; records of an earlier reading are not read again.
+ReadRoots = Callable[[Roots | None], Awaitable[Roots]]
+Chosen = TypeVar("Chosen")
+Found = TypeVar("Found")
 
 
 async def _plan(
-    store: BlobStore,
-    repository: RepositoryRecord,
-    retention: Retention,
-    hands: Hands,
-    now_ms: int,
-    *,
-    settle: bool,
-) -> _Planned:
-    """Read the roots, plan and mark; again if something missing shows that this collector was overtaken."""
-    roots: Roots | None = None
-    overtaken_by: tuple[frozenset[IndexReference], DamagedError] | None = None
-    for attempt in range(PLANS_MAX):
-        roots = await read_roots(store, repository, now_ms, known=roots)
+    store: BlobStore, read: ReadRoots, retention: Retention, hands: Hands, *, settle: bool
+) -> tuple[Roots, tuple[tuple[ScopePlan, ...], References], Marked]:
+    """The first reading of the roots: plan, mark, and settle the newest commits."""
+
+    def choose(roots: Roots) -> tuple[References, tuple[tuple[ScopePlan, ...], References]]:
         plans = tuple(
             plan_scope(log.listing, log.records, log.boundaries, retention, roots.named(log.listing.scope))
             for log in roots.logs
         )
-        references = root_references(plans, roots.leases)
-        if overtaken_by is not None and references.required == overtaken_by[0]:
-            raise overtaken_by[1]
-        try:
-            marked = await hands.mark(references)
-            if settle:
-                await settle_newest(store, roots, marked.live_with_ttl)
-        except DamagedError as error:
-            if not is_missing(error) or attempt == PLANS_MAX - 1:
-                raise
-            overtaken_by = references.required, error
-        else:
-            return _Planned(roots=roots, plans=plans, references=references, marked=marked)
-    raise AssertionError("unreachable: the last attempt returns or raises")
+        references = kept_references(plans, roots)
+        return references, (plans, references)
+
+    async def mark(roots: Roots, references: References) -> Marked:
+        marked = await hands.mark(references)
+        if settle:
+            await settle_newest(store, roots, marked.live_with_ttl)
+        return marked
+
+    return await _read_until_not_overtaken(read, None, choose, mark)
 
 
 async def _read_again(
-    store: BlobStore, repository: RepositoryRecord, now_ms: int, planned: _Planned
+    store: BlobStore, read: ReadRoots, first: Roots, marked: References
 ) -> tuple[Roots, frozenset[str]]:
-    """The second reading of the roots, and what it spares (D4); again if this collector was overtaken, as `_plan`."""
-    roots = planned.roots
-    overtaken_by: tuple[frozenset[IndexReference], DamagedError] | None = None
+    """The second reading of the roots, and what it spares beside what the first has marked (D4)."""
+
+    def choose(roots: Roots) -> tuple[References, None]:
+        return open_references(roots), None
+
+    async def spare(roots: Roots, references: References) -> frozenset[str]:  # noqa: ARG001
+        unmarked = references.everything - marked.everything
+        return await reachable_keys(store, unmarked, optional=references.optional)
+
+    roots, _, spared = await _read_until_not_overtaken(read, first, choose, spare)
+    return roots, spared
+
+
+async def _read_until_not_overtaken(
+    read: ReadRoots,
+    known: Roots | None,
+    choose: Callable[[Roots], tuple[References, Chosen]],
+    follow: Callable[[Roots, References], Awaitable[Found]],
+) -> tuple[Roots, Chosen, Found]:
+    """Read roots and follow what they lead to; again if something missing shows that this collector was overtaken.
+
+    Raises:
+        DamagedError: Something is missing though the roots still need it, or is altered.
+    """
+    overtaken: tuple[frozenset[IndexReference], DamagedError] | None = None
     for attempt in range(PLANS_MAX):
-        roots = await read_roots(store, repository, now_ms, known=roots)
-        references = open_references(roots)
-        if overtaken_by is not None and references.required == overtaken_by[0]:
-            raise overtaken_by[1]
-        unmarked = references.everything - planned.references.everything
+        known = await read(known)
+        references, chosen = choose(known)
+        if overtaken is not None and references.required == overtaken[0]:
+            raise overtaken[1]
         try:
-            return roots, await reachable_keys(store, unmarked, optional=references.optional)
+            return known, chosen, await follow(known, references)
         except DamagedError as error:
             if not is_missing(error) or attempt == PLANS_MAX - 1:
                 raise
-            overtaken_by = references.required, error
+            overtaken = references.required, error
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
@@ -351,124 +300,6 @@ async def list_uploads(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple
                 continue
             uploads.append(Upload(blob.key, blob.size_bytes, blob.created_at_ms, blob.expires_at_ms, blob.ttl_known))
     return tuple(uploads), tuple(foreign)
-
-
-async def read_roots(
-    store: BlobStore, repository: RepositoryRecord, now_ms: int, *, known: Roots | None = None
-) -> Roots:
-    """All logs, names and pins; records in `known` are not read again.
-
-    Raises:
-        UnsafeStoreError: The logs keep changing or have holes (C1).
-    """
-    remembered: Mapping[Scope, Mapping[int, CommitRecord]] = (
-        {log.listing.scope: log.records for log in known.logs} if known else {}
-    )
-    for attempt in range(ROOT_ATTEMPTS_MAX):
-        try:
-            # Pins first: a name, fork or rewind releases its pin only once its own record stands, so that a pin already
-            # gone here has left a record that the later readings find (D5). The other way round both could be missed.
-            pins = await _read_pins(store, repository, now_ms)
-            names = await _read_names(store, now_ms)
-            logs = [
-                await _read_log(store, listing, remembered.get(listing.scope)) for listing in await list_all_logs(store)
-            ]
-            return Roots(logs=tuple(logs), leases=(*names, *pins))
-        except (BlobNotFoundError, ShortListingError) as error:
-            if attempt == ROOT_ATTEMPTS_MAX - 1:
-                raise UnsafeStoreError("the logs keep changing or have holes", operation="collect") from error
-    raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-async def _read_log(store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] | None) -> ScopeLog:
-    boundaries = await read_boundaries(store, listing)
-    check_dense(listing, boundaries)
-    return ScopeLog(listing=listing, records=await read_records(store, listing, known), boundaries=boundaries)
-
-
-async def _read_names(store: BlobStore, now_ms: int) -> list[Lease]:
-    leases = []
-    async for blob in list_blobs(store, NAMES):
-        parse_name_key(blob.key)
-        name = decode_name(await read_blob(store, blob.key, size_bytes_max=RECORD_BYTES_MAX), subject=blob.key)
-        live = name_is_live(name, blob.created_at_ms)
-        removable = name_is_removable(name, blob.created_at_ms, now_ms)
-        leases.append(
-            Lease(
-                key=blob.key,
-                written_at_ms=blob.created_at_ms,
-                source=name.source,
-                scope=name.scope,
-                stores=name.stores if live else (),
-                removable=DeleteReason.RELEASED_NAME if removable else None,
-            )
-        )
-    return leases
-
-
-async def _read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int) -> list[Lease]:
-    leases = []
-    async for blob in list_blobs(store, PINS):
-        pin = decode_pin(await read_blob(store, blob.key, size_bytes_max=RECORD_BYTES_MAX), subject=blob.key)
-        live = pin_is_live(pin, blob.created_at_ms, now_ms)
-        removable = pin_is_removable(pin, blob.created_at_ms, now_ms, repository.margin_ms)
-        leases.append(
-            Lease(
-                key=blob.key,
-                written_at_ms=blob.created_at_ms,
-                source=pin.source,
-                scope=pin.scope,
-                stores=pin.stores if live else (),
-                removable=DeleteReason.EXPIRED_PIN if removable else None,
-            )
-        )
-    return leases
-
-
-def root_references(plans: Iterable[ScopePlan], leases: Iterable[Lease]) -> References:
-    """The indexes that kept commits, names and pins lead to."""
-    return _references((commit for plan in plans for commit, _ in plan.kept), leases)
-
-
-def open_references(roots: Roots) -> References:
-    """The indexes that any commit still open, and any live lease, leads to: those of the second reading (D4)."""
-    return _references((commit for log in roots.logs for commit in log.commits), roots.leases)
-
-
-def _references(commits: Iterable[Commit], leases: Iterable[Lease]) -> References:
-    required = {s.index for commit in commits for s in commit.record.stores}
-    pinned: set[IndexReference] = set()
-    for lease in leases:
-        (pinned if lease.key.startswith(PINS) else required).update(s.index for s in lease.stores)
-    return References(everything=frozenset(required | pinned), optional=frozenset(pinned - required))
-
-
-async def reachable_keys(
-    store: BlobStore,
-    references: Iterable[IndexReference],
-    *,
-    optional: frozenset[IndexReference] = frozenset(),
-) -> frozenset[str]:
-    """Every key that some indexes keep alive: themselves, the bases of deltas (P2), and the blobs.
-
-    Args:
-        optional: Those of them that keep nothing alive where they, or what they are a delta on, are missing.
-
-    Raises:
-        DamagedError: An index is missing or altered.
-    """
-
-    async def read(reference: IndexReference) -> frozenset[str]:
-        try:
-            index, chain = await read_index_chain(store, reference)
-        except DamagedError as error:
-            if reference in optional and is_missing(error):
-                return frozenset()
-            raise
-        return blob_keys(index) | {r.key for r in chain}
-
-    found = await map_bounded(read, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)
-    return frozenset().union(*found)
 
 
 async def settle_newest(store: BlobStore, roots: Roots, live_with_ttl: Iterable[Upload]) -> None:
@@ -511,25 +342,6 @@ async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary:
             return await read_boundary(store, boundary.scope, boundary.number)
         case unknown:
             raise UnsafeStoreError(f"no answer for the boundary: {unknown.reason}", operation="collect", subject=key)
-
-
-def plan_log_deletes(roots: Roots, planned: Iterable[Boundary] = ()) -> tuple[PlannedDelete, ...]:
-    """Closed records first, then superseded boundaries, released names and pins that are over."""
-    records: list[PlannedDelete] = []
-    others: list[PlannedDelete] = []
-    for log in roots.logs:
-        scope = log.listing.scope
-        boundaries = (*log.boundaries, *(b for b in planned if b.scope == scope))
-        records += [
-            PlannedDelete(commit_key(scope, p.number), DeleteReason.CLOSED_COMMIT)
-            for p in choose_closed_records(log.listing, log.records, boundaries)
-        ]
-        others += [
-            PlannedDelete(boundary_key(scope, b.number), DeleteReason.SUPERSEDED_BOUNDARY)
-            for b in choose_superseded_boundaries(boundaries)
-        ]
-    others += [PlannedDelete(lease.key, lease.removable) for lease in roots.leases if lease.removable is not None]
-    return (*records, *others)
 
 
 async def carry_out(hands: Hands, rooms: Sequence[Sequence[PlannedDelete]]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Reading and listing a scope's log in a store."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ LOAD_ATTEMPTS_MAX: Final = 5
 READS_IN_FLIGHT_MAX: Final = 16
 
 Loaded = TypeVar("Loaded")
+Decoded_co = TypeVar("Decoded_co", covariant=True)
 
 
 class LoadedLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +42,24 @@ class LoadedLog(msgspec.Struct, frozen=True, kw_only=True):
     newest: Commit | None
 
 
+class Decode(Protocol[Decoded_co]):
+    """One of the decoders of `index.codec`."""
+
+    def __call__(self, data: bytes, *, subject: str) -> Decoded_co:
+        """The record; raises `FormatError`."""
+        ...
+
+
+async def read_record(store: BlobStore, key: str, decode: Decode[Loaded]) -> Loaded:
+    """Any record by its key.
+
+    Raises:
+        BlobNotFoundError: It is not there (any more).
+        FormatError: Its bytes are not what `decode` takes.
+    """
+    return decode(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX), subject=key)
+
+
 async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitRecord:
     """One commit record.
 
@@ -49,7 +68,7 @@ async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitReco
         FormatError: Its bytes or its content are not a valid record of this scope and number.
     """
     key = commit_key(scope, number)
-    record = decode_commit(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX), subject=key)
+    record = await read_record(store, key, decode_commit)
     if record.scope != scope or record.number != number:
         raise IndexInvariantError(f"says that it is record {record.number} of {record.scope}", subject=key)
     return record
@@ -58,7 +77,7 @@ async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitReco
 async def read_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary:
     """One boundary; errors as `read_commit`."""
     key = boundary_key(scope, number)
-    boundary = decode_boundary(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX), subject=key)
+    boundary = await read_record(store, key, decode_boundary)
     if boundary.scope != scope or boundary.number != number:
         raise IndexInvariantError(f"says that it is boundary {boundary.number} of {boundary.scope}", subject=key)
     return boundary
@@ -120,7 +139,7 @@ async def load_log(store: BlobStore, scope: Scope) -> LoadedLog:
         listing, boundaries = await _dense_listing(store, scope)
         return LoadedLog(listing=listing, boundaries=boundaries, newest=await _newest_valid(store, listing, boundaries))
 
-    return await _repeated(load, scope)
+    return await repeat_reading(load, operation="load", subject=str(scope))
 
 
 async def load_commits(store: BlobStore, scope: Scope) -> tuple[Commit, ...]:
@@ -130,7 +149,7 @@ async def load_commits(store: BlobStore, scope: Scope) -> tuple[Commit, ...]:
         listing, boundaries = await _dense_listing(store, scope)
         return valid_commits(listing, await read_records(store, listing), boundaries)
 
-    return await _repeated(load, scope)
+    return await repeat_reading(load, operation="load", subject=str(scope))
 
 
 async def _dense_listing(store: BlobStore, scope: Scope) -> tuple[LogListing, tuple[Boundary, ...]]:
@@ -140,17 +159,21 @@ async def _dense_listing(store: BlobStore, scope: Scope) -> tuple[LogListing, tu
     return listing, boundaries
 
 
-async def _repeated(load: Callable[[], Awaitable[Loaded]], scope: Scope) -> Loaded:
-    """Try again when a collection beside us took away what the listing had promised."""
+async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: str, subject: str = "") -> Loaded:
+    """Read logs again when a collection beside us took away what a listing had promised.
+
+    Raises:
+        UnsafeStoreError: That, or a hole, was met in every reading (C1).
+    """
     for attempt in range(LOAD_ATTEMPTS_MAX):
         try:
-            return await load()
+            return await read()
         except (BlobNotFoundError, ShortListingError) as error:
             if attempt == LOAD_ATTEMPTS_MAX - 1:
                 raise UnsafeStoreError(
                     f"the log changed or had holes in each of {LOAD_ATTEMPTS_MAX} readings",
-                    operation="load",
-                    subject=str(scope),
+                    operation=operation,
+                    subject=subject,
                 ) from error
     raise AssertionError("unreachable: the last attempt returns or raises")
 

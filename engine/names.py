@@ -8,11 +8,12 @@ from collections import defaultdict
 
 import msgspec
 
-from blobstore.base import BlobStore, BytesBody, list_blobs, read_blob
+from blobstore.base import BlobStore, BytesBody, list_blobs
 from blobstore.errors import BlobNotFoundError
 from engine.errors import NotFoundError
-from index.codec import RECORD_BYTES_MAX, decode_name, encode_record
-from index.keys import name_prefix, names_prefix, parse_name_key
+from engine.log_io import read_record
+from index.codec import decode_name, encode_record
+from index.keys import NAMES, name_prefix, names_prefix, parse_name_key
 from index.model import NameRecord, Scope
 from index.naming import Naming, choose_naming
 
@@ -71,14 +72,18 @@ def find_name(namings: tuple[Naming, ...], scope: Scope, name: str) -> Naming:
     return chosen
 
 
+async def read_all_namings(store: BlobStore) -> tuple[Naming, ...]:
+    """Every record of every name of every scope: as `read_namings`."""
+    return await _read_namings(store, NAMES)
+
+
 async def _read_namings(store: BlobStore, prefix: str) -> tuple[Naming, ...]:
     namings: list[Naming] = []
     async for blob in list_blobs(store, prefix):
         naming_id = parse_name_key(blob.key)[2]
         try:
-            data = await read_blob(store, blob.key, size_bytes_max=RECORD_BYTES_MAX)
+            record = await read_record(store, blob.key, decode_name)
         except BlobNotFoundError:
             continue  # released, and collected since the listing
-        record = decode_name(data, subject=blob.key)
         namings.append(Naming(key=blob.key, created_at_ms=blob.created_at_ms, id=naming_id, record=record))
     return tuple(namings)

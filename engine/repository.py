@@ -9,7 +9,7 @@ from typing import Final, Literal, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
-from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown, read_blob
+from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.opening import open_store
 from engine import index_io
@@ -27,7 +27,7 @@ from engine.errors import (
     StaleResultError,
     UsageError,
 )
-from engine.log_io import list_scopes, load_commits, load_log
+from engine.log_io import list_scopes, load_commits, load_log, read_record
 from engine.names import find_name, list_names, read_name, read_namings, release_naming
 from engine.pins import PinLease, hold_pin
 from engine.progress import NO_PROGRESS, Progress
@@ -37,7 +37,7 @@ from engine.settle import settle_record
 from engine.transfer_settings import TransferSettings
 from engine.verify import Level, VerifyReport, verify
 from index.backup_plan import BackupPlan
-from index.codec import RECORD_BYTES_MAX, decode_repository, encode_record
+from index.codec import decode_repository, encode_record
 from index.index_diff import IndexDifference, diff_indexes
 from index.keys import REPOSITORY, encode_component, name_key
 from index.log import Commit
@@ -740,12 +740,11 @@ def _opened(store: str | BlobStore) -> BlobStore:
 
 async def _read_record(store: BlobStore) -> RepositoryRecord:
     try:
-        data = await read_blob(store, REPOSITORY, size_bytes_max=RECORD_BYTES_MAX)
+        return await read_record(store, REPOSITORY, decode_repository)
     except BlobNotFoundError as error:
         raise NotFoundError(
             "this store is no repository", operation="open", hint="make it one with `tidemark init`, or check the URL"
         ) from error
-    return decode_repository(data, subject=REPOSITORY)
 
 
 def _commit_of_name(name: NameRecord) -> Commit:

@@ -21,9 +21,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
-from engine.collect import CollectReport, Marked, References, delete_keys, list_uploads, reachable_keys
+from engine.collect import CollectReport, Marked, delete_keys, list_uploads
 from engine.errors import DamagedError
 from engine.index_io import is_missing
+from engine.roots import References, reachable_keys
 from engine.spark.access import Access, open_on_driver
 from engine.spark.errors import TaskFailedError, last_error
 from engine.transfer_settings import TransferSettings
