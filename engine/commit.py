@@ -21,6 +21,7 @@ from blobstore.errors import (
 )
 from engine.backup import BackupResult
 from engine.clock import Ambient
+from engine.commit_record import ANY, Head, Request, check_results, compose_commit, encode_commit, new_record
 from engine.errors import (
     CommitLostError,
     CommitUnknownError,
@@ -28,19 +29,15 @@ from engine.errors import (
     DamagedError,
     FencedError,
     LeaseExpiredError,
-    StaleResultError,
     UnsafeStoreError,
     UsageError,
 )
 from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, load_log, read_boundaries, read_commit
 from engine.pins import hold_pin
 from engine.settle import settle_keys, settle_record
-from index.codec import encode_record
-from index.errors import FormatError
 from index.keys import LOG, commit_key, encode_component
 from index.log import Commit, Verdict, judge_record
 from index.model import (
-    NEVER_MS,
     BlobKey,
     CommitPointer,
     CommitRecord,
@@ -48,37 +45,12 @@ from index.model import (
     Scope,
     ScopeLayout,
     StoreReference,
-    UniqueId,
 )
 
 # A writer meets its own late record at most once per attempt; more means that something else is wrong.
 COMMIT_ATTEMPTS_MAX: Final = 3
-# Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
-ANY: Final = "any"
 # Answers with which a store says for certain that it has not written anything.
 REFUSALS: Final = (AccessDeniedError, StoreFullError, InvalidRequestError, CapabilityMissingError)
-
-
-class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a scope stands for a writer."""
-
-    newest: Commit | None
-    # The number that the next record takes: the newest number loaded, void ones and boundaries counted, plus one (C1).
-    next_number: int
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asked to be committed; an equal one later is the same request, made again (C3)."""
-
-    kind: Literal["commit", "rewind", "fork"]
-    version: int | None = None
-    offsets: str = ""
-    layout: ScopeLayout | None = None
-    # Task, store and unique id of each result.
-    results: tuple[tuple[str, str, UniqueId], ...] = ()
-    parent: CommitPointer | Literal["any"] | None = ANY
-    source: CommitPointer | None = None
-    source_scope: Scope | None = None
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -145,7 +117,7 @@ class CommitWriter:
                 written down.
             StoreError: The store refused; nothing was written.
         """
-        _check_results(self._scope, results)
+        check_results(self._scope, results)
         identities = ((r.reference.task, r.reference.store, r.reference.unique_id) for r in results)
         request = Request(
             kind="commit",
@@ -157,7 +129,14 @@ class CommitWriter:
         )
 
         async def compose(head: Head) -> CommitRecord:
-            return self._compose(head, results, request)
+            return compose_commit(
+                head,
+                request,
+                results,
+                scope=self._scope,
+                write_id=self._ambient.write_id(),
+                repository=self._repository,
+            )
 
         async with self._one_at_a_time:
             return await self._submit(request, compose, [key for result in results for key in result.new_keys])
@@ -214,9 +193,11 @@ class CommitWriter:
                 await settle_record(self._store, target.record)
 
                 async def compose(head: Head) -> CommitRecord:
-                    return self._record(
+                    return new_record(
                         head,
                         request,
+                        scope=self._scope,
+                        write_id=self._ambient.write_id(),
                         version=target.record.version,
                         offsets=target.record.offsets,
                         layout=target.record.layout,
@@ -248,7 +229,7 @@ class CommitWriter:
                     subject=str(self._scope),
                 )
             record = self._sent_before(request, head) or await compose(head)
-            data = _encoded(record)
+            data = encode_commit(record)
             if head.newest is None:
                 await self._check_granularity()
             await self._check_lease(record)
@@ -402,64 +383,6 @@ class CommitWriter:
         self._unresolved.pop(commit.pointer, None)
         return commit
 
-    # ------------------------------------------------------------------ what a record says
-
-    def _compose(self, head: Head, results: Sequence[BackupResult], request: Request) -> CommitRecord:
-        parent = head.newest.record if head.newest else None
-        _check_bases(self._scope, head.newest, results)
-        if parent is not None and request.layout is not None and request.layout != parent.layout:
-            raise UsageError(
-                f"the scope was begun with {parent.layout}, not {request.layout}",
-                operation="commit",
-                subject=str(self._scope),
-                hint="the number of tasks and the key hash of a job never change; start a new job",
-            )
-        stores = {(s.task, s.store): s for s in (parent.stores if parent else ())}
-        for result in results:
-            reference = msgspec.structs.replace(result.reference, number=head.next_number)
-            stores[reference.task, reference.store] = reference
-        births = [result.oldest_birth_ms for result in results]
-        lease_ms = self._repository.ttl_ms - self._repository.margin_ms
-        next_version = parent.version + 1 if parent else 1
-        return self._record(
-            head,
-            request,
-            version=request.version if request.version is not None else next_version,
-            offsets=request.offsets,
-            layout=request.layout or (parent.layout if parent else ScopeLayout()),
-            stores=tuple(stores[key] for key in sorted(stores)),
-            valid_until_ms=min(births) + lease_ms if births else NEVER_MS,
-        )
-
-    def _record(
-        self,
-        head: Head,
-        request: Request,
-        *,
-        version: int,
-        offsets: str,
-        layout: ScopeLayout,
-        stores: tuple[StoreReference, ...],
-        valid_until_ms: int,
-    ) -> CommitRecord:
-        newest = head.newest
-        return CommitRecord(
-            scope=self._scope,
-            number=head.next_number,
-            write_id=self._ambient.write_id(),
-            kind=request.kind,
-            predecessor=newest.pointer if newest else None,
-            source=request.source,
-            source_scope=request.source_scope,
-            version=version,
-            offsets=offsets,
-            layout=layout,
-            stores=stores,
-            valid_until_ms=valid_until_ms,
-            predecessor_committed_at_ms=newest.committed_at_ms if newest else 0,
-            settled_through=newest.pointer.number if newest else 0,
-        )
-
     async def _check_granularity(self) -> None:
         """A job commits as a whole or by task, never both: a store belongs to exactly one scope (K3)."""
         job = f"{LOG}{encode_component(self._scope.job)}"
@@ -484,44 +407,3 @@ class CommitWriter:
         if head.newest is not None and not head.newest.settled:
             await settle_record(self._store, head.newest.record)
             self._head = msgspec.structs.replace(head, newest=msgspec.structs.replace(head.newest, settled=True))
-
-
-def _encoded(record: CommitRecord) -> bytes:
-    try:
-        return encode_record(record)
-    except FormatError as error:
-        raise UsageError(
-            f"cannot be written down: {error}", operation=record.kind, subject=str(record.scope), hint=error.hint
-        ) from error
-
-
-def _check_results(scope: Scope, results: Sequence[BackupResult]) -> None:
-    seen: set[tuple[str, str]] = set()
-    for result in results:
-        reference = result.reference
-        if result.scope != scope:
-            raise UsageError(f"a result belongs to {result.scope}", operation="commit", subject=str(scope))
-        if scope.task not in {None, reference.task}:
-            raise UsageError(f"a result belongs to task {reference.task}", operation="commit", subject=str(scope))
-        if (reference.task, reference.store) in seen:
-            raise UsageError(
-                f"two results for store {reference.store} of task {reference.task}",
-                operation="commit",
-                subject=str(scope),
-            )
-        seen.add((reference.task, reference.store))
-
-
-def _check_bases(scope: Scope, parent: Commit | None, results: Sequence[BackupResult]) -> None:
-    """C2: what a result was diffed against must be what the parent holds."""
-    for result in results:
-        held: StoreReference | None = None
-        if parent is not None:
-            held = parent.store(result.reference.task, result.reference.store)
-        if result.base_unique_id != (held.unique_id if held else None):
-            raise StaleResultError(
-                f"store {result.reference.store} of task {result.reference.task} was backed up against "
-                f"{result.base_unique_id}, but the newest commit holds {held.unique_id if held else None}",
-                operation="commit",
-                subject=str(scope),
-            )

@@ -1,10 +1,11 @@
 """What is known of local files without reading them again (design 0002, I1 and I2)."""
 
+import asyncio
 import contextlib
 import os
 import stat
 import tempfile
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Final, Self
 
@@ -20,6 +21,9 @@ SPARE_ENTRIES: Final = 1_000
 CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
 # A file that changed less than this before it was looked at may change once more within the same clock tick.
 SETTLING_TIME_MS: Final = 2_000
+
+# Directories of which one open repository keeps the hashes in memory.
+DIRECTORIES_REMEMBERED_MAX: Final = 64
 
 _MAGIC: Final = b"TIDECACH"
 _NS_PER_MS: Final = 1_000_000
@@ -100,36 +104,21 @@ class DigestCache:
             restored = False
         read_before = known is not None and known.sst_read
         self._put(
-            CachedFile(
-                file.device,
-                file.inode,
-                file.metadata.size_bytes,
-                file.metadata.modified_at_ns,
-                file.changed_at_ns,
+            _entry(
+                file,
                 blake3,
                 crc32,
-                sst_read or read_before,
-                known.sst if known is not None and not sst_read else file.sst,
-                settled,
-                restored,
+                sst_read=sst_read or read_before,
+                sst=known.sst if known is not None and not sst_read else file.sst,
+                settled=settled,
+                restored=restored,
             )
         )
 
     def record_restored(self, file: LocalFile, digest: Digest, *, looked_at_ms: int) -> None:
         """Remember a file that a restore has written and verified, with its stat from after the fsync (I2)."""
-        self._put(
-            CachedFile(
-                file.device,
-                file.inode,
-                file.metadata.size_bytes,
-                file.metadata.modified_at_ns,
-                file.changed_at_ns,
-                digest.blake3,
-                digest.crc32,
-                settled=_is_settled(file, looked_at_ms),
-                restored=True,
-            )
-        )
+        settled = _is_settled(file, looked_at_ms)
+        self._put(_entry(file, digest.blake3, digest.crc32, settled=settled, restored=True))
 
     def trim(self, files: Collection[LocalFile]) -> None:
         """Forget files that are gone, once they are more than those that there are.
@@ -186,6 +175,76 @@ class DigestCache:
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
+
+
+class DigestCaches:
+    """The caches of the directories that one repository has used last.
+
+    Where there is a place for them they are kept for the next process.
+
+    Attributes:
+        error: Why the newest one could not be kept. That costs the next run time and nothing else: nothing is raised.
+    """
+
+    def __init__(self, cache_dir: Path | None) -> None:
+        self._cache_dir = cache_dir
+        # By directory, the one used last at the end.
+        self._caches: dict[Path, DigestCache] = {}
+        self.error: OSError | None = None
+
+    @contextlib.asynccontextmanager
+    async def of(self, directory: Path) -> AsyncIterator[DigestCache]:
+        """What is known of a directory's files; what the block adds is kept whatever becomes of it."""
+        cache = await asyncio.to_thread(self._load, directory)
+        try:
+            yield cache
+        finally:
+            await asyncio.to_thread(self._save, cache, directory)
+
+    def _load(self, directory: Path) -> DigestCache:
+        directory = directory.absolute()
+        cache = self._caches.pop(directory, None)
+        if cache is None:
+            cache = DigestCache.load(self._cache_dir, directory) if self._cache_dir is not None else DigestCache()
+        self._caches[directory] = cache
+        # A job that backs up a checkpoint of another name each time would otherwise remember them all.
+        for oldest in list(self._caches)[:-DIRECTORIES_REMEMBERED_MAX]:
+            self._caches.pop(oldest, None)
+        return cache
+
+    def _save(self, cache: DigestCache, directory: Path) -> None:
+        if self._cache_dir is None:
+            return
+        try:
+            cache.save(self._cache_dir, directory)
+        except OSError as error:
+            self.error = error
+
+
+def _entry(
+    file: LocalFile,
+    blake3: bytes | None,
+    crc32: int | None,
+    *,
+    settled: bool,
+    restored: bool,
+    sst_read: bool = False,
+    sst: SstIdentity | None = None,
+) -> CachedFile:
+    """Facts about a file of exactly this stat."""
+    return CachedFile(
+        file.device,
+        file.inode,
+        file.metadata.size_bytes,
+        file.metadata.modified_at_ns,
+        file.changed_at_ns,
+        blake3,
+        crc32,
+        sst_read,
+        sst,
+        settled,
+        restored,
+    )
 
 
 def _has_stat_of(known: CachedFile, file: LocalFile) -> bool:

@@ -183,16 +183,7 @@ def _from_cache(path: FilePath, file: LocalFile, entry: FileIndex, cache: Digest
     known = cache.find(file)
     by_sst = entry.sst is not None and (known is None or not known.sst_read or known.sst is not None)
     if known is not None and (known.sst_read if by_sst else known.blake3 is not None):
-        return LocalFile(
-            name=file.name,
-            metadata=file.metadata,
-            device=file.device,
-            inode=file.inode,
-            changed_at_ns=file.changed_at_ns,
-            sst=known.sst,
-            blake3=known.blake3,
-            crc32=known.crc32,
-        )
+        return _with_facts(file, known.sst, known.blake3, known.crc32)
     return Wanted(path, file, sst=by_sst, digest=True)
 
 
@@ -260,7 +251,7 @@ def _read_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wan
         raise unreadable_error(root.joinpath(*item.path), error) from error
     if not held_still:
         raise changed_error(root.joinpath(*item.path))
-    return _with_facts(item.file, sst, digest)
+    return _with_facts(item.file, sst, *(digest or (None, None)))
 
 
 def _read_sst(descriptor: int, size_bytes: int) -> SstIdentity | None:
@@ -287,7 +278,7 @@ def _read_digest(descriptor: int, size_bytes: int, stop: threading.Event) -> Dig
     return hasher.digest
 
 
-def _with_facts(file: LocalFile, sst: SstIdentity | None, digest: Digest | None) -> LocalFile:
+def _with_facts(file: LocalFile, sst: SstIdentity | None, blake3: bytes | None, crc32: int | None) -> LocalFile:
     return LocalFile(
         name=file.name,
         metadata=file.metadata,
@@ -295,8 +286,8 @@ def _with_facts(file: LocalFile, sst: SstIdentity | None, digest: Digest | None)
         inode=file.inode,
         changed_at_ns=file.changed_at_ns,
         sst=sst,
-        blake3=digest.blake3 if digest is not None else None,
-        crc32=digest.crc32 if digest is not None else None,
+        blake3=blake3,
+        crc32=crc32,
     )
 
 

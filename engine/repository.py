@@ -1,6 +1,5 @@
 """A repository: the public API. Everything else in `engine` is what it is made of."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -16,35 +15,32 @@ from engine import index_io
 from engine.backup import BackupResult, backup_dir, plan_backup_dir
 from engine.clock import Ambient, SystemAmbient
 from engine.collect import CollectReport, Hands, collect
-from engine.commit import ANY, REFUSALS, CommitWriter
-from engine.digest_cache import DigestCache
+from engine.commit import CommitWriter
+from engine.commit_record import ANY
+from engine.digest_cache import DigestCaches
 from engine.errors import (
     CollectedError,
     DamagedError,
-    EngineError,
-    LeaseExpiredError,
     NotFoundError,
     StaleResultError,
     UsageError,
 )
 from engine.log_io import list_scopes, load_commits, load_log, read_record
-from engine.names import find_name, list_names, read_name, read_namings, release_naming
+from engine.names import list_names, read_name
+from engine.naming import give_name, release_name
 from engine.pins import PinLease, hold_pin
 from engine.progress import NO_PROGRESS, Progress
 from engine.restore import OwnerPolicy, RestoreResult, restore_store
 from engine.restore_preview import plan_restore_store
-from engine.settle import settle_record
 from engine.transfer_settings import TransferSettings
 from engine.verify import Level, VerifyReport, verify
 from index.backup_plan import BackupPlan
 from index.codec import decode_repository, encode_record
 from index.index_diff import IndexDifference, diff_indexes
-from index.keys import REPOSITORY, encode_component, name_key
-from index.log import Commit
+from index.keys import REPOSITORY, encode_component
+from index.log import Commit, fits
 from index.model import (
-    NEVER_MS,
     CommitPointer,
-    CommitRecord,
     IndexReference,
     NameRecord,
     RepositoryRecord,
@@ -54,7 +50,7 @@ from index.model import (
     StoreReference,
     UniqueId,
 )
-from index.naming import choose_naming
+from index.naming import commit_of_name
 from index.restore_plan import RestorePlan
 from index.retention import Retention
 
@@ -68,8 +64,6 @@ BACKSTOP_MS_MIN: Final = 7 * DAY_MS
 LATEST: Final = "latest"
 # A reader whose commit is collected before its pin stands chooses again this often.
 CHOICES_MAX: Final = 3
-# Directories of which one open repository keeps the hashes in memory.
-DIRECTORIES_REMEMBERED_MAX: Final = 64
 
 
 class Choice(TypedDict, total=False):
@@ -119,13 +113,9 @@ class Repository:
         self.settings = settings or TransferSettings()
         self._ambient = ambient or SystemAmbient()
         self._writers: dict[Scope, CommitWriter] = {}
-        # By directory, the one used last at the end.
-        self._caches: dict[Path, DigestCache] = {}
         self._indexes = index_io.IndexCache()
         # The id comes from the store: as one component it cannot lead out of the directory.
-        self._cache_dir = cache_dir / encode_component(record.id) if cache_dir is not None else None
-        # Why a digest cache could not be kept. That costs the next run time and nothing else, so nothing is raised.
-        self.cache_error: OSError | None = None
+        self._digests = DigestCaches(cache_dir / encode_component(record.id) if cache_dir is not None else None)
 
     @classmethod
     async def init(
@@ -221,6 +211,11 @@ class Repository:
         """Release the store."""
         await self.store.close()
 
+    @property
+    def cache_error(self) -> OSError | None:
+        """Why a digest cache could not be kept. That costs the next run time and nothing else: nothing is raised."""
+        return self._digests.error
+
     # ------------------------------------------------------------------ writing
 
     async def backup(
@@ -251,7 +246,7 @@ class Repository:
         """
 
         async def back_up(base: StoreReference | None) -> BackupResult:
-            async with self._digests(directory) as cache:
+            async with self._digests.of(directory) as cache:
                 return await backup_dir(
                     self.store,
                     scope=scope,
@@ -283,7 +278,7 @@ class Repository:
         """What `backup` would do; nothing is written. Arguments and errors as there."""
 
         async def plan(base: StoreReference | None) -> BackupPlan:
-            async with self._digests(directory) as cache:
+            async with self._digests.of(directory) as cache:
                 return await plan_backup_dir(
                     self.store,
                     directory=directory,
@@ -317,85 +312,12 @@ class Repository:
         return await self._writer(scope).fork(target)
 
     async def name(self, commit: Commit, name: str) -> NameRecord:
-        """Keep a commit under a name until the name is released (design 0002, D5).
-
-        A name that stands for this commit already is left as it is: a call that got no answer can be repeated.
-
-        Requests: one LIST of the name; those of `pinned` and of settling the commit; one PUT; the LIST again, with a
-        GET for each record there.
-
-        Raises:
-            UsageError: The name is taken in this scope, or was given to another commit at the same moment.
-            NotFoundError: The commit was collected meanwhile.
-            LeaseExpiredError: The naming came too late to protect anything.
-            StoreUnavailableError: The outcome is unknown: the name may stand now or later.
-        """
-        standing = choose_naming(await read_namings(self.store, commit.scope, name))
-        if standing is not None:
-            if standing.record.source != commit.pointer:
-                raise _name_is_taken(name)
-            return standing.record
-        async with hold_pin(
-            self.store, self._ambient, commit, purpose="name", margin_ms=self.record.margin_ms, required=True
-        ) as lease:
-            await settle_record(self.store, commit.record)
-            record = NameRecord(
-                scope=commit.scope,
-                name=name,
-                source=commit.pointer,
-                version=commit.record.version,
-                committed_at_ms=commit.committed_at_ms,
-                stores=commit.record.stores,
-                valid_until_ms=lease.valid_until_ms,
-                offsets=commit.record.offsets,
-                layout=commit.record.layout,
-            )
-            key = name_key(commit.scope, name, self._ambient.session())
-            await self._put_naming(lease, key, record)
-            return await self._judge_naming(key, record)
-
-    async def _put_naming(self, lease: PinLease, key: str, record: NameRecord) -> None:
-        # Until the outcome is known the naming may land late, and has to find its blobs when it does.
-        data = encode_record(record)
-        lease.keep()
-        try:
-            outcome = await self.store.put_if_absent(key, BytesBody(data))
-        except REFUSALS:
-            lease.let_go()
-            raise
-        match outcome:
-            case Unknown(reason=reason):
-                raise StoreUnavailableError(reason, operation="name", key=key)
-            case Created(created_at_ms=created_at_ms) if created_at_ms > record.valid_until_ms:
-                pass  # judged by the listing, as for every reader
-            case Created() | Lost():  # nobody else has this key: an earlier copy of the request was there first
-                lease.let_go()
-
-    async def _judge_naming(self, key: str, record: NameRecord) -> NameRecord:
-        """Two who name at once each write, then read: at least one sees the other, and who does gives way."""
-        namings = await read_namings(self.store, record.scope, record.name)
-        mine = next((n for n in namings if n.key == key), None)
-        if mine is None or mine.created_at_ms > record.valid_until_ms:
-            # One that was in time stands until its pin is over, whoever releases it.
-            raise LeaseExpiredError("the name came after its pin had ended", operation="name", subject=record.name)
-        if any(n.is_live and n.record.source != record.source for n in namings):
-            await release_naming(self.store, mine)
-            raise _name_is_taken(record.name)
-        return record
+        """Keep a commit under a name until the name is released; see `engine.naming.give_name`."""
+        return await give_name(self.store, self.record, self._ambient, commit, name)
 
     async def release_name(self, scope: Scope, name: str) -> None:
-        """Give up a name; the next collection frees what only it kept.
-
-        What is released is what stands under the name now; a naming that comes later is not touched.
-
-        Raises:
-            NotFoundError: There is none, it was released, or it came too late to protect anything.
-        """
-        namings = await read_namings(self.store, scope, name)
-        chosen = find_name(namings, scope, name)
-        # The one that the name stands for comes last: should this end in between, the name still means the same.
-        for naming in (*(n for n in namings if n.is_live and n is not chosen), chosen):
-            await release_naming(self.store, naming)
+        """Give up a name; see `engine.naming.release_name`."""
+        await release_name(self.store, scope, name)
 
     # ------------------------------------------------------------------ reading
 
@@ -417,7 +339,7 @@ class Repository:
         if not with_named:
             return commits
         there = {commit.pointer for commit in commits}
-        return commits + tuple(_commit_of_name(n) for n in await self.names(scope) if n.source not in there)
+        return commits + tuple(commit_of_name(n) for n in await self.names(scope) if n.source not in there)
 
     async def names(self, scope: Scope) -> tuple[NameRecord, ...]:
         """The names that hold in a scope, sorted: a LIST, and a GET for each name."""
@@ -454,12 +376,14 @@ class Repository:
                     subject=name,
                     hint="give a name, or a number, version, unique id or time",
                 )
-            return _commit_of_name(await read_name(self.store, scope, name))
+            return commit_of_name(await read_name(self.store, scope, name))
         if number is None and version is None and unique_id is None and at_ms is None:
             found = await self.latest(scope)
         else:
             commits = await self.commits(scope)
-            found = next((c for c in commits if _fits(c, number, version, unique_id, at_ms)), None)
+            found = next(
+                (c for c in commits if fits(c, number=number, version=version, unique_id=unique_id, at_ms=at_ms)), None
+            )
         if found is None:
             wanted = {"number": number, "version": version, "unique id": unique_id, "time": at_ms}
             text = ", ".join(f"{k} {v}" for k, v in wanted.items() if v is not None) or "any commit"
@@ -471,6 +395,28 @@ class Repository:
         """Keep a commit from being collected while the block runs (design 0002, D5)."""
         async with hold_pin(self.store, self._ambient, commit, purpose=purpose) as lease:
             yield lease
+
+    @contextlib.asynccontextmanager
+    async def find_pinned(
+        self, scope: Scope, *, purpose: str, **choice: Unpack[Choice]
+    ) -> AsyncIterator[tuple[Commit, PinLease]]:
+        """`find` and `pinned` in one: a commit that is collected before its pin stands is chosen again (D5).
+
+        Raises:
+            NotFoundError: None fits.
+            CollectedError: Every choice was collected under our hands.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            for attempt in range(CHOICES_MAX):
+                commit = await self.find(scope, **choice)
+                try:
+                    lease = await stack.enter_async_context(self.pinned(commit, purpose))
+                except CollectedError:
+                    if attempt == CHOICES_MAX - 1:
+                        raise
+                    continue
+                yield commit, lease
+                return
 
     async def restore(
         self,
@@ -520,16 +466,12 @@ class Repository:
         Raises:
             As `find` and `restore`.
         """
-        refused: EngineError | None = None
-        chosen: set[CommitPointer] = set()
-        for _ in range(CHOICES_MAX):
-            commit = await self.find(scope, **choice)
-            if commit.pointer in chosen and refused is not None:
-                raise refused
-            chosen.add(commit.pointer)
-            lease: PinLease | None = None
-            try:
-                async with self.pinned(commit, purpose=f"restore {task}/{store}") as lease:
+        overtaken: tuple[CommitPointer, DamagedError] | None = None
+        for attempt in range(CHOICES_MAX):
+            async with self.find_pinned(scope, purpose=f"restore {task}/{store}", **choice) as (commit, lease):
+                if overtaken is not None and overtaken[0] == commit.pointer:
+                    raise overtaken[1]
+                try:
                     result = await self.restore(
                         commit,
                         target,
@@ -540,15 +482,13 @@ class Repository:
                         pin=False,
                         progress=progress,
                     )
-                return Restored(commit=commit, result=result, pinned=lease.pinned)
-            except DamagedError as error:
-                # Only an unprotected reader may have been overtaken by a collection; otherwise damage is damage.
-                if lease is None or lease.pinned:
-                    raise
-                refused = error
-            except CollectedError as error:
-                refused = error
-        raise refused or UsageError("nothing was chosen", operation="restore", subject=str(scope))
+                    return Restored(commit=commit, result=result, pinned=lease.pinned)
+                except DamagedError as error:
+                    # Only an unprotected reader may have been overtaken by a collection; otherwise damage is damage.
+                    if lease.pinned or attempt == CHOICES_MAX - 1:
+                        raise
+                    overtaken = commit.pointer, error
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def restore_reference(
         self,
@@ -560,7 +500,7 @@ class Repository:
         progress: Progress = NO_PROGRESS,
     ) -> RestoreResult:
         """As `restore`, for a caller that holds the pin and the reference: no log is read."""
-        async with self._digests(target) as cache:
+        async with self._digests.of(target) as cache:
             return await restore_store(
                 self.store,
                 reference=reference,
@@ -582,7 +522,7 @@ class Repository:
         replace: bool = False,
     ) -> RestorePlan:
         """What `restore_reference` would do; nothing is written. Arguments and errors as there."""
-        async with self._digests(target) as cache:
+        async with self._digests.of(target) as cache:
             return await plan_restore_store(
                 self.store,
                 reference=reference,
@@ -682,35 +622,6 @@ class Repository:
         newest = (await self._writer(scope).head(anew=anew)).newest
         return newest.store(task, store) if newest else None
 
-    @contextlib.asynccontextmanager
-    async def _digests(self, directory: Path) -> AsyncIterator[DigestCache]:
-        """What is known of a directory's files; kept for the next process where there is a place for it."""
-        cache = await asyncio.to_thread(self._load_digests, directory)
-        try:
-            yield cache
-        finally:
-            # Hashes that were paid for are kept whatever became of the transfer.
-            await asyncio.to_thread(self._save_digests, cache, directory)
-
-    def _load_digests(self, directory: Path) -> DigestCache:
-        directory = directory.absolute()
-        cache = self._caches.pop(directory, None)
-        if cache is None:
-            cache = DigestCache.load(self._cache_dir, directory) if self._cache_dir is not None else DigestCache()
-        self._caches[directory] = cache
-        # A job that backs up a checkpoint of another name each time would otherwise remember them all.
-        for oldest in list(self._caches)[:-DIRECTORIES_REMEMBERED_MAX]:
-            self._caches.pop(oldest, None)
-        return cache
-
-    def _save_digests(self, cache: DigestCache, directory: Path) -> None:
-        if self._cache_dir is None:
-            return
-        try:
-            cache.save(self._cache_dir, directory)
-        except OSError as error:
-            self.cache_error = error
-
 
 def require_store(commit: Commit, task: str, store: str) -> StoreReference:
     """The reference of one store of a commit.
@@ -730,10 +641,6 @@ def require_store(commit: Commit, task: str, store: str) -> StoreReference:
     return reference
 
 
-def _name_is_taken(name: str) -> UsageError:
-    return UsageError("the name is taken", operation="name", subject=name, hint="choose another name, or release it")
-
-
 def _opened(store: str | BlobStore) -> BlobStore:
     return open_store(store) if isinstance(store, str) else store
 
@@ -745,37 +652,3 @@ async def _read_record(store: BlobStore) -> RepositoryRecord:
         raise NotFoundError(
             "this store is no repository", operation="open", hint="make it one with `tidemark init`, or check the URL"
         ) from error
-
-
-def _commit_of_name(name: NameRecord) -> Commit:
-    """The commit as its name has kept it: the log's record may be gone."""
-    record = CommitRecord(
-        scope=name.scope,
-        number=name.source.number,
-        write_id=name.source.write_id,
-        version=name.version,
-        offsets=name.offsets,
-        layout=name.layout,
-        stores=name.stores,
-        valid_until_ms=NEVER_MS,
-    )
-    return Commit(
-        record=record,
-        created_at_ms=name.committed_at_ms,
-        committed_at_ms=name.committed_at_ms,
-        settled=True,
-        name=name.name,
-    )
-
-
-def _fits(commit: Commit, number: int | None, version: int | None, unique_id: str | None, at_ms: int | None) -> bool:
-    record = commit.record
-    if number is not None and record.number != number:
-        return False
-    if at_ms is not None and commit.committed_at_ms > at_ms:
-        return False
-    if unique_id is not None:
-        if record.write_id == unique_id:
-            return version is None or record.version == version
-        return any(s.unique_id == unique_id and version in {None, s.version} for s in record.stores)
-    return version is None or record.version == version

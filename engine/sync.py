@@ -6,15 +6,15 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from blobstore.base import BlobStore
 from engine.clock import Ambient
 from engine.pins import PinLease
-from engine.repository import Repository
+from engine.repository import Choice, Repository
 from engine.transfer_settings import TransferSettings
 from index.log import Commit
-from index.model import RepositoryRecord
+from index.model import RepositoryRecord, Scope
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -157,12 +157,22 @@ class SyncRepository:
         return self.asynchronous.record
 
     @contextlib.contextmanager
+    def find_pinned(self, scope: Scope, *, purpose: str, **choice: Unpack[Choice]) -> Iterator[tuple[Commit, PinLease]]:
+        """As `Repository.find_pinned`."""
+        with self._inside(self.asynchronous.find_pinned(scope, purpose=purpose, **choice)) as found:
+            yield found
+
+    @contextlib.contextmanager
     def pinned(self, commit: Commit, purpose: str = "read") -> Iterator[PinLease]:
         """As `Repository.pinned`."""
-        context = self.asynchronous.pinned(commit, purpose)
-        lease = self.loop.run(_enter(context))
-        try:
+        with self._inside(self.asynchronous.pinned(commit, purpose)) as lease:
             yield lease
+
+    @contextlib.contextmanager
+    def _inside(self, context: contextlib.AbstractAsyncContextManager[R]) -> Iterator[R]:
+        entered = self.loop.run(_enter(context))
+        try:
+            yield entered
         finally:
             self.loop.run(_leave(context))
 
@@ -188,9 +198,9 @@ class SyncRepository:
     verify = Blocking(Repository.verify)
 
 
-async def _enter(context: contextlib.AbstractAsyncContextManager[PinLease]) -> PinLease:
+async def _enter(context: contextlib.AbstractAsyncContextManager[R]) -> R:
     return await context.__aenter__()
 
 
-async def _leave(context: contextlib.AbstractAsyncContextManager[PinLease]) -> None:
+async def _leave(context: contextlib.AbstractAsyncContextManager[R]) -> None:
     await context.__aexit__(None, None, None)

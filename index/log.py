@@ -193,3 +193,20 @@ def judge_record(
     if not boundaries and not descends_from(record.pointer, valid):
         return Verdict.LOST
     return commit_of(record, created_at_ms)
+
+
+def fits(commit: Commit, *, number: int | None, version: int | None, unique_id: str | None, at_ms: int | None) -> bool:
+    """Whether a commit is of this number, version and unique id, and not later than this time; None asks nothing.
+
+    A unique id is that of one of its stores, and the version then that store's; or it is the record's own write id.
+    """
+    record = commit.record
+    if number is not None and record.number != number:
+        return False
+    if at_ms is not None and commit.committed_at_ms > at_ms:
+        return False
+    if unique_id is not None:
+        if record.write_id == unique_id:
+            return version is None or record.version == version
+        return any(s.unique_id == unique_id and version in {None, s.version} for s in record.stores)
+    return version is None or record.version == version

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import msgspec
 
 from index.collect_plan import name_is_live
-from index.model import NameRecord
+from index.log import Commit
+from index.model import NEVER_MS, CommitRecord, NameRecord
 
 
 class Naming(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,3 +27,24 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True):
 def choose_naming(namings: Iterable[Naming]) -> Naming | None:
     """The one that a name stands for: the earliest that is live, by creation and then by id; None if none is."""
     return min((n for n in namings if n.is_live), key=lambda n: (n.created_at_ms, n.id), default=None)
+
+
+def commit_of_name(name: NameRecord) -> Commit:
+    """The commit as its name has kept it: the log's record may be gone."""
+    record = CommitRecord(
+        scope=name.scope,
+        number=name.source.number,
+        write_id=name.source.write_id,
+        version=name.version,
+        offsets=name.offsets,
+        layout=name.layout,
+        stores=name.stores,
+        valid_until_ms=NEVER_MS,
+    )
+    return Commit(
+        record=record,
+        created_at_ms=name.committed_at_ms,
+        committed_at_ms=name.committed_at_ms,
+        settled=True,
+        name=name.name,
+    )

@@ -1,5 +1,6 @@
 """The verb `restore`."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +23,7 @@ from engine.cli.options import (
 from engine.cli.reading import choose_stores
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice, Moment, check_new_name
-from engine.errors import CollectedError, EngineError, UsageError
-from engine.repository import CHOICES_MAX
+from engine.errors import EngineError, UsageError
 from engine.restore import OwnerPolicy, RestoreResult
 from engine.sync import SyncRepository
 from engine.views import CommitView, human_bytes, human_duration, printable, table, view_commit
@@ -219,17 +219,13 @@ def _restore_one(session: Session, repository: SyncRepository, request: _Request
 
 
 def _restore_all(session: Session, repository: SyncRepository, request: _Request) -> RestoreView:
-    """Choose a commit and restore it; should it be collected before it is pinned, choose again, within a bound (D5)."""
-    for attempt in range(CHOICES_MAX):
-        commit = session.find(repository, request.scope, request.choice)
-        try:
-            with repository.pinned(commit, purpose="restore") as lease:
-                stores = _restore_stores(session, repository, request, commit)
-            return RestoreView(commit=view_commit(commit), pinned=lease.pinned, stores=stores)
-        except CollectedError:
-            if attempt == CHOICES_MAX - 1:
-                raise
-    raise AssertionError("unreachable: the last attempt returns or raises")
+    choice = session.choose(repository, request.choice)
+    with contextlib.ExitStack() as stack:
+        with session.explaining(repository, request.scope):
+            found = repository.find_pinned(request.scope, purpose="restore", **choice)
+            commit, lease = stack.enter_context(found)
+        stores = _restore_stores(session, repository, request, commit)
+    return RestoreView(commit=view_commit(commit), pinned=lease.pinned, stores=stores)
 
 
 def _restore_stores(

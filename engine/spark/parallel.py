@@ -5,7 +5,6 @@ per store: evaluating it again does nothing again. A store that fails costs only
 """
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Unpack
@@ -20,8 +19,8 @@ from blobstore.opening import StoreSettings
 from engine.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.digest_cache import DigestCache
-from engine.errors import CollectedError, TargetBusyError, TargetError, UsageError
-from engine.repository import CHOICES_MAX, Choice, Repository
+from engine.errors import TargetBusyError, TargetError, UsageError
+from engine.repository import Choice, Repository
 from engine.restore import RestoreResult
 from engine.restore_preview import plan_restore_store
 from engine.spark.access import Access, open_on_driver
@@ -29,14 +28,14 @@ from engine.spark.balancing import assign_by_bytes
 from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.store_claims import ReadyStore
 from engine.spark.store_task import JobRun, state_of
-from engine.sync import SyncRepository
 from engine.transfer_settings import TransferSettings
 from index.keys import encode_component
-from index.log import Commit
 from index.model import Scope, StoreReference
 from index.restore_plan import RestorePlan
 
 MB: Final = 1_000_000
+# What pins are held for.
+PURPOSE: Final = "restore on Spark"
 # How long an attempt waits for another one at the same target: an hour.
 BUSY_WAITS_MAX: Final = 3600
 BUSY_WAIT_S: Final = 1.0
@@ -356,7 +355,7 @@ def restore_stores(
     """
     root = Path(target_root).absolute()
     repository, access = open_on_driver(url, store=store_settings, transfer=transfer)
-    with repository, pinned_choice(repository, scope, **choice) as commit:
+    with repository, repository.find_pinned(scope, purpose=PURPOSE, **choice) as (commit, _):
         work = [
             StoreWork(
                 task=reference.task,
@@ -367,28 +366,6 @@ def restore_stores(
             for reference in commit.record.stores
         ]
         return spread(spark, RestoreStores(access=access, scope=scope, replace=replace), work, partitions_max)
-
-
-@contextlib.contextmanager
-def pinned_choice(repository: SyncRepository, scope: Scope, **choice: Unpack[Choice]) -> Iterator[Commit]:
-    """A commit, pinned; chosen again if it is collected before its pin stands.
-
-    Raises:
-        NotFoundError: There is no such commit.
-        CollectedError: Every choice was collected under our hands.
-        StoreError: As the store says.
-    """
-    with contextlib.ExitStack() as stack:
-        for attempt in range(CHOICES_MAX):
-            commit = repository.find(scope, **choice)
-            try:
-                stack.enter_context(repository.pinned(commit, purpose="restore on Spark"))
-            except CollectedError:
-                if attempt == CHOICES_MAX - 1:
-                    raise
-                continue
-            yield commit
-            return
 
 
 def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], partitions_max: int | None) -> DataFrame:

@@ -19,7 +19,7 @@ from engine.errors import CommitLostError, UsageError
 from engine.rocksdb import RocksDbSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import PartitioningError, TaskFailedError, last_error
-from engine.spark.parallel import RestoreForRun, StoreWork, pinned_choice, spread
+from engine.spark.parallel import PURPOSE, RestoreForRun, StoreWork, spread
 from engine.spark.store_task import (
     RESULT_SPARK_SCHEMA,
     TASK_COLUMN,
@@ -245,7 +245,7 @@ class StatefulJob:
             TaskFailedError: Spark itself gave up.
             StoreError: As the store says.
         """
-        with pinned_choice(self._repository, self.scope) as commit:
+        with self._repository.find_pinned(self.scope, purpose=PURPOSE) as (commit, _):
             run = self._begin_run(commit)
             work = [
                 StoreWork(task=base.task, store=base.store, path=run.local_root, reference=base)

@@ -1,0 +1,175 @@
+"""What a commit record says: which stores, on top of what, valid until when (design 0002, C1, C2, C5, C7 and K3)."""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from engine.backup import BackupResult
+from engine.errors import StaleResultError, UsageError
+from index.codec import encode_record
+from index.errors import FormatError
+from index.log import Commit
+from index.model import (
+    NEVER_MS,
+    CommitPointer,
+    CommitRecord,
+    RepositoryRecord,
+    Scope,
+    ScopeLayout,
+    StoreReference,
+    UniqueId,
+    WriteId,
+)
+
+# Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
+ANY: Final = "any"
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a scope stands for a writer."""
+
+    newest: Commit | None
+    # The number that the next record takes: the newest number loaded, void ones and boundaries counted, plus one (C1).
+    next_number: int
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller asked to be committed; an equal one later is the same request, made again (C3)."""
+
+    kind: Literal["commit", "rewind", "fork"]
+    version: int | None = None
+    offsets: str = ""
+    layout: ScopeLayout | None = None
+    # Task, store and unique id of each result.
+    results: tuple[tuple[str, str, UniqueId], ...] = ()
+    parent: CommitPointer | Literal["any"] | None = ANY
+    source: CommitPointer | None = None
+    source_scope: Scope | None = None
+
+
+def compose_commit(
+    head: Head,
+    request: Request,
+    results: Sequence[BackupResult],
+    *,
+    scope: Scope,
+    write_id: WriteId,
+    repository: RepositoryRecord,
+) -> CommitRecord:
+    """The record of new backups on top of a head: stores without a result are carried over (C2).
+
+    Raises:
+        StaleResultError: A result was made against something else than what the head holds.
+        UsageError: The layout is another one than the scope was begun with (K3).
+    """
+    parent = head.newest.record if head.newest else None
+    _check_bases(scope, head.newest, results)
+    if parent is not None and request.layout is not None and request.layout != parent.layout:
+        raise UsageError(
+            f"the scope was begun with {parent.layout}, not {request.layout}",
+            operation="commit",
+            subject=str(scope),
+            hint="the number of tasks and the key hash of a job never change; start a new job",
+        )
+    stores = {(s.task, s.store): s for s in (parent.stores if parent else ())}
+    for result in results:
+        reference = msgspec.structs.replace(result.reference, number=head.next_number)
+        stores[reference.task, reference.store] = reference
+    births = [result.oldest_birth_ms for result in results]
+    lease_ms = repository.ttl_ms - repository.margin_ms
+    next_version = parent.version + 1 if parent else 1
+    return new_record(
+        head,
+        request,
+        scope=scope,
+        write_id=write_id,
+        version=request.version if request.version is not None else next_version,
+        offsets=request.offsets,
+        layout=request.layout or (parent.layout if parent else ScopeLayout()),
+        stores=tuple(stores[key] for key in sorted(stores)),
+        valid_until_ms=min(births) + lease_ms if births else NEVER_MS,
+    )
+
+
+def new_record(
+    head: Head,
+    request: Request,
+    *,
+    scope: Scope,
+    write_id: WriteId,
+    version: int,
+    offsets: str,
+    layout: ScopeLayout,
+    stores: tuple[StoreReference, ...],
+    valid_until_ms: int,
+) -> CommitRecord:
+    """A record with the next number, which names the head's commit as its predecessor (C1, C2, C7, T1)."""
+    newest = head.newest
+    return CommitRecord(
+        scope=scope,
+        number=head.next_number,
+        write_id=write_id,
+        kind=request.kind,
+        predecessor=newest.pointer if newest else None,
+        source=request.source,
+        source_scope=request.source_scope,
+        version=version,
+        offsets=offsets,
+        layout=layout,
+        stores=stores,
+        valid_until_ms=valid_until_ms,
+        predecessor_committed_at_ms=newest.committed_at_ms if newest else 0,
+        settled_through=newest.pointer.number if newest else 0,
+    )
+
+
+def encode_commit(record: CommitRecord) -> bytes:
+    """The bytes of a record.
+
+    Raises:
+        UsageError: A value that the caller gave cannot be written down.
+    """
+    try:
+        return encode_record(record)
+    except FormatError as error:
+        raise UsageError(
+            f"cannot be written down: {error}", operation=record.kind, subject=str(record.scope), hint=error.hint
+        ) from error
+
+
+def check_results(scope: Scope, results: Sequence[BackupResult]) -> None:
+    """Refuse results that cannot be in one record of this scope.
+
+    Raises:
+        UsageError: One is of another scope or task, or two are of one store.
+    """
+    seen: set[tuple[str, str]] = set()
+    for result in results:
+        reference = result.reference
+        if result.scope != scope:
+            raise UsageError(f"a result belongs to {result.scope}", operation="commit", subject=str(scope))
+        if scope.task not in {None, reference.task}:
+            raise UsageError(f"a result belongs to task {reference.task}", operation="commit", subject=str(scope))
+        if (reference.task, reference.store) in seen:
+            raise UsageError(
+                f"two results for store {reference.store} of task {reference.task}",
+                operation="commit",
+                subject=str(scope),
+            )
+        seen.add((reference.task, reference.store))
+
+
+def _check_bases(scope: Scope, parent: Commit | None, results: Sequence[BackupResult]) -> None:
+    """C2: what a result was diffed against must be what the parent holds."""
+    for result in results:
+        held: StoreReference | None = None
+        if parent is not None:
+            held = parent.store(result.reference.task, result.reference.store)
+        if result.base_unique_id != (held.unique_id if held else None):
+            raise StaleResultError(
+                f"store {result.reference.store} of task {result.reference.task} was backed up against "
+                f"{result.base_unique_id}, but the newest commit holds {held.unique_id if held else None}",
+                operation="commit",
+                subject=str(scope),
+            )
