@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, TextIO
 
-from engine.views import human_bytes, human_duration
+from engine.words import human_bytes, human_duration
 
 REDRAW_PERIOD_S: Final = 0.1
 LOG_PERIOD_S: Final = 10.0

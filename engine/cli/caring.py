@@ -12,7 +12,8 @@ from engine.collect import CollectReport
 from engine.config import CommitChoice, Moment, check_new_name
 from engine.errors import UsageError
 from engine.verify import Level, ProblemKind, VerifyReport
-from engine.views import CommitView, committed_line, count, human_bytes, iso_time, printable, table, view_commit
+from engine.views import CommitView, committed_line, view_commit
+from engine.words import count, human_bytes, iso_time, printable, table
 from index.collect_plan import DeleteReason
 from index.retention import Retention
 

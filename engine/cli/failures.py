@@ -11,7 +11,8 @@ from blobstore.errors import InvalidRequestError, StoreError
 from engine.cli.exit_codes import ExitCode, choose_exit_code
 from engine.cli.options import origin_hint
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
-from engine.views import SCHEMA, printable
+from engine.views import SCHEMA
+from engine.words import printable
 from index.errors import FormatError
 
 CAUSES_TOLD_MAX: Final = 8

@@ -21,9 +21,7 @@ from engine.views import (
     commits_table,
     difference_lines,
     names_by_commit,
-    printable,
     scopes_table,
-    shortened,
     store_lines,
     stores_table,
     view_commit,
@@ -31,6 +29,7 @@ from engine.views import (
     view_same_store,
     view_store,
 )
+from engine.words import printable, shortened
 from index.index_diff import diff_indexes
 from index.log import Commit
 from index.model import DirIndex, Scope, StoreReference

@@ -26,7 +26,8 @@ from engine.config import CommitChoice, Moment, check_new_name
 from engine.errors import EngineError, UsageError
 from engine.restore import OwnerPolicy, RestoreResult
 from engine.sync import SyncRepository
-from engine.views import CommitView, human_bytes, human_duration, printable, table, view_commit
+from engine.views import CommitView, view_commit
+from engine.words import human_bytes, human_duration, printable, table
 from index.errors import FormatError
 from index.keys import encode_component
 from index.log import Commit

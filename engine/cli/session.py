@@ -23,7 +23,8 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.repository import Choice
 from engine.sync import SyncRepository
 from engine.terminal_progress import TerminalProgress
-from engine.views import SCHEMA, printable
+from engine.views import SCHEMA
+from engine.words import printable
 from index.errors import UnsafeNameError
 from index.keys import encode_component, encode_scope
 from index.log import Commit

@@ -14,7 +14,8 @@ from engine.cli.session import Session, check_component, choose_scope, with_sess
 from engine.errors import CommitUnknownError, UsageError
 from engine.settle import settle_record
 from engine.sync import SyncRepository
-from engine.views import CommitView, committed_line, count, human_bytes, human_duration, printable, table, view_commit
+from engine.views import CommitView, committed_line, view_commit
+from engine.words import count, human_bytes, human_duration, printable, table
 from index.backup_plan import BackupPlan
 from index.log import Commit
 from index.model import Scope, UniqueId

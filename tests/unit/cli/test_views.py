@@ -1,6 +1,7 @@
 import pytest
 
-from engine.views import human_bytes, human_duration, iso_time, printable, shortened, table, view_store
+from engine.views import view_store
+from engine.words import human_bytes, human_duration, iso_time, printable, shortened, table
 from index.model import (
     BlobKey,
     DirIndex,
