@@ -25,7 +25,7 @@ venv: $(STAMP)  ## Build .venv, or bring it up to date
 
 $(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
 	sh scripts/make_venv.sh $(VENV)
-	$(PYTHON) -m pip install --disable-pip-version-check --editable '.[dev,demo]' --constraint constraints.txt
+	$(PYTHON) -m pip install --disable-pip-version-check --editable '.[dev,demo,s3]' --constraint constraints.txt
 	touch $@
 
 test: $(STAMP)  ## Run the tests

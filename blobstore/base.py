@@ -53,6 +53,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     ordered_lists: bool = True
     # Can be seen by other processes, so that tasks of a cluster may share it.
     shared: bool = True
+    # False: `remove_ttl` changes nothing, and a TTL stays until the blob is deleted (design 0003, L5).
+    removes_ttl: bool = True
+    # False: a blob whose TTL was removed may tell a later creation time than before (design 0003, C2).
+    keeps_created_at: bool = True
 
 
 class BlobInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +76,16 @@ class ListPage(msgspec.Struct, frozen=True, kw_only=True):
 
     blobs: tuple[BlobInfo, ...]
     truncated: bool
+
+
+class UnfinishedPut(msgspec.Struct, frozen=True, kw_only=True):
+    """A put that was begun, holds bytes in the store, and is not visible: a multipart upload that nobody completed."""
+
+    key: str
+    # What the store knows it by.
+    upload_id: str
+    # By the store's clock.
+    begun_at_ms: int
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +162,7 @@ class BlobStore(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store can do; constant while it is open."""
+        """What this store can do; constant from the first answer of the store on."""
         ...
 
     async def put(
@@ -215,10 +229,26 @@ class BlobStore(Protocol):
         ...
 
     async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
-        """Make a blob permanent. Doing it again changes nothing (idempotent). Content and creation time stay.
+        """Make a blob permanent. Doing it again changes nothing (idempotent). The content stays.
+
+        The creation time stays where `capabilities.keeps_created_at`. Where not `capabilities.removes_ttl` the TTL stays.
 
         Raises:
             BlobNotFoundError: There is no such blob (`BlobDeletedError` where the store knows that there was).
+        """
+        ...
+
+    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        """Puts of keys of a prefix that were begun and never finished, also those that are still under way.
+
+        A store that leaves none, or clears them away by itself, tells none.
+        """
+        ...
+
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        """Give up puts and free what they hold; one that is not there any more counts as given up (idempotent).
+
+        A put that was under way fails. Returns those that were not given up, each with its reason.
         """
         ...
 

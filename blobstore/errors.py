@@ -7,6 +7,7 @@ StoreError
 │   └── BlobDeletedError       the store knows that it was there and was deleted
 ├── AccessDeniedError          ask for the permission
 ├── StoreFullError             make room
+├── StoreMissingError          make the bucket, or correct its name
 ├── BlobCorruptError           the bytes are not what was put: fetch again or heal
 ├── CapabilityMissingError     this store cannot do it: choose another store or setting
 ├── InvalidRequestError        a fault of the caller: a bad key, range or body
@@ -42,6 +43,7 @@ class StoreUnavailableError(StoreError):
 
     Attributes:
         retry_after_s: How long the store asked to wait; None if it did not say.
+        asks_for_less: The store said that it gets too many requests.
     """
 
     default_hint = "the store is unreachable or busy; try again"
@@ -55,9 +57,11 @@ class StoreUnavailableError(StoreError):
         hint: str = "",
         attempts: int = 1,
         retry_after_s: float | None = None,
+        asks_for_less: bool = False,
     ) -> None:
         super().__init__(message, operation=operation, key=key, hint=hint, attempts=attempts)
         self.retry_after_s = retry_after_s
+        self.asks_for_less = asks_for_less
 
 
 class BlobNotFoundError(StoreError):
@@ -82,6 +86,12 @@ class StoreFullError(StoreError):
     """No space or quota is left."""
 
     default_hint = "free space or raise the quota; nothing half written is visible"
+
+
+class StoreMissingError(StoreError):
+    """There is no such bucket."""
+
+    default_hint = "make the bucket, or correct its name in the URL"
 
 
 class BlobCorruptError(StoreError):

@@ -17,6 +17,7 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     RequestMetadata,
+    UnfinishedPut,
 )
 from blobstore.errors import InvalidRequestError
 
@@ -93,6 +94,16 @@ class LimitedStore(BlobStore):
     async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
         async with self._slots:
             await self._inner.remove_ttl(key, metadata=metadata)
+
+    @override
+    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        async with self._slots:
+            return await self._inner.list_unfinished(prefix)
+
+    @override
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        async with self._slots:
+            return await self._inner.abort_unfinished(puts)
 
     @override
     async def now_ms(self) -> int:

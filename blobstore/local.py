@@ -35,6 +35,7 @@ from blobstore.base import (
     ListPage,
     Lost,
     RequestMetadata,
+    UnfinishedPut,
     Unknown,
     check_key,
 )
@@ -182,6 +183,15 @@ class LocalStore(BlobStore):
         check_key(key, "remove_ttl")
         with _store_errors("remove_ttl", key):
             await run_blocking(self._remove_ttl, key)
+
+    @override
+    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        check_list(prefix, LIST_PAGE_MAX)
+        return ()  # the first write clears them away, see `clean_temp`
+
+    @override
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        return ()
 
     @override
     async def now_ms(self) -> int:

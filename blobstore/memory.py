@@ -21,6 +21,7 @@ from blobstore.base import (
     ListPage,
     Lost,
     RequestMetadata,
+    UnfinishedPut,
     check_key,
 )
 from blobstore.checks import check_delete, check_list, check_range, check_ttl, checked_chunks, range_size_bytes
@@ -140,6 +141,15 @@ class MemoryStore(BlobStore):
         if key not in self._blobs:
             raise self._missing(key, "remove_ttl")
         self._blobs[key] = msgspec.structs.replace(self._blobs[key], expires_at_ms=None)
+
+    @override
+    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        check_list(prefix, LIST_PAGE_MAX)
+        return ()
+
+    @override
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        return ()
 
     @override
     async def now_ms(self) -> int:

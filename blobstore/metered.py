@@ -18,6 +18,7 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     RequestMetadata,
+    UnfinishedPut,
 )
 from blobstore.errors import StoreError
 
@@ -158,6 +159,16 @@ class MeteredStore(BlobStore):
     async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
         with self.meter.request("remove_ttl", key):
             await self._inner.remove_ttl(key, metadata=metadata)
+
+    @override
+    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        with self.meter.request("list_unfinished", prefix):
+            return await self._inner.list_unfinished(prefix)
+
+    @override
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        with self.meter.request("abort_unfinished", *(put.key for put in puts)):
+            return await self._inner.abort_unfinished(puts)
 
     @override
     async def now_ms(self) -> int:

@@ -20,6 +20,7 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     RequestMetadata,
+    UnfinishedPut,
     Unknown,
 )
 from blobstore.errors import StoreError, StoreUnavailableError
@@ -181,6 +182,14 @@ class RetryingStore(BlobStore):
     @override
     async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
         await self._short(lambda: self._inner.remove_ttl(key, metadata=metadata), "remove_ttl", key)
+
+    @override
+    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        return await self._short(lambda: self._inner.list_unfinished(prefix), "list_unfinished", prefix)
+
+    @override
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        return await self._short(lambda: self._inner.abort_unfinished(puts), "abort_unfinished", "")
 
     @override
     async def now_ms(self) -> int:

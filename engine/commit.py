@@ -18,6 +18,7 @@ from blobstore.errors import (
     InvalidRequestError,
     StoreError,
     StoreFullError,
+    StoreMissingError,
 )
 from engine.backup import BackupResult
 from engine.clock import Ambient
@@ -50,7 +51,7 @@ from index.model import (
 # A writer meets its own late record at most once per attempt; more means that something else is wrong.
 COMMIT_ATTEMPTS_MAX: Final = 3
 # Answers with which a store says for certain that it has not written anything.
-REFUSALS: Final = (AccessDeniedError, StoreFullError, InvalidRequestError, CapabilityMissingError)
+REFUSALS: Final = (AccessDeniedError, StoreFullError, StoreMissingError, InvalidRequestError, CapabilityMissingError)
 
 
 class Sent(msgspec.Struct, frozen=True):

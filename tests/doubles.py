@@ -16,6 +16,7 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     RequestMetadata,
+    UnfinishedPut,
     Unknown,
 )
 from blobstore.errors import StoreUnavailableError
@@ -157,6 +158,16 @@ class InterposedStore(BlobStore):
         await self.inner.remove_ttl(key, metadata=metadata)
         if await self._leave("remove_ttl", key):
             raise StoreUnavailableError("the answer was lost", operation="remove_ttl", key=key)
+
+    @override
+    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        await self._enter("list_unfinished", prefix)
+        return await self.inner.list_unfinished(prefix)
+
+    @override
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        await self._enter("abort_unfinished", " ".join(put.key for put in puts))
+        return await self.inner.abort_unfinished(puts)
 
     @override
     async def now_ms(self) -> int:

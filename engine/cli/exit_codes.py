@@ -14,6 +14,7 @@ from blobstore.errors import (
     InvalidRequestError,
     StoreError,
     StoreFullError,
+    StoreMissingError,
     StoreUnavailableError,
 )
 from engine.errors import (
@@ -70,7 +71,7 @@ MEANINGS: Final = {
     ExitCode.DAMAGED: "stored data is missing or altered",
     ExitCode.UNAVAILABLE: "the store is unavailable or full, or the outcome of a commit unknown: try again",
     ExitCode.CONFLICT: "conflict: another writer was first, or the backup is too old; back up again",
-    ExitCode.NOT_FOUND: "no such repository, job, commit, store or name",
+    ExitCode.NOT_FOUND: "no such bucket, repository, job, commit, store or name",
     ExitCode.DENIED: "access denied",
     ExitCode.UNSAFE: "refused as unsafe: this directory, target, store or newer format",
     ExitCode.INTERRUPTED: "interrupted (143: terminated)",
@@ -87,6 +88,7 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     AccessDeniedError: ExitCode.DENIED,
     # Nothing is wrong with the data or the command; once there is room, the same command works.
     StoreFullError: ExitCode.UNAVAILABLE,
+    StoreMissingError: ExitCode.NOT_FOUND,
     BlobCorruptError: ExitCode.DAMAGED,
     CapabilityMissingError: ExitCode.UNSAFE,
     InvalidRequestError: ExitCode.UNEXPECTED,
