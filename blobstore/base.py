@@ -231,7 +231,7 @@ class BlobStore(Protocol):
     async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
         """Make a blob permanent. Doing it again changes nothing (idempotent). The content stays.
 
-        The creation time stays where `capabilities.keeps_created_at`. Where not `capabilities.removes_ttl` the TTL stays.
+        The creation time stays where `capabilities.keeps_created_at`. Without `removes_ttl` the TTL stays.
 
         Raises:
             BlobNotFoundError: There is no such blob (`BlobDeletedError` where the store knows that there was).
@@ -300,6 +300,22 @@ async def read_blob(
     return b"".join(chunks)
 
 
+async def list_checked_page(store: BlobStore, prefix: str, *, start_after: str = "") -> ListPage:
+    """One page of a list, once it is known to go forward.
+
+    Raises:
+        StoreUnavailableError: It does not: a list that cannot be trusted.
+    """
+    page = await store.list_page(prefix, start_after=start_after)
+    for blob in page.blobs:
+        if blob.key <= start_after or not blob.key.startswith(prefix):
+            raise StoreUnavailableError("the list repeats or goes backwards", operation="list_page", key=prefix)
+        start_after = blob.key
+    if page.truncated and not page.blobs:
+        raise StoreUnavailableError("the list has an empty page that claims more", operation="list_page", key=prefix)
+    return page
+
+
 async def list_blobs(store: BlobStore, prefix: str, *, start_after: str = "") -> AsyncIterator[BlobInfo]:
     """Every blob of a prefix, page by page.
 
@@ -307,15 +323,9 @@ async def list_blobs(store: BlobStore, prefix: str, *, start_after: str = "") ->
         StoreUnavailableError: A page does not go forward: a list that cannot be trusted.
     """
     while True:
-        page = await store.list_page(prefix, start_after=start_after)
+        page = await list_checked_page(store, prefix, start_after=start_after)
         for blob in page.blobs:
-            if blob.key <= start_after or not blob.key.startswith(prefix):
-                raise StoreUnavailableError("the list repeats or goes backwards", operation="list_page", key=prefix)
-            start_after = blob.key
             yield blob
         if not page.truncated:
             return
-        if not page.blobs:
-            raise StoreUnavailableError(
-                "the list has an empty page that claims more", operation="list_page", key=prefix
-            )
+        start_after = page.blobs[-1].key

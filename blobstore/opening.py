@@ -4,7 +4,7 @@
 file:///absolute/path    a directory; the path may be percent-encoded
 /absolute/path  ./path   the same, as a shell completes it; anything without a scheme
 memory://name            in this process: every opening of one name sees the same blobs
-s3://bucket/prefix       not in this release
+s3://bucket/prefix       a bucket of an S3-compatible store, or what is below a prefix of it
 ```
 
 A URL has no user, password, query or fragment: credentials come from the environment, settings from `StoreSettings`.
@@ -14,7 +14,7 @@ An error names the scheme of a URL and never the rest, which may hold a secret t
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
@@ -26,10 +26,14 @@ from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.metered import Meter, MeteredStore
 from blobstore.retrying import RetryingStore, RetrySettings
+from blobstore.s3_settings import S3Settings
+
+if TYPE_CHECKING:
+    from blobstore.s3 import S3Store
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
-_HINT: Final = "use file:///absolute/path, a path, or memory://name"
+_HINT: Final = "use s3://bucket/prefix, file:///absolute/path, a path, or memory://name"
 
 # The stores of `memory://`, for as long as the process lives.
 _memory_stores: dict[str, MemoryStore] = {}
@@ -43,6 +47,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetrySettings = RetrySettings()
     # How long a directory store keeps deleted blobs readable.
     deleted_retention_ms: int = 0
+    s3: S3Settings = S3Settings()
 
 
 def open_store(
@@ -66,11 +71,38 @@ def open_store(
 
     Raises:
         InvalidRequestError: The URL does not follow the grammar or holds credentials.
-        CapabilityMissingError: This release has no store for it.
+        CapabilityMissingError: What the store needs is not installed.
     """
     settings = settings or StoreSettings()
     metered = MeteredStore(_open_bare(url, settings), meter)
     return LimitedStore(RetryingStore(metered, settings.retry, chance=chance), settings.in_flight_max)
+
+
+def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile: bool = True) -> "S3Store":
+    """Open an S3 store without any wrapper, for whoever wants to know what it does by itself.
+
+    Args:
+        url: `s3://bucket` or `s3://bucket/prefix`; a `/` at the end means nothing.
+        settings: Without them, the defaults.
+        bound_by_profile: As for `S3Store`.
+
+    Raises:
+        InvalidRequestError: The URL does not follow the grammar or holds credentials.
+        CapabilityMissingError: The extra `s3` is not installed.
+    """
+    scheme = _SCHEME.match(url)
+    parts = _split(url, scheme[1].lower() if scheme else "")
+    if parts.scheme != "s3":
+        raise _refused(parts.scheme, "is no S3 store")
+    try:
+        # Here, so that whoever has no S3 need not have its libraries, nor wait for them.
+        from blobstore.s3 import S3Store  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise CapabilityMissingError(
+            f"{error.name} is not installed", operation="open", key="s3://", hint="pip install 'tidemark[s3]'"
+        ) from error
+    prefix = parts.path.removeprefix("/").removesuffix("/")
+    return S3Store(parts.netloc, prefix, (settings or StoreSettings()).s3, bound_by_profile=bound_by_profile)
 
 
 def _open_bare(url: str, settings: StoreSettings) -> BlobStore:
@@ -86,12 +118,7 @@ def _open_bare(url: str, settings: StoreSettings) -> BlobStore:
         case "memory":
             return _open_memory(parts)
         case "s3":
-            raise CapabilityMissingError(
-                "this release has no S3 store",
-                operation="open",
-                key="s3://",
-                hint="it comes with the next one; until then use a directory on a shared mount, file:///path",
-            )
+            return open_s3(url, settings)
         case _:
             raise _refused(parts.scheme, "there is no store of this scheme")
 

@@ -1,4 +1,4 @@
-"""What can be set about an S3 store. Credentials are not among it: the standard chain finds them where they are used."""
+"""What can be set about an S3 store. No credentials: the standard chain finds them on the machine that uses them."""
 
 from typing import Final, Literal
 

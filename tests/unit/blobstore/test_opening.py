@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,8 @@ import pytest
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import CapabilityMissingError, InvalidRequestError
 from blobstore.metered import Meter
-from blobstore.opening import StoreSettings, open_store
+from blobstore.opening import StoreSettings, open_s3, open_store
+from blobstore.s3_settings import S3Settings
 
 SECRET = "hunter2hunter2"
 
@@ -35,10 +37,36 @@ async def test_a_memory_url_opens_the_same_store_by_its_name(tmp_path: Path) -> 
     assert await open_store(f"memory://{name}-other").stat("k") is None
 
 
-def test_s3_is_refused_with_a_hint_until_it_comes() -> None:
+def test_an_s3_url_is_a_bucket_and_a_prefix() -> None:
+    settings = StoreSettings(s3=S3Settings(region="eu-north-1"))
+    for url, prefix in (("s3://bucket", ""), ("s3://bucket/", ""), ("S3://bucket/a/b", "a/b"), ("s3://bucket/a/", "a")):
+        store = open_s3(url, settings)
+        assert (store.bucket, store.prefix, store.settings) == ("bucket", prefix, settings.s3)
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3:///prefix", "s3://Bucket", "s3://b", "s3://bucket/a//b", "s3://bucket/../x", "s3://bucket/ä"]
+)
+def test_an_s3_url_that_names_no_bucket_or_no_prefix_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        open_store(url)
+    assert caught.value.hint
+
+
+def test_a_url_of_another_store_is_no_s3_store(tmp_path: Path) -> None:
+    for url in (f"file://{tmp_path}", str(tmp_path), "memory://name"):
+        with pytest.raises(InvalidRequestError):
+            open_s3(url)
+
+
+def test_without_its_libraries_s3_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("blobstore.s3")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiobotocore", None)
+    monkeypatch.setitem(sys.modules, "aiobotocore.config", None)
     with pytest.raises(CapabilityMissingError) as caught:
         open_store("s3://bucket/prefix")
-    assert "next" in caught.value.hint
+    assert "tidemark[s3]" in caught.value.hint
 
 
 @pytest.mark.parametrize(

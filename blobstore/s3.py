@@ -1,0 +1,581 @@
+"""A bucket of an S3-compatible store, as design 0003 lays it out."""
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from typing_extensions import override
+
+from blobstore.base import (
+    LIST_PAGE_MAX,
+    BlobInfo,
+    BlobStore,
+    Body,
+    Capabilities,
+    Created,
+    CreateOutcome,
+    DeleteFailure,
+    ListPage,
+    Lost,
+    RequestMetadata,
+    UnfinishedPut,
+    Unknown,
+    check_key,
+)
+from blobstore.checks import check_delete, check_list, check_range, check_ttl, range_size_bytes
+from blobstore.errors import (
+    AccessDeniedError,
+    BlobNotFoundError,
+    CapabilityMissingError,
+    InvalidRequestError,
+    StoreUnavailableError,
+)
+from blobstore.s3_answers import (
+    TTL_MS,
+    WRITE_ID,
+    as_unavailable,
+    read_created,
+    read_created_at_ms,
+    read_promised_bytes,
+    read_ttl_ms,
+    store_error,
+    whole_seconds_ms,
+)
+from blobstore.s3_client import Answer, S3Client, SentBody, abandon, date_ms
+from blobstore.s3_errors import (
+    CONFLICT,
+    FORBIDDEN,
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    RANGE_NOT_SATISFIABLE,
+    SERVER_ERRORS,
+    SERVICE_UNAVAILABLE,
+    BrokenError,
+    RefusedError,
+)
+from blobstore.s3_profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile
+from blobstore.s3_settings import PUT_BYTES_MAX, S3Settings
+from blobstore.s3_upload import MultipartUpload, hash_body
+
+TAG: Final = "tidemark"
+EXPIRING: Final = "expiring"
+KEPT: Final = "kept"
+
+# Creates without an answer of which the write id is remembered, so that sending them again is not taken for another's.
+_UNSETTLED_MAX: Final = 1024
+_ABORTS_IN_FLIGHT_MAX: Final = 16
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_OBJECT_KEY_BYTES_MAX: Final = 1024
+_NO_LIFECYCLE: Final = "NoSuchLifecycleConfiguration"
+_NO_UPLOAD: Final = "NoSuchUpload"
+
+
+class S3Store(BlobStore):
+    """Blobs as objects of a bucket, below a prefix.
+
+    Args:
+        bucket: Its name; the bucket is there already.
+        prefix: Everything is below it; empty for the whole bucket.
+        settings: How the server is reached; bound to the event loop of the first call.
+        bound_by_profile: Read the profile that `doctor` wrote, and use nothing that it denies (design 0003, P1).
+
+    Raises:
+        InvalidRequestError: The bucket or the prefix is no valid name.
+    """
+
+    def __init__(
+        self, bucket: str, prefix: str = "", settings: S3Settings | None = None, *, bound_by_profile: bool = True
+    ) -> None:
+        if not _BUCKET.fullmatch(bucket):
+            raise InvalidRequestError(
+                "is not the name of a bucket",
+                operation="open",
+                key=repr(bucket),
+                hint="3 to 63 of a-z, 0-9, `.` and `-`: s3://bucket/prefix",
+            )
+        self.bucket = bucket
+        self.prefix = check_key(prefix, "open") if prefix else ""
+        self.settings = settings or S3Settings()
+        self._root = f"{self.prefix}/" if prefix else ""
+        self._client = S3Client(self.settings)
+        self._bound_by_profile = bound_by_profile
+        self._profile: StoreProfile | None = None
+        self._is_ready = False
+        self._readying = asyncio.Lock()
+        self._part_slots = asyncio.Semaphore(self.settings.parts_in_memory_max)
+        # By object and hash: the write id of a create that may have happened (design 0002, C3).
+        self._unsettled: dict[tuple[str, str], str] = {}
+
+    @property
+    @override
+    def capabilities(self) -> Capabilities:
+        profile = self._profile
+        return Capabilities(
+            atomic_create=profile is None or profile.atomic_create,
+            consistent_lists=profile is None or profile.consistent_lists,
+            list_shows_ttl=False,
+            enforces_ttl=False,
+            keeps_deleted=False,
+            removes_ttl=self._uses_tags,
+            keeps_created_at=False,
+        )
+
+    # --- writing ---
+
+    @override
+    async def put(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> Created:
+        name = self._object(key, "put")
+        check_ttl(ttl_ms, operation="put", key=key)
+        await self._ready()
+        birth = self._birth(secrets.token_hex(16), ttl_ms)
+        if body.size_bytes > self.settings.single_put_bytes_max:
+            upload = self._upload(key, name, "put", condition=None)
+            try:
+                return await upload.put(body, birth)
+            except (RefusedError, BrokenError) as error:
+                raise store_error(error, "put", key) from None
+        sent = await hash_body(body, operation="put", key=key)
+        answer = await self._ask("put_object", "put", key, Key=name, Body=sent, ContentLength=body.size_bytes, **birth)
+        return read_created(answer, "put", key)
+
+    @override
+    async def put_if_absent(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> CreateOutcome:
+        operation = "put_if_absent"
+        name = self._object(key, operation)
+        check_ttl(ttl_ms, operation=operation, key=key)
+        await self._ready()
+        if body.size_bytes > self.settings.single_put_bytes_max and self._multipart_is_conditional:
+            return await self.put_parts_if_absent(key, body, ttl_ms=ttl_ms)
+        if body.size_bytes > PUT_BYTES_MAX:
+            raise CapabilityMissingError(
+                "is larger than one PUT can be, and this store cannot complete a multipart upload conditionally",
+                operation=operation,
+                key=key,
+                hint="lower blob_bytes_max to 5 GiB or less",
+            )
+        sent = await hash_body(body, operation=operation, key=key)
+        # A create that is sent again after an unknown outcome says the same as before, so that it knows itself.
+        write_id = self._unsettled.pop((name, sent.sha256), "") or secrets.token_hex(16)
+        birth = self._birth(write_id, ttl_ms)
+        try:
+            outcome = await self._create(key, name, sent, birth, size_bytes=body.size_bytes, write_id=write_id)
+        except StoreUnavailableError:
+            self._remember((name, sent.sha256), write_id)
+            raise
+        if isinstance(outcome, Unknown):
+            self._remember((name, sent.sha256), write_id)
+        return outcome
+
+    async def put_parts_if_absent(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, part_bytes: int | None = None
+    ) -> CreateOutcome:
+        """`put_if_absent` by a multipart upload, whatever the profile says of it; for `doctor`, which wants to know.
+
+        Raises:
+            StoreError: As `put_if_absent`.
+        """
+        operation = "put_if_absent"
+        name = self._object(key, operation)
+        write_id = secrets.token_hex(16)
+        upload = self._upload(key, name, operation, condition="*", part_bytes=part_bytes)
+        try:
+            return await upload.put(body, self._birth(write_id, ttl_ms))
+        except (RefusedError, BrokenError) as error:
+            if upload.is_completing:
+                return await self._settle(error, key, name, write_id)
+            raise store_error(error, operation, key) from None
+
+    async def _create(
+        self, key: str, name: str, sent: SentBody, birth: dict[str, Any], *, size_bytes: int, write_id: str
+    ) -> CreateOutcome:
+        try:
+            answer = await self._client.call(
+                "put_object",
+                Bucket=self.bucket,
+                Key=name,
+                Body=sent,
+                ContentLength=size_bytes,
+                IfNoneMatch="*",
+                **birth,
+            )
+        except (RefusedError, BrokenError) as error:
+            return await self._settle(error, key, name, write_id)
+        return read_created(answer, "put_if_absent", key)
+
+    async def _settle(self, error: RefusedError | BrokenError, key: str, name: str, write_id: str) -> CreateOutcome:
+        """What a create that was not plainly answered has come to (design 0003, W1 and W2)."""
+        operation = "put_if_absent"
+        if not _needs_a_look(error):
+            raise store_error(error, operation, key) from None
+        try:
+            found = await self._client.call("head_object", Bucket=self.bucket, Key=name)
+        except (RefusedError, BrokenError) as unseen:
+            if _status(error) == PRECONDITION_FAILED and _status(unseen) == FORBIDDEN:
+                return Lost()  # the store has said that it is there, and lets nobody look at it
+            is_gone = _status(unseen) == NOT_FOUND
+            if isinstance(error, BrokenError) or _status(error) >= SERVER_ERRORS:
+                seen = "it is not there yet" if is_gone else f"nor when asked whether it is there: {unseen}"
+                return Unknown(reason=f"no answer: {error}; {seen}")
+            raise as_unavailable(store_error(error if is_gone else unseen, operation, key), operation, key) from None
+        if found.get("Metadata", {}).get(WRITE_ID) == write_id:
+            return Created(created_at_ms=read_created_at_ms(found))
+        return Lost()
+
+    def _remember(self, create: tuple[str, str], write_id: str) -> None:
+        if len(self._unsettled) >= _UNSETTLED_MAX:
+            del self._unsettled[next(iter(self._unsettled))]
+        self._unsettled[create] = write_id
+
+    def _birth(self, write_id: str, ttl_ms: int | None) -> dict[str, Any]:
+        """What an object is born with beside its content."""
+        metadata = {WRITE_ID: write_id}
+        if ttl_ms is not None:
+            metadata[TTL_MS] = str(ttl_ms)
+        return {
+            "Metadata": metadata,
+            "Tagging": f"{TAG}={EXPIRING}" if ttl_ms is not None and self._uses_tags else None,
+            "ServerSideEncryption": self.settings.encryption or None,
+            "SSEKMSKeyId": self.settings.kms_key_id or None,
+        }
+
+    # --- reading ---
+
+    @override
+    async def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        name = self._object(key, "get")
+        check_range(start, size_bytes, key=key)
+        await self._ready()
+        if size_bytes == 0:
+            range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
+            return
+        is_whole = start == 0 and size_bytes is None
+        last = "" if size_bytes is None else start + size_bytes - 1
+        try:
+            answer = await self._client.call(
+                "get_object", Bucket=self.bucket, Key=name, Range=None if is_whole else f"bytes={start}-{last}"
+            )
+        except RefusedError as error:
+            if error.refusal.status != RANGE_NOT_SATISFIABLE:
+                raise store_error(error, "get", key) from None
+            # Legal if it is the empty rest of the blob, which HTTP cannot say.
+            range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key), key=key)
+            return
+        except BrokenError as error:
+            raise store_error(error, "get", key) from None
+        try:
+            left = read_promised_bytes(answer, start, size_bytes, key=key)
+        except BaseException:
+            abandon(answer)
+            raise
+        try:
+            async with aclosing(self._client.read(answer)) as chunks:
+                async for chunk in chunks:
+                    left -= len(chunk)
+                    if left < 0:
+                        raise StoreUnavailableError("more bytes came than were announced", operation="get", key=key)
+                    yield chunk
+        except BrokenError as error:
+            raise store_error(error, "get", key) from None
+        if left:
+            raise StoreUnavailableError(f"the last {left} bytes did not come", operation="get", key=key)
+
+    @override
+    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+        name = self._object(key, "stat")
+        await self._ready()
+        try:
+            answer = await self._ask("head_object", "stat", key, Key=name)
+            created_at_ms, ttl_ms = read_created_at_ms(answer), read_ttl_ms(answer)
+            if ttl_ms is not None and self._uses_tags:
+                tags = await self._ask("get_object_tagging", "stat", key, Key=name)
+                if {"Key": TAG, "Value": KEPT} in tags.get("TagSet", ()):
+                    ttl_ms = None
+        except BlobNotFoundError:
+            return None
+        return BlobInfo(
+            key=key,
+            size_bytes=int(answer["ContentLength"]),
+            created_at_ms=created_at_ms,
+            expires_at_ms=None if ttl_ms is None else created_at_ms + ttl_ms,
+        )
+
+    @override
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
+        check_list(prefix, limit)
+        await self._ready()
+        answer = await self._ask(
+            "list_objects_v2",
+            "list_page",
+            prefix,
+            Prefix=self._root + prefix,
+            StartAfter=self._root + start_after if start_after else None,
+            MaxKeys=limit,
+        )
+        blobs: list[BlobInfo] = []
+        before = start_after
+        for listed in answer.get("Contents", ()):
+            key = str(listed["Key"]).removeprefix(self._root)
+            if not key.startswith(prefix) or key <= before:
+                raise StoreUnavailableError("the list repeats or goes astray", operation="list_page", key=prefix)
+            before = key
+            blobs.append(
+                BlobInfo(
+                    key=key,
+                    size_bytes=int(listed["Size"]),
+                    created_at_ms=whole_seconds_ms(listed["LastModified"]),
+                    ttl_known=False,
+                )
+            )
+        if answer.get("KeyCount", len(blobs)) != len(blobs) or len(blobs) > limit:
+            raise StoreUnavailableError("the list is not as long as it says", operation="list_page", key=prefix)
+        return ListPage(blobs=tuple(blobs), truncated=bool(answer["IsTruncated"]))
+
+    # --- TTL, deletion, time ---
+
+    @override
+    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+        name = self._object(key, "remove_ttl")
+        await self._ready()
+        if not self._uses_tags:
+            await self._ask("head_object", "remove_ttl", key, Key=name)
+            return
+        kept = {"TagSet": [{"Key": TAG, "Value": KEPT}]}
+        await self._ask("put_object_tagging", "remove_ttl", key, Key=name, Tagging=kept)
+
+    @override
+    async def delete(
+        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
+    ) -> tuple[DeleteFailure, ...]:
+        check_delete(keys)
+        names = {self._object(key, "delete"): key for key in keys}
+        if not names:
+            return ()
+        await self._ready()
+        wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+        answer = await self._ask("delete_objects", "delete", "", Delete=wanted)
+        failures: list[DeleteFailure] = []
+        for error in answer.get("Errors", ()):
+            key, code = names.get(str(error.get("Key", ""))), str(error.get("Code", ""))
+            if key is None:
+                raise StoreUnavailableError(f"failed for a key that was not asked for: {code}", operation="delete")
+            if code != "NoSuchKey":
+                failures.append(DeleteFailure(key=key, reason=f"{code}: {error.get('Message', '')}".rstrip(": ")))
+        return tuple(failures)
+
+    @override
+    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        check_list(prefix, LIST_PAGE_MAX)
+        await self._ready()
+        puts: list[UnfinishedPut] = []
+        position: dict[str, str] = {}
+        while True:
+            answer = await self._ask(
+                "list_multipart_uploads", "list_unfinished", prefix, Prefix=self._root + prefix, **position
+            )
+            puts += [
+                UnfinishedPut(
+                    key=str(upload["Key"]).removeprefix(self._root),
+                    upload_id=str(upload["UploadId"]),
+                    begun_at_ms=whole_seconds_ms(upload["Initiated"]),
+                )
+                for upload in answer.get("Uploads", ())
+            ]
+            following = {
+                "KeyMarker": str(answer.get("NextKeyMarker", "")),
+                "UploadIdMarker": str(answer.get("NextUploadIdMarker", "")),
+            }
+            if not answer.get("IsTruncated"):
+                return tuple(puts)
+            if following == position or not following["KeyMarker"]:
+                raise StoreUnavailableError("the list does not go on", operation="list_unfinished", key=prefix)
+            position = following
+
+    @override
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        await self._ready()
+        slots = asyncio.Semaphore(_ABORTS_IN_FLIGHT_MAX)
+
+        async def abort(put: UnfinishedPut) -> DeleteFailure | None:
+            name = self._object(put.key, "abort_unfinished")
+            try:
+                async with slots:
+                    await self._ask(
+                        "abort_multipart_upload", "abort_unfinished", put.key, Key=name, UploadId=put.upload_id
+                    )
+            except BlobNotFoundError:
+                return None
+            except AccessDeniedError as error:
+                return DeleteFailure(key=put.key, reason=str(error))
+            return None
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(abort(put)) for put in puts]
+        return tuple(failure for task in tasks if (failure := task.result()) is not None)
+
+    @override
+    async def now_ms(self) -> int:
+        # Any answer has the date, also that there is no such object or that it may not be looked at.
+        try:
+            answer = await self._client.call("head_object", Bucket=self.bucket, Key=self._root + PROFILE_KEY)
+            now_ms = date_ms(answer)
+        except BrokenError as error:
+            raise store_error(error, "now_ms", "") from None
+        except RefusedError as error:
+            if error.refusal.status not in {NOT_FOUND, FORBIDDEN}:
+                raise store_error(error, "now_ms", "") from None
+            now_ms = error.refusal.date_ms
+        if now_ms is None:
+            raise StoreUnavailableError("the answer has no date", operation="now_ms")
+        return now_ms
+
+    @override
+    async def close(self) -> None:
+        await self._client.close()
+
+    # --- for `doctor` and `lifecycle` ---
+
+    async def begin_upload(self, key: str) -> UnfinishedPut:
+        """Begin a multipart upload and leave it, as a process that dies does.
+
+        Raises:
+            StoreError: As the store says.
+        """
+        name = self._object(key, "begin_upload")
+        birth = self._birth(secrets.token_hex(16), None)
+        answer = await self._ask("create_multipart_upload", "begin_upload", key, Key=name, **birth)
+        return UnfinishedPut(key=key, upload_id=str(answer["UploadId"]), begun_at_ms=date_ms(answer) or 0)
+
+    async def read_lifecycle(self) -> tuple[dict[str, Any], ...]:
+        """The lifecycle rules of the bucket, everybody's, as the SDK gives them.
+
+        Raises:
+            StoreError: As the store says.
+        """
+        try:
+            answer = await self._client.call("get_bucket_lifecycle_configuration", Bucket=self.bucket)
+        except (RefusedError, BrokenError) as error:
+            if isinstance(error, RefusedError) and error.refusal.code == _NO_LIFECYCLE:
+                return ()
+            raise store_error(error, "read_lifecycle", self.bucket) from None
+        return tuple(answer.get("Rules", ()))
+
+    async def write_lifecycle(self, rules: Sequence[dict[str, Any]]) -> None:
+        """Replace the lifecycle rules of the bucket, everybody's; none at all removes the configuration.
+
+        Raises:
+            StoreError: As the store says.
+        """
+        if rules:
+            configuration = {"Rules": list(rules)}
+            await self._ask(
+                "put_bucket_lifecycle_configuration",
+                "write_lifecycle",
+                self.bucket,
+                LifecycleConfiguration=configuration,
+            )
+        else:
+            await self._ask("delete_bucket_lifecycle", "write_lifecycle", self.bucket)
+
+    # --- what they have in common ---
+
+    def _upload(
+        self, key: str, name: str, operation: str, *, condition: str | None, part_bytes: int | None = None
+    ) -> MultipartUpload:
+        return MultipartUpload(
+            self._client,
+            {"Bucket": self.bucket, "Key": name},
+            key=key,
+            operation=operation,
+            part_bytes=part_bytes or self.settings.part_bytes,
+            slots=self._part_slots,
+            condition=condition,
+        )
+
+    @property
+    def _uses_tags(self) -> bool:
+        return self.settings.use_tags and (self._profile is None or self._profile.tags)
+
+    @property
+    def _multipart_is_conditional(self) -> bool:
+        # What is not known counts as absent (P2); settings may say that it is there, a profile that it is not.
+        profile = None if self._profile is None else self._profile.conditional_multipart
+        told = self.settings.conditional_multipart
+        return (profile if told is None else told and profile is not False) or False
+
+    def _object(self, key: str, operation: str) -> str:
+        name = self._root + check_key(key, operation)
+        if len(name) > _OBJECT_KEY_BYTES_MAX:
+            raise InvalidRequestError(
+                f"is longer than {_OBJECT_KEY_BYTES_MAX} bytes with the prefix", operation=operation, key=repr(key)
+            )
+        return name
+
+    async def _ready(self) -> None:
+        """Read the profile, once, before anything else (design 0003, P1)."""
+        if self._is_ready:
+            return
+        async with self._readying:
+            if not self._is_ready:
+                if self._bound_by_profile:
+                    self._profile = await self._read_profile()
+                self._is_ready = True
+
+    async def _read_profile(self) -> StoreProfile | None:
+        try:
+            answer = await self._client.call("get_object", Bucket=self.bucket, Key=self._root + PROFILE_KEY)
+            if int(answer["ContentLength"]) > PROFILE_BYTES_MAX:
+                abandon(answer)
+                raise InvalidRequestError("is too large for a profile", operation="open", key=PROFILE_KEY)
+            async with aclosing(self._client.read(answer)) as chunks:
+                return decode_profile(b"".join([chunk async for chunk in chunks]))
+        except BrokenError as error:
+            raise store_error(error, "open", PROFILE_KEY) from None
+        except RefusedError as error:
+            refusal = error.refusal
+            # Who may not list is told "denied" of what is not there; what really is denied shows with the next request.
+            if refusal.code == "NoSuchKey" or (refusal.status == FORBIDDEN and refusal.code == "AccessDenied"):
+                return None
+            raise store_error(error, "open", PROFILE_KEY) from None
+
+    async def _size_bytes(self, key: str) -> int:
+        return int((await self._ask("head_object", "get", key, Key=self._object(key, "get")))["ContentLength"])
+
+    async def _ask(self, method: str, operation: str, key: str, **arguments: object) -> Answer:
+        """One request whose refusal is the caller's error."""
+        try:
+            return await self._client.call(method, Bucket=self.bucket, **arguments)
+        except (RefusedError, BrokenError) as error:
+            raise store_error(error, operation, key) from None
+
+
+def _status(error: RefusedError | BrokenError) -> int:
+    """The status of an answer; 0 if there was none."""
+    return error.refusal.status if isinstance(error, RefusedError) else 0
+
+
+def _needs_a_look(error: RefusedError | BrokenError) -> bool:
+    """Whether a create that ended so may have happened, in this sending of it or in an earlier one."""
+    if isinstance(error, BrokenError):
+        return error.sent
+    status = error.refusal.status
+    is_overload = status == SERVICE_UNAVAILABLE
+    return (
+        status in {PRECONDITION_FAILED, CONFLICT}
+        or (status >= SERVER_ERRORS and not is_overload)
+        or error.refusal.code == _NO_UPLOAD
+    )

@@ -1,0 +1,354 @@
+"""Talking to an S3 server: the one door to aiobotocore, botocore and aiohttp.
+
+One client for one event loop. It signs, sends once, and tells refusals and broken connections apart; it does not try
+again, and it lets nothing out that could hold a secret: credentials are the standard chain's affair, and the exceptions
+of the libraries, which carry whole requests, end here (design 0003, E5).
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import AsyncGenerator, Callable
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+import botocore.auth
+import botocore.exceptions
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession, get_session
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
+from typing_extensions import override
+
+from blobstore.errors import AccessDeniedError, InvalidRequestError
+from blobstore.s3_errors import STALE_CREDENTIALS, BrokenError, Refusal, RefusedError
+from blobstore.s3_settings import S3Settings
+
+Answer = dict[str, Any]
+# Reads a body from its start: called once for each request that sends it.
+ReadBody = Callable[[], AsyncGenerator[bytes, None]]
+
+_SIGNATURE: Final = "s3v4-known-hash"
+_FIRST_REGION: Final = "us-east-1"
+# Chunks of an answer's body are joined up to this size, or for so long.
+_JOINED_BYTES: Final = 256 * 1024
+_JOINED_S: Final = 1.0
+_LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
+
+
+class SentBody(Payload):
+    """A body that is read while it is sent, and sent once (design 0003, W3, W4).
+
+    Attributes:
+        error: What reading it raised; the HTTP client would hide that.
+    """
+
+    def __init__(self, read: ReadBody, *, size_bytes: int, sha256: str) -> None:
+        super().__init__(None)
+        self._size = size_bytes
+        self._read = read
+        self._is_used = False
+        self.sha256 = sha256
+        self.error: Exception | None = None
+
+    @property
+    @override
+    def consumed(self) -> bool:
+        # True once the first byte may have left: then the client does not send it a second time by itself.
+        return self._is_used
+
+    @override
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        await self.write_with_length(writer, None)
+
+    @override
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._is_used = True
+        try:
+            async with contextlib.aclosing(self._read()) as chunks:
+                async for chunk in chunks:
+                    await writer.write(chunk)
+        except aiohttp.ClientError:
+            raise
+        except Exception as error:
+            if not isinstance(error, ConnectionError):
+                self.error = error
+            raise
+
+    @override
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        raise TypeError("a body that is sent has no text")
+
+    def read(self) -> bytes:
+        """Never called: botocore takes for a body what has this method."""
+        raise TypeError("a body that is sent is read by the HTTP client alone")
+
+
+class _KnownHashAuth(botocore.auth.S3SigV4Auth):  # type: ignore[misc]  # the SDK has no types
+    """Signs the hash that a `SentBody` knows, where botocore's own would read the body, blocking, to find it."""
+
+    def payload(self, request: Any) -> str:
+        body = request.data
+        return body.sha256 if isinstance(body, SentBody) else str(super().payload(request))
+
+
+botocore.auth.AUTH_TYPE_MAPS[_SIGNATURE] = _KnownHashAuth
+
+
+class S3Client:
+    """A connection pool to one endpoint, opened by the first call and bound to its event loop."""
+
+    def __init__(self, settings: S3Settings) -> None:
+        self._settings = settings
+        self._opening = asyncio.Lock()
+        self._client: Any = None
+        # Whether the credentials of this client have ever been accepted.
+        self._is_proven = False
+        self._exits = contextlib.AsyncExitStack()
+
+    async def close(self) -> None:
+        """Close every connection; closing twice is fine."""
+        self._client = None
+        await self._exits.aclose()
+
+    async def call(self, method: str, **arguments: Any) -> Answer:
+        """Make one request.
+
+        Args:
+            method: A method of the SDK's client, such as "put_object".
+            arguments: Its arguments; those that are None are left out.
+
+        Raises:
+            RefusedError: The store said no.
+            BrokenError: It did not say anything, or not whole.
+            AccessDeniedError: There are no credentials.
+            InvalidRequestError: The settings do not lead to a server that may be talked to.
+            Exception: Whatever reading the body raised.
+        """
+        client = await self._open()
+        body = arguments.get("Body")
+        try:
+            answer: Answer = await getattr(client, method)(**{k: v for k, v in arguments.items() if v is not None})
+        except botocore.exceptions.ClientError as error:
+            refusal = _refusal(error.response)
+        except Exception as error:  # noqa: BLE001  (translated, and what is not the libraries' goes on as it is)
+            if isinstance(body, SentBody) and body.error is not None:
+                raise body.error from None
+            # From here on without the cause: the library's errors hold the request, its signature and token included.
+            raise _translated(error) from None
+        else:
+            self._is_proven = True
+            return answer
+        if refusal.code in STALE_CREDENTIALS and self._renew(client):
+            raise BrokenError(f"{refusal}; the credentials are looked up again", sent=False)
+        raise RefusedError(refusal)
+
+    async def read(self, answer: Answer) -> AsyncGenerator[bytes, None]:
+        """The body of an answer in chunks that are not empty; the connection is given up if it is not read to its end.
+
+        Raises:
+            BrokenError: The rest did not come.
+        """
+        stream = answer["Body"].raw_stream
+        loop = asyncio.get_running_loop()
+        is_whole = False
+        try:
+            while not is_whole:
+                parts: list[bytes] = []
+                size_bytes, until_s = 0, loop.time() + _JOINED_S
+                while size_bytes < _JOINED_BYTES and (not parts or loop.time() < until_s):
+                    part = await stream.content.readany()
+                    if not part:
+                        is_whole = True
+                        break
+                    parts.append(part)
+                    size_bytes += len(part)
+                if parts:
+                    yield b"".join(parts) if len(parts) > 1 else parts[0]
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise BrokenError(f"the body broke off: {_told(error)}") from None
+        finally:
+            if not is_whole:
+                abandon(answer)
+
+    def _renew(self, client: Any) -> bool:
+        """Whether asking again makes sense: credentials that were good have ended, and new ones may be there."""
+        if client is not self._client:
+            return True  # another call has renewed it
+        if not self._is_proven:
+            return False
+        # Calls that are under way go on with the old one, which is closed with the rest.
+        self._client = None
+        return True
+
+    async def _open(self) -> Any:
+        if self._client is not None:
+            return self._client
+        async with self._opening:
+            if self._client is None:
+                self._is_proven = False
+                self._client = await self._create()
+        return self._client
+
+    async def _create(self) -> Any:
+        settings = self._settings
+        session = get_session()
+        config = AioConfig(
+            signature_version=_SIGNATURE,
+            # `retrying` is the one layer that tries again. The hash of a body is signed: no second checksum is needed.
+            retries={"total_max_attempts": 1},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            connect_timeout=settings.connect_timeout_s,
+            read_timeout=settings.read_timeout_s,
+            max_pool_connections=settings.connections_max,
+            s3=None
+            if settings.path_style is None
+            else {"addressing_style": "path" if settings.path_style else "virtual"},
+        )
+        try:
+            client = await self._exits.enter_async_context(
+                session.create_client(
+                    "s3",
+                    region_name=settings.region or _region(session),
+                    endpoint_url=settings.endpoint_url or None,
+                    verify=settings.ca_bundle or None,
+                    config=config,
+                )
+            )
+        except (botocore.exceptions.BotoCoreError, ValueError, OSError) as error:
+            raise InvalidRequestError(
+                f"no client can be made: {_told(error)}",
+                operation="open",
+                hint="check endpoint_url, region, ca_bundle and the profile in the environment or ~/.aws/config",
+            ) from None
+        check_endpoint(client.meta.endpoint_url, allow_http=settings.allow_http)
+        # Some servers never answer it, and the client would wait for ever.
+        client.meta.events.register_last("before-call.s3", _drop_expect)
+        return client
+
+
+def check_endpoint(url: str, *, allow_http: bool) -> None:
+    """Refuse an endpoint to which data would go in the open, or that holds a secret itself.
+
+    Raises:
+        InvalidRequestError: It is plain HTTP to another machine, is no URL, or holds credentials.
+    """
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query:
+        raise InvalidRequestError(
+            "the endpoint holds credentials", operation="open", hint="take them out of endpoint_url: URLs get logged"
+        )
+    if parts.scheme == "https" or (parts.scheme == "http" and (allow_http or _is_loopback(parts.hostname or ""))):
+        return
+    raise InvalidRequestError(
+        "the endpoint is not https", operation="open", hint="use https://, or allow_http = true if the network is yours"
+    )
+
+
+def abandon(answer: Answer) -> None:
+    """Give up an answer whose body will not be read, and its connection with it."""
+    answer["Body"].raw_stream.close()
+
+
+def date_ms(answer: Answer) -> int | None:
+    """The store's clock as an answer tells it, in whole seconds."""
+    return _date_ms(answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date"))
+
+
+def _region(session: AioSession) -> str:
+    return session.get_config_variable("region") or _FIRST_REGION
+
+
+def _is_loopback(host: str) -> bool:
+    if host in _LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _drop_expect(params: Any, **_: Any) -> None:
+    params["headers"].pop("Expect", None)
+
+
+def _refusal(response: Any) -> Refusal:
+    told = response.get("Error", {})
+    answer = response.get("ResponseMetadata", {})
+    headers = answer.get("HTTPHeaders", {})
+    status = int(answer.get("HTTPStatusCode") or 0)
+    code = str(told.get("Code") or status)
+    return Refusal(
+        status=status,
+        code=code,
+        # What is said of a signature quotes what was signed.
+        message="" if code in STALE_CREDENTIALS else " ".join(str(told.get("Message") or "").split()),
+        request_id=str(answer.get("RequestId") or headers.get("x-amz-request-id") or ""),
+        retry_after_s=_retry_after_s(headers.get("retry-after")),
+        date_ms=_date_ms(headers.get("date")),
+    )
+
+
+def _date_ms(date: str | None) -> int | None:
+    try:
+        return int(parsedate_to_datetime(date).timestamp()) * 1000 if date else None
+    except ValueError:
+        return None
+
+
+def _retry_after_s(text: str | None) -> float | None:
+    return float(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def _translated(error: Exception) -> Exception:
+    """What an exception of the libraries is to the callers of this module."""
+    match error:
+        case (
+            botocore.exceptions.NoCredentialsError()
+            | botocore.exceptions.PartialCredentialsError()
+            | botocore.exceptions.CredentialRetrievalError()
+            | botocore.exceptions.TokenRetrievalError()
+            | botocore.exceptions.UnauthorizedSSOTokenError()
+        ):
+            return AccessDeniedError(
+                f"no credentials: {type(error).__name__}",
+                operation="sign",
+                hint="the standard chain found none: set AWS_PROFILE, AWS_ACCESS_KEY_ID or a role of this machine",
+            )
+        case botocore.exceptions.SSLError() if _is_untrusted(error):
+            return InvalidRequestError(
+                "the server's certificate is not trusted",
+                operation="connect",
+                hint="set ca_bundle (or AWS_CA_BUNDLE) to the certificate authority of the server",
+            )
+        case (
+            botocore.exceptions.EndpointConnectionError()
+            | botocore.exceptions.ConnectTimeoutError()
+            | botocore.exceptions.SSLError()
+        ):
+            return BrokenError(f"no connection: {type(error).__name__}", sent=False)
+        case botocore.exceptions.ParamValidationError() | botocore.exceptions.EndpointProviderError():
+            return InvalidRequestError(f"the SDK refuses the request: {type(error).__name__}", operation="sign")
+        case (
+            botocore.exceptions.HTTPClientError()
+            | botocore.exceptions.BotoCoreError()
+            | aiohttp.ClientError()
+            | TimeoutError()
+            | OSError()
+        ):
+            return BrokenError(_told(error))
+        case _:
+            return error
+
+
+def _is_untrusted(error: botocore.exceptions.SSLError) -> bool:
+    """Whether it is the certificate, and not a connection that broke in the handshake."""
+    return isinstance(error.kwargs.get("error"), aiohttp.ClientConnectorCertificateError)
+
+
+def _told(error: BaseException) -> str:
+    """An error without the request in it."""
+    return type(error).__name__

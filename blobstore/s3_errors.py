@@ -1,0 +1,169 @@
+"""What an S3 store answers instead of doing it, as errors of the contract: decided here alone (design 0003, E1)."""
+
+from typing import Final
+
+import msgspec
+from typing_extensions import override
+
+from blobstore.errors import (
+    AccessDeniedError,
+    BlobNotFoundError,
+    CapabilityMissingError,
+    InvalidRequestError,
+    StoreError,
+    StoreFullError,
+    StoreMissingError,
+    StoreUnavailableError,
+)
+
+FORBIDDEN: Final = 403
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+PRECONDITION_FAILED: Final = 412
+RANGE_NOT_SATISFIABLE: Final = 416
+SERVER_ERRORS: Final = 500
+SERVICE_UNAVAILABLE: Final = 503
+
+# New credentials of the standard chain may do what these could not.
+STALE_CREDENTIALS: Final = frozenset(
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestExpired",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+_TOO_MANY: Final = frozenset(
+    {
+        "BandwidthLimitExceeded",
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "SlowDownRead",
+        "SlowDownWrite",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "TooManyRequestsException",
+    }
+)
+_FULL: Final = frozenset(
+    {"InsufficientCapacity", "QuotaExceeded", "ServiceQuotaExceeded", "StorageFull", "XMinioStorageFull"}
+)
+# The body was altered on the way, or did not come whole; what is sent again is read again.
+_DAMAGED: Final = frozenset(
+    {
+        "BadDigest",
+        "IncompleteBody",
+        "InvalidDigest",
+        "RequestTimeout",
+        "XAmzContentChecksumMismatch",
+        "XAmzContentSHA256Mismatch",
+    }
+)
+_AGAIN: Final = frozenset({"ConditionalRequestConflict", "InternalError", "OperationAborted", "ServiceUnavailable"})
+_ELSEWHERE: Final = frozenset(
+    {"AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect", "TemporaryRedirect"}
+)
+_UNSUPPORTED: Final = frozenset({"MethodNotAllowed", "MissingContentLength", "NotImplemented", "UnsupportedArgument"})
+_UNSUPPORTED_STATUS: Final = frozenset({405, 411, 501})
+_FULL_STATUS: Final = 507
+_ELSEWHERE_STATUS: Final = frozenset({301, 307})
+_DENIED_STATUS: Final = frozenset({401, FORBIDDEN})
+_SKEWED: Final = "RequestTimeTooSkewed"
+_TOO_MANY_STATUS: Final = frozenset({429, 503})
+_MESSAGE_LENGTH_MAX: Final = 200
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that is not the one hoped for.
+
+    Only what may be shown: the rest of such an answer can quote the headers of the request, a session token among them.
+    """
+
+    status: int
+    # The store's word for it; only the status where it says none, as after a HEAD.
+    code: str
+    message: str = ""
+    request_id: str = ""
+    retry_after_s: float | None = None
+    # The store's clock, None if it did not tell.
+    date_ms: int | None = None
+
+    @override
+    def __str__(self) -> str:
+        told = f"{self.code} ({self.status})" if self.code != str(self.status) else self.code
+        message = f": {self.message[:_MESSAGE_LENGTH_MAX]}" if self.message else ""
+        return f"{told}{message}" + (f" [request {self.request_id}]" if self.request_id else "")
+
+
+class RefusedError(Exception):
+    """The store answered with a refusal; whoever asked knows what that means."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__(str(refusal))
+
+
+class BrokenError(Exception):
+    """No answer came, or only a part of one.
+
+    Attributes:
+        sent: The store may have got the request, and may yet carry it out.
+    """
+
+    def __init__(self, reason: str, *, sent: bool = True) -> None:
+        self.sent = sent
+        super().__init__(reason)
+
+
+def classify(refusal: Refusal, *, operation: str, key: str) -> StoreError:
+    """The error that a refusal is to the caller of an operation."""
+    code, status = refusal.code, refusal.status
+    hint = ""
+    kind: type[StoreError] = InvalidRequestError
+    if _is_worth_repeating(refusal):
+        return StoreUnavailableError(
+            str(refusal),
+            operation=operation,
+            key=key,
+            hint="set this machine's clock: it is too far from the store's" if code == _SKEWED else "",
+            retry_after_s=refusal.retry_after_s,
+            asks_for_less=code in _TOO_MANY or status in _TOO_MANY_STATUS,
+        )
+    if code in _FULL or status == _FULL_STATUS:
+        kind = StoreFullError
+    elif code in _UNSUPPORTED or status in _UNSUPPORTED_STATUS:
+        kind, hint = CapabilityMissingError, "run `tidemark doctor` to learn what this store can do"
+    elif code == "NoSuchBucket":
+        kind = StoreMissingError
+    elif code in _ELSEWHERE or status in _ELSEWHERE_STATUS:
+        hint = "the bucket is in another region or place: set region or endpoint_url"
+    elif status in _DENIED_STATUS or code in STALE_CREDENTIALS or code.startswith("KMS"):
+        kind, hint = AccessDeniedError, _denied_hint(code)
+    elif status == NOT_FOUND:
+        kind = BlobNotFoundError
+    else:
+        hint = "the store does not understand the request"
+    return kind(str(refusal), operation=operation, key=key, hint=hint)
+
+
+def _is_worth_repeating(refusal: Refusal) -> bool:
+    code, status = refusal.code, refusal.status
+    if code in _FULL or code in _UNSUPPORTED or status in {_FULL_STATUS, *_UNSUPPORTED_STATUS}:
+        return False
+    if code == _SKEWED or code in _TOO_MANY or code in _DAMAGED or code in _AGAIN:
+        return True
+    return status in _TOO_MANY_STATUS or status >= SERVER_ERRORS or status == CONFLICT
+
+
+def _denied_hint(code: str) -> str:
+    if code in STALE_CREDENTIALS:
+        return "the credentials that the standard chain gives on this machine are unknown here, wrong or expired"
+    if code.startswith("KMS"):
+        return "the credentials may not use the KMS key, or it is disabled"
+    return "`tidemark doctor --policy ROLE` prints what writer, restorer and collector need"

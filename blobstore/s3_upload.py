@@ -1,0 +1,185 @@
+"""Bodies on their way to an S3 server: hashed before they are sent, whole or in parts (design 0003, W3 to W5)."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Final
+
+from blobstore.base import Body, Created
+from blobstore.checks import checked_chunks
+from blobstore.errors import StoreError
+from blobstore.local_files import run_blocking
+from blobstore.s3_answers import read_created
+from blobstore.s3_client import Answer, ReadBody, S3Client, SentBody
+from blobstore.s3_errors import BrokenError, RefusedError
+from blobstore.s3_settings import PARTS_MAX
+
+# A body up to this size stays in memory between being hashed and being sent.
+HELD_BYTES_MAX: Final = 1024 * 1024
+# Chunks above this are hashed in a thread.
+_HASHED_HERE_BYTES_MAX: Final = 256 * 1024
+_ABORT_TIMEOUT_S: Final = 10.0
+
+
+async def hash_body(body: Body, *, operation: str, key: str) -> SentBody:
+    """A body ready to be sent: its length checked, its hash known, and the bytes kept if they are few.
+
+    Raises:
+        InvalidRequestError: It has another size than it says.
+        Exception: Whatever reading it raised.
+    """
+    sha256 = hashlib.sha256()
+    held: list[bytes] = []
+    is_small = body.size_bytes <= HELD_BYTES_MAX
+    async with aclosing(checked_chunks(body, operation=operation, key=key)) as chunks:
+        async for chunk in chunks:
+            if len(chunk) > _HASHED_HERE_BYTES_MAX:
+                await run_blocking(sha256.update, chunk)
+            else:
+                sha256.update(chunk)
+            if is_small:
+                held.append(chunk)
+
+    def read_again() -> AsyncGenerator[bytes, None]:
+        return checked_chunks(body, operation=operation, key=key)
+
+    return SentBody(_reader(held) if is_small else read_again, size_bytes=body.size_bytes, sha256=sha256.hexdigest())
+
+
+def _reader(chunks: Sequence[bytes]) -> ReadBody:
+    async def read() -> AsyncGenerator[bytes, None]:
+        for chunk in chunks:
+            yield chunk
+
+    return read
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class MultipartUpload:
+    """One multipart upload, aborted unless it was completed.
+
+    Attributes:
+        is_completing: Completing it was asked for, so that it may have happened.
+    """
+
+    def __init__(
+        self,
+        client: S3Client,
+        target: dict[str, Any],
+        *,
+        key: str,
+        operation: str,
+        part_bytes: int,
+        slots: asyncio.Semaphore,
+        condition: str | None,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            client: Where to.
+            target: Bucket and object, as the SDK names them.
+            key: For errors, as is the operation.
+            operation: See `key`.
+            part_bytes: Size of a part; larger if there would be too many.
+            slots: Parts in memory at once, of all uploads together.
+            condition: What completing it carries as `If-None-Match`.
+        """
+        self._client = client
+        self._target = target
+        self._key = key
+        self._operation = operation
+        self._part_bytes = part_bytes
+        self._slots = slots
+        self._condition = condition
+        self.is_completing = False
+
+    async def put(self, body: Body, birth: Answer) -> Created:
+        """All of it: begin, send the parts, complete.
+
+        Raises:
+            RefusedError: As the store says.
+            BrokenError: As the store does not say.
+        """
+        answer = await self._client.call("create_multipart_upload", **self._target, **birth)
+        upload = {**self._target, "UploadId": answer["UploadId"]}
+        try:
+            try:
+                parts = await self._send(body, upload)
+            except BaseExceptionGroup as errors:
+                # One is enough to tell; the others are of parts that were given up because of it.
+                raise _first(errors) from None
+            self.is_completing = True
+            completed = await self._client.call(
+                "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}, IfNoneMatch=self._condition
+            )
+        except BaseException:
+            await _abort(self._client, upload)
+            raise
+        return read_created(completed, self._operation, self._key)
+
+    async def _send(self, body: Body, upload: dict[str, Any]) -> list[dict[str, Any]]:
+        part_bytes = max(self._part_bytes, -(-body.size_bytes // PARTS_MAX))
+        sending: list[asyncio.Task[dict[str, Any]]] = []
+        async with asyncio.TaskGroup() as group, aclosing(self._parts(body, part_bytes)) as parts:
+            async for part in parts:
+                # The slot was taken before the part was read, and is given back when it is sent.
+                sending.append(group.create_task(self._send_part(upload, len(sending) + 1, part)))
+        return [task.result() for task in sending]
+
+    async def _parts(self, body: Body, part_bytes: int) -> AsyncGenerator[bytearray, None]:
+        """The body in parts of one size, the last as large as it is; at least one. Each holds a slot."""
+        await self._slots.acquire()
+        part, is_handed_over = bytearray(), False
+        try:
+            async with aclosing(checked_chunks(body, operation=self._operation, key=self._key)) as chunks:
+                async for chunk in chunks:
+                    view = memoryview(chunk)
+                    while len(part) + len(view) > part_bytes:
+                        taken = part_bytes - len(part)
+                        part += view[:taken]
+                        view = view[taken:]
+                        is_handed_over = True
+                        yield part
+                        await self._slots.acquire()
+                        part, is_handed_over = bytearray(), False
+                    part += view
+            is_handed_over = True
+            yield part
+        finally:
+            if not is_handed_over:
+                self._slots.release()
+
+    async def _send_part(self, upload: dict[str, Any], number: int, part: bytearray) -> dict[str, Any]:
+        try:
+            data = bytes(part)
+            sha256 = await run_blocking(_sha256, data)
+            sent = SentBody(_reader([data]), size_bytes=len(data), sha256=sha256)
+            answer = await self._client.call(
+                "upload_part", **upload, PartNumber=number, Body=sent, ContentLength=len(data)
+            )
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+        finally:
+            self._slots.release()
+
+
+async def _abort(client: S3Client, upload: dict[str, Any]) -> None:
+    """Give an upload up; what cannot be given up now is found by `collect`."""
+
+    async def abort() -> None:
+        try:
+            async with asyncio.timeout(_ABORT_TIMEOUT_S):
+                await client.call("abort_multipart_upload", **upload)
+        except (RefusedError, BrokenError, StoreError, TimeoutError):
+            return
+
+    # A caller that is cancelled once more does not stop it.
+    await asyncio.shield(asyncio.ensure_future(abort()))
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
