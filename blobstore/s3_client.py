@@ -151,27 +151,32 @@ class S3Client:
         Raises:
             BrokenError: The rest did not come.
         """
-        stream = answer["Body"].raw_stream
+        stream = answer["Body"].raw_stream.content
         loop = asyncio.get_running_loop()
         is_whole = False
+        broken: BrokenError | None = None
         try:
-            while not is_whole:
+            while not is_whole and broken is None:
                 parts: list[bytes] = []
                 size_bytes, until_s = 0, loop.time() + _JOINED_S
-                while size_bytes < _JOINED_BYTES and (not parts or loop.time() < until_s):
-                    part = await stream.content.readany()
-                    if not part:
-                        is_whole = True
-                        break
-                    parts.append(part)
-                    size_bytes += len(part)
+                try:
+                    while size_bytes < _JOINED_BYTES and (not parts or loop.time() < until_s):
+                        part = await stream.readany()
+                        if not part:
+                            is_whole = True
+                            break
+                        parts.append(part)
+                        size_bytes += len(part)
+                except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                    broken = BrokenError(f"the body broke off: {_told(error)}")
                 if parts:
+                    # Also what came before it broke: it need not be fetched again.
                     yield b"".join(parts) if len(parts) > 1 else parts[0]
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise BrokenError(f"the body broke off: {_told(error)}") from None
         finally:
             if not is_whole:
                 abandon(answer)
+        if broken is not None:
+            raise broken
 
     def _renew(self, client: Any) -> bool:
         """Whether asking again makes sense: credentials that were good have ended, and new ones may be there."""

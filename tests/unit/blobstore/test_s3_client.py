@@ -1,0 +1,289 @@
+"""The door to the SDK against a server that answers what a test tells it to, over real connections."""
+
+import asyncio
+import gc
+import hashlib
+import pickle
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from blobstore.base import BytesBody
+from blobstore.errors import AccessDeniedError, InvalidRequestError
+from blobstore.s3 import S3Store
+from blobstore.s3_client import S3Client, SentBody, check_endpoint
+from blobstore.s3_errors import BrokenError, RefusedError
+from blobstore.s3_settings import S3Settings
+
+CANARY = "canary-4f1d-secret"
+TOKEN = "canary-4f1d-token"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ScriptedServer:
+    """Answers by `handler`; remembers what was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.handler: Handler | None = None
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.requests.append((request.method, dict(request.headers), body))
+        return await self.handler(request) if self.handler is not None else web.Response()
+
+    @property
+    def methods(self) -> list[str]:
+        return [method for method, _, _ in self.requests]
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ScriptedServer]:
+    scripted = ScriptedServer()
+    runner = web.ServerRunner(web.Server(scripted.answer))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    scripted.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield scripted
+    await runner.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def chain(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "first-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", TOKEN)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+async def client(server: ScriptedServer) -> AsyncIterator[S3Client]:
+    made = S3Client(S3Settings(endpoint_url=server.url, read_timeout_s=2, connect_timeout_s=2))
+    yield made
+    await made.close()
+    gc.collect()
+
+
+def sent_body(*chunks: bytes, fails: Exception | None = None) -> SentBody:
+    async def read() -> AsyncGenerator[bytes, None]:
+        for chunk in chunks:
+            yield chunk
+        if fails is not None:
+            raise fails
+
+    data = b"".join(chunks)
+    size_bytes = len(data) + (1 if fails else 0)
+    return SentBody(read, size_bytes=size_bytes, sha256=hashlib.sha256(data).hexdigest())
+
+
+async def put(client: S3Client, body: SentBody) -> Any:
+    return await client.call("put_object", Bucket="bucket", Key="k", Body=body, ContentLength=body.size)
+
+
+async def abort(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+def error_answer(status: int, code: str, message: str = "", **headers: str) -> Handler:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+        return web.Response(status=status, text=text, headers=headers)
+
+    return answer
+
+
+async def test_a_body_is_signed_by_its_hash_and_sent_with_its_length(server: ScriptedServer, client: S3Client) -> None:
+    await put(client, sent_body(b"one", b"two" * 100_000))
+    ((method, headers, body),) = server.requests
+    assert method == "PUT"
+    assert body == b"one" + b"two" * 100_000
+    assert headers["X-Amz-Content-SHA256"] == hashlib.sha256(body).hexdigest()
+    assert headers["Content-Length"] == str(len(body))
+    assert "Expect" not in headers
+    assert "Transfer-Encoding" not in headers
+    assert "x-amz-content-sha256" in headers["Authorization"]
+
+
+async def test_the_http_client_does_not_send_a_body_twice_by_itself(server: ScriptedServer, client: S3Client) -> None:
+    await put(client, sent_body(b"warm"))  # a connection that is kept is one that the HTTP client would send again on
+    server.handler = abort
+    with pytest.raises(BrokenError) as caught:
+        await put(client, sent_body(b"content"))
+    assert caught.value.sent
+    assert server.methods == ["PUT", "PUT"]
+
+
+async def test_an_error_of_the_body_comes_out_as_it_is(client: S3Client) -> None:
+    with pytest.raises(FileNotFoundError, match="the source is gone"):
+        await put(client, sent_body(b"half", fails=FileNotFoundError("the source is gone")))
+
+
+async def test_a_refusal_tells_what_may_be_told(server: ScriptedServer, client: S3Client) -> None:
+    headers = {"Retry-After": "7", "x-amz-request-id": "id-7", "Date": "Sat, 21 Nov 2026 19:00:00 GMT"}
+    server.handler = error_answer(503, "SlowDown", "Please reduce\n your rate", **headers)
+    with pytest.raises(RefusedError) as caught:
+        await client.call("list_objects_v2", Bucket="bucket")
+    refusal = caught.value.refusal
+    assert (refusal.status, refusal.code, refusal.message) == (503, "SlowDown", "Please reduce your rate")
+    assert (refusal.request_id, refusal.retry_after_s, refusal.date_ms) == ("id-7", 7.0, 1795287600000)
+    assert server.methods == ["GET"]  # nothing but the retrying wrapper tries again
+
+
+async def test_an_error_in_an_answer_of_200_is_an_error(server: ScriptedServer, client: S3Client) -> None:
+    server.handler = error_answer(200, "InternalError")
+    parts = {"Parts": [{"PartNumber": 1, "ETag": "x"}]}
+    with pytest.raises(RefusedError) as caught:
+        await client.call("complete_multipart_upload", Bucket="b", Key="k", UploadId="u", MultipartUpload=parts)
+    assert caught.value.refusal.status == 500
+
+
+def assert_no_secret(error: BaseException) -> None:
+    seen: BaseException | None = error
+    while seen is not None:
+        for text in (str(seen), repr(seen), repr(seen.args), repr(vars(seen)), *getattr(seen, "__notes__", ())):
+            assert CANARY not in text
+            assert TOKEN not in text
+        assert CANARY.encode() not in pickle.dumps(seen.args)
+        assert TOKEN.encode() not in pickle.dumps(seen.args)
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+
+
+@pytest.mark.parametrize("code", ["SignatureDoesNotMatch", "InvalidToken", "AccessDenied"])
+async def test_what_a_refusal_quotes_of_the_request_stays_inside(server: ScriptedServer, code: str) -> None:
+    async def quote(request: web.Request) -> web.StreamResponse:
+        quoted = "".join(f"{name}:{value}" for name, value in request.headers.items())
+        message = quoted if code != "AccessDenied" else "no"
+        text = f"<Error><Code>{code}</Code><Message>{message}</Message><CanonicalRequest>{quoted}</CanonicalRequest>"
+        return web.Response(status=403, text=f"{text}</Error>")
+
+    server.handler = quote
+    store = S3Store("bucket", settings=S3Settings(endpoint_url=server.url), bound_by_profile=False)
+    with pytest.raises(AccessDeniedError) as caught:
+        await store.put("k", BytesBody(b"x"))
+    assert any(TOKEN in str(headers) for _, headers, _ in server.requests)  # it was sent, so it could have leaked
+    assert_no_secret(caught.value)
+    assert CANARY not in repr(store)
+    await store.close()
+
+
+async def test_a_broken_connection_does_not_carry_the_request_along(server: ScriptedServer, client: S3Client) -> None:
+    server.handler = abort
+    with pytest.raises(BrokenError) as caught:
+        await client.call("head_object", Bucket="bucket", Key="k")
+    assert_no_secret(caught.value)
+    assert caught.value.__suppress_context__
+
+
+async def test_credentials_that_end_are_looked_up_again(
+    server: ScriptedServer, client: S3Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.call("head_object", Bucket="bucket", Key="k")
+    server.handler = error_answer(400, "ExpiredToken")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "second-key")
+    with pytest.raises(BrokenError) as caught:
+        await client.call("get_object_tagging", Bucket="bucket", Key="k")
+    assert not caught.value.sent  # so that it is simply tried again
+    server.handler = None
+    await client.call("head_object", Bucket="bucket", Key="k")
+    keys = [headers["Authorization"].split("Credential=")[1].split("/")[0] for _, headers, _ in server.requests]
+    assert keys == ["first-key", "first-key", "second-key"]
+
+
+async def test_credentials_that_were_never_good_are_refused_at_once(server: ScriptedServer, client: S3Client) -> None:
+    server.handler = error_answer(400, "ExpiredToken")
+    for _ in range(2):
+        with pytest.raises(RefusedError):
+            await client.call("get_object_tagging", Bucket="bucket", Key="k")
+    assert len(server.requests) == 2
+
+
+async def test_without_credentials_the_hint_says_where_they_come_from(
+    client: S3Client, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    with pytest.raises(AccessDeniedError) as caught:
+        await client.call("head_object", Bucket="bucket", Key="k")
+    assert "standard chain" in caught.value.hint
+    assert server.requests == []
+
+
+async def test_what_cannot_be_reached_was_not_sent() -> None:
+    client = S3Client(S3Settings(endpoint_url="http://127.0.0.1:1", connect_timeout_s=1))
+    with pytest.raises(BrokenError) as caught:
+        await client.call("head_object", Bucket="bucket", Key="k")
+    assert not caught.value.sent
+    await client.close()
+
+
+async def test_a_body_that_breaks_off_is_no_end(server: ScriptedServer, client: S3Client) -> None:
+    async def truncate(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": "1000"})
+        await response.prepare(request)
+        await response.write(b"x" * 100)
+        assert request.transport is not None
+        await asyncio.sleep(1.2)  # longer than chunks are joined for
+        request.transport.close()
+        return response
+
+    server.handler = truncate
+    answer = await client.call("get_object", Bucket="bucket", Key="k")
+    chunks = client.read(answer)
+    assert await anext(chunks) == b"x" * 100
+    with pytest.raises(BrokenError):
+        await anext(chunks)
+
+
+async def test_a_silent_server_is_given_up(server: ScriptedServer, client: S3Client) -> None:
+    async def hang(_: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(4)
+        return web.Response()
+
+    server.handler = hang
+    with pytest.raises(BrokenError) as caught:
+        await client.call("head_object", Bucket="bucket", Key="k")
+    assert caught.value.sent
+
+
+@pytest.mark.parametrize(
+    "url", ["https://s3.example.org", "http://localhost:1", "http://127.0.0.1", "http://[::1]:8000"]
+)
+def test_an_endpoint_that_nobody_overhears_is_allowed(url: str) -> None:
+    check_endpoint(url, allow_http=False)
+
+
+@pytest.mark.parametrize("url", ["http://s3.example.org", "http://10.0.0.1", "http://127.0.0.1.example.org", "ftp://x"])
+def test_plain_http_to_another_machine_needs_to_be_allowed_by_name(url: str) -> None:
+    with pytest.raises(InvalidRequestError, match="not https"):
+        check_endpoint(url, allow_http=False)
+    if url.startswith("http"):
+        check_endpoint(url, allow_http=True)
+
+
+@pytest.mark.parametrize("url", [f"https://user:{CANARY}@host", f"https://host/?X-Amz-Signature={CANARY}"])
+def test_an_endpoint_with_credentials_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_endpoint(url, allow_http=True)
+    assert CANARY not in f"{caught.value!r}{caught.value.hint}"
+
+
+async def test_plain_http_to_another_machine_is_refused_before_anything_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://203.0.113.1")
+    client = S3Client(S3Settings())
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match="not https"):
+            await client.call("head_object", Bucket="bucket", Key="k")
+    await client.close()
