@@ -10,7 +10,7 @@ from index.model import CommitPointer, CommitRecord, DirIndex, IndexReference, S
 
 async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:
     """Every key with a reason to exist: open records, what they, names and pins lead to, unexpired uploads."""
-    found = {blob.key: blob async for blob in list_blobs(store, "")}
+    found = {blob.key: await _looked_at(store, blob) async for blob in list_blobs(store, "") if blob.key != "profile"}
     data = {key: await read_blob(store, key, size_bytes_max=1 << 30) for key in found if not key.startswith("blobs/")}
     keep = {"repository"}
     references: list[StoreReference] = []
@@ -34,6 +34,15 @@ async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:
         if key.startswith(("blobs/", "indexes/")) and blob.expires_at_ms is not None and blob.expires_at_ms > now_ms:
             keep.add(key)
     return keep
+
+
+async def _looked_at(store: BlobStore, blob: BlobInfo) -> BlobInfo:
+    """A listed blob with its TTL, also where a listing does not tell it."""
+    if blob.ttl_known or not blob.key.startswith(("blobs/", "indexes/")):
+        return blob
+    info = await store.stat(blob.key)
+    assert info is not None, blob.key
+    return info
 
 
 def _name(key: str, stored: bytes, created_at_ms: int, now_ms: int) -> tuple[bool, tuple[StoreReference, ...]]:
