@@ -1,6 +1,7 @@
 """A bucket of an S3-compatible store, as design 0003 lays it out."""
 
 import asyncio
+import base64
 import re
 import secrets
 from collections.abc import AsyncGenerator, Sequence
@@ -140,7 +141,7 @@ class S3Store(BlobStore):
             except (RefusedError, BrokenError) as error:
                 raise store_error(error, "put", key) from None
         sent = await hash_body(body, operation="put", key=key)
-        answer = await self._ask("put_object", "put", key, Key=name, Body=sent, ContentLength=body.size_bytes, **birth)
+        answer = await self._ask("put_object", "put", key, Key=name, **_content(sent), **birth)
         return read_created(answer, "put", key)
 
     @override
@@ -165,7 +166,7 @@ class S3Store(BlobStore):
         write_id = self._unsettled.pop((name, sent.sha256), "") or secrets.token_hex(16)
         birth = self._birth(write_id, ttl_ms)
         try:
-            outcome = await self._create(key, name, sent, birth, size_bytes=body.size_bytes, write_id=write_id)
+            outcome = await self._create(key, name, sent, birth, write_id)
         except StoreUnavailableError:
             self._remember((name, sent.sha256), write_id)
             raise
@@ -192,16 +193,13 @@ class S3Store(BlobStore):
                 return await self._settle(error, key, name, write_id)
             raise store_error(error, operation, key) from None
 
-    async def _create(
-        self, key: str, name: str, sent: SentBody, birth: dict[str, Any], *, size_bytes: int, write_id: str
-    ) -> CreateOutcome:
+    async def _create(self, key: str, name: str, sent: SentBody, birth: dict[str, Any], write_id: str) -> CreateOutcome:
         try:
             answer = await self._client.call(
                 "put_object",
                 Bucket=self.bucket,
                 Key=name,
-                Body=sent,
-                ContentLength=size_bytes,
+                **_content(sent),
                 IfNoneMatch="*",
                 **birth,
             )
@@ -561,6 +559,12 @@ class S3Store(BlobStore):
             return await self._client.call(method, Bucket=self.bucket, **arguments)
         except (RefusedError, BrokenError) as error:
             raise store_error(error, operation, key) from None
+
+
+def _content(sent: SentBody) -> dict[str, Any]:
+    """A body as `put_object` takes it; a store that keeps checksums keeps the one that the signature covers."""
+    checksum = base64.b64encode(bytes.fromhex(sent.sha256)).decode()
+    return {"Body": sent, "ContentLength": sent.size, "ChecksumSHA256": checksum}
 
 
 def _status(error: RefusedError | BrokenError) -> int:

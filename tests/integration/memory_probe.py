@@ -1,6 +1,6 @@
 """A program that backs a tree up and restores it, and tells how much memory that took at its peak.
 
-    python -m tests.integration.memory_probe DIRECTORY LARGE_MIB FILES
+    python -m tests.integration.memory_probe DIRECTORY LARGE_MIB FILES [URL]
 
 The tree has one sparse file and many tiny ones. It is made by another process, so that making it counts for nothing.
 """
@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from blobstore.local import LocalStore
+from blobstore.opening import open_store
 from engine.backup import backup_dir
 from engine.clock import SystemAmbient
 from engine.digest_cache import DigestCache
@@ -63,9 +63,9 @@ class Peak:
         return max(self.most_bytes, resident_bytes()) - self.idle_bytes
 
 
-async def run(root: Path) -> dict[str, object]:
+async def run(root: Path, url: str) -> dict[str, object]:
     settings = TransferSettings(memory_bytes_max=64 * MIB)
-    store = LocalStore(root / "repository")
+    store = open_store(url)
     ambient = SystemAmbient()
     repository = RepositoryRecord(id="0" * 20, ttl_ms=10**9, margin_ms=10**6, collection_period_ms=10**9)
     await store.now_ms()
@@ -103,14 +103,16 @@ async def run(root: Path) -> dict[str, object]:
             replace=phase != "restore",
         )
         phases[phase] = [peak.end(), time.monotonic() - begun]
+    await store.close()
     return phases
 
 
 def main() -> None:
     root, large_mib, files = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    url = sys.argv[4] if len(sys.argv) > 4 else f"file://{root}/repository"
     subprocess.run([sys.executable, "-c", _MAKE, str(root / "state"), large_mib, files], check=True)
     idle = Peak()
-    phases = asyncio.run(run(root))
+    phases = asyncio.run(run(root, url))
     print(json.dumps({"over_idle_bytes": idle.end(), "phases": phases}))  # noqa: T201
 
 

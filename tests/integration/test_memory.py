@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.transfer_settings import KIB, MIB
+from tests.servers.s3_server import S3Server
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_FLIGHT_BYTES = 64 * MIB
@@ -34,8 +35,28 @@ def scratch() -> Iterator[Path]:
 )
 def test_resident_size_over_idle_is_bounded(scratch: Path, large_mib: int, files: int) -> None:
     """House: 128 MiB, plus the bytes in flight, plus 3 KiB per file."""
+    probe(scratch, large_mib, files)
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize(
+    "large_mib, files",
+    [
+        pytest.param(256, 500),
+        pytest.param(1024, 20_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_resident_size_over_idle_is_bounded_on_s3(
+    scratch: Path, s3_server: S3Server, s3_bucket: str, large_mib: int, files: int
+) -> None:
+    """The SDK and its connections are within the same rule."""
+    probe(scratch, large_mib, files, f"s3://{s3_bucket}")
+
+
+def probe(scratch: Path, large_mib: int, files: int, *url: str) -> None:
+    """Back up and restore in a process of its own, and hold what that took against the rule."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.memory_probe", str(scratch), str(large_mib), str(files)],
+        [sys.executable, "-m", "tests.integration.memory_probe", str(scratch), str(large_mib), str(files), *url],
         cwd=ROOT,
         capture_output=True,
         text=True,

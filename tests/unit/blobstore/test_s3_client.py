@@ -1,6 +1,7 @@
 """The door to the SDK against a server that answers what a test tells it to, over real connections."""
 
 import asyncio
+import base64
 import gc
 import hashlib
 import pickle
@@ -8,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -20,7 +22,7 @@ from blobstore.s3_settings import S3Settings
 
 CANARY = "canary-4f1d-secret"
 TOKEN = "canary-4f1d-token"
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class ScriptedServer:
@@ -31,10 +33,12 @@ class ScriptedServer:
         self.handler: Handler | None = None
         self.url = ""
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
         self.requests.append((request.method, dict(request.headers), body))
-        return await self.handler(request) if self.handler is not None else web.Response()
+        if self.handler is not None:
+            return await self.handler(request)
+        return web.Response(text="<Answer><UploadId>u</UploadId></Answer>" if request.method == "POST" else "")
 
     @property
     def methods(self) -> list[str]:
@@ -89,14 +93,14 @@ async def put(client: S3Client, body: SentBody) -> Any:
     return await client.call("put_object", Bucket="bucket", Key="k", Body=body, ContentLength=body.size)
 
 
-async def abort(request: web.Request) -> web.StreamResponse:
+async def abort(request: web.BaseRequest) -> web.StreamResponse:
     assert request.transport is not None
     request.transport.abort()
     return web.Response()
 
 
 def error_answer(status: int, code: str, message: str = "", **headers: str) -> Handler:
-    async def answer(_: web.Request) -> web.StreamResponse:
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
         text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
         return web.Response(status=status, text=text, headers=headers)
 
@@ -113,6 +117,34 @@ async def test_a_body_is_signed_by_its_hash_and_sent_with_its_length(server: Scr
     assert "Expect" not in headers
     assert "Transfer-Encoding" not in headers
     assert "x-amz-content-sha256" in headers["Authorization"]
+
+
+@pytest.mark.parametrize(
+    "settings,headers",
+    [
+        (S3Settings(), {}),
+        (S3Settings(encryption="AES256"), {"x-amz-server-side-encryption": "AES256"}),
+        (
+            S3Settings(encryption="aws:kms", kms_key_id="key-7"),
+            {"x-amz-server-side-encryption": "aws:kms", "x-amz-server-side-encryption-aws-kms-key-id": "key-7"},
+        ),
+    ],
+)
+async def test_every_put_says_how_it_is_encrypted_and_what_its_checksum_is(
+    server: ScriptedServer, settings: S3Settings, headers: dict[str, str]
+) -> None:
+    settings = msgspec.structs.replace(settings, endpoint_url=server.url)
+    store = S3Store("bucket", settings=settings, bound_by_profile=False)
+    await store.put("k", BytesBody(b"content"))
+    await store.put_if_absent("k", BytesBody(b"content"), ttl_ms=1000)
+    await store.begin_upload("k")
+    assert server.methods == ["PUT", "PUT", "POST"]
+    for method, sent, body in server.requests:
+        told = {name.lower(): value for name, value in sent.items()}
+        assert {name: told[name] for name in told if "server-side-encryption" in name} == headers
+        if method == "PUT":
+            assert base64.b64decode(told["x-amz-checksum-sha256"]) == hashlib.sha256(body).digest()
+    await store.close()
 
 
 async def test_the_http_client_does_not_send_a_body_twice_by_itself(server: ScriptedServer, client: S3Client) -> None:
@@ -161,7 +193,7 @@ def assert_no_secret(error: BaseException) -> None:
 
 @pytest.mark.parametrize("code", ["SignatureDoesNotMatch", "InvalidToken", "AccessDenied"])
 async def test_what_a_refusal_quotes_of_the_request_stays_inside(server: ScriptedServer, code: str) -> None:
-    async def quote(request: web.Request) -> web.StreamResponse:
+    async def quote(request: web.BaseRequest) -> web.StreamResponse:
         quoted = "".join(f"{name}:{value}" for name, value in request.headers.items())
         message = quoted if code != "AccessDenied" else "no"
         text = f"<Error><Code>{code}</Code><Message>{message}</Message><CanonicalRequest>{quoted}</CanonicalRequest>"
@@ -228,7 +260,7 @@ async def test_what_cannot_be_reached_was_not_sent() -> None:
 
 
 async def test_a_body_that_breaks_off_is_no_end(server: ScriptedServer, client: S3Client) -> None:
-    async def truncate(request: web.Request) -> web.StreamResponse:
+    async def truncate(request: web.BaseRequest) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Length": "1000"})
         await response.prepare(request)
         await response.write(b"x" * 100)
@@ -246,7 +278,7 @@ async def test_a_body_that_breaks_off_is_no_end(server: ScriptedServer, client: 
 
 
 async def test_a_silent_server_is_given_up(server: ScriptedServer, client: S3Client) -> None:
-    async def hang(_: web.Request) -> web.StreamResponse:
+    async def hang(_: web.BaseRequest) -> web.StreamResponse:
         await asyncio.sleep(4)
         return web.Response()
 
