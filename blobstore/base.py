@@ -316,7 +316,7 @@ async def list_checked_page(store: BlobStore, prefix: str, *, start_after: str =
     return page
 
 
-async def list_blobs(store: BlobStore, prefix: str, *, start_after: str = "") -> AsyncIterator[BlobInfo]:
+async def list_blobs(store: BlobStore, prefix: str, *, start_after: str = "") -> AsyncGenerator[BlobInfo, None]:
     """Every blob of a prefix, page by page.
 
     Raises:

@@ -2,7 +2,7 @@
 
 A run gathers facts, plans, writes boundaries, reads the roots again, and deletes what is still in the plan. An error on
 the way means that nothing is deleted after it. Listing, marking and deleting are done by `Hands`, so that Spark tasks
-can do them where the inventory is large.
+can do them where the inventory is large; puts that were never finished are few, and always this process's work.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -10,10 +10,21 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, Created, Lost, RequestMetadata, list_blobs
+from blobstore.base import (
+    DELETE_BATCH_MAX,
+    BlobInfo,
+    BlobStore,
+    BytesBody,
+    Created,
+    Lost,
+    RequestMetadata,
+    UnfinishedPut,
+)
+from blobstore.errors import AccessDeniedError, CapabilityMissingError
 from engine.bounded import map_bounded
 from engine.errors import DamagedError, UnsafeStoreError
 from engine.index_io import is_missing
+from engine.inventory import list_room
 from engine.log_io import read_boundary
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import (
@@ -26,16 +37,29 @@ from engine.roots import (
     reachable_keys,
     read_roots,
 )
-from engine.settle import new_keys_of, settle_keys
+from engine.settle import new_indexes_of, settle_indexes
+from engine.store_checks import check_collects
 from index.codec import encode_record
-from index.collect_plan import PlannedDelete, ScopePlan, Upload, choose_uploads, plan_scope
-from index.errors import UnsafeNameError
-from index.keys import BLOBS, INDEXES, boundary_key, parse_upload_key
+from index.collect_plan import (
+    DeleteReason,
+    PlannedDelete,
+    ScopePlan,
+    UnfinishedPlan,
+    UnfinishedUpload,
+    Upload,
+    choose_unfinished,
+    choose_uploads,
+    is_upload_key,
+    plan_scope,
+)
+from index.keys import BLOBS, INDEXES, boundary_key
 from index.model import Boundary, IndexReference, RepositoryRecord, Scope
 from index.retention import KeepReason, Retention
 
 # A collector that is overtaken by a commit and another collector plans again this often.
 PLANS_MAX: Final = 3
+# Unfinished puts that are given up in one call, which has the deadline of a short request.
+ABORT_BATCH_MAX: Final = 100
 
 
 class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +83,12 @@ class CollectReport(msgspec.Struct, frozen=True, kw_only=True):
     waiting_bytes: int
     live_count: int
     live_bytes: int
-    # Keys under blobs/ or indexes/ that this project never wrote; they are left alone.
+    # Keys under blobs/ or indexes/ that this project never wrote, finished or not; they are left alone.
     foreign: tuple[str, ...]
+    # Puts that nobody has finished, and that stay because they may be under way; the older ones are among `deletes`.
+    unfinished_count: int = 0
+    # Why unfinished puts could not be looked for; empty if they were.
+    unfinished_hidden: str = ""
     failed: tuple[str, ...] = ()
 
     @property
@@ -73,8 +101,8 @@ class Marked(msgspec.Struct, frozen=True, kw_only=True):
     """The inventory, split by what the roots lead to."""
 
     unreachable: tuple[Upload, ...]
-    # Reachable ones that carry a TTL, or of which the listing did not tell.
-    live_with_ttl: tuple[Upload, ...]
+    # Reachable indexes that carry a TTL, or of which the listing did not tell.
+    unsettled: frozenset[str]
     live_count: int
     live_bytes: int
 
@@ -122,7 +150,9 @@ class OwnHands:
         live = [u for u in self._uploads if u.key in keys]
         return Marked(
             unreachable=tuple(u for u in self._uploads if u.key not in keys),
-            live_with_ttl=tuple(u for u in live if not u.ttl_known or u.expires_at_ms is not None),
+            unsettled=frozenset(
+                u.key for u in live if u.key.startswith(INDEXES) and (not u.ttl_known or u.expires_at_ms is not None)
+            ),
             live_count=len(live),
             live_bytes=sum(u.size_bytes for u in live),
         )
@@ -152,21 +182,22 @@ async def collect(
         What went, each key with its reason, and what stayed.
 
     Raises:
-        UnsafeStoreError: The store's lists are not consistent, or a listing had holes: nothing was deleted.
+        UnsafeStoreError: The store cannot be collected (`check_collects`), or a listing had holes: nothing was deleted.
         DamagedError: An index that a root needs is missing or altered: nothing was deleted.
         FormatError: Something was written by a newer tidemark: nothing was deleted.
         StoreError: As the store says: nothing was deleted after it.
     """
-    check_store(store)
     hands = hands or OwnHands(store, progress)
     now_ms = await store.now_ms()
+    check_collects(store)
     foreign = await hands.list_uploads()
+    unfinished, unfinished_hidden = await plan_unfinished(store, now_ms, repository.ttl_ms)
 
     async def read(known: Roots | None) -> Roots:
         return await read_roots(store, repository, now_ms, known=known)
 
     roots, (plans, references), marked = await _plan(store, read, retention, hands, settle=not dry_run)
-    doomed = await plan_upload_deletes(store, marked.unreachable, now_ms)
+    doomed = await plan_upload_deletes(store, marked.unreachable, now_ms, repository.ttl_ms)
     written = {plan.boundary for plan in plans if plan.boundary is not None}
     after, spared = roots, frozenset[str]()
     if not dry_run:
@@ -178,10 +209,13 @@ async def collect(
         tuple(d for d in doomed if d.key.startswith(INDEXES)),
         tuple(d for d in doomed if d.key.startswith(BLOBS)),
     )
+    aborted = unfinished.doomed
     failed: tuple[str, ...] = ()
     if not dry_run:
         progress.total(files=sum(map(len, rooms)), bytes_=sum(d.size_bytes for d in doomed))
         failed = await carry_out(hands, rooms)
+        aborted = await abort_puts(store, unfinished.doomed)
+    not_aborted = frozenset(unfinished.doomed) - frozenset(aborted)
     gone = {d.key for d in doomed}
     waiting = [u for u in marked.unreachable if u.key not in gone and u.key not in spared]
     rescued = [u for u in marked.unreachable if u.key in spared]
@@ -193,13 +227,18 @@ async def collect(
             for c, reason in plan.kept
         ),
         boundaries=tuple(sorted(written, key=lambda b: str(b.scope))),
-        deletes=tuple(d for room in rooms for d in room if d.key not in failed),
+        deletes=(
+            *(d for room in rooms for d in room if d.key not in failed),
+            *(PlannedDelete(put.key, DeleteReason.UNFINISHED_UPLOAD) for put in aborted),
+        ),
         waiting_count=len(waiting),
         waiting_bytes=sum(u.size_bytes for u in waiting),
         live_count=marked.live_count + len(rescued),
         live_bytes=marked.live_bytes + sum(u.size_bytes for u in rescued),
-        foreign=foreign,
-        failed=failed,
+        foreign=tuple(sorted({*foreign, *unfinished.foreign})),
+        unfinished_count=len(unfinished.young),
+        unfinished_hidden=unfinished_hidden,
+        failed=(*failed, *sorted(put.key for put in not_aborted)),
     )
 
 
@@ -225,7 +264,7 @@ async def _plan(
     async def mark(roots: Roots, references: References) -> Marked:
         marked = await hands.mark(references)
         if settle:
-            await settle_newest(store, roots, marked.live_with_ttl)
+            await settle_newest(store, roots, marked.unsettled)
         return marked
 
     return await _read_until_not_overtaken(read, None, choose, mark)
@@ -273,59 +312,78 @@ async def _read_until_not_overtaken(
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def check_store(store: BlobStore) -> None:
-    """Refuse a store on which collection cannot be safe (D4).
-
-    Raises:
-        UnsafeStoreError: Its lists may be stale, or its conditional create is not atomic.
-    """
-    if not (store.capabilities.consistent_lists and store.capabilities.atomic_create):
-        raise UnsafeStoreError(
-            "the store's lists may be stale or its conditional create is not atomic",
-            operation="collect",
-            hint="collect only on a store with consistent lists and atomic create-if-absent",
-        )
-
-
 async def list_uploads(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
     """Blobs and indexes below some prefixes, and keys there that tidemark never wrote. Comes before the roots (D2)."""
-    uploads: list[Upload] = []
-    foreign: list[str] = []
-    for prefix in prefixes:
-        async for blob in list_blobs(store, prefix):
-            try:
-                parse_upload_key(blob.key)
-            except UnsafeNameError:
-                foreign.append(blob.key)
-                continue
-            uploads.append(Upload(blob.key, blob.size_bytes, blob.created_at_ms, blob.expires_at_ms, blob.ttl_known))
-    return tuple(uploads), tuple(foreign)
+
+    def take(blob: BlobInfo) -> Upload | str:
+        if not is_upload_key(blob.key):
+            return blob.key
+        return Upload(blob.key, blob.size_bytes, blob.created_at_ms, blob.expires_at_ms, blob.ttl_known)
+
+    found = [one for prefix in prefixes for one in await list_room(store, prefix, take)]
+    return tuple(u for u in found if isinstance(u, Upload)), tuple(key for key in found if isinstance(key, str))
 
 
-async def settle_newest(store: BlobStore, roots: Roots, live_with_ttl: Iterable[Upload]) -> None:
+async def plan_unfinished(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[UnfinishedPlan, str]:
+    """What to do with puts of blobs and indexes that were begun and never finished: one request for each room.
+
+    Returns:
+        The plan, and why there is none: the right to see such puts is one of its own, and a store may not tell them.
+        What nobody can see harms nobody, so that the rest of the collection goes on.
+    """
+    puts: list[UnfinishedUpload] = []
+    try:
+        for room in (BLOBS, INDEXES):
+            puts += [UnfinishedUpload(p.key, p.upload_id, p.begun_at_ms) for p in await store.list_unfinished(room)]
+    except (AccessDeniedError, CapabilityMissingError) as error:
+        return choose_unfinished((), now_ms, ttl_ms), f"{error} ({error.hint})"
+    return choose_unfinished(puts, now_ms, ttl_ms), ""
+
+
+async def abort_puts(store: BlobStore, doomed: Sequence[UnfinishedUpload]) -> tuple[UnfinishedUpload, ...]:
+    """Give up unfinished puts; returns those that are given up."""
+    given_up: list[UnfinishedUpload] = []
+    for start in range(0, len(doomed), ABORT_BATCH_MAX):
+        batch = doomed[start : start + ABORT_BATCH_MAX]
+        puts = [UnfinishedPut(key=p.key, upload_id=p.upload_id, begun_at_ms=p.begun_at_ms) for p in batch]
+        try:
+            left = {failure.key for failure in await store.abort_unfinished(puts)}
+        except (AccessDeniedError, CapabilityMissingError):
+            left = {put.key for put in batch}
+        given_up += [put for put in batch if put.key not in left]
+    return tuple(given_up)
+
+
+async def settle_newest(store: BlobStore, roots: Roots, unsettled: frozenset[str]) -> None:
     """T2: complete the TTL removal of the newest valid commit of every scope, where it was interrupted.
 
-    Costs nothing where the listing shows that no live upload has a TTL.
+    Costs nothing where the listing shows that no live index has a TTL, and one `stat` for each index that is new in a
+    newest commit where it does not tell. An index that was not listed came after the listing, with its commit: the
+    next collection sees to it.
     """
-    with_ttl = {u.key for u in live_with_ttl}
-    for log in roots.logs:
-        if log.commits and with_ttl:
-            keys = await new_keys_of(store, log.commits[-1].record)
-            await settle_keys(store, [key for key in keys if key in with_ttl])
+    newest = [log.commits[-1].record for log in roots.logs if log.commits]
+    await settle_indexes(
+        store, [index for record in newest for index in new_indexes_of(record) if index.key in unsettled]
+    )
 
 
 async def plan_upload_deletes(
-    store: BlobStore, unreachable: Iterable[Upload], now_ms: int
+    store: BlobStore, unreachable: Iterable[Upload], now_ms: int, ttl_ms: int
 ) -> tuple[PlannedDelete, ...]:
-    """D2, with a `stat` for each upload of which the listing did not tell the TTL."""
-    deletes, unknown = choose_uploads(unreachable, (), now_ms)
+    """D2, with a `stat` for each upload younger than the TTL of which the listing did not tell the TTL.
+
+    Where TTLs cannot be removed there is nothing to look up: the TTL of a younger one is running.
+    """
+    deletes, unknown = choose_uploads(unreachable, (), now_ms, ttl_ms)
+    if not store.capabilities.removes_ttl:
+        return deletes
 
     async def look_up(upload: Upload) -> Upload | None:
         info = await store.stat(upload.key, metadata=RequestMetadata(payload_path="collect"))
         return None if info is None else Upload(info.key, info.size_bytes, info.created_at_ms, info.expires_at_ms)
 
     known = [u for u in await map_bounded(look_up, unknown, in_flight_max=IN_FLIGHT_MAX) if u is not None]
-    return (*deletes, *choose_uploads(known, (), now_ms)[0])
+    return (*deletes, *choose_uploads(known, (), now_ms, ttl_ms)[0])
 
 
 async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary:

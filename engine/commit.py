@@ -36,6 +36,7 @@ from engine.errors import (
 from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, load_log, read_boundaries, read_commit
 from engine.pins import hold_pin
 from engine.settle import settle_keys, settle_record
+from engine.store_checks import check_commits
 from index.keys import LOG, commit_key, encode_component
 from index.log import Commit, Verdict, judge_record
 from index.model import (
@@ -116,6 +117,7 @@ class CommitWriter:
             CommitUnknownError: No answer; calling again with the same arguments finds out.
             UsageError: Two results for one store, a result of another scope, another layout, or a value that cannot be
                 written down.
+            UnsafeStoreError: What is committed to this store would not be safe there; nothing was written.
             StoreError: The store refused; nothing was written.
         """
         check_results(self._scope, results)
@@ -223,6 +225,7 @@ class CommitWriter:
             if standing is not None:
                 return await self._finish(standing, new_keys)
             head = await self._load_head()
+            check_commits(self._store, request.kind)
             if request.parent not in {ANY, head.newest.pointer if head.newest else None}:
                 raise CommitLostError(
                     f"the newest commit is {head.newest and head.newest.pointer.number} and not the parent given",
@@ -374,7 +377,11 @@ class CommitWriter:
         raise UnsafeStoreError("the log keeps changing", operation="commit", subject=str(self._scope))
 
     async def _finish(self, commit: Commit, new_keys: Sequence[BlobKey]) -> Commit:
-        """T1, after the acknowledgement. Interrupted here, the same request made again finds its commit."""
+        """T1, after the acknowledgement. Interrupted here, the same request made again finds its commit.
+
+        Args:
+            new_keys: The new indexes and every blob that is new in them, or nothing.
+        """
         # The commit stands whatever happens now; while `settled` is False the next commit completes it.
         with contextlib.suppress(StoreError, DamagedError):
             await settle_keys(self._store, new_keys)

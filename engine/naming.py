@@ -29,6 +29,7 @@ async def give_name(
         UsageError: The name is taken in this scope, or was given to another commit at the same moment.
         NotFoundError: The commit was collected meanwhile.
         LeaseExpiredError: The naming came too late to protect anything.
+        UnsafeStoreError: A name would not be safe in this store; nothing was written.
         StoreUnavailableError: The outcome is unknown: the name may stand now or later.
     """
     standing = choose_naming(await read_namings(store, commit.scope, name))

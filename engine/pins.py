@@ -11,6 +11,7 @@ from engine.clock import Ambient
 from engine.errors import CollectedError
 from engine.log_io import list_log, read_boundaries
 from engine.names import read_name
+from engine.store_checks import check_commits
 from index.codec import encode_record
 from index.keys import pin_key
 from index.log import Commit, is_closed
@@ -94,14 +95,18 @@ async def hold_pin(
 
     Args:
         margin_ms: Of the repository, for those who write a record that rests on the pin.
-        required: Raise `AccessDeniedError` where the store denies writing pins.
+        required: Raise `AccessDeniedError` where the store denies writing pins. For those who write a record that
+            rests on the pin; readers go on without one.
 
     Yields:
         The lease; `pinned` is False where the store denies writing pins, and the block runs unprotected.
 
     Raises:
         CollectedError: The commit was closed before the pin stood. Choose again.
+        UnsafeStoreError: The pin is required, and a record that rests on it would not be safe in this store.
     """
+    if required:
+        check_commits(store, purpose)
     pin = Pin(
         id=ambient.session(),
         scope=commit.scope,

@@ -23,6 +23,7 @@ from engine.errors import (
     DamagedError,
     NotFoundError,
     StaleResultError,
+    UnsafeStoreError,
     UsageError,
 )
 from engine.log_io import list_scopes, load_commits, load_log, read_record
@@ -32,6 +33,7 @@ from engine.pins import PinLease, hold_pin
 from engine.progress import NO_PROGRESS, Progress
 from engine.restore import OwnerPolicy, RestoreResult, restore_store
 from engine.restore_preview import plan_restore_store
+from engine.store_checks import check_commits
 from engine.transfer_settings import TransferSettings
 from engine.verify import Level, VerifyReport, verify
 from index.backup_plan import BackupPlan
@@ -64,6 +66,12 @@ BACKSTOP_MS_MIN: Final = 7 * DAY_MS
 LATEST: Final = "latest"
 # A reader whose commit is collected before its pin stands chooses again this often.
 CHOICES_MAX: Final = 3
+# What stands in the place of the repository record where `init` found that the store lets a create replace what is
+# there: nobody opens it, and whoever looks at the object can read why.
+REFUSED_STORE: Final = (
+    b"tidemark init refused this store: a create-if-absent replaced what was there already, so two writers could both\n"
+    b"win. Run `tidemark doctor`. Once the store is right, delete this object and run `tidemark init` again.\n"
+)
 
 
 class Choice(TypedDict, total=False):
@@ -138,8 +146,13 @@ class Repository:
             collection_period_ms: How often `collect` is meant to run.
             cache_dir: As for `open`.
 
+        Requests: a GET, and the record twice, so that a store that would let two writers win is found out (design 0003,
+        P2).
+
         Raises:
             UsageError: The store is a repository already, or the times do not fit together.
+            UnsafeStoreError: What would be committed to this store is not safe there. Nothing was written, or it let a
+                create replace what was there, and then what stands in the record's place is opened by nobody.
             StoreError: As the store says.
         """
         opened = _opened(store)
@@ -149,6 +162,8 @@ class Repository:
                 operation="init",
                 hint="all are positive, and the margin is less than half of the TTL",
             )
+        await _check_no_repository(opened)
+        check_commits(opened, "init")
         if opened.capabilities.enforces_ttl and ttl_ms < max(BACKSTOP_MS_MIN, 3 * collection_period_ms):
             raise UsageError(
                 "the store deletes expired blobs by itself: the TTL is too short for that",
@@ -161,16 +176,13 @@ class Repository:
         )
         match await opened.put_if_absent(REPOSITORY, BytesBody(encode_record(record))):
             case Created():
-                return cls(opened, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
+                await _check_refuses_a_second(opened)
             case Unknown(reason=reason):
                 raise StoreUnavailableError(reason, operation="init", key=REPOSITORY)
             case Lost():
-                there = await _read_record(opened)
-                if there.id != record.id:
-                    raise UsageError(
-                        "is a repository already", operation="init", hint="open it instead of initialising it"
-                    )
-                return cls(opened, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
+                if (await _read_record(opened, "init")).id != record.id:
+                    raise _is_repository()
+        return cls(opened, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
 
     @classmethod
     async def open(
@@ -192,10 +204,11 @@ class Repository:
         Raises:
             NotFoundError: The store is no repository.
             UnknownFormatError: It was made by a newer tidemark.
+            UnsafeStoreError: `init` has refused this store.
             StoreError: As the store says.
         """
         opened = _opened(store)
-        return cls(opened, await _read_record(opened), settings=settings, ambient=ambient, cache_dir=cache_dir)
+        return cls(opened, await _read_record(opened, "open"), settings=settings, ambient=ambient, cache_dir=cache_dir)
 
     async def __aenter__(self) -> Self:
         """The repository itself."""
@@ -645,10 +658,60 @@ def _opened(store: str | BlobStore) -> BlobStore:
     return open_store(store) if isinstance(store, str) else store
 
 
-async def _read_record(store: BlobStore) -> RepositoryRecord:
+async def _read_record(store: BlobStore, operation: str) -> RepositoryRecord:
+    def decode(data: bytes, *, subject: str) -> RepositoryRecord:
+        if data == REFUSED_STORE:
+            raise UnsafeStoreError(
+                "`tidemark init` has refused this store: it lets a create replace what is there",
+                operation=operation,
+                subject=subject,
+                hint="run `tidemark doctor`; once the store is right, delete this object and run `tidemark init` again",
+            )
+        return decode_repository(data, subject=subject)
+
     try:
-        return await read_record(store, REPOSITORY, decode_repository)
+        return await read_record(store, REPOSITORY, decode)
     except BlobNotFoundError as error:
         raise NotFoundError(
-            "this store is no repository", operation="open", hint="make it one with `tidemark init`, or check the URL"
+            "this store is no repository",
+            operation=operation,
+            hint="make it one with `tidemark init`, or check the URL",
         ) from error
+
+
+async def _check_no_repository(store: BlobStore) -> None:
+    """Look before the record is written: a store that creates twice would let it replace another one."""
+    with contextlib.suppress(NotFoundError):
+        await _read_record(store, "init")
+        raise _is_repository()
+
+
+def _is_repository() -> UsageError:
+    return UsageError("is a repository already", operation="init", hint="open it instead of initialising it")
+
+
+async def _check_refuses_a_second(store: BlobStore) -> None:
+    """Create the record a second time, with bytes that nobody opens: they stand there only if the store lets them.
+
+    Raises:
+        UnsafeStoreError: It does.
+        StoreUnavailableError: It did not answer.
+    """
+    match await store.put_if_absent(REPOSITORY, BytesBody(REFUSED_STORE)):
+        case Created():
+            raise UnsafeStoreError(
+                "the store said Created to a second create of one key: two writers could both win",
+                operation="init",
+                subject=REPOSITORY,
+                hint="run `tidemark doctor`. Nothing opens this store now: an object that says why stands at this key; "
+                "once the store is right, delete it and run `tidemark init` again",
+            )
+        case Unknown(reason=reason):
+            raise StoreUnavailableError(
+                f"the repository is made, but whether the store refuses a second create is not known: {reason}",
+                operation="init",
+                key=REPOSITORY,
+                hint="run `tidemark doctor` before you use it",
+            )
+        case Lost():
+            pass

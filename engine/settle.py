@@ -8,19 +8,25 @@ from blobstore.errors import BlobNotFoundError
 from engine.bounded import map_bounded
 from engine.errors import DamagedError
 from engine.index_io import read_index
-from index.model import BlobKey, CommitRecord
+from index.keys import INDEXES
+from index.model import BlobKey, CommitRecord, IndexReference
 from index.reachable import new_blob_keys
 
 REQUESTS_IN_FLIGHT_MAX: Final = 16
 
 
 async def settle_keys(store: BlobStore, keys: Iterable[BlobKey]) -> None:
-    """Remove the TTL of each key; one request each.
+    """Remove the TTL of each key, of the indexes last; one request each, none where TTLs cannot be removed.
+
+    An index without a TTL vouches for the blobs that are new in it (T1): give it together with all of them, or after
+    them.
 
     Raises:
         DamagedError: A key that a commit needs is not there.
         StoreError: The store could not do it; doing it again is safe.
     """
+    if not store.capabilities.removes_ttl:
+        return
 
     async def settle(key: BlobKey) -> None:
         try:
@@ -33,31 +39,53 @@ async def settle_keys(store: BlobStore, keys: Iterable[BlobKey]) -> None:
                 hint="run `tidemark verify` to see what is lost; `tidemark rewind` goes on from an older commit",
             ) from error
 
-    await map_bounded(settle, keys, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
+    blobs: list[BlobKey] = []
+    indexes: list[BlobKey] = []
+    for key in keys:
+        (indexes if key.startswith(INDEXES) else blobs).append(key)
+    for room in (blobs, indexes):
+        await map_bounded(settle, room, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
 
 
-async def new_keys_of(store: BlobStore, record: CommitRecord) -> tuple[BlobKey, ...]:
-    """Every blob and index that came with a record: one GET per index that is new in it (more for deltas)."""
-    keys: list[BlobKey] = []
-    for reference in record.stores:
-        if reference.number == record.number:
-            keys.extend(sorted(new_blob_keys(await read_index(store, reference.index))))
-            keys.append(reference.index.key)
-    return tuple(keys)
+def new_indexes_of(record: CommitRecord) -> tuple[IndexReference, ...]:
+    """The indexes that came with a record; those of its other stores came with an earlier one."""
+    return tuple(reference.index for reference in record.stores if reference.number == record.number)
 
 
-async def settle_record(store: BlobStore, record: CommitRecord) -> int:
-    """Make a record's new uploads permanent; idempotent.
+async def has_ttl(store: BlobStore, key: str) -> bool | None:
+    """Whether a blob carries a TTL, by a `stat`; None if there is no such blob."""
+    info = await store.stat(key, metadata=RequestMetadata(payload_path="settle"))
+    return None if info is None else info.expires_at_ms is not None
+
+
+async def settle_indexes(store: BlobStore, indexes: Iterable[IndexReference]) -> None:
+    """Make indexes and the blobs that are new in them permanent; idempotent.
+
+    Requests: one `stat` for each index; only of one that still carries a TTL the rest: a GET (more for deltas), and a
+    removal for each of its new keys. None at all where TTLs cannot be removed.
+
+    Raises:
+        DamagedError: An index, or a blob that is new in it, is missing.
+        StoreError: The store could not do it; doing it again is safe.
+    """
+    if not store.capabilities.removes_ttl:
+        return
+
+    async def look_up(index: IndexReference) -> IndexReference | None:
+        # One that is missing is found to be so when it is read.
+        return None if await has_ttl(store, index.key) is False else index
+
+    looked_up = await map_bounded(look_up, indexes, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
+    for index in looked_up:
+        if index is not None:
+            new_keys = sorted(new_blob_keys(await read_index(store, index)))
+            await settle_keys(store, [*new_keys, index.key])
+
+
+async def settle_record(store: BlobStore, record: CommitRecord) -> None:
+    """Make a record's new uploads permanent; requests and errors as `settle_indexes`.
 
     A record of which the predecessor is valid has a settled predecessor, because its writer saw to that (T2): so it is
     enough to settle the newest valid record.
-
-    Returns:
-        How many keys were settled.
-
-    Raises:
-        DamagedError: A blob or index of the record is missing.
     """
-    keys = await new_keys_of(store, record)
-    await settle_keys(store, keys)
-    return len(keys)
+    await settle_indexes(store, new_indexes_of(record))

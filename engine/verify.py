@@ -1,25 +1,26 @@
 """Whether what is committed is there, whole, and safe from expiry (design 0002, T2 and D7)."""
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobInfo, BlobStore, list_blobs
+from blobstore.base import BlobInfo, BlobStore
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.bounded import map_bounded
 from engine.errors import DamagedError
 from engine.hashing import FileHasher
-from engine.index_io import read_index_chain
+from engine.index_io import read_index, read_index_chain
+from engine.inventory import list_room
 from engine.progress import NO_PROGRESS, Progress
-from engine.settle import settle_keys
+from engine.settle import has_ttl, settle_keys
 from index.errors import FormatError
 from index.keys import BLOBS, INDEXES
 from index.log import Commit
 from index.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
-from index.reachable import files_of
+from index.reachable import files_of, new_blob_keys
 
 IN_FLIGHT_MAX: Final = 16
 
@@ -106,6 +107,15 @@ async def verify(
     Existence and sizes come from one listing of all blobs and indexes; with `Level.CONTENT` every file, or a sample,
     is read and hashed.
 
+    TTLs come from the listing too, where it shows them. Where it does not, each index is asked for its own, and it
+    vouches for the blobs that are new in it (T1), as does its commit for what it retains (T2); only if an index has a
+    TTL are its new blobs asked. `Level.CONTENT` trusts nobody's word, and asks every blob. Where TTLs cannot be removed
+    they put nothing at risk, and nothing is asked.
+
+    Requests: the lists of `list_room`; one GET per distinct index (more for deltas); where the lists do not show TTLs
+    one `stat` per distinct index, and one for each new blob of an index that has a TTL; with `Level.CONTENT` one for
+    each blob instead, and a GET for each blob of a file read. At most 16 at once.
+
     Args:
         commits: What to check, of any scopes.
         sample: Share of the files to read, above 0 to 1; which ones follows from their names and `seed`.
@@ -118,9 +128,9 @@ async def verify(
     for commit in sorted(commits, key=lambda c: (str(c.scope), -c.pointer.number)):
         for s in commit.record.stores:
             places.setdefault(s.index, _Place(commit.scope, commit.pointer.number, s.task, s.store))
-    listed = {blob.key: blob for prefix in (BLOBS, INDEXES) async for blob in list_blobs(store, prefix)}
+    listed = {blob.key: blob for room in (BLOBS, INDEXES) for blob in await list_room(store, room, lambda blob: blob)}
     problems: list[Problem] = []
-    risks: dict[str, _Place] = {}
+    risks = _Risks(store, listed, asks_every_blob=level is Level.CONTENT)
     seen: set[str] = set()
     to_read: list[tuple[_Place, str, FileIndex]] = []
 
@@ -128,13 +138,13 @@ async def verify(
         reference, place = item
         try:
             index, chain = await read_index_chain(store, reference)
+            await risks.look_at_indexes(index, chain, place)
         except (DamagedError, FormatError):
             problems.append(place.problem(ProblemKind.INDEX_DAMAGED, reference.key))
             return
-        for key in (*(r.key for r in chain), *_needs(index)):
-            if key not in seen and await _has_ttl(store, listed.get(key)):
-                risks.setdefault(key, place)
-            seen.add(key)
+        needs = _needs(index)
+        risks.look_at_blobs(needs, place)
+        seen.update(needs)
         problems.extend(_blob_problems(index, place, listed))
         if level is Level.CONTENT:
             to_read.extend(
@@ -142,8 +152,9 @@ async def verify(
             )
 
     await map_bounded(look_at, places.items(), in_flight_max=IN_FLIGHT_MAX)
-    gone = await _heal(store, risks) if heal else frozenset()
-    for key, place in risks.items():
+    at_risk = await risks.find()
+    gone = await _heal(store, at_risk) if heal else frozenset()
+    for key, place in at_risk.items():
         if key in gone:
             kind = ProblemKind.INDEX_DAMAGED if key.startswith(INDEXES) else ProblemKind.BLOB_MISSING
             problems.append(place.problem(kind, key))
@@ -157,15 +168,69 @@ async def verify(
         sample=sample,
         commits_count=len(commits),
         indexes_count=len(places),
-        blobs_count=sum(key.startswith(BLOBS) for key in seen),
+        blobs_count=len(seen),
         files_read=len(distinct),
         bytes_read=sum(file.metadata.size_bytes for _, _, file in distinct),
         problems=tuple(sorted(problems)),
     )
 
 
+class _Risks:
+    """Which of the keys that are needed carry a TTL: from the listing where it tells, else by asking, each key once."""
+
+    def __init__(self, store: BlobStore, listed: Mapping[str, BlobInfo], *, asks_every_blob: bool) -> None:
+        self._store = store
+        self._listed = listed
+        self._asks_every_blob = asks_every_blob
+        self._indexes: dict[str, _Place] = {}
+        self._blobs: dict[str, _Place] = {}
+        self._looked_at: set[str] = set()
+
+    async def look_at_indexes(self, index: SnapshotIndex, chain: Sequence[IndexReference], place: _Place) -> None:
+        """An index and those that it is a delta on; one with a TTL does not vouch for its new blobs.
+
+        Raises:
+            DamagedError: One of them has gone meanwhile.
+        """
+        for reference in chain:
+            if reference.key in self._looked_at:
+                continue
+            self._looked_at.add(reference.key)
+            if await self._has_ttl(reference.key):
+                self._indexes[reference.key] = place
+                own = index if reference is chain[0] else await read_index(self._store, reference)
+                for key in new_blob_keys(own):
+                    self._blobs.setdefault(key, place)
+
+    def look_at_blobs(self, keys: Iterable[str], place: _Place) -> None:
+        """Blobs that an index needs; those that the listing tells nothing of may be left to what vouches for them."""
+        for key in keys:
+            blob = self._listed.get(key)
+            if blob is not None and (blob.expires_at_ms is not None if blob.ttl_known else self._asks_every_blob):
+                self._blobs.setdefault(key, place)
+
+    async def find(self) -> dict[str, _Place]:
+        """What carries a TTL of all that was looked at, blobs before indexes."""
+
+        async def ask(item: tuple[str, _Place]) -> bool:
+            return await self._has_ttl(item[0])
+
+        have = await map_bounded(ask, self._blobs.items(), in_flight_max=IN_FLIGHT_MAX)
+        return {key: place for (key, place), has in zip(self._blobs.items(), have, strict=True) if has} | self._indexes
+
+    async def _has_ttl(self, key: str) -> bool:
+        blob = self._listed.get(key)
+        if blob is None or not self._store.capabilities.removes_ttl:
+            return False
+        return blob.expires_at_ms is not None if blob.ttl_known else bool(await has_ttl(self._store, key))
+
+
 async def _heal(store: BlobStore, keys: Iterable[str]) -> frozenset[str]:
-    """Remove TTLs; tells which keys have gone since they were listed."""
+    """Remove TTLs, of indexes last: one without a TTL vouches for its blobs (T1).
+
+    Returns:
+        The keys that have gone since they were listed.
+    """
     gone: set[str] = set()
 
     async def heal(key: str) -> None:
@@ -174,7 +239,9 @@ async def _heal(store: BlobStore, keys: Iterable[str]) -> frozenset[str]:
         except DamagedError:
             gone.add(key)
 
-    await map_bounded(heal, keys, in_flight_max=IN_FLIGHT_MAX)
+    in_rooms = sorted(keys)
+    for room in (BLOBS, INDEXES):
+        await map_bounded(heal, [k for k in in_rooms if k.startswith(room)], in_flight_max=IN_FLIGHT_MAX)
     return frozenset(gone)
 
 
@@ -213,12 +280,6 @@ def _blob_problems(index: SnapshotIndex, place: _Place, listed: dict[str, BlobIn
 
 def _first_file(index: SnapshotIndex, key: str) -> str:
     return next(("/".join(path) for path, file in files_of(index.dir) if any(b.key == key for b in file.blobs)), "")
-
-
-async def _has_ttl(store: BlobStore, blob: BlobInfo | None) -> bool:
-    if blob is not None and not blob.ttl_known:
-        blob = await store.stat(blob.key)
-    return blob is not None and blob.expires_at_ms is not None
 
 
 def _sampled(path: Sequence[str], sample: float, seed: int) -> bool:

@@ -5,6 +5,8 @@ from enum import StrEnum
 
 import msgspec
 
+from index.errors import UnsafeNameError
+from index.keys import parse_upload_key
 from index.log import Commit, LogListing, is_closed, valid_commits
 from index.model import NEVER_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin, Scope
 from index.retention import KeepReason, Retention, choose_kept
@@ -19,6 +21,8 @@ class DeleteReason(StrEnum):
     RELEASED_NAME = "name released"
     EXPIRED_UPLOAD = "unreachable, and its TTL has expired: the upload was never committed"
     CLOSED_UPLOAD = "unreachable, and its TTL was removed: it belonged to a closed commit"
+    OUTLIVED_UPLOAD = "unreachable, and older than its TTL, which has expired or was removed"
+    UNFINISHED_UPLOAD = "begun longer ago than the TTL, and never finished"
 
 
 class PlannedDelete(msgspec.Struct, frozen=True, gc=False):
@@ -38,6 +42,26 @@ class Upload(msgspec.Struct, frozen=True, gc=False):
     # None: no TTL, if `ttl_known`.
     expires_at_ms: int | None
     ttl_known: bool = True
+
+
+class UnfinishedUpload(msgspec.Struct, frozen=True, gc=False):
+    """A listed put that was begun and is not visible; its key is any key of the store's, not always one of ours."""
+
+    key: str
+    upload_id: str
+    # By the store's clock.
+    begun_at_ms: int
+
+
+class UnfinishedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collection does with the puts that were never finished."""
+
+    # Forgotten: to be aborted.
+    doomed: tuple[UnfinishedUpload, ...]
+    # Ours, and so young that they may be under way.
+    young: tuple[UnfinishedUpload, ...]
+    # Keys that tidemark never wrote: left alone.
+    foreign: tuple[str, ...]
 
 
 class ScopePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,27 +169,70 @@ def name_is_removable(name: NameRecord, written_at_ms: int, now_ms: int) -> bool
 
 
 def choose_uploads(
-    uploads: Iterable[Upload], reachable: Collection[str], now_ms: int
+    uploads: Iterable[Upload], reachable: Collection[str], now_ms: int, ttl_ms: int
 ) -> tuple[tuple[PlannedDelete, ...], tuple[Upload, ...]]:
     """Split unreachable uploads into those that may go and those whose TTL has to be looked up first (D2).
+
+    One whose TTL is not known and that was created at least a TTL ago needs no look at it (design 0002, refinement 15).
+    Every upload is born with the repository's TTL (K1, K2), so that either this TTL was removed, or it has expired by
+    the store's clock; D2 takes both. Where the creation time moves when a TTL is removed it moves to a later time
+    only, and the upload waits a while longer.
 
     Args:
         uploads: Blobs and indexes, listed before the roots were read.
         reachable: Every key that a kept commit, a name or a pin leads to.
         now_ms: The store's clock, read before the listing.
+        ttl_ms: The repository's TTL, with which every upload is born.
 
     Returns:
-        What may be deleted, and the unreachable uploads of which the listing did not tell the TTL.
+        What may be deleted, and the unreachable uploads of which nothing but a look at their TTL can tell.
     """
     deletes: list[PlannedDelete] = []
     unknown: list[Upload] = []
     for upload in uploads:
         if upload.key in reachable:
             continue
-        if not upload.ttl_known:
+        if upload.ttl_known:
+            reason = None
+            if upload.expires_at_ms is None:
+                reason = DeleteReason.CLOSED_UPLOAD
+            elif upload.expires_at_ms <= now_ms:
+                reason = DeleteReason.EXPIRED_UPLOAD
+        elif upload.created_at_ms + ttl_ms <= now_ms:
+            reason = DeleteReason.OUTLIVED_UPLOAD
+        else:
             unknown.append(upload)
-        elif upload.expires_at_ms is None:
-            deletes.append(PlannedDelete(upload.key, DeleteReason.CLOSED_UPLOAD, upload.size_bytes))
-        elif upload.expires_at_ms <= now_ms:
-            deletes.append(PlannedDelete(upload.key, DeleteReason.EXPIRED_UPLOAD, upload.size_bytes))
+            continue
+        if reason is not None:
+            deletes.append(PlannedDelete(upload.key, reason, upload.size_bytes))
     return tuple(deletes), tuple(unknown)
+
+
+def choose_unfinished(puts: Iterable[UnfinishedUpload], now_ms: int, ttl_ms: int) -> UnfinishedPlan:
+    """Choose the puts to abort: ours, and begun at least a TTL ago by the store's clock (design 0002, refinement 16).
+
+    Args:
+        puts: Every put that the store tells as unfinished.
+        now_ms: The store's clock, read before they were listed.
+        ttl_ms: The repository's TTL: a blob that takes longer than that to put could not be committed any more (C5).
+    """
+    doomed: list[UnfinishedUpload] = []
+    young: list[UnfinishedUpload] = []
+    foreign: set[str] = set()
+    for put in puts:
+        if not is_upload_key(put.key):
+            foreign.add(put.key)
+        elif put.begun_at_ms + ttl_ms <= now_ms:
+            doomed.append(put)
+        else:
+            young.append(put)
+    return UnfinishedPlan(doomed=tuple(doomed), young=tuple(young), foreign=tuple(sorted(foreign)))
+
+
+def is_upload_key(key: str) -> bool:
+    """Whether a key is one that tidemark gives to blobs and indexes; any other is somebody else's."""
+    try:
+        parse_upload_key(key)
+    except UnsafeNameError:
+        return False
+    return True

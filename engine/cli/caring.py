@@ -182,7 +182,8 @@ class DeleteView(msgspec.Struct, frozen=True, kw_only=True):
     """One key that went, or with a dry run would go."""
 
     key: str
-    # closed_commit, superseded_boundary, expired_pin, released_name, expired_upload or closed_upload.
+    # closed_commit, superseded_boundary, expired_pin, released_name, expired_upload, closed_upload, outlived_upload or
+    # unfinished_upload.
     reason: str
     size_bytes: int
 
@@ -211,6 +212,10 @@ class CollectView(msgspec.Struct, frozen=True, kw_only=True):
     # Unreachable uploads that stay until their TTL has expired.
     waiting_count: int
     waiting_bytes: int
+    # Uploads that were begun, are not finished, and may be under way.
+    unfinished_count: int
+    # Why unfinished uploads could not be looked for; empty if they were.
+    unfinished_hidden: str
     foreign: tuple[str, ...]
 
 
@@ -280,6 +285,8 @@ def _view_collect(report: CollectReport) -> CollectView:
         live_bytes=report.live_bytes,
         waiting_count=report.waiting_count,
         waiting_bytes=report.waiting_bytes,
+        unfinished_count=report.unfinished_count,
+        unfinished_hidden=report.unfinished_hidden,
         foreign=report.foreign,
     )
 
@@ -301,6 +308,10 @@ def _collect_lines(report: CollectReport, *, verbose: bool) -> list[str]:
     if report.waiting_count:
         waiting = f"{count(report.waiting_count, 'upload')} that no commit names ({human_bytes(report.waiting_bytes)})"
         lines.append(f"waiting for their TTL: {waiting}")
+    if report.unfinished_count:
+        lines.append(f"not finished, and perhaps under way: {count(report.unfinished_count, 'upload')}")
+    if report.unfinished_hidden:
+        lines.append(f"NOT looked for, uploads that were never finished: {printable(report.unfinished_hidden)}")
     if report.foreign:
         foreign = f"{count(len(report.foreign), 'key')} that tidemark never wrote"
         lines.append(f"left alone: {foreign}, such as {printable(report.foreign[0])}")

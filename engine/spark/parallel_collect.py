@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from blobstore.base import BlobStore
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from engine.collect import CollectReport, Marked, delete_keys, list_uploads
@@ -29,7 +30,7 @@ from engine.spark.access import Access, open_on_driver
 from engine.spark.errors import TaskFailedError, last_error
 from engine.transfer_settings import TransferSettings
 from index.collect_plan import PlannedDelete, Upload
-from index.keys import BLOBS, INDEXES, SHARDS_COUNT
+from index.keys import BLOBS, INDEXES, shard_prefixes
 from index.model import IndexReference
 from index.retention import Retention
 
@@ -82,7 +83,7 @@ def collect(
         What went, each key with its reason, and what stayed. Foreign keys outside the 256 shards are not seen.
 
     Raises:
-        UnsafeStoreError: The store's lists are not consistent, or a listing had holes: nothing was deleted.
+        UnsafeStoreError: The store cannot be collected, or a listing had holes: nothing was deleted.
         DamagedError: An index is missing, or one that the driver reads is altered: nothing was deleted.
         FormatError: Something was written by a newer tidemark: nothing was deleted.
         TaskFailedError: A task failed for good, also by one of these: nothing was deleted after it.
@@ -104,17 +105,15 @@ class ListTask(msgspec.Struct, frozen=True, kw_only=True):
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One batch per prefix."""
         for prefix in _items(batches):
-            uploads, foreign = asyncio.run(self._list(prefix.decode()))
+            with self.access.borrow() as repository:
+                listing = list_uploads(repository.asynchronous.store, [prefix.decode()])
+                uploads, foreign = repository.loop.run(listing)
             rows = [(*msgspec.structs.astuple(upload), False) for upload in uploads]
             rows += [(key, 0, 0, None, False, True) for key in foreign]
             if rows:
                 columns = zip(*rows, strict=True)
                 arrays = [pa.array(values, field.type) for values, field in zip(columns, UPLOADS, strict=True)]
                 yield pa.record_batch(arrays, schema=UPLOADS)
-
-    async def _list(self, prefix: str) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
-        async with self.access.open() as repository:
-            return await list_uploads(repository.store, [prefix])
 
 
 class MarkTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,20 +125,10 @@ class MarkTask(msgspec.Struct, frozen=True, kw_only=True):
         """One batch per group of indexes; a key may be told by several."""
         for group in _batched(_items(batches), REFERENCES_PER_TASK):
             references = [msgspec.msgpack.decode(item, type=tuple[IndexReference, bool]) for item in group]
-            keys, missing = asyncio.run(self._mark(references))
+            with self.access.borrow() as repository:
+                keys, missing = repository.loop.run(_mark(repository.asynchronous.store, references))
             columns = [pa.array(sorted(keys), pa.string()), pa.array([missing] * len(keys), pa.bool_())]
             yield pa.record_batch(columns, schema=MARKS)
-
-    async def _mark(self, references: Sequence[tuple[IndexReference, bool]]) -> tuple[frozenset[str], bool]:
-        """What is alive; or, and then True, what is missing: the driver tells damage from being overtaken."""
-        optional = frozenset(reference for reference, is_optional in references if is_optional)
-        async with self.access.open() as repository:
-            try:
-                return await reachable_keys(repository.store, [r for r, _ in references], optional=optional), False
-            except DamagedError as error:
-                if not is_missing(error):
-                    raise
-                return frozenset({error.subject}), True
 
 
 class DeleteTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,11 +140,9 @@ class DeleteTask(msgspec.Struct, frozen=True, kw_only=True):
         """One batch per group of deletes."""
         for group in _batched(_items(batches), DELETES_PER_TASK):
             deletes = [msgspec.msgpack.decode(item, type=PlannedDelete) for item in group]
-            yield pa.record_batch([pa.array(asyncio.run(self._delete(deletes)), pa.string())], schema=KEYS)
-
-    async def _delete(self, deletes: Sequence[PlannedDelete]) -> tuple[str, ...]:
-        async with self.access.open() as repository:
-            return await delete_keys(repository.store, deletes)
+            with self.access.borrow() as repository:
+                left = repository.loop.run(delete_keys(repository.asynchronous.store, deletes))
+            yield pa.record_batch([pa.array(left, pa.string())], schema=KEYS)
 
 
 class SparkHands:
@@ -181,7 +168,7 @@ class SparkHands:
 
     def _list(self) -> tuple[str, ...]:
         """Every upload, and the foreign keys beside them; nothing is listed again later."""
-        prefixes = [f"{room}{shard:02x}/".encode() for room in (BLOBS, INDEXES) for shard in range(SHARDS_COUNT)]
+        prefixes = [prefix.encode() for room in (BLOBS, INDEXES) for prefix in shard_prefixes(room)]
         listed = self._run(prefixes, 1, ListTask(access=self._access), UPLOADS)
         self._listing = listed.filter(pc.invert(listed["foreign"]))
         return tuple(sorted(listed.filter(listed["foreign"])["key"].to_pylist()))
@@ -190,12 +177,14 @@ class SparkHands:
         in_order = sorted(references.everything, key=lambda r: r.key)
         items = [msgspec.msgpack.encode((reference, reference in references.optional)) for reference in in_order]
         marks = self._frame(items, REFERENCES_PER_TASK, MarkTask(access=self._access), MARKS).distinct()
-        # What is missing need not have been listed.
+        # What is missing need not have been listed. Of what is live only indexes are asked for: their TTL tells that of
+        # their blobs (design 0002, T1).
         wanted = (
             self._spark.createDataFrame(self._listing)
             .join(marks, "key", "full")
             .where(
-                "missing OR size_bytes IS NOT NULL AND (missing IS NULL OR NOT ttl_known OR expires_at_ms IS NOT NULL)"
+                "missing OR size_bytes IS NOT NULL AND (missing IS NULL"
+                f" OR startswith(key, '{INDEXES}') AND (NOT ttl_known OR expires_at_ms IS NOT NULL))"
             )
         )
         found = self._answer("mark", lambda: wanted.select(*UPLOADS.names[:-1], "missing").toArrow())
@@ -211,7 +200,7 @@ class SparkHands:
         listed_bytes = pc.sum(self._listing["size_bytes"]).as_py() or 0
         return Marked(
             unreachable=unreachable,
-            live_with_ttl=tuple(u for u, is_live in uploads if is_live),
+            unsettled=frozenset(u.key for u, is_live in uploads if is_live),
             live_count=self._listing.num_rows - len(unreachable),
             live_bytes=listed_bytes - sum(u.size_bytes for u in unreachable),
         )
@@ -240,6 +229,17 @@ class SparkHands:
             raise TaskFailedError(
                 last_error(error), operation=f"collect, {step}", hint="nothing was deleted after this; run it again"
             ) from error
+
+
+async def _mark(store: BlobStore, references: Sequence[tuple[IndexReference, bool]]) -> tuple[frozenset[str], bool]:
+    """What is alive; or, and then True, what is missing: the driver tells damage from being overtaken."""
+    optional = frozenset(reference for reference, is_optional in references if is_optional)
+    try:
+        return await reachable_keys(store, [r for r, _ in references], optional=optional), False
+    except DamagedError as error:
+        if not is_missing(error):
+            raise
+        return frozenset({error.subject}), True
 
 
 def _items(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:

@@ -3,11 +3,13 @@ from pathlib import Path
 
 import pytest
 
+from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
 from engine.backup import BackupResult
 from engine.repository import Repository
 from index.model import Scope
 from tests.doubles import InterposedStore, SteppedClock
+from tests.opaque_store import OpaqueStore
 
 TTL_MS = 3_600_000
 MARGIN_MS = 600_000
@@ -66,9 +68,27 @@ def text_tree(text: str) -> dict[str, bytes]:
     }
 
 
+async def make_world(inner: BlobStore, clock: SteppedClock, directory: Path) -> World:
+    store = InterposedStore(inner)
+    await Repository.init(store, ttl_ms=TTL_MS, margin_ms=MARGIN_MS, collection_period_ms=TTL_MS)
+    return World(store, clock, directory)
+
+
 @pytest.fixture
 async def world(tmp_path: Path) -> World:
     clock = SteppedClock()
-    store = InterposedStore(MemoryStore(clock=clock))
-    await Repository.init(store, ttl_ms=TTL_MS, margin_ms=MARGIN_MS, collection_period_ms=TTL_MS)
-    return World(store, clock, tmp_path)
+    return await make_world(MemoryStore(clock=clock), clock, tmp_path)
+
+
+@pytest.fixture
+async def opaque_world(tmp_path: Path) -> World:
+    """On a store whose lists do not tell TTLs."""
+    clock = SteppedClock()
+    return await make_world(OpaqueStore(clock=clock), clock, tmp_path)
+
+
+@pytest.fixture
+async def lasting_world(tmp_path: Path) -> World:
+    """On a store that cannot remove TTLs either."""
+    clock = SteppedClock()
+    return await make_world(OpaqueStore(clock=clock, removes_ttl=False), clock, tmp_path)

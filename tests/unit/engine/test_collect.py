@@ -19,10 +19,18 @@ from index.keys import boundary_key, commit_key, pin_key
 from index.log import Commit
 from index.model import Boundary, Pin, Scope
 from index.retention import KeepReason, Retention
+from tests.opaque_store import OpaqueStore
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
 
 LAST = Retention(keep_last=1)
+
+
+@pytest.fixture(params=["world", "opaque_world"], ids=["lists show TTLs", "lists show none"])
+def world(request: pytest.FixtureRequest) -> World:
+    """Every interleaving on a store that tells TTLs in lists, and on one that does not."""
+    chosen: World = request.getfixturevalue(request.param)
+    return chosen
 
 
 async def keys(world: World, prefix: str = "") -> set[str]:
@@ -30,6 +38,14 @@ async def keys(world: World, prefix: str = "") -> set[str]:
 
 
 async def check_exact(world: World) -> None:
+    if isinstance(world.store.inner, OpaqueStore):
+        world.store.inner.opaque = False
+    await check_keys(world)
+    if isinstance(world.store.inner, OpaqueStore):
+        world.store.inner.opaque = True
+
+
+async def check_keys(world: World) -> None:
     assert await keys(world) == await expected_keys(world.store.inner, world.clock.now_ms)
 
 
@@ -88,7 +104,7 @@ async def test_dry_run_says_the_same_and_touches_nothing(world: World) -> None:
     before = await keys(world)
     world.store.requests.clear()
     planned = await repository.collect(LAST, dry_run=True)
-    assert {o for o, _ in world.store.requests} <= {"get", "list_page", "stat"}
+    assert {o for o, _ in world.store.requests} <= {"get", "list_page", "list_unfinished", "stat"}
     assert await keys(world) == before
     done = await repository.collect(LAST)
     assert set(planned.deletes) == set(done.deletes)
@@ -105,7 +121,8 @@ async def test_uploads_that_no_commit_took_over_wait_for_their_ttl(world: World)
     world.clock.advance(TTL_MS + 1)
     report = await repository.collect(LAST)
     assert {d.key for d in report.deletes} == set(result.new_keys)
-    assert {d.reason for d in report.deletes} == {DeleteReason.EXPIRED_UPLOAD}
+    told = world.store.capabilities.list_shows_ttl
+    assert {d.reason for d in report.deletes} == {DeleteReason.EXPIRED_UPLOAD if told else DeleteReason.OUTLIVED_UPLOAD}
     await check_exact(world)
 
 
@@ -504,7 +521,8 @@ async def test_collection_settles_the_newest_commit(world: World) -> None:
     world.store.fail("remove_ttl", result.new_keys[0])
     await repository.commit(JOB, [result])
     await (await world.process()).collect(LAST)
-    assert not [b.key async for b in list_blobs(world.store.inner, "") if b.expires_at_ms is not None]
+    stats = [await world.store.inner.stat(key) for key in await keys(world)]
+    assert not [info for info in stats if info is None or info.expires_at_ms is not None]
 
 
 async def test_what_the_store_will_not_delete_stops_what_comes_later(world: World) -> None:
@@ -643,8 +661,7 @@ async def test_a_collector_that_is_overtaken_while_settling_plans_again(world: W
     repository, writer, other = await world.process(), await world.process(), await world.process()
     await history(world, repository, "one")
     result = await world.backup(repository, "two")
-    for key in result.new_keys:
-        world.store.fail("remove_ttl", key)
+    world.store.fail("remove_ttl", result.new_keys[0])
     await repository.commit(JOB, [result])
 
     async def overtake() -> None:

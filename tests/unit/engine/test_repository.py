@@ -1,9 +1,18 @@
-"""What `Repository` adds to the parts: a base that goes meanwhile, and choices that contradict each other."""
+"""What `Repository` adds to the parts: a base that goes meanwhile, contradictory choices, stores that are refused."""
 
 import pytest
+from typing_extensions import override
 
-from engine.errors import DamagedError, StaleResultError, UsageError
+from blobstore.base import Body, BytesBody, Created, CreateOutcome, RequestMetadata, list_blobs, read_blob
+from blobstore.errors import StoreUnavailableError
+from blobstore.memory import MemoryStore
+from engine.errors import DamagedError, NotFoundError, StaleResultError, UnsafeStoreError, UsageError
+from engine.repository import REFUSED_STORE, Repository
+from index.keys import REPOSITORY
+from index.model import Scope
 from index.retention import Retention
+from tests.doubles import InterposedStore
+from tests.opaque_store import OpaqueStore
 from tests.unit.engine.conftest import JOB, World
 
 
@@ -62,3 +71,110 @@ async def test_hashes_are_remembered_of_the_directories_used_last(
     for tree in (*trees, trees[2]):
         await repository.backup(JOB, tree)
     assert list(repository._digests._caches) == [trees[3], trees[2]]
+
+
+# ---------------------------------------------------------------------- stores on which nothing is built
+
+
+class ReplacingStore(MemoryStore):
+    """Ignores `If-None-Match`, as some servers do: every create replaces what is there."""
+
+    @override
+    async def put_if_absent(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> CreateOutcome:
+        created: Created = await self.put(key, body, ttl_ms=ttl_ms, metadata=metadata)
+        return created
+
+
+async def test_init_refuses_a_store_that_creates_twice_and_leaves_nothing_to_open() -> None:
+    store = ReplacingStore()
+    with pytest.raises(UnsafeStoreError, match="Created to a second create") as refused:
+        await Repository.init(store)
+    assert "tidemark doctor" in refused.value.hint
+    assert [blob.key async for blob in list_blobs(store, "")] == [REPOSITORY]
+    assert await read_blob(store, REPOSITORY, size_bytes_max=1000) == REFUSED_STORE
+    for again in (Repository.open, Repository.init):
+        with pytest.raises(UnsafeStoreError, match="has refused this store"):
+            await again(store)
+    await store.delete([REPOSITORY])
+    with pytest.raises(NotFoundError):
+        await Repository.open(store)
+
+
+async def test_init_does_not_replace_a_repository_on_a_store_that_would_let_it(world: World) -> None:
+    record = await read_blob(world.store.inner, REPOSITORY, size_bytes_max=1000)
+    store = ReplacingStore()
+    await store.put(REPOSITORY, BytesBody(record))
+    with pytest.raises(UsageError, match="already"):
+        await Repository.init(store)
+    assert await read_blob(store, REPOSITORY, size_bytes_max=1000) == record
+
+
+async def test_init_reads_once_and_writes_the_record_twice() -> None:
+    store = InterposedStore(MemoryStore())
+    repository = await Repository.init(store)
+    assert [operation for operation, _ in store.requests] == ["get", "put_if_absent", "put_if_absent"]
+    assert (await Repository.open(store)).record == repository.record
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+async def test_init_without_an_answer_says_so(lost: int) -> None:
+    store = InterposedStore(MemoryStore())
+
+    async def lose_the_next_but(count: int) -> None:
+        if count == 0:
+            store.lose_answer("put_if_absent", REPOSITORY)
+        else:
+            store.before("put_if_absent", REPOSITORY, lambda: lose_the_next_but(count - 1))
+
+    store.before("put_if_absent", REPOSITORY, lambda: lose_the_next_but(lost - 1))
+    with pytest.raises(StoreUnavailableError):
+        await Repository.init(store)
+
+
+async def test_of_two_that_init_at_once_one_makes_the_repository() -> None:
+    store = InterposedStore(MemoryStore())
+
+    async def other() -> None:
+        await Repository.init(store)
+
+    store.before("put_if_absent", REPOSITORY, other)
+    with pytest.raises(UsageError, match="already"):
+        await Repository.init(store)
+    await Repository.open(store)
+
+
+WEAK = pytest.mark.parametrize("weakness", [{"atomic_create": False}, {"enforces_ttl": True, "removes_ttl": False}])
+
+
+@WEAK
+async def test_init_refuses_a_store_that_says_what_it_lacks_and_writes_nothing(weakness: dict[str, bool]) -> None:
+    store = OpaqueStore()
+    store.weaknesses |= weakness
+    with pytest.raises(UnsafeStoreError):
+        await Repository.init(store, ttl_ms=30 * 86_400_000)
+    assert not [blob async for blob in list_blobs(store, "")]
+
+
+@WEAK
+async def test_nothing_new_is_built_on_an_unsafe_store_and_what_is_there_can_be_restored(
+    opaque_world: World, weakness: dict[str, bool]
+) -> None:
+    world = opaque_world
+    repository = await world.process()
+    commit = await repository.commit(JOB, [await world.backup(repository, "one")])
+    assert isinstance(world.store.inner, OpaqueStore)
+    world.store.inner.weaknesses |= weakness
+    result = await world.backup(repository, "two")
+    before = [blob.key async for blob in list_blobs(world.store.inner, "")]
+    for attempt in (
+        repository.commit(JOB, [result]),
+        repository.rewind(commit),
+        repository.fork(commit, Scope("fork")),
+        repository.name(commit, "golden"),
+    ):
+        with pytest.raises(UnsafeStoreError):
+            await attempt
+    assert [blob.key async for blob in list_blobs(world.store.inner, "")] == before
+    assert await world.restored_text(await world.process()) == "one"

@@ -9,7 +9,7 @@ import pytest
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
 from index.retention import Retention
-from tests.unit.engine.conftest import JOB, World
+from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 # Sizes that make each kind of file with little data: packed up to 2 KiB, alone up to 8 KiB, cut above that.
 SETTINGS = TransferSettings(
@@ -102,10 +102,31 @@ async def test_commit_of_a_new_process_loads_the_log_and_settles_the_parent(worl
     second = await repository.backup(JOB, tree, base=parent.store("0", "default"))
     world.store.requests.clear()
     await other.commit(JOB, [second])
-    # LIST + GET of the newest record; the parent's index read and its keys settled; PUT + LIST; the new keys settled.
+    # LIST + GET of the newest record; the parent's index asked whether it is settled; PUT + LIST; the new keys settled.
+    assert requests(world) == {
+        "list_page": 2,
+        "get": 1,
+        "stat": 1,
+        "put_if_absent": 1,
+        "remove_ttl": len(second.new_keys),
+    }
+    assert len(result.new_keys) > 5
+
+
+async def test_commit_of_a_new_process_completes_what_the_one_before_left(world: World) -> None:
+    repository = await process(world)
+    result = await repository.backup(JOB, many_files(world, small=40, single=5, cut=0), base=None)
+    world.store.fail("remove_ttl", result.new_keys[0])
+    parent = await repository.commit(JOB, [result])
+    other = await process(world)
+    tree = many_files(world, small=40, single=5, cut=0, changed=1)
+    second = await repository.backup(JOB, tree, base=parent.store("0", "default"))
+    world.store.requests.clear()
+    await other.commit(JOB, [second])
     assert requests(world) == {
         "list_page": 2,
         "get": 1 + 1,
+        "stat": 1,
         "put_if_absent": 1,
         "remove_ttl": len(result.new_keys) + len(second.new_keys),
     }
@@ -136,5 +157,45 @@ async def test_collection_costs_lists_records_and_indexes_but_nothing_per_blob(w
     assert counted["get"] == 4 + 2 + 1
     assert counted["put_if_absent"] == 1
     assert counted["delete"] == 3
-    assert counted["remove_ttl"] == 0
-    assert counted["stat"] == 0
+    assert counted["list_unfinished"] == 2
+    assert counted.total() == 8 + 7 + 1 + 3 + 2
+
+
+async def test_collection_where_lists_show_no_ttls_asks_the_newest_indexes_and_young_garbage(
+    opaque_world: World,
+) -> None:
+    world = opaque_world
+    repository = await process(world)
+    for changed in range(4):
+        result = await repository.backup(JOB, many_files(world, small=40, single=20, cut=0, changed=changed))
+        await repository.commit(JOB, [result])
+        world.clock.advance(TTL_MS // 2)
+    await repository.backup(JOB, many_files(world, small=3, single=7, cut=0), base=None)
+    world.store.requests.clear()
+    report = await repository.collect(Retention(keep_last=2))
+    counted = requests(world)
+    # What commits 1 and 2 left behind is older than the TTL; what nobody has committed is not.
+    assert counted["stat"] == 1 + (1 + 7 + 1)
+    assert report.waiting_count == 1 + 7 + 1
+    assert (counted["list_page"], counted["get"], counted["remove_ttl"]) == (8, 7, 0)
+
+
+@pytest.fixture
+def chosen_world(request: pytest.FixtureRequest) -> World:
+    chosen: World = request.getfixturevalue(request.param)
+    return chosen
+
+
+@pytest.mark.parametrize("chosen_world, stats", [("world", 0), ("opaque_world", 3)], indirect=["chosen_world"])
+async def test_verification_costs_lists_and_indexes_and_where_lists_show_no_ttls_a_stat_for_each_index(
+    chosen_world: World, stats: int
+) -> None:
+    world = chosen_world
+    repository = await process(world)
+    for changed in range(3):
+        result = await repository.backup(JOB, many_files(world, small=40, single=20, cut=0, changed=changed))
+        await repository.commit(JOB, [result])
+    commits = await repository.commits(JOB)
+    world.store.requests.clear()
+    assert not (await repository.verify(commits)).problems
+    assert requests(world) == Counter(list_page=2, get=3) + Counter(stat=stats)

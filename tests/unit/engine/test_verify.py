@@ -1,6 +1,8 @@
 import pytest
 
 from blobstore.base import BytesBody, list_blobs, read_blob
+from engine.backup import BackupResult
+from engine.repository import Repository
 from engine.verify import Level, ProblemKind
 from index.retention import Retention
 from tests.unit.engine.conftest import JOB, World
@@ -8,6 +10,13 @@ from tests.unit.engine.conftest import JOB, World
 
 async def big_blob(world: World) -> str:
     return max([b async for b in list_blobs(world.store.inner, "blobs/")], key=lambda b: b.size_bytes).key
+
+
+async def leave_unsettled(world: World, repository: Repository, result: BackupResult) -> None:
+    """Commit, and then break down before the first TTL is removed; the index is the last of the new keys."""
+    for key in result.new_keys[:-1]:
+        world.store.fail("remove_ttl", key)
+    assert not (await repository.commit(JOB, [result])).settled
 
 
 async def test_a_whole_repository_has_no_problems(world: World) -> None:
@@ -100,9 +109,7 @@ async def test_healing_that_a_collection_overtakes_finds_no_damage(world: World)
     repository, other = await world.process(), await world.process()
     await repository.commit(JOB, [await world.backup(repository, "zero")])
     result = await world.backup(repository, "one")
-    for key in result.new_keys:
-        world.store.fail("remove_ttl", key)
-    await repository.commit(JOB, [result])
+    await leave_unsettled(world, repository, result)
 
     async def overtake() -> None:
         await other.commit(JOB, [await world.backup(other, "two")])
@@ -117,9 +124,7 @@ async def test_healing_that_a_collection_overtakes_finds_no_damage(world: World)
 async def test_what_is_lost_before_it_is_healed_is_missing(world: World) -> None:
     repository = await world.process()
     result = await world.backup(repository, "one")
-    for key in result.new_keys:
-        world.store.fail("remove_ttl", key)
-    await repository.commit(JOB, [result])
+    await leave_unsettled(world, repository, result)
 
     async def lose() -> None:
         await world.store.inner.delete(result.new_keys)

@@ -5,14 +5,18 @@ from hypothesis import strategies as st
 
 from index.collect_plan import (
     DeleteReason,
+    UnfinishedPlan,
+    UnfinishedUpload,
     Upload,
     choose_closed_records,
     choose_superseded_boundaries,
+    choose_unfinished,
     choose_uploads,
     pin_is_live,
     pin_is_removable,
     plan_scope,
 )
+from index.keys import BLOBS, upload_key
 from index.log import LogListing, is_closed, valid_commits
 from index.model import Boundary, CommitPointer, CommitRecord, Pin, Scope, WriteId
 from index.retention import KeepReason, Retention
@@ -123,8 +127,11 @@ def test_a_plan_keeps_what_it_says_and_closes_the_rest(
     assert not set(gone) & {c.pointer for c in after}
 
 
-def upload(key: str, expires_at_ms: int | None, *, known: bool = True) -> Upload:
-    return Upload(key, 10, 0, expires_at_ms, known)
+TTL_MS = 1000
+
+
+def upload(key: str, expires_at_ms: int | None, *, known: bool = True, created_at_ms: int = 0) -> Upload:
+    return Upload(key, 10, created_at_ms, expires_at_ms, known)
 
 
 def test_only_unreachable_uploads_without_a_running_ttl_go() -> None:
@@ -136,12 +143,49 @@ def test_only_unreachable_uploads_without_a_running_ttl_go() -> None:
         upload("young", 101),
         upload("not told", None, known=False),
     ]
-    deletes, unknown = choose_uploads(uploads, {"live", "live with ttl"}, now_ms=100)
+    deletes, unknown = choose_uploads(uploads, {"live", "live with ttl"}, now_ms=100, ttl_ms=TTL_MS)
     assert {d.key: d.reason for d in deletes} == {
         "closed": DeleteReason.CLOSED_UPLOAD,
         "expired": DeleteReason.EXPIRED_UPLOAD,
     }
     assert [u.key for u in unknown] == ["not told"]
+
+
+def test_an_upload_older_than_the_ttl_of_all_needs_no_look_at_its_own() -> None:
+    uploads = [
+        upload("just outlived", None, known=False, created_at_ms=5000 - TTL_MS),
+        upload("a moment younger", None, known=False, created_at_ms=5001 - TTL_MS),
+        upload("live", None, known=False),
+    ]
+    deletes, unknown = choose_uploads(uploads, {"live"}, now_ms=5000, ttl_ms=TTL_MS)
+    assert {d.key: d.reason for d in deletes} == {"just outlived": DeleteReason.OUTLIVED_UPLOAD}
+    assert [u.key for u in unknown] == ["a moment younger"]
+
+
+@given(
+    born_ms=st.integers(0, 3 * TTL_MS),
+    moved_ms=st.one_of(st.none(), st.integers(0, 3 * TTL_MS)),
+    now_ms=st.integers(0, 6 * TTL_MS),
+)
+def test_what_goes_without_a_look_would_have_gone_after_one(born_ms: int, moved_ms: int | None, now_ms: int) -> None:
+    """Design 0002, refinement 15: whether the TTL was removed, and however late that made the blob look."""
+    removed = moved_ms is not None
+    told_ms = born_ms + (moved_ms or 0)
+    looked_up = Upload("k", 10, told_ms, None if removed else born_ms + TTL_MS)
+    told = Upload("k", 10, told_ms, None, ttl_known=False)
+    by_age, unknown = choose_uploads([told], (), now_ms, TTL_MS)
+    after_a_look, _ = choose_uploads([looked_up], (), now_ms, TTL_MS)
+    assert len(by_age) + len(unknown) == 1
+    assert len(by_age) <= len(after_a_look)
+
+
+def test_unfinished_puts_of_ours_that_are_older_than_the_ttl_are_given_up() -> None:
+    key = upload_key(BLOBS, JOB, "0" * 20, 7)
+    old = UnfinishedUpload(key, "old", 4000)
+    young = UnfinishedUpload(key, "young", 4001)
+    foreign = UnfinishedUpload("blobs/theirs", "foreign", 0)
+    plan = choose_unfinished([foreign, young, old, foreign], now_ms=5000, ttl_ms=TTL_MS)
+    assert plan == UnfinishedPlan(doomed=(old,), young=(young,), foreign=("blobs/theirs",))
 
 
 def test_a_pin_lives_until_its_duration_is_over_and_its_object_a_margin_longer() -> None:

@@ -1,0 +1,46 @@
+"""What a store has to be able to do before anything is built on it (design 0002; `blobstore.base.Capabilities`)."""
+
+from blobstore.base import BlobStore
+from engine.errors import UnsafeStoreError
+
+
+def check_commits(store: BlobStore, operation: str) -> None:
+    """Refuse a store on which what is committed, named or pinned would not be safe. Asks nothing of the store.
+
+    Reading is not refused anywhere: what such a store still has can be restored.
+
+    Raises:
+        UnsafeStoreError: Its create-if-absent is not atomic, so that two writers could both win (C3); or it deletes
+            what has expired, and TTLs cannot be removed (T1).
+    """
+    _check_atomic_create(store, operation)
+    if store.capabilities.enforces_ttl and not store.capabilities.removes_ttl:
+        raise UnsafeStoreError(
+            "the store deletes what has expired, and cannot remove a TTL: it would delete what is committed",
+            operation=operation,
+            hint="remove the lifecycle rule, or use a store that can remove TTLs; `tidemark doctor` tells",
+        )
+
+
+def check_collects(store: BlobStore) -> None:
+    """Refuse a store on which collection cannot be safe (D4). Asks nothing of the store.
+
+    Raises:
+        UnsafeStoreError: Its lists may be stale, or its create-if-absent is not atomic.
+    """
+    _check_atomic_create(store, "collect")
+    if not store.capabilities.consistent_lists:
+        raise UnsafeStoreError(
+            "the store's lists may be stale: what a commit needs could be taken for garbage",
+            operation="collect",
+            hint="collect only on a store with consistent lists; `tidemark doctor` tells",
+        )
+
+
+def _check_atomic_create(store: BlobStore, operation: str) -> None:
+    if not store.capabilities.atomic_create:
+        raise UnsafeStoreError(
+            "of two creates of one key the store may let both win",
+            operation=operation,
+            hint="use a store with atomic create-if-absent; `tidemark doctor` tells, and a restore still works",
+        )

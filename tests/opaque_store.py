@@ -1,0 +1,74 @@
+"""A store in memory that tells and can do as little as an S3 store (design 0003, L5, C2 and W5)."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from typing_extensions import override
+
+from blobstore.base import (
+    LIST_PAGE_MAX,
+    BlobInfo,
+    Capabilities,
+    DeleteFailure,
+    ListPage,
+    RequestMetadata,
+    UnfinishedPut,
+)
+from blobstore.memory import MemoryStore
+
+
+class OpaqueStore(MemoryStore):
+    """Lists do not tell TTLs; removing one moves the creation time; puts can be left unfinished.
+
+    Attributes:
+        weaknesses: Capabilities that differ from those of an S3 store.
+        unfinished: Puts that were begun and never finished.
+        stuck: Upload ids that the store will not give up.
+        opaque: False lets a test look through: lists tell TTLs as they are.
+    """
+
+    def __init__(self, *, clock: Callable[[], int] | None = None, **weaknesses: bool) -> None:
+        super().__init__(clock=clock)
+        self.weaknesses = weaknesses
+        self.unfinished: list[UnfinishedPut] = []
+        self.stuck: set[str] = set()
+        self.opaque = True
+
+    @property
+    @override
+    def capabilities(self) -> Capabilities:
+        like_s3 = {"list_shows_ttl": False, "keeps_deleted": False, "keeps_created_at": False}
+        return msgspec.structs.replace(super().capabilities, **(like_s3 | self.weaknesses))
+
+    @override
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
+        page = await super().list_page(prefix, start_after=start_after, limit=limit)
+        if not self.opaque:
+            return page
+        return ListPage(blobs=tuple(map(_untold, page.blobs)), truncated=page.truncated)
+
+    @override
+    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+        if not self.capabilities.removes_ttl:
+            assert await self.stat(key) is not None
+            return
+        await super().remove_ttl(key, metadata=metadata)
+        self._blobs[key] = msgspec.structs.replace(self._blobs[key], created_at_ms=await self.now_ms())
+
+    def begin(self, key: str, upload_id: str, begun_at_ms: int) -> None:
+        """Leave a put unfinished."""
+        self.unfinished.append(UnfinishedPut(key=key, upload_id=upload_id, begun_at_ms=begun_at_ms))
+
+    @override
+    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        return tuple(put for put in self.unfinished if put.key.startswith(prefix))
+
+    @override
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        gone = {put.upload_id for put in puts} - self.stuck
+        self.unfinished = [put for put in self.unfinished if put.upload_id not in gone]
+        return tuple(DeleteFailure(key=put.key, reason="stuck") for put in puts if put.upload_id in self.stuck)
+
+
+def _untold(blob: BlobInfo) -> BlobInfo:
+    return msgspec.structs.replace(blob, expires_at_ms=None, ttl_known=False)
