@@ -43,7 +43,7 @@ class StoreUnavailableError(StoreError):
 
     Attributes:
         retry_after_s: How long the store asked to wait; None if it did not say.
-        asks_for_less: The store said that it gets too many requests.
+        asks_for_less: The store said that it gets too many requests, or is too slow for as many as there are.
     """
 
     default_hint = "the store is unreachable or busy; try again"

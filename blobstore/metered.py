@@ -1,26 +1,15 @@
 """Counting what goes to a store and comes back: for metrics, and for tests that hold a budget of requests."""
 
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Final
 
 from typing_extensions import override
 
-from blobstore.base import (
-    LIST_PAGE_MAX,
-    BlobInfo,
-    BlobStore,
-    Body,
-    Capabilities,
-    Created,
-    CreateOutcome,
-    DeleteFailure,
-    ListPage,
-    RequestMetadata,
-    UnfinishedPut,
-)
+from blobstore.base import BlobStore, Body, Created, CreateOutcome, RequestMetadata
 from blobstore.errors import StoreError
+from blobstore.forwarding import ForwardingStore
 
 _LOGGED_MAX: Final = 100_000
 
@@ -89,7 +78,7 @@ class _CountedBody:
                 await chunks.aclose()
 
 
-class MeteredStore(BlobStore):
+class MeteredStore(ForwardingStore):
     """Counts every call that reaches the store. Directly around it, that is the requests that the store has to serve.
 
     Args:
@@ -98,28 +87,26 @@ class MeteredStore(BlobStore):
     """
 
     def __init__(self, inner: BlobStore, meter: Meter | None = None) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self.meter = Meter() if meter is None else meter
 
-    @property
+    @asynccontextmanager
     @override
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
+    async def _around(self, operation: str, *keys: str) -> AsyncIterator[None]:
+        with self.meter.request(operation, *keys):
+            yield
 
     @override
     async def put(
         self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
     ) -> Created:
-        with self.meter.request("put", key):
-            return await self._inner.put(key, _CountedBody(body, self.meter), ttl_ms=ttl_ms, metadata=metadata)
+        return await super().put(key, _CountedBody(body, self.meter), ttl_ms=ttl_ms, metadata=metadata)
 
     @override
     async def put_if_absent(
         self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
     ) -> CreateOutcome:
-        counted = _CountedBody(body, self.meter)
-        with self.meter.request("put_if_absent", key):
-            return await self._inner.put_if_absent(key, counted, ttl_ms=ttl_ms, metadata=metadata)
+        return await super().put_if_absent(key, _CountedBody(body, self.meter), ttl_ms=ttl_ms, metadata=metadata)
 
     @override
     async def get(
@@ -131,50 +118,8 @@ class MeteredStore(BlobStore):
         deleted: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        stream = self._inner.get(key, start=start, size_bytes=size_bytes, deleted=deleted, metadata=metadata)
-        with self.meter.request("get", key):
-            async with aclosing(stream) as chunks:
-                async for chunk in chunks:
-                    self.meter.bytes_in += len(chunk)
-                    yield chunk
-
-    @override
-    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
-        with self.meter.request("stat", key):
-            return await self._inner.stat(key, metadata=metadata)
-
-    @override
-    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
-        with self.meter.request("list_page", prefix):
-            return await self._inner.list_page(prefix, start_after=start_after, limit=limit)
-
-    @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
-        with self.meter.request("delete", *keys):
-            return await self._inner.delete(keys, metadata=metadata)
-
-    @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
-        with self.meter.request("remove_ttl", key):
-            await self._inner.remove_ttl(key, metadata=metadata)
-
-    @override
-    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
-        with self.meter.request("list_unfinished", prefix):
-            return await self._inner.list_unfinished(prefix)
-
-    @override
-    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
-        with self.meter.request("abort_unfinished", *(put.key for put in puts)):
-            return await self._inner.abort_unfinished(puts)
-
-    @override
-    async def now_ms(self) -> int:
-        with self.meter.request("now_ms", ""):
-            return await self._inner.now_ms()
-
-    @override
-    async def close(self) -> None:
-        await self._inner.close()
+        stream = super().get(key, start=start, size_bytes=size_bytes, deleted=deleted, metadata=metadata)
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                self.meter.bytes_in += len(chunk)
+                yield chunk

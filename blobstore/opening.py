@@ -21,6 +21,7 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.errors import CapabilityMissingError, InvalidRequestError
+from blobstore.in_flight import InFlightLimit
 from blobstore.limited import LimitedStore
 from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
@@ -42,7 +43,7 @@ _memory_stores: dict[str, MemoryStore] = {}
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What can be set about any store."""
 
-    # Requests under way at once.
+    # Requests under way at once, while the store does not ask for less.
     in_flight_max: int = 16
     retry: RetrySettings = RetrySettings()
     # How long a directory store keeps deleted blobs readable.
@@ -60,8 +61,8 @@ def open_store(
     """Open a store in all its wrappers.
 
     From the outside in: `LimitedStore`, so that a request that waits to be repeated keeps its place and a store that
-    asks for less gets less, and so that waiting in the queue is no part of a deadline; `RetryingStore`;
-    `MeteredStore`, which so counts every attempt; the store.
+    asks for less gets less, and so that waiting in the queue is no part of a deadline; `RetryingStore`,
+    which hears what the store asks for and tells the limit; `MeteredStore`, which so counts every attempt; the store.
 
     Args:
         url: See the grammar above.
@@ -75,7 +76,8 @@ def open_store(
     """
     settings = settings or StoreSettings()
     metered = MeteredStore(_open_bare(url, settings), meter)
-    return LimitedStore(RetryingStore(metered, settings.retry, chance=chance), settings.in_flight_max)
+    limit = InFlightLimit(settings.in_flight_max)
+    return LimitedStore(RetryingStore(metered, settings.retry, limit=limit, chance=chance), limit)
 
 
 def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile: bool = True) -> "S3Store":

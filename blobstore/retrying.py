@@ -6,30 +6,24 @@ from random import Random  # noqa: TID251 - the default of an argument: jitter d
 from typing import TypeVar
 
 import msgspec
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from typing_extensions import override
 
-from blobstore.base import (
-    LIST_PAGE_MAX,
-    BlobInfo,
-    BlobStore,
-    Body,
-    Capabilities,
-    Created,
-    CreateOutcome,
-    DeleteFailure,
-    ListPage,
-    RequestMetadata,
-    UnfinishedPut,
-    Unknown,
-)
+from blobstore.base import BlobStore, Body, Created, CreateOutcome, RequestMetadata, Unknown
 from blobstore.errors import StoreError, StoreUnavailableError
+from blobstore.forwarding import ForwardingStore
+from blobstore.in_flight import InFlightLimit
+from blobstore.retry_budget import RetryBudget
 
 T = TypeVar("T")
 
 
 class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how long an operation is tried; together they bound how long it can take."""
+    """How often and how long an operation is tried; together they bound how long it can take.
+
+    The defaults ride out an outage of a few seconds with 16 operations under way, each of which is tried six times
+    (80 retries of the 100 in reserve), and faults of one request in ten for ever: one retry in nine successes.
+    """
 
     attempts_max: int = 6
     # The waits grow from the first by the factor, up to the longest.
@@ -42,8 +36,14 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_max_s: float = 120.0
     # An attempt without an answer for this long has failed; for a get this holds for every chunk.
     deadline_s: float = 60.0
-    # The deadline of a put is longer by the time that its body takes at this rate.
-    bytes_per_s_min: int = 256 * 1024
+    # The floor under every transfer: 16 of them on a line of 10 Mbit/s are above it. The deadline of a put is longer by
+    # the time that its body takes at this rate; a get that comes slower while it is waited for, over the window, is cut
+    # off and goes on in a new request.
+    bytes_per_s_min: int = 64 * 1024
+    progress_window_s: float = 10.0
+    # Retries that all operations together can make without any success, and the successes that pay for one more.
+    retries_in_reserve: int = 100
+    successes_per_retry: int = 5
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense.
@@ -51,41 +51,110 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: A count or time is out of range.
         """
-        if self.attempts_max < 1 or self.bytes_per_s_min < 1 or self.deadline_s <= 0:
-            raise ValueError("attempts_max, bytes_per_s_min and deadline_s are positive")
+        if self.attempts_max < 1 or self.bytes_per_s_min < 1 or self.deadline_s <= 0 or self.progress_window_s <= 0:
+            raise ValueError("attempts_max, bytes_per_s_min, deadline_s and progress_window_s are positive")
         if min(self.first_wait_s, self.wait_max_s, self.retry_after_max_s) < 0 or self.factor < 1:
             raise ValueError("waits are not negative and do not shrink")
         if not 0 <= self.jitter <= 1:
             raise ValueError("jitter is a part: 0 to 1")
+        if self.retries_in_reserve < 0 or self.successes_per_retry < 1:
+            raise ValueError("retries_in_reserve is not negative and successes_per_retry is positive")
+
+    @property
+    def progress_bytes(self) -> float:
+        """What the floor gives in one window: with so much more of it, a get has made progress."""
+        return self.bytes_per_s_min * self.progress_window_s
 
 
 class _NoAnswerError(StoreUnavailableError):
     """The deadline of an attempt has passed: what was asked for may still happen."""
 
 
-class RetryingStore(BlobStore):
+class _TooSlowError(StoreUnavailableError):
+    """A get came below the floor, and is to go on in a new request."""
+
+
+class _Tries:
+    """What became of one operation so far; of a get, since it last made progress."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self.is_out_of_budget = False
+
+
+class _Pace:
+    """How fast one stream comes, by the time that is spent waiting for it.
+
+    The wait for the first chunk is no part of that: the deadline bounds it, and a small blob has no other chunk.
+    """
+
+    def __init__(self, settings: RetrySettings) -> None:
+        self._settings = settings
+        self._has_begun = False
+        self._waited_s = 0.0
+        self._got_bytes = 0
+        # The rate of the last full window.
+        self._bytes_per_s = float(settings.bytes_per_s_min)
+
+    @property
+    def is_too_slow(self) -> bool:
+        return self._bytes_per_s < self._settings.bytes_per_s_min
+
+    def add(self, size_bytes: int, waited_s: float) -> None:
+        """A chunk came."""
+        if not self._has_begun:
+            self._has_begun = True
+            return
+        self._waited_s += waited_s
+        self._got_bytes += size_bytes
+        if self._waited_s >= self._settings.progress_window_s:
+            self._bytes_per_s = self._got_bytes / self._waited_s
+            self._waited_s, self._got_bytes = 0.0, 0
+
+    def check(self, key: str) -> None:
+        """Raise `_TooSlowError` if it was."""
+        if self.is_too_slow:
+            raise _TooSlowError(
+                f"came at {self._bytes_per_s:.0f} bytes/s, which is less than {self._settings.bytes_per_s_min}",
+                operation="get",
+                key=key,
+                hint="the store, or the way to it, is too slow for so many requests at once",
+                asks_for_less=True,
+            )
+
+
+class RetryingStore(ForwardingStore):
     """Repeats what raised `StoreUnavailableError`, and a `put_if_absent` whose outcome is `Unknown`; nothing else.
 
-    A `get` that broke off goes on from the byte that it had reached. That joins two requests, so a blob that `put`
-    replaces just in between can come out mixed: only blobs of less than a chunk are ever replaced here.
+    Every attempt has a deadline. Retries are bounded for each operation and, by a budget that successes refill, for
+    all of them together.
+
+    A `get` that broke off, or came too slowly, goes on from the byte that it had reached. It ends with an error after
+    as many failed attempts as any other operation, counted since it last made progress, which is more than a few bytes
+    (`RetrySettings.progress_bytes`): a store that hands out a little and breaks off, again and again, holds nobody.
+    Going on joins two requests, so a blob that `put` replaces just in between can come out mixed: only blobs of less
+    than a chunk are ever replaced here.
 
     Args:
         inner: The store; it does not retry by itself.
         settings: How often and how long.
+        limit: Is told when the store asks for less, and when it does what it was asked to do.
         chance: Gives numbers from 0 up to 1 for the jitter; a seeded one in tests.
     """
 
     def __init__(
-        self, inner: BlobStore, settings: RetrySettings | None = None, *, chance: Callable[[], float] | None = None
+        self,
+        inner: BlobStore,
+        settings: RetrySettings | None = None,
+        *,
+        limit: InFlightLimit | None = None,
+        chance: Callable[[], float] | None = None,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._settings = settings or RetrySettings()
+        self._budget = RetryBudget(self._settings.retries_in_reserve, self._settings.successes_per_retry)
+        self._limit = InFlightLimit(1) if limit is None else limit
         self._chance = Random().random if chance is None else chance  # noqa: S311 - see the import
-
-    @property
-    @override
-    def capabilities(self) -> Capabilities:
-        return self._inner.capabilities
 
     @override
     async def put(
@@ -95,7 +164,7 @@ class RetryingStore(BlobStore):
             put = self._inner.put(key, body, ttl_ms=ttl_ms, metadata=metadata)
             return await self._within(self._deadline_s(body), put, "put", key)
 
-        return await self._repeat(attempt)
+        return await self._try(attempt)
 
     @override
     async def put_if_absent(
@@ -117,7 +186,7 @@ class RetryingStore(BlobStore):
             return outcome
 
         try:
-            return await self._repeat(attempt)
+            return await self._try(attempt)
         except StoreError as error:
             if not unknown:
                 raise
@@ -135,100 +204,99 @@ class RetryingStore(BlobStore):
         deleted: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
+        clock = asyncio.get_running_loop().time
+        tries, pace = _Tries(), _Pace(self._settings)
         stream: AsyncGenerator[bytes, None] | None = None
-        got_bytes = 0
+        got_bytes = new_bytes = 0
 
         async def next_chunk() -> bytes:
             """The next chunk; nothing at the end."""
-            nonlocal stream
+            nonlocal stream, pace
+            if got_bytes and got_bytes == size_bytes and (stream is None or pace.is_too_slow):
+                return b""  # it broke, or is to be cut off, after the last byte
             if stream is None:
-                if got_bytes and got_bytes == size_bytes:
-                    return b""  # it broke after the last byte
                 left = None if size_bytes is None else size_bytes - got_bytes
                 stream = self._inner.get(
                     key, start=start + got_bytes, size_bytes=left, deleted=deleted, metadata=metadata
                 )
+                pace = _Pace(self._settings)
             try:
-                return await self._within(self._settings.deadline_s, anext(stream, b""), "get", key)
+                pace.check(key)
+                asked_s = clock()
+                chunk = await self._within(self._settings.deadline_s, anext(stream, b""), "get", key)
             except BaseException:
-                # A generator that has raised is at its end.
-                stream = None
+                # One that has raised is at its end; one that is too slow is not.
+                broken, stream = stream, None
+                await self._close(broken, key)
                 raise
+            pace.add(len(chunk), clock() - asked_s)
+            return chunk
 
         try:
-            while chunk := await self._repeat(next_chunk):
+            while chunk := await self._repeat(next_chunk, tries):
                 got_bytes += len(chunk)
+                new_bytes += len(chunk)
+                if new_bytes >= self._settings.progress_bytes:
+                    new_bytes, tries = 0, _Tries()
+                    self._budget.refill()
                 yield chunk
+            self._succeeded()
         finally:
             if stream is not None:
-                await stream.aclose()
-
-    @override
-    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
-        return await self._short(lambda: self._inner.stat(key, metadata=metadata), "stat", key)
-
-    @override
-    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
-        return await self._short(
-            lambda: self._inner.list_page(prefix, start_after=start_after, limit=limit), "list_page", prefix
-        )
-
-    @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
-        return await self._short(lambda: self._inner.delete(keys, metadata=metadata), "delete", "")
-
-    @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
-        await self._short(lambda: self._inner.remove_ttl(key, metadata=metadata), "remove_ttl", key)
-
-    @override
-    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
-        return await self._short(lambda: self._inner.list_unfinished(prefix), "list_unfinished", prefix)
-
-    @override
-    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
-        return await self._short(lambda: self._inner.abort_unfinished(puts), "abort_unfinished", "")
-
-    @override
-    async def now_ms(self) -> int:
-        return await self._short(self._inner.now_ms, "now_ms", "")
+                await self._close(stream, key)
 
     @override
     async def close(self) -> None:
-        await self._inner.close()
+        await self._within(self._settings.deadline_s, self._inner.close(), "close", "")
 
-    async def _short(self, request: Callable[[], Awaitable[T]], operation: str, key: str) -> T:
-        return await self._repeat(lambda: self._within(self._settings.deadline_s, request(), operation, key))
+    @override
+    async def _send(self, operation: str, keys: Sequence[str], request: Callable[[], Awaitable[T]]) -> T:
+        key = keys[0] if len(keys) == 1 else ""
+        return await self._try(lambda: self._within(self._settings.deadline_s, request(), operation, key))
 
-    async def _repeat(self, attempt: Callable[[], Awaitable[T]]) -> T:
+    async def _try(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        result = await self._repeat(attempt, _Tries())
+        self._succeeded()
+        return result
+
+    def _succeeded(self) -> None:
+        self._budget.refill()
+        self._limit.grow()
+
+    async def _repeat(self, attempt: Callable[[], Awaitable[T]], tries: _Tries) -> T:
         """Await attempts until one does not raise `StoreUnavailableError`, or no more are allowed.
 
         Raises:
             StoreError: That of the last attempt; it tells how many there were.
         """
-        attempts = 0
 
         async def counted() -> T:
-            nonlocal attempts
-            attempts += 1
-            return await attempt()
+            try:
+                return await attempt()
+            except StoreError as error:
+                tries.failed += 1
+                if isinstance(error, StoreUnavailableError) and error.asks_for_less:
+                    self._limit.shrink()
+                raise
 
         # One for each call: a tenacity object keeps the state of its loop in itself.
         retrying = AsyncRetrying(
             sleep=asyncio.sleep,
-            stop=stop_after_attempt(self._settings.attempts_max),
-            wait=self._wait_s,
+            stop=lambda state: self._is_enough(tries, state),
+            wait=lambda state: self._wait_s(tries, state),
             retry=retry_if_exception_type(StoreUnavailableError),
             reraise=True,
         )
         try:
             result: T = await retrying(counted)
         except StoreError as error:
-            error.attempts = attempts
-            if attempts > 1:
-                error.add_note(f"this was attempt {attempts} of at most {self._settings.attempts_max}")
+            error.attempts = tries.failed
+            if tries.failed > 1:
+                error.add_note(f"this was attempt {tries.failed} of at most {self._settings.attempts_max}")
+            if tries.is_out_of_budget:
+                error.add_note(
+                    "it was not tried again because the retry budget is spent: too many requests to this store failed"
+                )
             raise
         return result
 
@@ -242,13 +310,28 @@ class RetryingStore(BlobStore):
                 raise  # another's, such as the body's
             raise _NoAnswerError(f"no answer within {deadline_s:g} s", operation=operation, key=key) from error
 
+    async def _close(self, stream: AsyncGenerator[bytes, None], key: str) -> None:
+        await self._within(self._settings.deadline_s, stream.aclose(), "get", key)
+
     def _deadline_s(self, body: Body) -> float:
         return self._settings.deadline_s + body.size_bytes / self._settings.bytes_per_s_min
 
-    def _wait_s(self, state: RetryCallState) -> float:
+    def _is_enough(self, tries: _Tries, state: RetryCallState) -> bool:
+        if tries.failed >= self._settings.attempts_max:
+            return True
+        # One more request in a window is no storm, and a line that is slow but steady shall not use up the reserve.
+        if not isinstance(_error(state), _TooSlowError):
+            tries.is_out_of_budget = not self._budget.take()
+        return tries.is_out_of_budget
+
+    def _wait_s(self, tries: _Tries, state: RetryCallState) -> float:
         settings = self._settings
-        wait_s = min(settings.wait_max_s, settings.first_wait_s * settings.factor ** (state.attempt_number - 1))
+        wait_s = min(settings.wait_max_s, settings.first_wait_s * settings.factor ** (tries.failed - 1))
         wait_s *= 1 - settings.jitter * self._chance()
-        error = state.outcome.exception() if state.outcome is not None else None
+        error = _error(state)
         asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else None
         return wait_s if asked_s is None else max(wait_s, min(asked_s, settings.retry_after_max_s))
+
+
+def _error(state: RetryCallState) -> BaseException | None:
+    return None if state.outcome is None else state.outcome.exception()

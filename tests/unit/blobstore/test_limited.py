@@ -3,8 +3,9 @@ from contextlib import aclosing
 
 import pytest
 
-from blobstore.base import BytesBody
+from blobstore.base import BytesBody, read_blob
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
+from blobstore.in_flight import InFlightLimit
 from blobstore.limited import LimitedStore
 from tests.unit.blobstore.scripted_store import ScriptedStore
 
@@ -64,6 +65,19 @@ async def test_a_failed_or_cancelled_request_makes_room() -> None:
         waiting.cancel()
         await asyncio.wait([waiting])
     assert await store.stat("k") is None
+
+
+async def test_a_get_that_is_cancelled_at_any_moment_leaves_no_slot_taken() -> None:
+    for steps in range(8):
+        limit = InFlightLimit(1)
+        store = LimitedStore(ScriptedStore(lambda: asyncio.sleep(0), chunk_bytes=1), limit)
+        await store.put("k", BytesBody(b"abc"))
+        task = asyncio.create_task(read_blob(store, "k", size_bytes_max=3))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert limit.under_way == 0
 
 
 def test_a_limit_lets_something_through() -> None:

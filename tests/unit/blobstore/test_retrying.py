@@ -1,9 +1,11 @@
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from random import Random
 
+import msgspec
 import pytest
+from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, Created, DeleteFailure, Lost, Unknown, read_blob
 from blobstore.errors import (
@@ -15,6 +17,8 @@ from blobstore.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from blobstore.forwarding import ForwardingStore
+from blobstore.memory import MemoryStore
 from blobstore.retrying import RetryingStore, RetrySettings
 from tests.contract.bodies import ChunkedBody, FailingBody
 from tests.unit.blobstore.jumping_loop import run_jumping
@@ -118,6 +122,38 @@ def test_a_store_that_never_answers_ends_as_an_error_or_as_unknown(operation: st
     outcome, waited_s = run_jumping(main())
     assert isinstance(outcome, Unknown if operation == "put_if_absent" else StoreUnavailableError)
     assert waited_s == pytest.approx(4 * 50 + 1 + 2 + 3, abs=0.01)
+
+
+class _Hanging(ForwardingStore):
+    """Never answers anything."""
+
+    @asynccontextmanager
+    @override
+    async def _around(self, operation: str, *keys: str) -> AsyncIterator[None]:
+        await hang()
+        yield
+
+    @override
+    async def close(self) -> None:
+        await hang()
+
+
+@pytest.mark.parametrize(
+    "method", sorted(name for name in vars(BlobStore) if not name.startswith("_") and name != "capabilities")
+)
+def test_no_method_of_the_contract_waits_for_ever(method: str) -> None:
+    calls: dict[str, Callable[[BlobStore], Awaitable[object]]] = OPERATIONS | {
+        "list_unfinished": lambda store: store.list_unfinished(""),
+        "abort_unfinished": lambda store: store.abort_unfinished([]),
+        "close": lambda store: store.close(),
+    }
+
+    async def main() -> None:
+        store = RetryingStore(_Hanging(MemoryStore()), msgspec.structs.replace(EXACT, attempts_max=1))
+        with suppress(StoreUnavailableError):
+            assert isinstance(await calls[method](store), Unknown)
+
+    assert run_jumping(main())[1] == pytest.approx(50, abs=0.01)
 
 
 @EVERY_OPERATION
@@ -234,12 +270,6 @@ def test_the_deadline_of_a_put_grows_with_its_body() -> None:
         pytest.param([BreakAfter(99, unavailable())], (0, None), ["0+None", "10+None"], id="and nobody knew it was"),
         pytest.param([BreakAfter(0, unavailable())], (3, 4), ["3+4", "3+4"], id="before the first byte"),
         pytest.param([BreakAfter(0, unavailable())], (3, 0), ["3+0", "3+0"], id="an empty range"),
-        pytest.param(
-            [BreakAfter(4, unavailable()), unavailable(), unavailable(), BreakAfter(4, unavailable()), unavailable()],
-            (0, 10),
-            ["0+10", "4+6", "4+6", "4+6", "8+2", "8+2"],
-            id="progress gives new attempts",
-        ),
     ],
 )
 def test_a_broken_get_goes_on_where_it_broke(
@@ -255,6 +285,39 @@ def test_a_broken_get_goes_on_where_it_broke(
     end = None if range_[1] is None else sum(range_)  # type: ignore[arg-type]
     assert data == b"0123456789"[range_[0] : end]
     assert sent == [f"get {request}" for request in requests]
+
+
+# Breaks off twice after four bytes, and five attempts fail in all.
+HALTING: list[Step] = [
+    BreakAfter(4, unavailable()),
+    unavailable(),
+    unavailable(),
+    BreakAfter(4, unavailable()),
+    unavailable(),
+]
+
+
+def test_progress_gives_new_attempts() -> None:
+    async def main() -> tuple[bytes, list[str]]:
+        inner, _ = await filled(*HALTING)
+        store = RetryingStore(inner, msgspec.structs.replace(EXACT, bytes_per_s_min=1, progress_window_s=4))
+        return await read_blob(store, "k", size_bytes_max=10), inner.requests
+
+    (data, sent), _ = run_jumping(main())
+    assert data == b"0123456789"
+    assert sent == ["get 0+None", *["get 4+None"] * 3, *["get 8+None"] * 2]
+
+
+def test_a_few_bytes_are_no_progress() -> None:
+    async def main() -> list[str]:
+        inner, _ = await filled(*HALTING)
+        store = RetryingStore(inner, msgspec.structs.replace(EXACT, bytes_per_s_min=1, progress_window_s=9))
+        with pytest.raises(StoreUnavailableError) as caught:
+            await read_blob(store, "k", size_bytes_max=10)
+        assert caught.value.attempts == 4
+        return inner.requests
+
+    assert run_jumping(main())[0] == ["get 0+None", *["get 4+None"] * 3]
 
 
 def test_a_get_that_makes_no_progress_ends_with_the_error() -> None:
@@ -316,6 +379,9 @@ def test_keys_that_could_not_be_deleted_are_told_and_not_tried_again() -> None:
         {"jitter": 1.5},
         {"deadline_s": 0},
         {"bytes_per_s_min": 0},
+        {"progress_window_s": 0},
+        {"retries_in_reserve": -1},
+        {"successes_per_retry": 0},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:

@@ -1,0 +1,117 @@
+"""What every wrapper of a store has in common: each request is passed on as it came."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from typing import TypeVar
+
+from typing_extensions import override
+
+from blobstore.base import (
+    LIST_PAGE_MAX,
+    BlobInfo,
+    BlobStore,
+    Body,
+    Capabilities,
+    Created,
+    CreateOutcome,
+    DeleteFailure,
+    ListPage,
+    RequestMetadata,
+    UnfinishedPut,
+)
+
+T = TypeVar("T")
+
+
+class ForwardingStore(BlobStore):
+    """Passes on everything. A wrapper overrides one of two hooks, and those methods whose bytes concern it.
+
+    `_around` surrounds each request, a get from its first chunk until it is read to its end or closed. `_send` makes
+    a request that has one answer, which is every request but a get. Closing goes through neither.
+
+    Args:
+        inner: The store.
+    """
+
+    def __init__(self, inner: BlobStore) -> None:
+        self._inner = inner
+
+    def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:  # noqa: ARG002 - a hook
+        """What a request happens within. The keys are those of the call; for a list, its prefix."""
+        return nullcontext()
+
+    async def _send(self, operation: str, keys: Sequence[str], request: Callable[[], Awaitable[T]]) -> T:
+        """The answer to a request; `request` sends it, anew each time that it is called."""
+        async with self._around(operation, *keys):
+            return await request()
+
+    @property
+    @override
+    def capabilities(self) -> Capabilities:
+        return self._inner.capabilities
+
+    @override
+    async def put(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> Created:
+        return await self._send("put", (key,), lambda: self._inner.put(key, body, ttl_ms=ttl_ms, metadata=metadata))
+
+    @override
+    async def put_if_absent(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> CreateOutcome:
+        return await self._send(
+            "put_if_absent", (key,), lambda: self._inner.put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
+        )
+
+    @override
+    async def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        stream = self._inner.get(key, start=start, size_bytes=size_bytes, deleted=deleted, metadata=metadata)
+        async with self._around("get", key), aclosing(stream) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    @override
+    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+        return await self._send("stat", (key,), lambda: self._inner.stat(key, metadata=metadata))
+
+    @override
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
+        return await self._send(
+            "list_page", (prefix,), lambda: self._inner.list_page(prefix, start_after=start_after, limit=limit)
+        )
+
+    @override
+    async def delete(
+        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
+    ) -> tuple[DeleteFailure, ...]:
+        return await self._send("delete", keys, lambda: self._inner.delete(keys, metadata=metadata))
+
+    @override
+    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+        await self._send("remove_ttl", (key,), lambda: self._inner.remove_ttl(key, metadata=metadata))
+
+    @override
+    async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        return await self._send("list_unfinished", (prefix,), lambda: self._inner.list_unfinished(prefix))
+
+    @override
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        keys = tuple(put.key for put in puts)
+        return await self._send("abort_unfinished", keys, lambda: self._inner.abort_unfinished(puts))
+
+    @override
+    async def now_ms(self) -> int:
+        return await self._send("now_ms", ("",), self._inner.now_ms)
+
+    @override
+    async def close(self) -> None:
+        await self._inner.close()

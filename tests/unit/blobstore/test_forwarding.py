@@ -1,0 +1,146 @@
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import TypeVar, cast
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import (
+    BlobStore,
+    BytesBody,
+    Created,
+    DeleteFailure,
+    Lost,
+    RequestMetadata,
+    UnfinishedPut,
+    read_blob,
+)
+from blobstore.errors import BlobNotFoundError
+from blobstore.forwarding import ForwardingStore
+from blobstore.memory import MemoryStore
+
+T = TypeVar("T")
+
+BODY = BytesBody(b"abc")
+WHO = RequestMetadata(job="job")
+UNFINISHED = UnfinishedPut(key="u", upload_id="1", begun_at_ms=1)
+
+
+class Recording:
+    """Has every method, and keeps what each was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[object]]:
+        async def answer(*args: object, **kwargs: object) -> object:
+            self.calls.append((name, args, kwargs))
+            return name
+
+        return answer
+
+
+class Watching(ForwardingStore):
+    def __init__(self, inner: BlobStore) -> None:
+        super().__init__(inner)
+        self.seen: list[str] = []
+
+    @asynccontextmanager
+    @override
+    async def _around(self, operation: str, *keys: str) -> AsyncIterator[None]:
+        self.seen.append(f"{operation} {' '.join(keys)}")
+        try:
+            yield
+        except BlobNotFoundError:
+            self.seen.append("not found")
+            raise
+        finally:
+            self.seen.append("end")
+
+
+@pytest.mark.parametrize(
+    "call,expected,seen",
+    [
+        (
+            lambda store: store.put("k", BODY, ttl_ms=5, metadata=WHO),
+            ("put", ("k", BODY), {"ttl_ms": 5, "metadata": WHO}),
+            "put k",
+        ),
+        (
+            lambda store: store.put_if_absent("k", BODY, ttl_ms=5, metadata=WHO),
+            ("put_if_absent", ("k", BODY), {"ttl_ms": 5, "metadata": WHO}),
+            "put_if_absent k",
+        ),
+        (lambda store: store.stat("k", metadata=WHO), ("stat", ("k",), {"metadata": WHO}), "stat k"),
+        (
+            lambda store: store.list_page("p", start_after="a", limit=7),
+            ("list_page", ("p",), {"start_after": "a", "limit": 7}),
+            "list_page p",
+        ),
+        (
+            lambda store: store.delete(["a", "b"], metadata=WHO),
+            ("delete", (["a", "b"],), {"metadata": WHO}),
+            "delete a b",
+        ),
+        (lambda store: store.remove_ttl("k", metadata=WHO), ("remove_ttl", ("k",), {"metadata": WHO}), "remove_ttl k"),
+        (lambda store: store.list_unfinished("p"), ("list_unfinished", ("p",), {}), "list_unfinished p"),
+        (
+            lambda store: store.abort_unfinished([UNFINISHED]),
+            ("abort_unfinished", ([UNFINISHED],), {}),
+            "abort_unfinished u",
+        ),
+        (lambda store: store.now_ms(), ("now_ms", (), {}), "now_ms "),
+    ],
+)
+async def test_a_request_is_passed_on_as_it_came_within_the_hook(
+    call: Callable[[BlobStore], Awaitable[object]], expected: object, seen: str
+) -> None:
+    inner = Recording()
+    store = Watching(cast("BlobStore", inner))
+    assert await call(store) == (None if seen == "remove_ttl k" else seen.split(maxsplit=1)[0])
+    assert inner.calls == [expected]
+    assert store.seen == [seen, "end"]
+
+
+async def test_a_get_is_within_the_hook_until_it_is_closed() -> None:
+    store = Watching(MemoryStore(chunk_bytes=1))
+    await store.put("k", BODY)
+    store.seen.clear()
+    async with aclosing(store.get("k", start=1, size_bytes=2)) as chunks:
+        assert store.seen == []
+        assert await anext(chunks) == b"b"
+        assert store.seen == ["get k"]
+    assert store.seen == ["get k", "end"]
+    assert await read_blob(store, "k", size_bytes_max=3) == b"abc"
+    with pytest.raises(BlobNotFoundError):
+        await read_blob(store, "absent", size_bytes_max=3)
+    assert store.seen == ["get k", "end", "get k", "end", "get absent", "not found", "end"]
+
+
+async def test_a_request_can_be_sent_again_by_the_other_hook() -> None:
+    class Twice(ForwardingStore):
+        @override
+        async def _send(self, operation: str, keys: Sequence[str], request: Callable[[], Awaitable[T]]) -> T:
+            await request()
+            return await request()
+
+    store = Twice(MemoryStore())
+    assert isinstance(await store.put_if_absent("k", BODY), Lost)
+    assert isinstance(await store.put("k", BODY), Created)
+    assert await store.delete(["k"]) == tuple[DeleteFailure, ...]()
+
+
+async def test_without_hooks_it_is_the_store() -> None:
+    inner = MemoryStore()
+    store = ForwardingStore(inner)
+    assert store.capabilities == inner.capabilities
+    await store.put("k", BODY)
+    assert await store.stat("k") == await inner.stat("k")
+    assert await store.list_page("") == await inner.list_page("")
+    await store.close()
+
+
+def test_nothing_of_the_contract_is_left_out() -> None:
+    contract = {name for name, _ in inspect.getmembers(BlobStore) if not name.startswith("_")}
+    assert contract <= set(vars(ForwardingStore))
