@@ -195,6 +195,7 @@ class BlobStore(Protocol):
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
+        fresh: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """The bytes `[start, start + size_bytes)` of a blob, or from `start` to its end, in non-empty chunks.
@@ -202,7 +203,8 @@ class BlobStore(Protocol):
         An expired blob is served until it is deleted (design 0002, D6). Exactly the bytes asked for are yielded, or an
         error is raised: `BlobNotFoundError` (`BlobDeletedError` where the store knows), `InvalidRequestError` for a
         range that is not within the blob. With `deleted` a deleted blob that the store still retains is served too; a
-        store without `keeps_deleted` treats it as not found. The iterator is closed by the caller
+        store without `keeps_deleted` treats it as not found. `fresh` is for bytes that came out wrong before: they
+        come over a connection of their own, where there are connections. The iterator is closed by the caller
         (`contextlib.aclosing`) if not read to its end.
         """
         ...
@@ -273,7 +275,13 @@ def check_key(key: str, operation: str) -> str:
 
 
 async def read_blob(
-    store: BlobStore, key: str, *, size_bytes_max: int, deleted: bool = False, metadata: RequestMetadata | None = None
+    store: BlobStore,
+    key: str,
+    *,
+    size_bytes_max: int,
+    deleted: bool = False,
+    fresh: bool = False,
+    metadata: RequestMetadata | None = None,
 ) -> bytes:
     """A whole small blob.
 
@@ -283,7 +291,7 @@ async def read_blob(
     """
     chunks: list[bytes] = []
     total = 0
-    stream = store.get(key, deleted=deleted, metadata=metadata)
+    stream = store.get(key, deleted=deleted, fresh=fresh, metadata=metadata)
     try:
         async for chunk in stream:
             total += len(chunk)

@@ -72,9 +72,12 @@ class ForwardingStore(BlobStore):
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
+        fresh: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        stream = self._inner.get(key, start=start, size_bytes=size_bytes, deleted=deleted, metadata=metadata)
+        stream = self._inner.get(
+            key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh, metadata=metadata
+        )
         async with self._around("get", key), aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield chunk

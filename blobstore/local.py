@@ -142,6 +142,7 @@ class LocalStore(BlobStore):
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
+        fresh: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         check_key(key, "get")

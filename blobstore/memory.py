@@ -96,6 +96,7 @@ class MemoryStore(BlobStore):
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
+        fresh: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         check_key(key, "get")

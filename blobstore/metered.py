@@ -116,9 +116,10 @@ class MeteredStore(ForwardingStore):
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
+        fresh: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        stream = super().get(key, start=start, size_bytes=size_bytes, deleted=deleted, metadata=metadata)
+        stream = super().get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh, metadata=metadata)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 self.meter.bytes_in += len(chunk)

@@ -202,6 +202,7 @@ class RetryingStore(ForwardingStore):
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
+        fresh: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         clock = asyncio.get_running_loop().time
@@ -217,7 +218,7 @@ class RetryingStore(ForwardingStore):
             if stream is None:
                 left = None if size_bytes is None else size_bytes - got_bytes
                 stream = self._inner.get(
-                    key, start=start + got_bytes, size_bytes=left, deleted=deleted, metadata=metadata
+                    key, start=start + got_bytes, size_bytes=left, deleted=deleted, fresh=fresh, metadata=metadata
                 )
                 pace = _Pace(self._settings)
             try:

@@ -253,6 +253,7 @@ class S3Store(BlobStore):
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
+        fresh: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         name = self._object(key, "get")
@@ -261,10 +262,24 @@ class S3Store(BlobStore):
         if size_bytes == 0:
             range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
             return
+        client = S3Client(self.settings) if fresh else self._client
+        try:
+            async with aclosing(self._get(client, key, name, start, size_bytes)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        except BrokenError as error:
+            raise store_error(error, "get", key) from None
+        finally:
+            if fresh:
+                await client.close()
+
+    async def _get(
+        self, client: S3Client, key: str, name: str, start: int, size_bytes: int | None
+    ) -> AsyncGenerator[bytes, None]:
         is_whole = start == 0 and size_bytes is None
         last = "" if size_bytes is None else start + size_bytes - 1
         try:
-            answer = await self._client.call(
+            answer = await client.call(
                 "get_object", Bucket=self.bucket, Key=name, Range=None if is_whole else f"bytes={start}-{last}"
             )
         except RefusedError as error:
@@ -273,22 +288,17 @@ class S3Store(BlobStore):
             # Legal if it is the empty rest of the blob, which HTTP cannot say.
             range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key), key=key)
             return
-        except BrokenError as error:
-            raise store_error(error, "get", key) from None
         try:
             left = read_promised_bytes(answer, start, size_bytes, key=key)
         except BaseException:
             abandon(answer)
             raise
-        try:
-            async with aclosing(self._client.read(answer)) as chunks:
-                async for chunk in chunks:
-                    left -= len(chunk)
-                    if left < 0:
-                        raise StoreUnavailableError("more bytes came than were announced", operation="get", key=key)
-                    yield chunk
-        except BrokenError as error:
-            raise store_error(error, "get", key) from None
+        async with aclosing(client.read(answer)) as chunks:
+            async for chunk in chunks:
+                left -= len(chunk)
+                if left < 0:
+                    raise StoreUnavailableError("more bytes came than were announced", operation="get", key=key)
+                yield chunk
         if left:
             raise StoreUnavailableError(f"the last {left} bytes did not come", operation="get", key=key)
 

@@ -1,8 +1,9 @@
 """Talking to an S3 server: the one door to aiobotocore, botocore and aiohttp.
 
-One client for one event loop. It signs, sends once, and tells refusals and broken connections apart; it does not try
-again, and it lets nothing out that could hold a secret: credentials are the standard chain's affair, and the exceptions
-of the libraries, which carry whole requests, end here (design 0003, E5).
+One client for one event loop. It signs, sends, and tells refusals and broken connections apart. It does not try again,
+but for the HTTP client, which may repeat a request without a body once. And it lets nothing out that could hold a
+secret: credentials are the standard chain's affair, and the exceptions of the libraries, which carry whole requests,
+end here (design 0003, E5).
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from aiohttp.payload import Payload
 from typing_extensions import override
 
 from blobstore.errors import AccessDeniedError, InvalidRequestError
-from blobstore.s3_errors import STALE_CREDENTIALS, BrokenError, Refusal, RefusedError
+from blobstore.s3_errors import FORBIDDEN, STALE_CREDENTIALS, UNAUTHORIZED, BrokenError, Refusal, RefusedError
 from blobstore.s3_settings import S3Settings
 
 Answer = dict[str, Any]
@@ -141,6 +142,8 @@ class S3Client:
         else:
             self._is_proven = True
             return answer
+        if refusal.status not in {UNAUTHORIZED, FORBIDDEN} and refusal.code not in STALE_CREDENTIALS:
+            self._is_proven = True
         if refusal.code in STALE_CREDENTIALS and self._renew(client):
             raise BrokenError(f"{refusal}; the credentials are looked up again", sent=False)
         raise RefusedError(refusal)
@@ -333,7 +336,7 @@ def _translated(error: Exception) -> Exception:
             botocore.exceptions.EndpointConnectionError()
             | botocore.exceptions.ConnectTimeoutError()
             | botocore.exceptions.SSLError()
-        ):
+        ) if not _was_connected(error):
             return BrokenError(f"no connection: {type(error).__name__}", sent=False)
         case botocore.exceptions.ParamValidationError() | botocore.exceptions.EndpointProviderError():
             return InvalidRequestError(f"the SDK refuses the request: {type(error).__name__}", operation="sign")
@@ -347,6 +350,12 @@ def _translated(error: Exception) -> Exception:
             return BrokenError(_told(error))
         case _:
             return error
+
+
+def _was_connected(error: botocore.exceptions.EndpointConnectionError) -> bool:
+    """Whether a connection stood before it failed: the SDK says "cannot connect" of a reset, too."""
+    cause = error.kwargs.get("error")
+    return isinstance(cause, aiohttp.ClientConnectionError) and not isinstance(cause, aiohttp.ClientConnectorError)
 
 
 def _is_untrusted(error: botocore.exceptions.SSLError) -> bool:

@@ -16,6 +16,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 
+UNAUTHORIZED: Final = 401
 FORBIDDEN: Final = 403
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
@@ -73,7 +74,7 @@ _UNSUPPORTED: Final = frozenset({"MethodNotAllowed", "MissingContentLength", "No
 _UNSUPPORTED_STATUS: Final = frozenset({405, 411, 501})
 _FULL_STATUS: Final = 507
 _ELSEWHERE_STATUS: Final = frozenset({301, 307})
-_DENIED_STATUS: Final = frozenset({401, FORBIDDEN})
+_DENIED_STATUS: Final = frozenset({UNAUTHORIZED, FORBIDDEN})
 _SKEWED: Final = "RequestTimeTooSkewed"
 _TOO_MANY_STATUS: Final = frozenset({429, 503})
 _MESSAGE_LENGTH_MAX: Final = 200

@@ -233,12 +233,17 @@ class Downloader:
     async def _get_verified_run(self, run: FetchedRun) -> bytearray:
         wrong = run.files[0]
         cause: StoreError | None = None
-        for _ in range(FETCHES_MAX):
+        for attempt in range(FETCHES_MAX):
             self._count_request(run.size_bytes)
             metadata = self._metadata(wrong, run.size_bytes)
             try:
                 data = await get_run(
-                    self._store, run.key, start=run.start, size_bytes=run.size_bytes, metadata=metadata
+                    self._store,
+                    run.key,
+                    start=run.start,
+                    size_bytes=run.size_bytes,
+                    fresh=attempt > 0,
+                    metadata=metadata,
                 )
             except BlobNotFoundError as error:
                 raise self._damaged(wrong, run.key, "its blob is missing") from error
@@ -279,10 +284,10 @@ class Downloader:
         # The hash of a file's only blob is the file's.
         expected = blob.blake3 or stream.file.entry.blake3
         cause: StoreError | None = None
-        for _ in range(FETCHES_MAX):
+        for attempt in range(FETCHES_MAX):
             self._count_request(blob.size_bytes)
             try:
-                found = await self._stream(stream, blob)
+                found = await self._stream(stream, blob, fresh=attempt > 0)
             except BlobNotFoundError as error:
                 raise self._damaged(stream.file, blob.key, "its blob is missing") from error
             except (BlobCorruptError, InvalidRequestError) as error:
@@ -293,7 +298,7 @@ class Downloader:
             cause = None
         raise self._damaged(stream.file, blob.key, "its bytes are not the ones that were backed up") from cause
 
-    async def _stream(self, stream: _Stream, blob: FileBlob) -> bytes:
+    async def _stream(self, stream: _Stream, blob: FileBlob, *, fresh: bool) -> bytes:
         """Write a blob's bytes as they come.
 
         Returns:
@@ -313,6 +318,7 @@ class Downloader:
             blob.key,
             start=blob.blob_offset_bytes,
             size_bytes=blob.size_bytes,
+            fresh=fresh,
             metadata=self._metadata(stream.file, blob.size_bytes),
         )
         async with aclosing(source) as incoming:
@@ -349,7 +355,10 @@ class Downloader:
         )
 
     def _damaged(self, file: RestoredFile, key: str, reason: str) -> DamagedError:
-        return DamagedError(f"file {'/'.join(file.path)}: {reason}", operation="restore", subject=key)
+        version = f"{self._snapshot.version}_{self._snapshot.unique_id}"
+        return DamagedError(
+            f"file {'/'.join(file.path)} of version {version}: {reason}", operation="restore", subject=key
+        )
 
 
 def _jobs(plan: RestorePlan) -> Iterator[_Job]:

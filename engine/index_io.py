@@ -179,11 +179,18 @@ async def _read_stored(store: BlobStore, reference: IndexReference) -> StoredInd
     metadata = RequestMetadata(payload_path=PAYLOAD, size_bytes=reference.size_bytes)
     if reference.size_bytes > INDEX_BYTES_MAX:
         raise DamagedError(f"is said to have {reference.size_bytes} bytes", operation="read index", subject=key)
-    try:
-        data = await read_blob(store, key, size_bytes_max=reference.size_bytes, metadata=metadata)
-    except (BlobNotFoundError, BlobCorruptError, InvalidRequestError) as error:
-        raise DamagedError(f"cannot be had: {error}", operation="read index", subject=key) from error
-    if len(data) != reference.size_bytes or hashlib.sha256(data).digest() != reference.sha256:
+    data = b""
+    # Bytes that are wrong are fetched once more: a fault on the way is not yet a fault of the blob.
+    for fresh in (False, True):
+        try:
+            data = await read_blob(store, key, size_bytes_max=reference.size_bytes, fresh=fresh, metadata=metadata)
+        except (BlobNotFoundError, BlobCorruptError, InvalidRequestError) as error:
+            if fresh or isinstance(error, BlobNotFoundError):
+                raise DamagedError(f"cannot be had: {error}", operation="read index", subject=key) from error
+        else:
+            if len(data) == reference.size_bytes and hashlib.sha256(data).digest() == reference.sha256:
+                break
+    else:
         raise DamagedError(
             "is not what the reference to it says: cut short or altered", operation="read index", subject=key
         )

@@ -10,7 +10,7 @@ from blobstore.errors import BlobNotFoundError
 from engine.bounded import map_bounded
 from engine.errors import UnsafeStoreError
 from index.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit
-from index.errors import IndexInvariantError
+from index.errors import CorruptIndexError, IndexInvariantError
 from index.keys import LOG, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
 from index.log import (
     Commit,
@@ -55,9 +55,13 @@ async def read_record(store: BlobStore, key: str, decode: Decode[Loaded]) -> Loa
 
     Raises:
         BlobNotFoundError: It is not there (any more).
-        FormatError: Its bytes are not what `decode` takes.
+        FormatError: Its bytes are not what `decode` takes, twice.
     """
-    return decode(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX), subject=key)
+    try:
+        return decode(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX), subject=key)
+    except CorruptIndexError:
+        # Perhaps it was altered on the way.
+        return decode(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX, fresh=True), subject=key)
 
 
 async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitRecord:

@@ -221,7 +221,7 @@ async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int, me
 
 
 async def get_run(
-    store: BlobStore, key: BlobKey, *, start: int, size_bytes: int, metadata: RequestMetadata
+    store: BlobStore, key: BlobKey, *, start: int, size_bytes: int, fresh: bool = False, metadata: RequestMetadata
 ) -> bytearray:
     """A run of bytes of a blob in memory.
 
@@ -230,7 +230,7 @@ async def get_run(
         StoreError: As `BlobStore.get`.
     """
     run = bytearray()
-    async with aclosing(store.get(key, start=start, size_bytes=size_bytes, metadata=metadata)) as chunks:
+    async with aclosing(store.get(key, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)) as chunks:
         async for chunk in chunks:
             run += chunk
             if len(run) > size_bytes:

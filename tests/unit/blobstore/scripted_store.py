@@ -86,6 +86,7 @@ class ScriptedStore(MemoryStore):
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
+        fresh: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         step = await self._next(f"get {start}+{size_bytes}")

@@ -50,6 +50,7 @@ class PacedStore(MemoryStore):
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
+        fresh: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         pace = min(len(self.starts), len(self.chunk_waits_s) - 1)
@@ -207,6 +208,7 @@ def test_closing_a_get_does_not_wait_for_ever() -> None:
             start: int = 0,
             size_bytes: int | None = None,
             deleted: bool = False,
+            fresh: bool = False,
             metadata: RequestMetadata | None = None,
         ) -> AsyncGenerator[bytes, None]:
             try:
