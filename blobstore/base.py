@@ -154,10 +154,10 @@ class BlobStore(Protocol):
     """Bytes by key.
 
     Keys are `/`-separated components of `A-Za-z0-9._-@~%+=,`, none of them empty, starting with a dot or longer than
-    255 bytes, at most 1,024 bytes in all. Every method raises `InvalidRequestError` for another key or prefix, and any
-    other `StoreError` for the reason that its class states. A store may refuse to put a key that is, or was, a
-    directory of another, as `a` is of `a/b`. Methods may be called concurrently, also from other processes where
-    `capabilities.shared`. A cancelled call leaves nothing half written.
+    255 bytes, at most 1,024 bytes in all, a store's own prefix included. Every method raises `InvalidRequestError` for
+    another key or prefix, and any other `StoreError` for the reason that its class states. A store may refuse to put a
+    key that is, or was, a directory of another, as `a` is of `a/b`. Methods may be called concurrently, also from other
+    processes where `capabilities.shared`. A cancelled call leaves nothing half written.
     """
 
     @property

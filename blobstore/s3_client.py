@@ -9,6 +9,7 @@ end here (design 0003, E5).
 import asyncio
 import contextlib
 import ipaddress
+import ssl
 from collections.abc import AsyncGenerator, Callable
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
@@ -203,6 +204,7 @@ class S3Client:
     async def _create(self) -> Any:
         settings = self._settings
         session = get_session()
+        await _check_ca_bundle(settings.ca_bundle or session.get_config_variable("ca_bundle"))
         config = AioConfig(
             signature_version=_SIGNATURE,
             # `retrying` is the one layer that tries again. The hash of a body is signed: no second checksum is needed.
@@ -264,6 +266,21 @@ def abandon(answer: Answer) -> None:
 def date_ms(answer: Answer) -> int | None:
     """The store's clock as an answer tells it, in whole seconds."""
     return _date_ms(answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date"))
+
+
+async def _check_ca_bundle(path: str | None) -> None:
+    """Refuse a bundle that cannot be loaded, of which the SDK would say no more than that there is no connection."""
+    if not path:
+        return
+    try:
+        await asyncio.to_thread(ssl.create_default_context, cafile=path)
+    except OSError as error:
+        raise InvalidRequestError(
+            f"the certificates cannot be loaded: {error.strerror or type(error).__name__}",
+            operation="open",
+            key=path,
+            hint="set ca_bundle (or AWS_CA_BUNDLE) to a PEM file with the certificate authority of the server",
+        ) from error
 
 
 def _region(session: AioSession) -> str:

@@ -2,8 +2,8 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from blobstore.base import Body, Created
@@ -104,8 +104,7 @@ class MultipartUpload:
             RefusedError: As the store says.
             BrokenError: As the store does not say.
         """
-        answer = await self._client.call("create_multipart_upload", **self._target, **birth)
-        upload = {**self._target, "UploadId": answer["UploadId"]}
+        upload = await self._begin(birth)
         try:
             try:
                 parts = await self._send(body, upload)
@@ -120,6 +119,22 @@ class MultipartUpload:
             await _abort(self._client, upload)
             raise
         return read_created(completed, self._operation, self._key)
+
+    async def _begin(self, birth: Answer) -> dict[str, Any]:
+        begun = asyncio.ensure_future(self._client.call("create_multipart_upload", **self._target, **birth))
+
+        def name(answer: Answer) -> dict[str, Any]:
+            return {**self._target, "UploadId": answer["UploadId"]}
+
+        async def give_up() -> None:
+            await _abort(self._client, name(await begun))
+
+        try:
+            return name(await asyncio.shield(begun))
+        except asyncio.CancelledError:
+            # Its id comes with the answer, and without that nobody could abort it.
+            await _within_bounds(give_up)
+            raise
 
     async def _send(self, body: Body, upload: dict[str, Any]) -> list[dict[str, Any]]:
         part_bytes = max(self._part_bytes, -(-body.size_bytes // PARTS_MAX))
@@ -167,17 +182,20 @@ class MultipartUpload:
 
 
 async def _abort(client: S3Client, upload: dict[str, Any]) -> None:
-    """Give an upload up; what cannot be given up now is found by `collect`."""
+    """Give an upload up."""
+    await _within_bounds(lambda: client.call("abort_multipart_upload", **upload))
 
-    async def abort() -> None:
-        try:
+
+async def _within_bounds(tidy: Callable[[], Awaitable[object]]) -> None:
+    """Tidy up as far as possible; what is left is found by `collect`."""
+
+    async def bounded() -> None:
+        with suppress(RefusedError, BrokenError, StoreError, TimeoutError):
             async with asyncio.timeout(_ABORT_TIMEOUT_S):
-                await client.call("abort_multipart_upload", **upload)
-        except (RefusedError, BrokenError, StoreError, TimeoutError):
-            return
+                await tidy()
 
     # A caller that is cancelled once more does not stop it.
-    await asyncio.shield(asyncio.ensure_future(abort()))
+    await asyncio.shield(asyncio.ensure_future(bounded()))
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,3 +1,3 @@
 import pytest
 
-pytest.register_assert_rewrite("tests.contract.store_contract")
+pytest.register_assert_rewrite("tests.contract.store_contract", "tests.contract.s3_contract")

@@ -1,0 +1,101 @@
+"""The S3 servers of the tests: each starts when the first test of a process asks for it, and ends with the process."""
+
+import functools
+import itertools
+import os
+from collections.abc import Callable, Iterator
+
+import botocore.loaders
+import botocore.session
+import pytest
+
+from tests.servers import ceph_rgw
+from tests.servers.ceph_rgw import CephRgw
+from tests.servers.moto_server import MotoServer
+from tests.servers.s3_server import S3Server
+
+# Set where Ceph has to be there, so that tests which need it fail and do not skip.
+REQUIRE_S3 = "TIDEMARK_REQUIRE_S3"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_account_of_this_machine() -> Iterator[None]:
+    """Whatever a test signs with, and wherever it sends that, was set by the test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            patch.delenv(name)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "BOTO_CONFIG"):
+            patch.setenv(name, os.devnull)
+        # The servers are on this machine, however it reaches others.
+        for name in ("NO_PROXY", "no_proxy"):
+            patch.setenv(name, ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"])))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_model_of_s3() -> Iterator[None]:
+    """The SDK's description of S3 is read once a process, and not for each of a thousand stores: half of their cost."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(botocore.session, "create_loader", functools.cache(botocore.loaders.create_loader))
+        yield
+
+
+def ceph_or_skip() -> None:
+    """Return where Ceph is installed.
+
+    Raises:
+        pytest.skip.Exception: It is not.
+        pytest.fail.Exception: It is not, and has to be.
+    """
+    why = ceph_rgw.why_missing()
+    if why and os.environ.get(REQUIRE_S3, "") not in {"", "0"}:
+        pytest.fail(f"{REQUIRE_S3} is set, and {why}", pytrace=False)
+    if why:
+        pytest.skip(why)
+
+
+@pytest.fixture(scope="session")
+def ceph_server(tmp_path_factory: pytest.TempPathFactory, no_account_of_this_machine: None) -> Iterator[CephRgw]:
+    """Also over TLS."""
+    ceph_or_skip()
+    with CephRgw(tmp_path_factory.mktemp("ceph"), tls=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto_server(no_account_of_this_machine: None) -> Iterator[MotoServer]:
+    with MotoServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server(request: pytest.FixtureRequest) -> S3Server:
+    """Ceph where it is installed or has to be, else moto."""
+    is_moto = bool(ceph_rgw.why_missing()) and os.environ.get(REQUIRE_S3, "") in {"", "0"}
+    server = request.getfixturevalue("moto_server" if is_moto else "ceph_server")
+    assert isinstance(server, S3Server)
+    return server
+
+
+_buckets = itertools.count()
+
+
+@pytest.fixture
+def new_bucket(monkeypatch: pytest.MonkeyPatch) -> Callable[[S3Server], str]:
+    """Makes an empty bucket on a server and lets the environment lead there. What is in it goes with the server."""
+
+    def make(server: S3Server) -> str:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        bucket = f"test-{next(_buckets)}"
+        server.client.create_bucket(Bucket=bucket)
+        return bucket
+
+    return make
+
+
+@pytest.fixture
+def s3_bucket(s3_server: S3Server, new_bucket: Callable[[S3Server], str]) -> str:
+    """An empty bucket on `s3_server`."""
+    return new_bucket(s3_server)

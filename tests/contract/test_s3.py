@@ -1,0 +1,174 @@
+"""The S3 store on Ceph RGW, a production object store; where that is not installed, on moto what does not need it."""
+
+import asyncio
+from typing import Any, ClassVar
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import BlobStore
+from blobstore.s3 import S3Store
+from blobstore.s3_settings import S3Settings
+from tests.contract.s3_contract import S3Contract
+from tests.contract.store_contract import HOUR_MS, KEY, create_bytes, keys_of, put_bytes, stat_there
+from tests.servers.ceph_rgw import CephRgw
+from tests.servers.s3_server import S3Server
+
+pytestmark = pytest.mark.s3
+
+
+class TestS3OnCeph(S3Contract):
+    @pytest.fixture
+    @override
+    def server(self, ceph_server: CephRgw) -> S3Server:
+        return ceph_server
+
+    async def test_a_page_has_up_to_1000_blobs_and_a_batch_deletes_as_many(self, store: BlobStore) -> None:
+        keys = [f"k/{number:04d}" for number in range(1001)]
+        for at in range(0, len(keys), 50):
+            await asyncio.gather(*(put_bytes(store, key, b"") for key in keys[at : at + 50]))
+        page = await store.list_page("")
+        assert [blob.key for blob in page.blobs] == keys[:1000]
+        assert page.truncated
+        assert await keys_of(store) == keys
+        assert await store.delete(keys[1:]) == ()
+        assert await keys_of(store) == keys[:1]
+
+
+class TestS3BelowAPrefix(S3Contract):
+    """In a bucket in which others live, by several processes that open it by its URL."""
+
+    prefix: ClassVar[str] = "team-a/state"
+    own_key_bytes: ClassVar[int] = len("team-a/state/")
+    # Each loads the SDK, which takes a second: enough to keep both of a small machine's cores racing.
+    racers_count: ClassVar[int] = 6
+
+    @pytest.fixture
+    @override
+    def race_url(self, bucket: str) -> str:
+        return f"s3://{bucket}/{self.prefix}"
+
+    @pytest.fixture(autouse=True)
+    def neighbours(self, server: S3Server, bucket: str) -> Any:
+        """What stands beside the prefix is neither seen nor touched by any test."""
+        names = ["blobs/0f/job@task/0123-000001", "team-a/state-b/k", "team-a/stat", "team-a/zzz", "zzz"]
+        for name in names:
+            server.client.put_object(Bucket=bucket, Key=name, Body=b"another's")
+        yield
+        told = server.client.list_objects_v2(Bucket=bucket)["Contents"]
+        assert sorted(blob["Key"] for blob in told if not blob["Key"].startswith("team-a/state/")) == sorted(names)
+
+
+class TestS3WithoutTags(S3Contract):
+    settings: ClassVar[S3Settings] = S3Settings(use_tags=False)
+
+    async def test_a_ttl_stays_and_nothing_is_tagged(self, server: S3Server, bucket: str, store: BlobStore) -> None:
+        assert not store.capabilities.removes_ttl
+        await create_bytes(store, KEY, b"content", ttl_ms=HOUR_MS)
+        before = await stat_there(store, KEY)
+        await store.remove_ttl(KEY)
+        assert await stat_there(store, KEY) == before
+        assert server.client.get_object_tagging(Bucket=bucket, Key=KEY)["TagSet"] == []
+
+
+@pytest.fixture(params=["", "team-a/state"], ids=["bucket", "prefix"])
+def prefix(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def store(s3_bucket: str, prefix: str) -> Any:
+    store = S3Store(s3_bucket, prefix)
+    yield store
+    await store.close()
+
+
+def name_of(store: S3Store, key: str) -> dict[str, str]:
+    return {"Bucket": store.bucket, "Key": f"{store.prefix}/{key}" if store.prefix else key}
+
+
+async def test_an_object_is_the_blob_with_write_id_ttl_and_tag(s3_server: S3Server, store: S3Store) -> None:
+    """Design 0003, "Bytes": what an outsider finds in the bucket."""
+    await create_bytes(store, KEY, b"content", ttl_ms=HOUR_MS)
+    await put_bytes(store, "permanent", b"content")
+    born = s3_server.client.get_object(**name_of(store, KEY))
+    assert born["Body"].read() == b"content"
+    assert born["Metadata"].pop("tidemark-ttl-ms") == str(HOUR_MS)
+    assert len(bytes.fromhex(born["Metadata"].pop("tidemark-write-id"))) == 16
+    assert born["Metadata"] == {}
+    assert tags_of(s3_server, store, KEY) == [{"Key": "tidemark", "Value": "expiring"}]
+    permanent = s3_server.client.head_object(**name_of(store, "permanent"))["Metadata"]
+    assert set(permanent) == {"tidemark-write-id"}
+    assert tags_of(s3_server, store, "permanent") == []
+    await store.remove_ttl(KEY)
+    assert tags_of(s3_server, store, KEY) == [{"Key": "tidemark", "Value": "kept"}]
+
+
+def tags_of(server: S3Server, store: S3Store, key: str) -> Any:
+    return server.client.get_object_tagging(**name_of(store, key))["TagSet"]
+
+
+async def test_a_lost_tag_is_a_ttl_that_was_not_removed(s3_server: S3Server, store: S3Store) -> None:
+    """Design 0003, L2."""
+    await create_bytes(store, KEY, b"content", ttl_ms=HOUR_MS)
+    before = await stat_there(store, KEY)
+    assert before.expires_at_ms == before.created_at_ms + HOUR_MS
+    s3_server.client.delete_object_tagging(**name_of(store, KEY))
+    assert (await stat_there(store, KEY)).expires_at_ms is not None
+    await store.remove_ttl(KEY)
+    assert (await stat_there(store, KEY)).expires_at_ms is None
+
+
+async def test_uploads_that_nobody_completed_are_told_with_key_and_time_and_can_be_given_up(
+    ceph_server: CephRgw, store: S3Store
+) -> None:
+    """On Ceph: moto says that every upload was begun in 2010."""
+    before_ms = await store.now_ms()
+    ids = [begin_upload(ceph_server, **name_of(store, key)) for key in (KEY, KEY, "other")]
+    beside = begin_upload(ceph_server, store.bucket, "beside/" + KEY)
+    after_ms = await store.now_ms()
+    told = await store.list_unfinished("blobs/")
+    assert {(put.key, put.upload_id) for put in told} == {(KEY, ids[0]), (KEY, ids[1])}
+    assert all(before_ms <= put.begun_at_ms <= after_ms for put in told)
+    assert await store.list_unfinished("absent/") == ()
+    assert await keys_of(store) == []
+    assert await store.stat(KEY) is None
+    assert await store.abort_unfinished(told) == ()
+    assert await store.list_unfinished("blobs/") == ()
+    assert await store.abort_unfinished(told) == ()
+    left = ceph_server.client.list_multipart_uploads(Bucket=store.bucket)["Uploads"]
+    assert {upload["UploadId"] for upload in left} == {ids[2], beside}
+
+
+def begin_upload(server: S3Server, Bucket: str, Key: str) -> str:  # noqa: N803  # as S3 names them
+    """A multipart upload with one part, as a process that dies leaves it; its id."""
+    upload = {"Bucket": Bucket, "Key": Key}
+    upload["UploadId"] = server.client.create_multipart_upload(**upload)["UploadId"]
+    server.client.upload_part(**upload, PartNumber=1, Body=b"part")
+    return upload["UploadId"]
+
+
+@pytest.mark.parametrize("prefix", ["team-a/state"])
+async def test_more_unfinished_uploads_than_a_page_holds_are_all_told(store: S3Store, prefix: str) -> None:
+    begun = [put for at in range(0, 1050, 50) for put in await begin_uploads(store, range(at, at + 50))]
+    told = await store.list_unfinished("")
+    assert len(told) == 1050
+    assert {(put.key, put.upload_id) for put in told} == {(put.key, put.upload_id) for put in begun}
+    assert await store.abort_unfinished(told) == ()
+    assert await store.list_unfinished("") == ()
+
+
+async def begin_uploads(store: S3Store, numbers: range) -> Any:
+    # Some keys have several, so that a page may end between two of one key.
+    return await asyncio.gather(*(store.begin_upload(f"k/{number % 700:04d}") for number in numbers))
+
+
+async def test_an_upload_that_is_given_up_under_the_hands_of_its_writer_fails(
+    ceph_server: CephRgw, store: S3Store
+) -> None:
+    """On Ceph: moto answers 500."""
+    upload = name_of(store, KEY)
+    upload["UploadId"] = begin_upload(ceph_server, **upload)
+    assert await store.abort_unfinished(await store.list_unfinished("")) == ()
+    with pytest.raises(ceph_server.client.exceptions.ClientError, match="NoSuchUpload"):
+        ceph_server.client.upload_part(**upload, PartNumber=2, Body=b"part")
