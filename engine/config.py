@@ -1,7 +1,7 @@
 """Settings from files and the words that people write them in: times, durations, sizes and shares.
 
 A settings file is TOML. A key at its top is an option of every verb that has it, a table named after a verb is for
-that verb alone, and `[transfer]` has the fields of `TransferSettings`:
+that verb alone, `[transfer]` has the fields of `TransferSettings`, and `[s3]` those of `S3Settings`:
 
 ```toml
 repository = "file:///backups/state"
@@ -11,9 +11,14 @@ job = "flights"
 in_flight_max = 32
 pack_bytes_max = "16MiB"
 
+[s3]
+endpoint_url = "https://s3.example.org"
+
 [collect]
 keep_last = 30
 ```
+
+Credentials are no settings: a key that could hold one is refused.
 """
 
 import difflib
@@ -26,6 +31,7 @@ from typing import Final
 
 import msgspec
 
+from blobstore.s3_settings import S3Settings
 from engine.errors import UsageError
 from engine.transfer_settings import TransferSettings
 from index.model import UniqueId
@@ -33,6 +39,8 @@ from index.model import UniqueId
 CONFIG_BYTES_MAX: Final = 1024 * 1024
 TRANSFER: Final = "transfer"
 TRANSFER_KEYS: Final = TransferSettings.__struct_fields__
+S3: Final = "s3"
+S3_KEYS: Final = S3Settings.__struct_fields__
 LATEST: Final = "latest"
 
 Value = str | int | float | bool
@@ -48,6 +56,8 @@ _SHARE: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)(%?)")
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _VERSION: Final = re.compile(r"v([0-9]{1,18})")
 _VERSION_UNIQUE_ID: Final = re.compile(r"([0-9]{1,18})_(.+)")
+# What people call a credential: aws_access_key_id, secret_key, session_token, password, credential_process, ...
+_CREDENTIAL: Final = re.compile(r"access_?key|secret|session_?token|^token|passw|passphrase|credential", re.IGNORECASE)
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -105,7 +115,7 @@ def read_config(path: Path, *, shared: Collection[str], by_verb: Mapping[str, Co
         by_verb: The keys of each verb's own table.
 
     Raises:
-        UsageError: It cannot be read, is not TOML, or has an unknown key.
+        UsageError: It cannot be read, is not TOML, or has an unknown key, such as one for a credential.
     """
     try:
         with path.open("rb") as file:
@@ -119,21 +129,23 @@ def read_config(path: Path, *, shared: Collection[str], by_verb: Mapping[str, Co
         ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"is no TOML: {error}", operation="settings", subject=str(path), hint="correct it") from error
-    tables: dict[str, Collection[str]] = {**by_verb, TRANSFER: TRANSFER_KEYS}
+    tables: dict[str, Collection[str]] = {**by_verb, TRANSFER: TRANSFER_KEYS, S3: S3_KEYS}
     top: dict[str, Value] = {}
     by_table: dict[str, Mapping[str, Value]] = {}
     for key, value in document.items():
         if isinstance(value, dict):
             if key not in tables:
-                raise _unknown(path, f"table {key!r}", _nearest(key, {f"[{name}]": name for name in tables}))
+                raise _unknown(path, key, f"table {key!r}", _nearest(key, {f"[{name}]": name for name in tables}))
             for inner in value:
                 if inner not in tables[key]:
-                    raise _unknown(path, f"key {inner!r} in [{key}]", _nearest(inner, dict.fromkeys(tables[key])))
+                    raise _unknown(
+                        path, inner, f"key {inner!r} in [{key}]", _nearest(inner, dict.fromkeys(tables[key]))
+                    )
             by_table[key] = {inner: _scalar(path, f"{key}.{inner}", v) for inner, v in value.items()}
         else:
             if key not in shared:
                 places = {f"{inner} in [{table}]": inner for table, keys in tables.items() for inner in sorted(keys)}
-                raise _unknown(path, f"key {key!r}", _nearest(key, {**places, **{name: name for name in shared}}))
+                raise _unknown(path, key, f"key {key!r}", _nearest(key, {**places, **{name: name for name in shared}}))
             top[key] = _scalar(path, key, value)
     return Config(path=path, shared=top, by_table=by_table)
 
@@ -146,7 +158,15 @@ def _nearest(word: str, known: Mapping[str, str | None]) -> str:
     return places[nearest[0]] if nearest else ""
 
 
-def _unknown(path: Path, what: str, nearest: str) -> UsageError:
+def _unknown(path: Path, key: str, what: str, nearest: str) -> UsageError:
+    if _CREDENTIAL.search(key):
+        return UsageError(
+            f"{what} looks like a credential, and those are no settings",
+            operation="settings",
+            subject=str(path),
+            hint="take it out, and change it if it is real; the standard chain finds credentials: AWS_PROFILE, "
+            "AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY, ~/.aws, or the role of this machine",
+        )
     return UsageError(
         f"unknown {what}",
         operation="settings",

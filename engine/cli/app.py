@@ -13,6 +13,7 @@ import click
 from typing_extensions import override
 
 from engine.cli.caring import collect, fork, name, rewind, unname, verify
+from engine.cli.doctoring import doctor, lifecycle
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.exporting import export
 from engine.cli.failures import close_quietly, describe, print_traceback, report
@@ -34,6 +35,10 @@ GROUPS_HELP: Final = {
         ("2. TIDEMARK_JOB", "the environment, or TIDEMARK_BACKUP_JOB for one verb alone"),
         ('3. job = "flights"', "the settings file: at its top, or in [backup] for one verb alone"),
         ("   in_flight_max = 32", "transfer settings in [transfer], or TIDEMARK_IN_FLIGHT_MAX"),
+        ("   path_style = true", "S3 settings in [s3], or TIDEMARK_S3_PATH_STYLE; the README has them all"),
+    ],
+    "Credentials are no setting": [
+        ("AWS_PROFILE, ~/.aws, ...", "the standard chain of AWS's tools finds them on the machine that runs"),
     ],
 }
 
@@ -115,7 +120,10 @@ def tidemark(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for _verb in (init, backup, commit, restore, list_, show, diff, verify, collect, rewind, fork, name, unname, export):
+for _verb in (
+    *(init, backup, commit, restore, list_, show, diff, verify, collect, rewind, fork, name, unname, export),
+    *(doctor, lifecycle),
+):
     tidemark.add_command(cast("click.Command", _verb))
 
 

@@ -3,20 +3,26 @@
 A value comes from the command line, else from the environment, else from the settings file, else it is the default.
 An option that makes sense for more than one run (a *setting*) is `TIDEMARK_JOB` in the environment and stands at the
 top of the file; every option, settings included, is also `TIDEMARK_BACKUP_JOB` and a key of the table `[backup]`.
+
+How an S3 server is reached is a table of its own: `endpoint_url` in `[s3]` is `TIDEMARK_S3_ENDPOINT_URL`. Credentials
+are no options: the standard chain of the SDK finds them.
 """
 
 import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
 from click.core import ParameterSource
 from typing_extensions import override
 
+from blobstore.s3_settings import S3Settings
 from engine.config import (
+    S3,
+    S3_KEYS,
     TRANSFER,
     TRANSFER_KEYS,
     Config,
@@ -35,6 +41,9 @@ from engine.transfer_settings import TransferSettings
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 ENVIRONMENT_PREFIX: Final = "TIDEMARK"
+# The options of the fields of `S3Settings` are named so; two of them have a flag that is shorter.
+_S3_OPTIONS: Final = {f"{S3}_{key}": key for key in S3_KEYS}
+_S3_SHORT: Final = {"endpoint_url": "--endpoint-url", "region": "--region"}
 
 _EVERY_VERB: Final = "Every verb: -r --repository URL, --config, --json, -q --quiet, --debug; see `tidemark --help`"
 
@@ -54,6 +63,14 @@ class Parsed(click.ParamType[Any, str]):
             return self._parse(str(value))
         except UsageError as error:
             return self.fail(f"{str(error).removeprefix('read ')}; {error.hint}", param, ctx)
+
+
+class _Switch(click.types.BoolParamType):
+    """True or false; click's own expects text or nothing else."""
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool:
+        return bool(super().convert(str(value), param, ctx))
 
 
 DURATION: Final = Parsed("duration", parse_duration_ms)
@@ -106,7 +123,7 @@ def setting_keys(group: click.Group) -> tuple[frozenset[str], dict[str, frozense
         p.name
         for command in group.commands.values()
         for p in command.params
-        if isinstance(p, Setting) and p.name and p.name not in TRANSFER_KEYS
+        if isinstance(p, Setting) and p.name and p.name not in {*TRANSFER_KEYS, *_S3_OPTIONS}
     )
     return shared, by_verb
 
@@ -136,7 +153,8 @@ CONFIG_META: Final = "tidemark.config"
 
 def default_map(config: Config, verb: str, options: frozenset[str]) -> dict[str, Any]:
     """What a settings file says about one verb, the most particular table last."""
-    merged = {**config.shared, **config.by_table.get(TRANSFER, {}), **config.by_table.get(verb, {})}
+    s3 = {f"{S3}_{key}": value for key, value in config.by_table.get(S3, {}).items()}
+    merged = {**config.shared, **config.by_table.get(TRANSFER, {}), **s3, **config.by_table.get(verb, {})}
     return {key: value for key, value in merged.items() if key in options}
 
 
@@ -173,10 +191,13 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     cache_dir: str | None
     cache: bool
     transfer: TransferSettings
+    s3: S3Settings = S3Settings()
 
 
 COMMON_HELP: Final = (
-    ("-r, --repository URL", "The repository: file:///absolute/path, or a path."),
+    ("-r, --repository URL", "The repository: s3://bucket/prefix, file:///absolute/path, or a path."),
+    ("--endpoint-url URL", "With s3://, the server.  [default: as the standard chain says, else AWS]"),
+    ("--region NAME", "With s3://, the region.  [default: as the standard chain says]"),
     ("--config FILE", "The settings file. [default: ./tidemark.toml, then $XDG_CONFIG_HOME/tidemark/config.toml]"),
     ("--json", "One JSON object on stdout at the end; errors as one on stderr."),
     ("-q, --quiet", "No progress and no result; errors and warnings only."),
@@ -188,10 +209,13 @@ COMMON_HELP: Final = (
 
 def common_options(function: Decorated) -> Decorated:
     """The options that every verb has; `tidemark --help` explains them once."""
+    for key in reversed(S3_KEYS):
+        flag = _S3_SHORT.get(key, f"--{S3}-{key.replace('_', '-')}")
+        function = click.option(flag, f"{S3}_{key}", cls=Setting, type=_s3_type(key), hidden=True)(function)
     for add in (
         click.option("--cache/--no-cache", cls=Setting, default=True, hidden=True),
         click.option("--cache-dir", cls=Setting, metavar="DIR", hidden=True),
-        click.option("--repository", "-r", cls=Setting, required=True, metavar="URL", hidden=True),
+        click.option("--repository", "-r", cls=Setting, metavar="URL", hidden=True),
         click.option("-q", "--quiet", cls=Setting, is_flag=True, is_eager=True, hidden=True),
         click.option("--debug", cls=Setting, is_flag=True, is_eager=True, hidden=True, callback=_note_debug),
         click.option("--json", cls=Setting, is_flag=True, is_eager=True, hidden=True, callback=_note_json),
@@ -207,6 +231,17 @@ def common_options(function: Decorated) -> Decorated:
     ):
         function = add(function)
     return function
+
+
+def _s3_type(key: str) -> "click.ParamType[Any, Any]":
+    kind = get_type_hints(S3Settings)[key]
+    # `bool | None` is a bool that need not be said, as every option is.
+    kind = next((k for k in get_args(kind) if k is bool), kind)
+    if get_origin(kind) is not None:
+        return click.Choice(get_args(kind))
+    if kind is int and "bytes" in key:
+        return SIZE
+    return {bool: _Switch(), int: click.INT, float: click.FLOAT}.get(kind, click.STRING)
 
 
 JSON_META: Final = "tidemark.json"
@@ -227,13 +262,28 @@ def take_common(values: dict[str, Any]) -> Common:
     """Split the common options off the values of a verb.
 
     Raises:
-        UsageError: The transfer settings contradict each other.
+        UsageError: The transfer or S3 settings contradict each other.
+        click.MissingParameter: There is no repository.
     """
+    # An argument that some verbs have says the same as the option, and stands nearer.
+    values["repository"] = values.pop("url", None) or values["repository"]
+    if not values["repository"]:
+        ctx = click.get_current_context()
+        raise click.MissingParameter(ctx=ctx, param=next(p for p in ctx.command.params if p.name == "repository"))
     transfer = {key: value for key in TRANSFER_KEYS if (value := values.pop(key, None)) is not None}
+    given = {key: value for option, key in _S3_OPTIONS.items() if (value := values.pop(option, None)) is not None}
+    try:
+        s3 = S3Settings(**given)
+    except ValueError as error:
+        raise UsageError(str(error), operation="settings", subject=f"[{S3}]", hint=_S3_HINT) from None
     return Common(
         transfer=TransferSettings(**transfer),
+        s3=s3,
         **{key: values.pop(key) for key in ("repository", "json", "quiet", "debug", "cache_dir", "cache")},
     )
+
+
+_S3_HINT: Final = "look at [s3] in tidemark.toml and at the variables TIDEMARK_S3_..."
 
 
 def transfer_options(function: Decorated) -> Decorated:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,8 @@ from engine.clock import SystemAmbient
 from engine.config import CommitChoice, Moment, cache_path
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
-from engine.repository import Choice
-from engine.sync import SyncRepository
+from engine.repository import Choice, Repository
+from engine.sync import LoopThread, SyncRepository
 from engine.terminal_progress import TerminalProgress
 from engine.views import SCHEMA
 from engine.words import printable
@@ -49,8 +49,10 @@ class Session:
     @contextlib.contextmanager
     def open(self) -> Iterator[SyncRepository]:
         """The repository, open; on the way out it says whether the digest caches could be kept."""
-        with SyncRepository.open(
-            self.store(), settings=self.common.transfer, ambient=self._ambient, cache_dir=self.cache_dir()
+        with self._begin(
+            functools.partial(
+                Repository.open, settings=self.common.transfer, ambient=self._ambient, cache_dir=self.cache_dir()
+            )
         ) as repository:
             try:
                 yield repository
@@ -60,13 +62,33 @@ class Session:
 
     def initialised(self, *, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> SyncRepository:
         """A repository that is made of the store."""
-        return SyncRepository.init(
-            self.store(),
-            ambient=self._ambient,
-            ttl_ms=ttl_ms,
-            margin_ms=margin_ms,
-            collection_period_ms=collection_period_ms,
+        return self._begin(
+            functools.partial(
+                Repository.init,
+                ambient=self._ambient,
+                ttl_ms=ttl_ms,
+                margin_ms=margin_ms,
+                collection_period_ms=collection_period_ms,
+            )
         )
+
+    def _begin(self, open_repository: Callable[[BlobStore], Coroutine[Any, Any, Repository]]) -> SyncRepository:
+        """A repository whose store is closed if it cannot be opened: it was opened here."""
+        store = self.store()
+
+        async def begin() -> Repository:
+            try:
+                return await open_repository(store)
+            except BaseException:
+                await store.close()
+                raise
+
+        loop = LoopThread()
+        try:
+            return SyncRepository(loop, loop.run(begin()))
+        except BaseException:
+            loop.stop()
+            raise
 
     def seed(self) -> int:
         """A new seed for a sample."""
@@ -80,9 +102,13 @@ class Session:
             CapabilityMissingError: This release has no store for it.
         """
         try:
-            return open_store(self.common.repository, StoreSettings(in_flight_max=self.common.transfer.in_flight_max))
+            return open_store(self.common.repository, self.store_settings())
         except InvalidRequestError as error:
             raise UsageError(str(error), operation=self.verb, subject="--repository", hint=error.hint) from None
+
+    def store_settings(self) -> StoreSettings:
+        """What is set about the store."""
+        return StoreSettings(in_flight_max=self.common.transfer.in_flight_max, s3=self.common.s3)
 
     def cache_dir(self) -> Path | None:
         """Where digest caches stand, if they are wanted at all."""

@@ -5,9 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from blobstore.s3_settings import S3Settings
 from engine.cli import session, tidemark
 from engine.cli.options import Common, Verb, setting_keys
 from engine.transfer_settings import TransferSettings
@@ -115,6 +117,87 @@ def test_transfer_settings_that_contradict_each_other_are_refused(run: Run, tmp_
     result = run("backup", "source", "-r", "memory://a", "-j", "j", "--chunk-bytes", "1k")
     assert result.exit_code == 2
     assert "chunk_bytes" in result.stderr
+
+
+def test_s3_settings_have_a_table_a_variable_and_few_flags(run: Run, seen: list[Common], tmp_path: Path) -> None:
+    (tmp_path / "tidemark.toml").write_text(
+        'repository = "memory://a"\n'
+        '[s3]\nendpoint_url = "https://file"\npath_style = true\nuse_tags = false\nencryption = "aws:kms"\n'
+        'kms_key_id = "ab"\npart_bytes = "16MiB"\nsingle_put_bytes_max = 1000\nread_timeout_s = 5\n'
+        "[verify]\ns3_connections_max = 3\n"
+    )
+    environment = {"TIDEMARK_S3_ENDPOINT_URL": "https://environment", "TIDEMARK_LIST_S3_READ_TIMEOUT_S": "2.5"}
+    run("list", "--region", "eu-central-1", **environment)
+    run("verify", "--endpoint-url", "https://flag", **environment, TIDEMARK_S3_PATH_STYLE="no")
+    expected = S3Settings(
+        endpoint_url="https://environment",
+        region="eu-central-1",
+        path_style=True,
+        use_tags=False,
+        encryption="aws:kms",
+        kms_key_id="ab",
+        part_bytes=16 * 2**20,
+        single_put_bytes_max=1000,
+        read_timeout_s=2.5,
+    )
+    assert seen[0].s3 == expected
+    of_verify = {"endpoint_url": "https://flag", "region": "", "path_style": False}
+    assert seen[1].s3 == msgspec.structs.replace(expected, **of_verify, read_timeout_s=5.0, connections_max=3)
+
+
+def test_without_s3_settings_the_standard_chain_decides(run: Run, seen: list[Common]) -> None:
+    run("list", "-r", "memory://a", TIDEMARK_S3_REGION="", AWS_REGION="eu-west-1")
+    assert seen[0].s3 == S3Settings()
+
+
+def test_every_s3_setting_has_an_option_on_every_verb() -> None:
+    for command in tidemark.commands.values():
+        options = {p.name: p for p in command.params if isinstance(p, click.Option)}
+        for key in S3Settings.__struct_fields__:
+            assert options[f"s3_{key}"].hidden
+            assert f"TIDEMARK_S3_{key.upper()}" in (options[f"s3_{key}"].envvar or [])
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[s3]\npart_bytes = 5", "part_bytes is not within"),
+        ('[s3]\nkms_key_id = "x"', "kms_key_id needs"),
+        ('[s3]\nencryption = "rot13"', "'rot13' is not one of"),
+        ("[s3]\npath_style = 5", "is not a valid boolean"),
+        ('[s3]\nendpoint = "x"', "unknown key 'endpoint' in [s3]"),
+        ('endpoint_url = "x"', "unknown key 'endpoint_url'"),
+        ('s3_endpoint_url = "x"', "unknown key 's3_endpoint_url'"),
+    ],
+)
+def test_wrong_s3_settings_are_refused(run: Run, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "tidemark.toml").write_text(text)
+    result = run("list", "-r", "memory://a")
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "\nhint: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[s3]\naccess_key = "hunter2"',
+        '[s3]\naws_access_key_id = "hunter2"',
+        '[s3]\nsecret_access_key = "hunter2"',
+        '[s3]\nsession_token = "hunter2"',
+        'aws_secret_access_key = "hunter2"',
+        'password = "hunter2"',
+        '[transfer]\ntoken = "hunter2"',
+        '[credentials]\nkey = "hunter2"',
+    ],
+)
+def test_a_credential_is_no_setting_and_is_not_repeated(run: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "tidemark.toml").write_text(text)
+    result = run("list", "-r", "memory://a")
+    assert result.exit_code == 2
+    assert "looks like a credential" in result.stderr
+    assert "AWS_PROFILE" in result.stderr
+    assert "hunter2" not in result.output
 
 
 @pytest.mark.parametrize("value, seen_value", [("1", True), ("true", True), ("0", False), ("no", False), ("", False)])
@@ -250,7 +333,7 @@ def test_a_wrong_command_line_ends_with_2_and_a_hint(run: Run, words: tuple[str,
 
 
 @pytest.mark.parametrize(
-    "url, code", [("gopher://x", 2), ("file://host/x", 2), ("s3://bucket/x", 9), ("memory://fresh", 7), ("http:x", 2)]
+    "url, code", [("gopher://x", 2), ("file://host/x", 2), ("s3://bucket/x", 8), ("memory://fresh", 7), ("http:x", 2)]
 )
 def test_a_url_that_is_no_repository_is_told_apart(run: Run, url: str, code: int) -> None:
     result = run("list", "-r", url)
@@ -262,3 +345,70 @@ def test_a_secret_in_a_url_is_not_repeated(run: Run) -> None:
     result = run("list", "-r", "s3://key:hunter2@bucket/x")
     assert result.exit_code == 2
     assert "hunter2" not in result.output
+
+
+# ---------------------------------------------------------------------- doctor and lifecycle
+
+
+def test_a_url_may_stand_after_the_verb(run: Run, seen: list[Common]) -> None:
+    run("doctor", "memory://argument", TIDEMARK_REPOSITORY="memory://environment")
+    run("lifecycle", "memory://argument", "-r", "memory://option")
+    run("doctor", TIDEMARK_REPOSITORY="memory://environment")
+    assert [c.repository for c in seen] == ["memory://argument", "memory://argument", "memory://environment"]
+    result = run("doctor")
+    assert result.exit_code == 2
+    assert "--repository, TIDEMARK_REPOSITORY, or the key `repository` in tidemark.toml" in result.stderr
+
+
+@pytest.mark.parametrize("url", ["memory://doctored", "file:doctored"], ids=["memory", "file"])
+def test_doctor_tells_a_table_and_ends_with_0(run: Run, tmp_path: Path, url: str) -> None:
+    url = f"file://{tmp_path}/doctored" if url.startswith("file") else url
+    told = run("doctor", url)
+    assert (told.exit_code, told.stderr) == (0, "")
+    lines = told.stdout.splitlines()
+    assert all(len(line) <= 120 for line in lines)
+    assert lines[0].split() == ["verdict", "check", "what", "it", "means", "(what", "was", "seen)"]
+    assert "ok       conditional create     of any number of writers one wins (6 races" in told.stdout
+    assert "n/a      multipart abort        only S3 has this" in told.stdout
+    assert "this store is SAFE for tidemark" in told.stdout
+    report = json.loads(run("doctor", url, "--json").stdout)
+    assert (report["schema"], report["verb"], report["safe"], report["verdict"]) == (1, "doctor", True, "ok")
+    assert {"check", "verdict", "figure", "figures", "meaning"} == report["checks"][0].keys()
+    latency = next(c for c in report["checks"] if c["check"] == "latency")
+    assert {"put_p50_ms", "put_p99_ms", "get_p50_ms", "list_p99_ms"} <= latency["figures"].keys()
+    assert (report["profile"], report["profile_written"], report["left"]) == (None, False, [])
+    assert run("doctor", url, "-q").output == ""
+    assert not [p for p in tmp_path.rglob("doctor/**/*") if p.is_file()]
+
+
+@pytest.mark.parametrize("role", ["writer", "restorer", "collector", "owner"])
+def test_a_policy_is_printed_without_asking_anybody(run: Run, role: str) -> None:
+    told = run("doctor", "s3://bucket/team/state", "--policy", role, TIDEMARK_S3_ENDPOINT_URL="https://127.0.0.1:1")
+    assert told.exit_code == 0
+    policy = json.loads(told.stdout)
+    assert "arn:aws:s3:::bucket/team/state/*" in [r for s in policy["Statement"] for r in s["Resource"]]
+    assert told.stderr.startswith(f"{role}: ")
+    document = json.loads(run("doctor", "s3://bucket/team/state", "--policy", role, "--json").stdout)
+    assert (document["role"], document["policy"]) == (role, policy)
+    with_key = {"TIDEMARK_S3_ENCRYPTION": "aws:kms", "TIDEMARK_S3_KMS_KEY_ID": "ab"}
+    region = {"TIDEMARK_S3_REGION": "cn-north-1"}
+    assert "arn:aws-cn:s3:::bucket" in run("doctor", "s3://bucket", "--policy", role, **region).stdout
+    assert "UseTheKey" in run("doctor", "s3://bucket", "--policy", role, **with_key).stdout
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("doctor", "memory://a", "--policy", "writer"), "is no S3 store"),
+        (("doctor", "s3://UPPER/x", "--policy", "writer"), "is not the name of a bucket"),
+        (("doctor", "s3://b:c@bucket/x", "--policy", "writer"), "holds credentials"),
+        (("doctor", "memory://a", "--policy", "reader"), "is not one of"),
+        (("lifecycle", "file:///tmp/nothing"), "is no S3 store"),
+        (("lifecycle", "s3://bucket", "--install", "--remove"), "exclude each other"),
+    ],
+)
+def test_what_only_s3_has_is_refused_elsewhere(run: Run, words: tuple[str, ...], message: str) -> None:
+    told = run(*words)
+    assert told.exit_code == 2
+    assert message in told.stderr
+    assert "\nhint: " in told.stderr

@@ -1,0 +1,520 @@
+"""What `doctor` does to a store to see how it behaves. What each check saw is judged elsewhere.
+
+All goes through the contract of `blobstore.base`, on stores without wrappers, one per client, so that nothing hides a
+fault: only "unavailable" is tried again, and it never counts as a fault.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from blobstore.base import (
+    BytesBody,
+    Created,
+    CreateOutcome,
+    Lost,
+    read_blob,
+)
+from blobstore.errors import (
+    AccessDeniedError,
+    InvalidRequestError,
+    StoreError,
+    StoreUnavailableError,
+)
+from blobstore.s3_lifecycle import rule_ids
+from blobstore.s3_settings import KIB, MIB, PART_BYTES_MIN
+from engine.bounded import map_bounded
+from engine.doctor_patient import ATTEMPTS_MAX, PAUSE_S, NotApplicableError, Patient
+from engine.doctor_verdict import Check, Evidence, judge_clock
+
+RACES_COUNT: Final = 6
+# A race that fewer answers than this say anything about is none.
+RACE_ANSWERS_MIN: Final = 2
+SMALL_BYTES: Final = 4 * KIB
+TTL_MS: Final = 7 * 24 * 3_600_000
+# By whole seconds, as S3 tells times.
+SECOND_MS: Final = 1000
+LATENCY_SAMPLES_MAX: Final = 40
+LATENCY_S_MAX: Final = 2.0
+BULK_BYTES: Final = 4 * MIB
+BULK_TOTAL_BYTES: Final = 64 * MIB
+BULK_S_MAX: Final = 6.0
+
+
+def pattern(size_bytes: int, seed: str) -> bytes:
+    """Bytes in which no two places look alike, the same for a seed."""
+    return hashlib.shake_256(seed.encode()).digest(size_bytes)
+
+
+# ---------------------------------------------------------------------- what data depends on
+
+
+async def check_create(patient: Patient) -> Evidence:
+    """Many clients create one key at once; one of them wins, its bytes stand, and a later create loses."""
+    clients_count = len(patient.clients)
+    # Connections are made before, so that the requests of a race meet.
+    await asyncio.gather(*(patient.stat(number, patient.root + "nothing") for number in range(clients_count)))
+    seen: Counter[str] = Counter()
+    decided = 0
+    broken = ""
+    for number in range(RACES_COUNT):
+        key = patient.key(f"create/{number}")
+        bodies = [pattern(SMALL_BYTES << (4 * (number % 2)), f"{number} {client}") for client in range(clients_count)]
+
+        async def enter(client: int, key: str = key, bodies: list[bytes] = bodies) -> CreateOutcome | str:
+            try:
+                return await patient.client(client).put_if_absent(key, BytesBody(bodies[client]))
+            except StoreUnavailableError as error:
+                patient.hiccups += 1
+                return str(error)
+
+        outcomes = await asyncio.gather(*map(enter, range(clients_count)))
+        winners = [client for client, outcome in enumerate(outcomes) if isinstance(outcome, Created)]
+        losers = sum(isinstance(outcome, Lost) for outcome in outcomes)
+        seen.update(races=1, won=len(winners), lost=losers, unclear=clients_count - len(winners) - losers)
+        seen["winners_max"] = max(seen["winners_max"], len(winners))
+        if len(winners) > 1:
+            broken = broken or f"{len(winners)} of {clients_count} clients were told that they had won"
+        if not winners and losers == clients_count:
+            broken = broken or "everybody was told that somebody else had won"
+        if len(winners) != 1:
+            continue
+        late = await patient.tried(lambda key=key: patient.client(1).put_if_absent(key, BytesBody(b"late")))  # type: ignore[misc]
+        if isinstance(late, Created):
+            broken = broken or "a create of what was there long since succeeded"
+        if await patient.read(2, key) != bodies[winners[0]]:
+            broken = broken or "the bytes of the winner were replaced"
+        decided += losers + 1 >= RACE_ANSWERS_MIN
+    if not broken and decided * 2 < RACES_COUNT:
+        raise StoreUnavailableError(f"only {decided} of {RACES_COUNT} races were answered", operation="put_if_absent")
+    unclear = f", {seen['unclear']} unclear" if seen["unclear"] else ""
+    return Evidence(
+        check=Check.CREATE,
+        figure=f"{RACES_COUNT} races of {clients_count}: {seen['won']} won, {seen['lost']} lost{unclear}",
+        figures={name: float(seen[name]) for name in ("races", "won", "lost", "unclear", "winners_max")},
+        broken=broken,
+    )
+
+
+async def check_read(patient: Patient) -> Evidence:
+    """What one client wrote, replaced or deleted, the others see at once."""
+
+    async def look(number: int) -> str:  # noqa: PLR0911  (each is another fault)
+        key = patient.key(f"read/{number}")
+        if await patient.stat(number + 1, key) is not None:
+            return "something is there that nobody wrote"
+        await patient.create(number, key, b"first")
+        if await patient.read(number + 1, key) != b"first":
+            return "a read after the create did not see it"
+        for version in range(3):
+            data = f"version {version}".encode() * (version + 1)
+            await patient.put(number, key, data)
+            if await patient.read(number + 2, key) != data:
+                return "a read after a put saw something else"
+            info = await patient.stat(number + 3, key)
+            if info is None or info.size_bytes != len(data):
+                return "a stat after a put saw something else"
+        try:
+            if await patient.tried(lambda: patient.client(number).delete([key])):
+                return ""
+        except (StoreError, NotImplementedError):
+            return ""  # another check is about deleting
+        if await patient.stat(number + 1, key) is not None or await patient.read(number + 2, key) is not None:
+            return "something deleted was still seen"
+        return ""
+
+    found = await map_bounded(look, range(8), in_flight_max=8)
+    return Evidence(
+        check=Check.READ,
+        figure="8 keys, each written 4 times",
+        broken=next((text for text in found if text), ""),
+    )
+
+
+async def check_replace(patient: Patient) -> Evidence:
+    """While an object is replaced again and again, whoever reads it sees one of the versions, whole."""
+    key = patient.key("replace")
+    versions = [pattern(48 * KIB + 1000 * version, f"version {version}") for version in range(8)]
+    await patient.put(0, key, versions[0])
+    is_over = False
+    reads = 0
+
+    async def write() -> None:
+        nonlocal is_over
+        try:
+            for number in range(16):
+                await patient.put(0, key, versions[number % len(versions)])
+                # Also where requests wait for nothing, everybody has a turn.
+                await asyncio.sleep(0)
+        finally:
+            is_over = True
+
+    async def read(number: int) -> str:
+        nonlocal reads
+        while not is_over:
+            await asyncio.sleep(0)
+            data = await patient.read(number, key)
+            reads += 1
+            if data is None:
+                return "an object was gone while it was replaced"
+            if data not in versions:
+                return "a read saw a mixture of two versions"
+        return ""
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(write())
+        readers = [group.create_task(read(number)) for number in range(1, 5)]
+    return Evidence(
+        check=Check.REPLACE,
+        figure=f"16 puts, {reads} reads beside them",
+        figures={"puts": 16, "reads": reads},
+        broken=next((text for reader in readers if (text := reader.result())), ""),
+    )
+
+
+async def check_ranges(patient: Patient) -> Evidence:
+    """Ranges are the bytes that were asked for, and those that are not within the object are refused."""
+    size = 1 * MIB + 13
+    data = pattern(size, "ranges")
+    key = patient.key("ranges")
+    await patient.put(0, key, data)
+    wanted: list[tuple[int, int | None]] = [
+        (0, None), (0, 1), (0, size), (1, 1), (4095, 2), (65_535, 65_537), (size // 2, 100_000), (size - 1, 1),
+        (size - 13, None), (1, None), (size, None), (size, 0), (7, 0),
+    ]  # fmt: skip
+    for number, (start, size_bytes) in enumerate(wanted):
+        end = size if size_bytes is None else start + size_bytes
+        try:
+            got = await patient.range(number, key, start, size_bytes)
+        except (StoreUnavailableError, InvalidRequestError) as error:
+            if getattr(error, "asks_for_less", False) or not await patient.is_alive():
+                raise
+            return Evidence(check=Check.RANGES, broken=f"bytes {start} to {end} could not be read ({error})")
+        if got != data[start:end]:
+            return Evidence(check=Check.RANGES, broken=f"bytes {start} to {end} were others than those written")
+    for start, size_bytes in ((size + 1, None), (size - 1, 2), (size, 1)):
+        try:
+            got = await patient.range(1, key, start, size_bytes)
+        except InvalidRequestError:
+            continue
+        return Evidence(check=Check.RANGES, broken=f"{len(got)} bytes came from behind the end")
+    return Evidence(check=Check.RANGES, figure=f"{len(wanted) + 3} ranges of 1 MiB")
+
+
+async def check_lists(patient: Patient) -> Evidence:
+    """Whatever one client created or deleted, the next list of another shows, in order and page by page."""
+    if not patient.client(0).capabilities.consistent_lists:
+        return Evidence(check=Check.LISTS, lacking="lists may be stale in a place like this")
+    rounds = 24
+    there: list[str] = []
+    for number in range(rounds):
+        name = f"lists/{_ORDERED[number % len(_ORDERED)]}{number:02d}"
+        await patient.create(number, patient.key(name), b"x")
+        there = sorted([*there, name])
+        if (listed := await patient.listed(number + 1, "lists/")) != there:
+            return Evidence(check=Check.LISTS, broken=_listing_fault(listed, there, "a create"))
+    pages = [page async for page in patient.names(3, "lists/", limit=5)]
+    if [name for page in pages for name in page] != there or any(len(page) > 5 for page in pages):  # noqa: PLR2004
+        return Evidence(check=Check.LISTS, broken="pages of a list are not what the whole list is")
+    deletes = 0
+    try:
+        for number, name in enumerate(there[::3]):
+            if await patient.tried(
+                lambda n=number, k=patient.root + name: patient.client(n).delete([k])  # type: ignore[misc]
+            ):
+                break
+            deletes += 1
+            there.remove(name)
+            if (listed := await patient.listed(number + 1, "lists/")) != there:
+                return Evidence(check=Check.LISTS, broken=_listing_fault(listed, there, "a delete"))
+    except AccessDeniedError:
+        pass  # another check is about deleting
+    return Evidence(
+        check=Check.LISTS,
+        figure=f"{rounds} creates, {deletes} deletes, a list after each",
+        figures={"creates": rounds, "deletes": deletes},
+    )
+
+
+# What sorts differently by bytes than by words or places.
+_ORDERED: Final = ("a-", "A", "a/", "a.", "_", "~", "Z", "z/b/", "+", "=", "0", "%")
+
+
+def _listing_fault(listed: Sequence[str], there: Sequence[str], after: str) -> str:
+    if sorted(listed) == sorted(there):
+        return "a list was not in the order of its keys"
+    return f"a list after {after} " + (
+        "lacked what was there" if set(there) - set(listed) else "had what was not there"
+    )
+
+
+async def check_ttl(patient: Patient) -> Evidence:  # noqa: PLR0911  (each is another fault)
+    """A TTL is there from birth on, and gone for everybody once it was removed."""
+    key = patient.key("ttl")
+    await patient.create(0, key, b"with a TTL", ttl_ms=TTL_MS)
+    born = await patient.stat(1, key)
+    if born is None or born.expires_at_ms is None:
+        return Evidence(check=Check.TTL, broken="a TTL was lost when the object was written")
+    if abs(born.expires_at_ms - born.created_at_ms - TTL_MS) > SECOND_MS:
+        return Evidence(check=Check.TTL, broken="a TTL is another than the one that was set")
+    if not patient.client(0).capabilities.removes_ttl:
+        return Evidence(check=Check.TTL, lacking="TTLs cannot be removed with these settings")
+    for number in (2, 3):
+        try:
+            await patient.tried(lambda n=number: patient.client(n).remove_ttl(key))  # type: ignore[misc]
+        except (AccessDeniedError, StoreUnavailableError):
+            raise
+        except StoreError as error:
+            return Evidence(check=Check.TTL, lacking=f"a TTL could not be removed ({error})")
+    kept = await patient.stat(4, key)
+    if kept is None or await patient.read(5, key) != b"with a TTL":
+        return Evidence(check=Check.TTL, broken="removing a TTL changed the object")
+    if kept.expires_at_ms is not None:
+        return Evidence(check=Check.TTL, lacking="a TTL was still there after it was removed")
+    moved_ms = kept.created_at_ms - born.created_at_ms
+    return Evidence(check=Check.TTL, figure="set at birth, removed, gone", figures={"creation_moved_ms": moved_ms})
+
+
+async def check_clock(patient: Patient, local_now_ms: Callable[[], int]) -> Evidence:
+    """The store's clock, the times at which it says that objects were created, and the clock of this machine."""
+    key = patient.key("clock")
+    store = patient.client(0)
+    if not store.capabilities.shared:
+        raise NotApplicableError("a store in this process has a clock of its own")
+    aheads: list[float] = []
+    for _ in range(3):
+        before_ms = local_now_ms()
+        now_ms = await patient.tried(store.now_ms)
+        after_ms = local_now_ms()
+        # A clock of whole seconds is somewhere in this second.
+        known_ms = now_ms + SECOND_MS / 2 if now_ms % SECOND_MS == 0 else now_ms
+        aheads.append(known_ms - (before_ms + after_ms) / 2)
+    before_ms = await patient.tried(store.now_ms)
+    await patient.put(0, key, b"now")
+    info = await patient.stat(1, key)
+    after_ms = await patient.tried(store.now_ms)
+    created_at_ms = info.created_at_ms if info else before_ms
+    skew_ms = max(before_ms - SECOND_MS - created_at_ms, created_at_ms - after_ms - SECOND_MS, 0)
+    ahead_ms = round(sorted(aheads)[1])
+    return judge_clock(
+        ahead_ms=ahead_ms, skew_ms=skew_ms, figures={"store_ahead_ms": ahead_ms, "creation_skew_ms": skew_ms}
+    )
+
+
+# ---------------------------------------------------------------------- what tidemark can do without
+
+
+async def check_multipart(patient: Patient, *, with_ttl: bool) -> Evidence:
+    """An upload in parts becomes one object, whole, with the TTL that it was begun with."""
+    s3 = patient.s3
+    data = pattern(PART_BYTES_MIN + 1 * KIB, "parts")
+    key = patient.key("multipart")
+
+    async def create() -> CreateOutcome:
+        ttl_ms = TTL_MS if with_ttl else None
+        return await s3[0].put_parts_if_absent(key, BytesBody(data), ttl_ms=ttl_ms, part_bytes=PART_BYTES_MIN)
+
+    await patient.tried(create)
+    if await patient.read(1, key) != data:
+        return Evidence(check=Check.MULTIPART, broken="an upload in parts became something else")
+    if not with_ttl:
+        return Evidence(check=Check.MULTIPART, figure="2 parts")
+    info = await patient.stat(2, key)
+    if info is None or info.expires_at_ms is None:
+        return Evidence(check=Check.MULTIPART, broken="an upload in parts lost its TTL")
+    return Evidence(check=Check.MULTIPART, figure="2 parts, TTL kept")
+
+
+async def check_conditional_multipart(patient: Patient) -> Evidence:
+    """Of several multipart uploads of one key one can be completed, and none where the object is there."""
+    s3 = patient.s3
+    key, taken = patient.key("conditional/race"), patient.key("conditional/taken")
+    await patient.create(0, taken, b"first")
+    late = await patient.tried(lambda: s3[0].put_parts_if_absent(taken, BytesBody(b"second")))
+    if isinstance(late, Created) or await patient.read(1, taken) != b"first":
+        return Evidence(
+            check=Check.CONDITIONAL_MULTIPART, lacking="completing an upload replaced an object that was there"
+        )
+
+    async def enter(number: int) -> CreateOutcome:
+        body = BytesBody(f"upload {number}".encode())
+        return await patient.tried(lambda: s3[number % len(s3)].put_parts_if_absent(key, body))
+
+    outcomes = await asyncio.gather(*map(enter, range(4)))
+    won = sum(isinstance(outcome, Created) for outcome in outcomes)
+    return Evidence(
+        check=Check.CONDITIONAL_MULTIPART,
+        figure=f"a race of 4: {won} won",
+        figures={"won": won},
+        lacking=f"{won} of 4 uploads of one key were completed" if won > 1 else "",
+    )
+
+
+async def check_abort(patient: Patient) -> Evidence:
+    """An upload that nobody finishes is found, and given up."""
+    s3 = patient.s3
+    key = patient.key("abort/unfinished")
+    begun = await patient.tried(lambda: s3[0].begin_upload(key))
+    patient.unfinished.append(begun)
+    store = patient.client(1)
+
+    async def found() -> bool:
+        puts = await patient.tried(lambda: store.list_unfinished(patient.root + "abort/"))
+        return any(put.upload_id == begun.upload_id for put in puts)
+
+    async def becomes(there: bool) -> bool:  # noqa: FBT001  (it says what it waits for)
+        # No store promises that this list is up to date.
+        for _ in range(ATTEMPTS_MAX):
+            if await found() is there:
+                return True
+            await asyncio.sleep(PAUSE_S)
+        return False
+
+    if not await becomes(there=True):
+        return Evidence(check=Check.ABORT, lacking="an unfinished upload is not listed")
+    if failures := await patient.tried(lambda: store.abort_unfinished([begun])):
+        raise AccessDeniedError(failures[0].reason, operation="abort_unfinished", key=key)
+    if not await becomes(there=False):
+        return Evidence(check=Check.ABORT, lacking="an unfinished upload cannot be given up")
+    if await patient.stat(2, key) is not None:
+        return Evidence(check=Check.ABORT, lacking="an upload that was given up is there all the same")
+    return Evidence(check=Check.ABORT, figure="begun, found, given up")
+
+
+async def check_delete(patient: Patient) -> Evidence:
+    """A batch deletes what it names, there or not, and nothing else."""
+    doomed = [patient.key(f"delete/{number:03d}") for number in range(100)]
+    spared = [patient.key(f"delete/{number:03d}-spared") for number in range(0, 100, 10)]
+    absent = [f"{patient.root}delete/absent-{number}" for number in range(20)]
+
+    async def put(numbered: tuple[int, str]) -> None:
+        await patient.put(*numbered, b"x")
+
+    await map_bounded(put, enumerate([*doomed, *spared]), in_flight_max=len(patient.clients))
+    began_s = patient.monotonic_s()
+    failures = await patient.tried(lambda: patient.client(0).delete([*doomed, *absent]))
+    took_ms = 1000 * (patient.monotonic_s() - began_s)
+    failed = {failure.key: failure.reason for failure in failures}
+    if failed.keys() & set(doomed):
+        reason = failed[min(failed)]
+        if "denied" in reason.lower():
+            raise AccessDeniedError(reason, operation="delete")
+        return Evidence(check=Check.DELETE, lacking=f"{len(failed)} of 120 keys were not deleted ({reason})")
+    left = {patient.root + name for name in await patient.listed(1, "delete/")}
+    figures = {"keys": 120.0, "ms": round(took_ms, 1)}
+    figure = f"100 keys and 20 absent ones in {took_ms:.0f} ms"
+    if set(spared) - left:
+        return Evidence(check=Check.DELETE, figure=figure, broken="keys were deleted that nobody had named")
+    if set(doomed) & left:
+        return Evidence(check=Check.DELETE, figure=figure, broken="keys were there still that it said were deleted")
+    lacking = "deleting what is not there is an error" if failed else ""
+    return Evidence(check=Check.DELETE, figure=figure, figures=figures, lacking=lacking)
+
+
+async def check_empty(patient: Patient) -> Evidence:
+    """An object may have no bytes at all."""
+    key = patient.key("empty")
+    await patient.put(0, key, b"")
+    info = await patient.stat(1, key)
+    content = await patient.read(2, key)
+    part = await patient.range(3, key, 0, 0)
+    is_right = info is not None and info.size_bytes == 0 and content == part == b""
+    return Evidence(
+        check=Check.EMPTY,
+        figure="written, read, and a range of it",
+        lacking="" if is_right else "an empty object came back as something else",
+    )
+
+
+async def check_lifecycle(patient: Patient, *, ttls_stay: bool) -> Evidence:
+    """The rules of the bucket can be read, and ours does not delete what nobody can protect from it."""
+    s3 = patient.s3[0]
+    rules = await patient.tried(s3.read_lifecycle)
+    expire_id, _ = rule_ids(s3.prefix)
+    is_there = any(rule.get("ID") == expire_id for rule in rules)
+    return Evidence(
+        check=Check.LIFECYCLE,
+        figure=f"{len(rules)} in the bucket, backstop {'installed' if is_there else 'not installed'}",
+        figures={"rules": len(rules), "backstop": is_there},
+        broken="the backstop is installed, and TTLs cannot be removed" if is_there and ttls_stay else "",
+    )
+
+
+# ---------------------------------------------------------------------- figures
+
+
+async def measure_latency(patient: Patient) -> Evidence:
+    """How long small requests take, one after the other."""
+    data = pattern(SMALL_BYTES, "latency")
+    keys = [patient.key(f"latency/{number:02d}") for number in range(LATENCY_SAMPLES_MAX)]
+    for key in keys[:1]:
+        await patient.put(0, key, data)
+    known = keys[0]
+
+    async def get(_: str) -> None:
+        await read_blob(patient.client(0), known, size_bytes_max=SMALL_BYTES)
+
+    figures: dict[str, float] = {}
+    told: list[str] = []
+    requests: dict[str, Callable[[str], Awaitable[object]]] = {
+        "PUT": lambda key: patient.client(0).put(key, BytesBody(data)),
+        "GET": get,
+        "HEAD": lambda _: patient.client(0).stat(known),
+        "LIST": lambda _: patient.client(0).list_page(patient.root + "latency/"),
+    }
+    for name, request in requests.items():
+        times_ms: list[float] = []
+        until_s = patient.monotonic_s() + LATENCY_S_MAX
+        for key in keys:
+            began_s = patient.monotonic_s()
+            if times_ms and began_s > until_s:
+                break
+            await patient.tried(lambda r=request, k=key: r(k))  # type: ignore[misc]
+            times_ms.append(1000 * (patient.monotonic_s() - began_s))
+        times_ms.sort()
+        p50, p99 = times_ms[len(times_ms) // 2], times_ms[min(len(times_ms) - 1, int(len(times_ms) * 0.99))]
+        figures |= {f"{name.lower()}_p50_ms": round(p50, 2), f"{name.lower()}_p99_ms": round(p99, 2)}
+        told.append(f"{name} {_few_digits(p50)}/{_few_digits(p99)}")
+    return Evidence(check=Check.LATENCY, figure=f"p50/p99 ms: {', '.join(told)}", figures=figures)
+
+
+async def measure_throughput(patient: Patient) -> Evidence:
+    """How many bytes per second go up and come down over all clients together."""
+    data = pattern(BULK_BYTES, "bulk")
+    keys = [patient.key(f"bulk/{number:02d}") for number in range(BULK_TOTAL_BYTES // BULK_BYTES)]
+    sent: list[str] = []
+    fetched = 0
+    broken = ""
+    until_s = patient.monotonic_s() + BULK_S_MAX
+
+    async def up(numbered: tuple[int, str]) -> None:
+        if patient.monotonic_s() < until_s:
+            await patient.put(*numbered, data)
+            sent.append(numbered[1])
+
+    async def down(numbered: tuple[int, str]) -> None:
+        nonlocal fetched, broken
+        if patient.monotonic_s() < until_s:
+            if await patient.read(*numbered) != data:
+                broken = "a large object came back as something else"
+            fetched += BULK_BYTES
+
+    began_s = patient.monotonic_s()
+    await map_bounded(up, enumerate(keys), in_flight_max=len(patient.clients))
+    up_mb_s = len(sent) * BULK_BYTES / 1e6 / max(patient.monotonic_s() - began_s, 1e-9)
+    began_s = patient.monotonic_s()
+    until_s = began_s + BULK_S_MAX
+    await map_bounded(down, enumerate(sent), in_flight_max=len(patient.clients))
+    down_mb_s = fetched / 1e6 / max(patient.monotonic_s() - began_s, 1e-9)
+    return Evidence(
+        check=Check.THROUGHPUT,
+        figure=f"{up_mb_s:.0f} MB/s up, {down_mb_s:.0f} MB/s down",
+        figures={"up_mb_per_s": round(up_mb_s, 1), "down_mb_per_s": round(down_mb_s, 1)},
+        broken=broken,
+    )
+
+
+def _few_digits(number: float) -> str:
+    return f"{number:.1f}" if number < 10 else f"{number:.0f}"  # noqa: PLR2004

@@ -1,0 +1,185 @@
+"""The store that `doctor` looks at, as several clients with connections of their own see it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Final, Protocol, TypeVar, runtime_checkable
+
+from blobstore.base import (
+    BlobInfo,
+    BlobStore,
+    BytesBody,
+    Created,
+    CreateOutcome,
+    Lost,
+    UnfinishedPut,
+    read_blob,
+)
+from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
+from blobstore.s3_lifecycle import Rule
+from blobstore.s3_settings import MIB
+from engine.doctor_verdict import Failure
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX: Final = 4
+PAUSE_S: Final = 0.2
+_READ_BYTES_MAX: Final = 8 * MIB
+
+
+@runtime_checkable
+class S3Powers(Protocol):
+    """What an S3 store can do beside the contract."""
+
+    @property
+    def prefix(self) -> str:
+        """Of the repository in the bucket."""
+        ...
+
+    async def put_parts_if_absent(
+        self, key: str, body: BytesBody, *, ttl_ms: int | None = None, part_bytes: int | None = None
+    ) -> CreateOutcome:
+        """Create by a multipart upload."""
+        ...
+
+    async def begin_upload(self, key: str) -> UnfinishedPut:
+        """Begin a multipart upload and leave it."""
+        ...
+
+    async def read_lifecycle(self) -> tuple[Rule, ...]:
+        """Everybody's lifecycle rules."""
+        ...
+
+
+class NotApplicableError(Exception):
+    """There is nothing to look at in a store of this kind."""
+
+
+class Patient:
+    """The store that is looked at, by several clients at once.
+
+    Attributes:
+        clients: Stores without wrappers and with connections of their own.
+        root: The prefix that everything is written below, with a slash.
+        keys: Every key that may have been written.
+        hiccups: Requests that were not answered, or with "try again".
+    """
+
+    def __init__(self, clients: Sequence[BlobStore], root: str, monotonic_s: Callable[[], float]) -> None:
+        self.clients = clients
+        self.root = root
+        self.monotonic_s = monotonic_s
+        self.keys: list[str] = []
+        self.unfinished: list[UnfinishedPut] = []
+        self.hiccups = 0
+
+    def client(self, number: int) -> BlobStore:
+        """One of them; neighbouring numbers are different clients."""
+        return self.clients[number % len(self.clients)]
+
+    @property
+    def s3(self) -> tuple[S3Powers, ...]:
+        """The clients as S3 stores.
+
+        Raises:
+            NotApplicableError: They are none.
+        """
+        found = tuple(client for client in self.clients if isinstance(client, S3Powers))
+        if not found:
+            raise NotApplicableError("only S3 has this")
+        return found
+
+    def key(self, name: str) -> str:
+        """A key below the root, remembered for the end."""
+        key = f"{self.root}{name}"
+        self.keys.append(key)
+        return key
+
+    async def tried(self, request: Callable[[], Awaitable[T]]) -> T:
+        """The answer of a request that may be made more than once, if it is unavailable at first.
+
+        Raises:
+            StoreUnavailableError: It stays so.
+        """
+        for attempt in range(1, ATTEMPTS_MAX + 1):
+            try:
+                return await request()
+            except StoreUnavailableError as error:
+                self.hiccups += 1
+                if attempt == ATTEMPTS_MAX:
+                    raise
+                await asyncio.sleep(min(2.0, error.retry_after_s or PAUSE_S * attempt))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def put(self, number: int, key: str, data: bytes) -> Created:
+        """Put by one client."""
+        return await self.tried(lambda: self.client(number).put(key, BytesBody(data)))
+
+    async def create(self, number: int, key: str, data: bytes, *, ttl_ms: int | None = None) -> None:
+        """Create a key of which nothing has been heard yet."""
+
+        async def create() -> None:
+            outcome = await self.client(number).put_if_absent(key, BytesBody(data), ttl_ms=ttl_ms)
+            if not isinstance(outcome, Created | Lost):
+                raise StoreUnavailableError(outcome.reason, operation="put_if_absent", key=key)
+
+        await self.tried(create)
+
+    async def read(self, number: int, key: str) -> bytes | None:
+        """The content that one client sees, None if there is none."""
+        try:
+            return await self.tried(lambda: read_blob(self.client(number), key, size_bytes_max=_READ_BYTES_MAX))
+        except BlobNotFoundError:
+            return None
+
+    async def range(self, number: int, key: str, start: int, size_bytes: int | None) -> bytes:
+        """A part of it."""
+
+        async def fetch() -> bytes:
+            return b"".join([c async for c in self.client(number).get(key, start=start, size_bytes=size_bytes)])
+
+        return await self.tried(fetch)
+
+    async def stat(self, number: int, key: str) -> BlobInfo | None:
+        """What one client is told of it."""
+        return await self.tried(lambda: self.client(number).stat(key))
+
+    async def names(self, number: int, prefix: str, *, limit: int = 1000) -> AsyncIterator[tuple[str, ...]]:
+        """The keys of a prefix, page by page, without the root."""
+        start_after = ""
+        while True:
+            page = await self.tried(
+                lambda after=start_after: self.client(number).list_page(  # type: ignore[misc]
+                    self.root + prefix, start_after=after, limit=limit
+                )
+            )
+            yield tuple(blob.key.removeprefix(self.root) for blob in page.blobs)
+            if not page.truncated or not page.blobs:
+                return
+            start_after = page.blobs[-1].key
+
+    async def listed(self, number: int, prefix: str) -> list[str]:
+        """The same, all of them."""
+        return [name async for page in self.names(number, prefix) for name in page]
+
+    async def is_alive(self) -> bool:
+        """Whether it answers plain requests just now."""
+        key = self.key("alive")
+        try:
+            for number in range(4):
+                await self.client(number).put(key, BytesBody(b"alive"))
+                if await self.client(number).stat(key) is None:
+                    return False
+        except StoreError:
+            return False
+        return True
+
+
+def failure_of(error: BaseException) -> Failure | None:
+    """What ended a check, if that is anything a store answers."""
+    if isinstance(error, NotApplicableError):
+        return Failure.NOT_APPLICABLE
+    if isinstance(error, AccessDeniedError):
+        return Failure.DENIED
+    if isinstance(error, StoreUnavailableError | TimeoutError):
+        return Failure.UNAVAILABLE
+    return Failure.UNSUPPORTED if isinstance(error, StoreError) else None

@@ -1,0 +1,268 @@
+"""`doctor` and `lifecycle` on real S3 servers, and on one that takes every create."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from blobstore.s3 import S3Store
+from blobstore.s3_client import S3Client
+from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle
+from blobstore.s3_profile import decode_profile
+from engine.cli import doctoring, tidemark
+from tests.fault_proxy import FaultProxy
+from tests.fault_rules import Rule, every, on, shifted_range, slow_down
+from tests.servers.ceph_rgw import CephRgw
+from tests.servers.moto_server import MotoServer
+from tests.servers.s3_server import S3Server
+
+pytestmark = [pytest.mark.s3, pytest.mark.timeout(180)]
+
+PREFIX = "team/state"
+FOREIGN = {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 30}}
+
+
+class Shell:
+    """A user's shell with a bucket."""
+
+    def __init__(self, server: S3Server, bucket: str) -> None:
+        self.server = server
+        self.bucket = bucket
+        self.url = f"s3://{bucket}/{PREFIX}"
+
+    def run(self, *words: str, code: int = 0, answer: str | None = None, **environment: str) -> Result:
+        """A command line that ends with `code`."""
+        environment = {"TIDEMARK_REPOSITORY": self.url, **environment}
+        result = CliRunner().invoke(tidemark, list(words), env=environment, input=answer)
+        assert result.exit_code == code, f"{words}: {result.exit_code}\n{result.stdout}\n{result.stderr}"
+        return result
+
+    def told(self, *words: str, code: int = 0, **environment: str) -> Any:
+        """The JSON object of it."""
+        result = self.run(*words, "--json", code=code, **environment)
+        return json.loads(result.stdout or result.stderr)
+
+    def stored(self) -> list[str]:
+        """Every key of the bucket."""
+        return [c["Key"] for c in self.server.client.list_objects_v2(Bucket=self.bucket).get("Contents", ())]
+
+    def rules(self) -> list[Any]:
+        """Every lifecycle rule of the bucket."""
+        try:
+            rules: list[Any] = self.server.client.get_bucket_lifecycle_configuration(Bucket=self.bucket)["Rules"]
+        except self.server.client.exceptions.ClientError:
+            return []
+        return rules
+
+    def set_rules(self, *rules: Any) -> None:
+        """Write them as somebody else would."""
+        configuration = {"Rules": list(rules)}
+        self.server.client.put_bucket_lifecycle_configuration(Bucket=self.bucket, LifecycleConfiguration=configuration)
+
+
+@pytest.fixture
+def shell(
+    s3_server: S3Server, new_bucket: Callable[[S3Server], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Shell:
+    """With Ceph, where it is installed."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    return Shell(s3_server, new_bucket(s3_server))
+
+
+def _verdicts(report: Any) -> dict[str, str]:
+    return {check["check"]: check["verdict"] for check in report["checks"]}
+
+
+def test_ceph_is_safe_and_cannot_complete_uploads_conditionally(
+    ceph_server: CephRgw, new_bucket: Callable[[S3Server], str]
+) -> None:
+    shell = Shell(ceph_server, new_bucket(ceph_server))
+    report = shell.told("doctor")
+    assert {c: v for c, v in _verdicts(report).items() if v != "ok"} == {"conditional_multipart": "missing"}
+    assert (report["safe"], report["left"], report["profile_written"]) == (True, [], True)
+    assert report["took_s"] < 60
+    assert shell.stored() == [f"{PREFIX}/profile"]
+    assert "Uploads" not in ceph_server.client.list_multipart_uploads(Bucket=shell.bucket)
+    profile = decode_profile(ceph_server.client.get_object(Bucket=shell.bucket, Key=shell.stored()[0])["Body"].read())
+    assert (profile.atomic_create, profile.consistent_lists, profile.tags) == (True, True, True)
+    assert not profile.conditional_multipart
+
+
+def test_moto_has_everything(moto_server: MotoServer, new_bucket: Callable[[S3Server], str]) -> None:
+    shell = Shell(moto_server, new_bucket(moto_server))
+    report = shell.told("doctor", "--no-save")
+    assert set(_verdicts(report).values()) == {"ok"}
+    assert (report["profile"]["conditional_multipart"], report["profile_written"]) == (True, False)
+    assert shell.stored() == []
+
+
+def test_an_older_profile_does_not_hide_what_the_store_can_do_now(shell: Shell) -> None:
+    poor = b'{"schema":1,"atomic_create":false,"consistent_lists":false,"tags":false,"conditional_multipart":false,'
+    poor += b'"probed_at_ms":1,"tidemark":"x"}'
+    shell.server.client.put_object(Bucket=shell.bucket, Key=f"{PREFIX}/profile", Body=poor)
+    assert shell.told("init", code=9)["error"] == "UnsafeStoreError"
+    assert shell.told("doctor")["profile"]["tags"] is True
+    shell.run("init")
+
+
+def test_a_server_that_takes_every_create_is_unsafe_and_refused_from_then_on(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = S3Client.call
+
+    async def call_without_condition(self: S3Client, method: str, **arguments: Any) -> Any:
+        arguments.pop("IfNoneMatch", None)
+        return await call(self, method, **arguments)
+
+    # As a server that has never heard of conditions.
+    monkeypatch.setattr(S3Client, "call", call_without_condition)
+    report = shell.told("doctor", code=9)
+    found = _verdicts(report)
+    assert (found["create"], found["conditional_multipart"]) == ("UNSAFE", "missing")
+    assert report["profile"]["atomic_create"] is False
+    assert "NOT SAFE" in shell.run("doctor", "--no-save", code=9).stdout
+    # Everybody who opens the store is bound by what was found.
+    monkeypatch.undo()
+    for name, value in shell.server.environment().items():
+        monkeypatch.setenv(name, value)
+    refused = shell.told("init", code=9)
+    assert refused["error"] == "UnsafeStoreError"
+    assert shell.stored() == [f"{PREFIX}/profile"]
+
+
+@pytest.mark.parametrize("chance, codes", [(0.02, {0}), (0.2, {0, 5}), (1.0, {5})])
+async def test_a_busy_server_is_never_called_unsafe(shell: Shell, chance: float, codes: set[int]) -> None:
+    async with FaultProxy(shell.server.endpoint_url, chance=Random(7)) as proxy:
+        proxy.rules.append(Rule(fault=slow_down(), when=every, times=None, probability=chance))
+        words = ["doctor", shell.url, "--endpoint-url", proxy.endpoint_url, "--json"]
+        result = await asyncio.to_thread(lambda: CliRunner().invoke(tidemark, words))
+    assert result.exit_code in codes, result.output
+    if result.stdout:
+        report = json.loads(result.stdout)
+        assert "UNSAFE" not in _verdicts(report).values()
+        assert report["hiccups_count"] > 0
+        assert report["took_s"] < 60
+
+
+async def test_a_server_that_sends_other_ranges_is_unsafe(shell: Shell) -> None:
+    async with FaultProxy(shell.server.endpoint_url) as proxy:
+        proxy.rules.append(Rule(fault=shifted_range(), when=on("GetObject", key="/ranges"), times=None))
+        words = ["doctor", shell.url, "--endpoint-url", proxy.endpoint_url, "--json"]
+        result = await asyncio.to_thread(lambda: CliRunner().invoke(tidemark, words))
+    assert result.exit_code == 9, result.output
+    assert {c for c, v in _verdicts(json.loads(result.stdout)).items() if v == "UNSAFE"} == {"ranges"}
+
+
+@pytest.mark.parametrize(
+    "words, code",
+    [
+        (["doctor", "s3://no-such-bucket-here/x"], 7),
+        (["lifecycle", "s3://no-such-bucket-here/x"], 7),
+        (["doctor", "--endpoint-url", "http://127.0.0.1:9"], 5),
+        (["doctor", "--endpoint-url", "http://192.0.2.1"], 1),
+    ],
+)
+def test_what_is_not_there_is_told_in_the_words_of_every_verb(shell: Shell, words: list[str], code: int) -> None:
+    failure = shell.told(*words, code=code)
+    assert (failure["code"], bool(failure["hint"])) == (code, True)
+
+
+def test_wrong_credentials_are_denied(ceph_server: CephRgw, new_bucket: Callable[[S3Server], str]) -> None:
+    shell = Shell(ceph_server, new_bucket(ceph_server))
+    assert shell.told("doctor", code=8, AWS_SECRET_ACCESS_KEY="wrong")["error"] == "AccessDeniedError"
+    nothing = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    assert "standard chain" in shell.told("doctor", code=8, **nothing)["hint"]
+
+
+# ---------------------------------------------------------------------- lifecycle
+
+
+def test_rules_are_shown_installed_and_removed_and_others_stay(shell: Shell) -> None:
+    shell.set_rules(FOREIGN)
+    others = shell.rules()
+    shell.run("init", "--ttl", "8d")
+    shown = shell.told("lifecycle")
+    assert (shown["done"], shown["days"], len(shown["others"]), len(shown["added"])) == (False, 9, 1, 2)
+    assert shell.rules() == others
+    text = shell.run("lifecycle").stdout
+    assert "tagged tidemark=expiring: delete 9 days after creation" in text
+    assert "nothing was changed" in text
+
+    assert shell.told("lifecycle", "--install", "--yes")["done"] is True
+    plan = plan_lifecycle(shell.rules(), backstop_rules(PREFIX, days=9), prefix=PREFIX)
+    assert (list(plan.others), len(plan.kept), plan.changes) == (others, 2, False)
+    again = shell.told("lifecycle", "--install", "--yes")
+    assert (again["done"], len(again["kept"])) == (False, 2)
+    assert {c["check"]: c["figure"] for c in shell.told("doctor")["checks"]}["lifecycle"].endswith("backstop installed")
+
+    assert len(shell.told("lifecycle", "--remove", "--yes")["removed"]) == 2
+    assert shell.rules() == others
+    assert shell.run("lifecycle", "--remove", "--yes").stdout.endswith("nothing to change\n")
+
+
+def test_the_last_rules_go_with_the_configuration(shell: Shell) -> None:
+    shell.run("init")
+    shell.run("lifecycle", "--install", "--yes")
+    assert len(shell.rules()) == 2
+    shell.run("lifecycle", "--remove", "--yes")
+    assert shell.rules() == []
+
+
+def test_two_repositories_of_a_bucket_have_rules_of_their_own(shell: Shell) -> None:
+    for url in (shell.url, f"s3://{shell.bucket}/team-state"):
+        shell.run("init", "-r", url)
+        shell.run("lifecycle", url, "--install", "--yes")
+    assert len(shell.rules()) == 4
+    shell.run("lifecycle", "--remove", "--yes")
+    assert {rule["ID"] for rule in shell.rules()} == {"tidemark-expire-team-state", "tidemark-abort-team-state"}
+
+
+@pytest.mark.parametrize("answer, changed", [("y\n", True), ("n\n", False)])
+def test_it_asks_before_it_changes_anything(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, answer: str, changed: bool
+) -> None:
+    shell.run("init")
+    refused = shell.run("lifecycle", "--install", code=2)
+    assert "say --yes" in refused.stderr
+    monkeypatch.setattr(doctoring, "_can_ask", lambda session: True)
+    told = shell.run("lifecycle", "--install", answer=answer)
+    assert "tidemark-expire-team~2Fstate" in told.stdout
+    assert len(shell.rules()) == (2 if changed else 0)
+    assert ("nothing was changed" in told.output) is not changed
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_change_of_somebody_else_is_a_conflict(shell: Shell, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    shell.run("init")
+    read, reads = S3Store.read_lifecycle, 0
+
+    async def read_after_a_change(self: S3Store) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == (2 if moment == "before" else 3):
+            shell.set_rules(FOREIGN)
+        return await read(self)
+
+    monkeypatch.setattr(S3Store, "read_lifecycle", read_after_a_change)
+    failure = shell.told("lifecycle", "--install", "--yes", code=6)
+    assert failure["error"] == "ConflictError"
+    assert [rule["ID"] for rule in shell.rules()] == ["logs"]
+
+
+def test_a_store_without_tags_gets_no_rule_that_deletes(shell: Shell) -> None:
+    shell.run("init")
+    refused = shell.told("lifecycle", "--install", "--yes", code=2, TIDEMARK_S3_USE_TAGS="false")
+    assert "delete what is committed" in refused["message"]
+    assert shell.rules() == []
+
+
+def test_without_a_repository_there_is_no_ttl_to_go_by(shell: Shell) -> None:
+    assert shell.told("lifecycle", "--install", "--yes", code=7)["error"] == "NotFoundError"
+    shell.run("lifecycle", "--remove", "--yes")
