@@ -31,7 +31,8 @@ $(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
 test: $(STAMP)  ## Run the tests
 	$(WITH_JAVA) $(PYTEST) -n $(WORKERS) --dist loadfile -m "not soak"
 
-demo: $(STAMP)  ## Lose a machine in the middle of a streaming job, and get its state back
+# STORE=s3 starts an S3 server for it (Ceph RGW where that is installed, else moto); any other STORE is a URL.
+demo: $(STAMP)  ## Lose a machine in the middle of a streaming job, and get its state back (STORE=s3: on S3)
 	$(WITH_JAVA) $(PYTHON) demo/flights.py
 
 lint: $(STAMP)  ## Check style, types and the import rule

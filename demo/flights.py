@@ -5,14 +5,17 @@ stores, one per task, and commits all of them together with the month that it ha
 are deleted. The state is restored in parallel, the year is finished, and the outcome is compared with plain Spark SQL
 over the whole year, row for row.
 
-Run it with `make demo`. Everything it makes is below `build/demo`, a picture of what happened included.
+Run it with `make demo`. Everything it makes is below `build/demo`, a picture of what happened included. The repository
+is a directory there; `make demo STORE=s3` starts an S3 server for it, and any other STORE is the URL of one to be.
 """
 
+import contextlib
 import os
 import shutil
 import sys
 import time
 import zipfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -29,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from blobstore.base import list_blobs
 from demo import aircraft
 from demo.picture import MonthBar, draw
+from demo.server import serving
 from engine.rocksdb import RocksDbSettings
 from engine.spark import JobCommit, StatefulJob, collect
 from engine.sync import SyncRepository
@@ -57,11 +61,27 @@ SMALL_FILES: Final = RocksDbSettings(
 
 def main() -> int:
     """Tell the story; 0 if its end is the expected one."""
-    begun_s = time.monotonic()
     shutil.rmtree(ROOT, ignore_errors=True)
+    with store_url() as url:
+        return tell(url)
+
+
+@contextlib.contextmanager
+def store_url() -> Iterator[str]:
+    """Where the repository will be; a server that is started for it is stopped after the block."""
+    url = os.environ.get("STORE") or f"file://{REPOSITORY}"
+    if url != "s3":
+        yield url
+        return
+    with serving(ROOT / "server") as url:
+        yield url
+
+
+def tell(url: str) -> int:
+    """The story with a repository at a URL."""
+    begun_s = time.monotonic()
     flights_count = write_flights()
     spark = start_spark()
-    url = os.environ.get("STORE") or f"file://{REPOSITORY}"
     print(f"{flights_count:,} flights in {MONTHS} months; {TASKS} tasks on local[2]; repository {url}")
     repository = SyncRepository.init(url, ttl_ms=3_600_000, margin_ms=60_000)
     with repository, open_job(url) as job:

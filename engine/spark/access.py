@@ -1,6 +1,8 @@
 """How the driver and the tasks of one run reach the same repository."""
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +11,8 @@ import msgspec
 from blobstore.opening import StoreSettings, open_store
 from engine.errors import UsageError
 from engine.repository import Repository
-from engine.sync import SyncRepository
+from engine.spark.kept_repository import kept_here
+from engine.sync import LoopThread, SyncRepository
 from engine.transfer_settings import TransferSettings
 from index.model import RepositoryRecord
 
@@ -24,9 +27,24 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreSettings
     transfer: TransferSettings
 
-    def open(self) -> Repository:
+    def open(self) -> SyncRepository:
         """The repository, without a request: the driver has read its record."""
-        return Repository(open_store(self.url, self.store), self.record, settings=self.transfer)
+        repository = Repository(open_store(self.url, self.store), self.record, settings=self.transfer)
+        return SyncRepository(LoopThread(), repository)
+
+    @contextlib.contextmanager
+    def borrow(self, transfer: TransferSettings | None = None) -> Iterator[SyncRepository]:
+        """The repository for a block; its connections stay open for the next task that this process runs.
+
+        What a repository remembers of directories and indexes is forgotten after the block: a worker lives for long,
+        and its tasks work on directories that are never seen again.
+
+        Args:
+            transfer: How bytes are moved, in place of what travelled.
+        """
+        with kept_here().borrow((self.url, self.record.id, self.store), self.open) as kept:
+            settings = transfer or self.transfer
+            yield SyncRepository(kept.loop, Repository(kept.asynchronous.store, self.record, settings=settings))
 
 
 def open_on_driver(
@@ -42,7 +60,15 @@ def open_on_driver(
     # A relative path would mean another directory in every process.
     url = url if _SCHEME.match(url) else str(Path(url).absolute())
     store, transfer = store or StoreSettings(), transfer or TransferSettings()
-    repository = SyncRepository.open(open_store(url, store), settings=transfer)
+    opened, loop = open_store(url, store), LoopThread()
+    try:
+        repository = SyncRepository(loop, loop.run(Repository.open(opened, settings=transfer)))
+    except BaseException:
+        try:
+            loop.run(opened.close())
+        finally:
+            loop.stop()
+        raise
     if not repository.asynchronous.store.capabilities.shared:
         repository.close()
         raise UsageError("only this process can reach the store", operation="open", hint="use a file:// or s3:// URL")

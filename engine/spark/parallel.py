@@ -1,10 +1,13 @@
 """Backing up and restoring many stores at once on Spark.
 
-The work is spread by bytes over partitions. Every call runs at once and returns a DataFrame of what came out, one row
-per store: evaluating it again does nothing again. A store that fails costs only itself and says so in its row.
+The work is spread by bytes over partitions, and the stores of a partition are worked on several at once, within limits
+that hold for all of them together. Every call runs at once and returns a DataFrame of what came out, one row per store:
+evaluating it again does nothing again. A store that fails or is slow costs only itself, and says so in its row; running
+the same restore again fetches the stores that are missing, and no other bytes but indexes.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Unpack
@@ -15,6 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
+from blobstore.local_files import run_blocking
 from blobstore.opening import StoreSettings
 from engine.backup import BackupResult
 from engine.clock import SystemAmbient
@@ -24,6 +28,7 @@ from engine.repository import Choice, Repository
 from engine.restore import RestoreResult
 from engine.restore_preview import plan_restore_store
 from engine.spark.access import Access, open_on_driver
+from engine.spark.at_once import carry_out_as_finished, share_settings
 from engine.spark.balancing import assign_by_bytes
 from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.store_claims import ReadyStore
@@ -40,7 +45,7 @@ PURPOSE: Final = "restore on Spark"
 BUSY_WAITS_MAX: Final = 3600
 BUSY_WAIT_S: Final = 1.0
 
-_WORK: Final = pa.schema(
+WORK: Final = pa.schema(
     [
         pa.field("partition", pa.int32()),
         pa.field("task", pa.string()),
@@ -89,36 +94,41 @@ OUTCOME_DDL: Final = ", ".join(f"{field.name} {_DDL[field.type]}" for field in _
 
 
 class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a partition does with its stores, one after another; given to `mapInArrow`."""
+    """What a partition does with its stores, several at once; given to `mapInArrow`."""
 
     access: Access
     scope: Scope
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row out for each row in."""
+        """One row out for each row in, as the stores are done."""
+        work = [
+            StoreWork(reference=_decoded(row.pop("reference")), **row)
+            for batch in batches
+            for row in batch.select(["task", "store", "path", "reference"]).to_pylist()
+        ]
+        if not work:
+            return
+        at_once, share = share_settings(
+            self.access.transfer, in_flight_max=self.access.store.in_flight_max, stores_count=len(work)
+        )
         ambient = SystemAmbient()
-        with asyncio.Runner() as runner:
-            repository = self.access.open()
-            try:
-                for batch in batches:
-                    for row in batch.select(["task", "store", "path", "reference"]).to_pylist():
-                        data = row.pop("reference")
-                        reference = None if data is None else msgspec.msgpack.decode(data, type=StoreReference)
-                        work = StoreWork(reference=reference, **row)
-                        yield _row(self._outcome(runner, repository, work, ambient))
-            finally:
-                runner.run(repository.close())
+        with self.access.borrow(share) as repository:
+
+            async def carry_out(item: StoreWork) -> StoreOutcome:
+                return await self._outcome(repository.asynchronous, item, ambient)
+
+            outcomes = carry_out_as_finished(repository.loop, carry_out, work, at_once=at_once)
+            with contextlib.closing(outcomes):
+                yield from map(_row, outcomes)
 
     async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
         """Back up or restore one store; `seconds` and the rate are filled in by the caller."""
         raise NotImplementedError
 
-    def _outcome(
-        self, runner: asyncio.Runner, repository: Repository, work: StoreWork, ambient: SystemAmbient
-    ) -> StoreOutcome:
+    async def _outcome(self, repository: Repository, work: StoreWork, ambient: SystemAmbient) -> StoreOutcome:
         started_s = ambient.monotonic_s()
         try:
-            outcome = runner.run(self.carry_out(repository, work))
+            outcome = await self.carry_out(repository, work)
         except Exception as error:  # noqa: BLE001  # whatever it is stands in the store's row, and the others go on
             outcome = StoreOutcome(
                 task=work.task, store=work.store, path=work.path, ok=False, error=f"{type(error).__name__}: {error}"
@@ -243,8 +253,9 @@ class RestoreForRun(StoresTask, frozen=True, kw_only=True):
         claims = self.run.claims(work.task)
         moved, kept = 0, reference.size_bytes
         with claims.begin() as attempt:
-            claims.remove_dead_rooms()
-            attempt.remove_stale(ready.state, self.run.id)
+            # In a thread: there may be much to delete, and other stores are at work.
+            await run_blocking(claims.remove_dead_rooms)
+            await run_blocking(attempt.remove_stale, ready.state, self.run.id)
             if all(other.state != ready.state for other in claims.ready()):
                 result = await repository.restore_reference(reference, attempt.directory)
                 moved, kept = result.bytes_fetched, result.bytes_reused
@@ -280,7 +291,7 @@ def backup_stores(
         stores: Task, store and path of each, or a DataFrame with columns of these names. A path is read on whichever
             executor gets it, so it is on a shared file system unless there is only one machine.
         version: The caller's version of all of them; the newest commit's plus one if not given.
-        partitions_max: Work is spread over at most so many; the session's shuffle partitions if not given.
+        partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
         transfer: How bytes are moved.
         store_settings: How the repository's store is asked.
 
@@ -340,7 +351,7 @@ def restore_stores(
         target_root: A directory on whichever executor gets a store.
         replace: What is there already may be replaced, and is reused as far as it fits (I2). Without it a store that
             stands there exactly as committed is no error, anything else is.
-        partitions_max: Work is spread over at most so many; the session's shuffle partitions if not given.
+        partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
         transfer: How bytes are moved.
         store_settings: How the repository's store is asked.
         choice: Which commit, as for `Repository.find`; the newest if nothing is given.
@@ -380,9 +391,10 @@ def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], par
     """
     if len({(item.task, item.store) for item in work}) < len(work):
         raise UsageError("a store is named twice", operation=type(task).__name__, subject=str(task.scope))
-    if partitions_max is None:
-        partitions_max = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    partitions = assign_by_bytes([item.reference.size_bytes if item.reference else 0 for item in work], partitions_max)
+    partitions = assign_by_bytes(
+        [item.reference.size_bytes if item.reference else 0 for item in work],
+        partitions_max or default_partitions(spark),
+    )
     table = pa.table(
         [
             pa.array(partitions, pa.int32()),
@@ -391,7 +403,7 @@ def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], par
             pa.array([item.path for item in work], pa.string()),
             pa.array([item.reference and msgspec.msgpack.encode(item.reference) for item in work], pa.binary()),
         ],
-        schema=_WORK,
+        schema=WORK,
     )
     placed = spark.createDataFrame(table).repartitionById(max(partitions, default=0) + 1, "partition")
     try:
@@ -399,6 +411,24 @@ def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], par
     except PySparkException as error:
         raise TaskFailedError(last_error(error), operation=type(task).__name__, subject=str(task.scope)) from error
     return spark.createDataFrame(outcomes.sort_by([("task", "ascending"), ("store", "ascending")]))
+
+
+def default_partitions(spark: SparkSession) -> int:
+    """As many partitions as there are cores, so that every store has its turn however long another one takes.
+
+    With more partitions than that, those to come would wait for the slowest stores of those at work. Where executors
+    come and go nobody knows the number of cores, and Spark Connect does not tell it: then it is the session's number
+    of shuffle partitions, which is a bound in any case.
+    """
+    partitions_max = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    context = getattr(spark, "sparkContext", None)
+    if context is None or spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return partitions_max
+    return min(partitions_max, int(context.defaultParallelism))
+
+
+def _decoded(data: bytes | None) -> StoreReference | None:
+    return None if data is None else msgspec.msgpack.decode(data, type=StoreReference)
 
 
 def _row(outcome: StoreOutcome) -> pa.RecordBatch:

@@ -4,7 +4,6 @@ Everything here is pickled to Python workers: no session, no credentials, no ope
 never a record: an attempt that loses, fails or comes late has made nothing visible, and its blobs end with their TTL.
 """
 
-import asyncio
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Final, Literal, TypeVar
@@ -15,7 +14,6 @@ import pyarrow as pa
 from engine.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, EngineError, UsageError
-from engine.repository import Repository
 from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access
 from engine.spark.errors import PartitioningError
@@ -106,7 +104,7 @@ class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
                 rows.check_finished()
                 store.checkpoint(attempt.checkpoint_directory)
             updated_s = ambient.monotonic_s()
-            backup = asyncio.run(self._back_up(attempt.checkpoint_directory, task, base))
+            backup = self._back_up(attempt.checkpoint_directory, task, base)
             backed_up_s = ambient.monotonic_s()
             # Last, for from here on another attempt may claim the store: an error above leaves nothing to claim.
             attempt.finish(state_of(backup.reference), self.run.id)
@@ -120,9 +118,9 @@ class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
             backup=backup,
         )
 
-    async def _back_up(self, checkpoint: Path, task: str, base: StoreReference | None) -> BackupResult:
-        async with self.run.access.open() as repository:
-            return await repository.backup(
+    def _back_up(self, checkpoint: Path, task: str, base: StoreReference | None) -> BackupResult:
+        with self.run.access.borrow() as repository:
+            return repository.backup(
                 self.run.scope, checkpoint, task=task, store=self.run.store, version=self.version, base=base
             )
 
@@ -212,6 +210,9 @@ def open_at(
 ) -> tuple[OpenStore, ReadyStore | None]:
     """The store at a commit: this machine's if it has that very state and it opens, the repository's otherwise.
 
+    No pin is needed: the caller holds one, or the reference is from the commit that a run builds on. That one is the
+    newest for as long as the run can succeed, and the newest is never collected (design 0002, D3).
+
     Returns:
         The open store, and what it was claimed as; None if it was restored.
 
@@ -226,15 +227,6 @@ def open_at(
         except EngineError:
             # Half written in a power cut, or damaged since: what was backed up is the truth.
             attempt.discard()
-    asyncio.run(restore(run.access.open(), base, attempt.directory))
+    with run.access.borrow() as repository:
+        repository.restore_reference(base, attempt.directory)
     return kind.open(attempt.directory, run.rocksdb), None
-
-
-async def restore(repository: Repository, reference: StoreReference, target: Path) -> None:
-    """Restore one store and close the repository.
-
-    The caller holds a pin, or the reference is from the commit that a run builds on: that one is the newest for as
-    long as the run can succeed, and the newest is never collected (design 0002, D3).
-    """
-    async with repository:
-        await repository.restore_reference(reference, target)

@@ -167,11 +167,11 @@ class FailAround(UpdateTask, frozen=True, kw_only=True):
     when: str = ""
 
     @override
-    async def _back_up(self, checkpoint: Path, task: str, base: StoreReference | None) -> BackupResult:
+    def _back_up(self, checkpoint: Path, task: str, base: StoreReference | None) -> BackupResult:
         fails = once(self.markers / task)
         if fails and self.when == "before":
             raise RuntimeError("the first attempt fails before its backup")
-        result = await super()._back_up(checkpoint, task, base)
+        result = super()._back_up(checkpoint, task, base)
         if fails:
             raise RuntimeError("the first attempt fails after its backup")
         return result
