@@ -4,8 +4,8 @@ import asyncio
 import base64
 import re
 import secrets
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from typing_extensions import override
@@ -67,7 +67,7 @@ KEPT: Final = "kept"
 
 # Creates without an answer of which the write id is remembered, so that sending them again is not taken for another's.
 _UNSETTLED_MAX: Final = 1024
-_ABORTS_IN_FLIGHT_MAX: Final = 16
+_SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024
 _NO_LIFECYCLE: Final = "NoSuchLifecycleConfiguration"
@@ -375,7 +375,11 @@ class S3Store(BlobStore):
             return ()
         await self._ready()
         wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
-        answer = await self._ask("delete_objects", "delete", "", Delete=wanted)
+        try:
+            answer = await self._ask("delete_objects", "delete", "", Delete=wanted)
+        except AccessDeniedError:
+            # Ceph judges a batch by the bucket, to which rights on a prefix do not reach.
+            return await self._delete_singly(names)
         failures: list[DeleteFailure] = []
         for error in answer.get("Errors", ()):
             key, code = names.get(str(error.get("Key", ""))), str(error.get("Code", ""))
@@ -416,7 +420,7 @@ class S3Store(BlobStore):
     @override
     async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
         await self._ready()
-        slots = asyncio.Semaphore(_ABORTS_IN_FLIGHT_MAX)
+        slots = asyncio.Semaphore(_SINGLE_REQUESTS_IN_FLIGHT_MAX)
 
         async def abort(put: UnfinishedPut) -> DeleteFailure | None:
             name = self._object(put.key, "abort_unfinished")
@@ -455,6 +459,32 @@ class S3Store(BlobStore):
     async def close(self) -> None:
         await self._client.close()
 
+    async def _delete_singly(self, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
+        """Delete one by one; who may not delete the first is told so at once.
+
+        Raises:
+            AccessDeniedError: The first may not be deleted.
+        """
+        slots = asyncio.Semaphore(_SINGLE_REQUESTS_IN_FLIGHT_MAX)
+
+        async def delete(name: str) -> None:
+            async with slots:
+                with suppress(BlobNotFoundError):
+                    await self._ask("delete_object", "delete", names[name], Key=name)
+
+        async def delete_if_allowed(name: str) -> DeleteFailure | None:
+            try:
+                await delete(name)
+            except AccessDeniedError as error:
+                return DeleteFailure(key=names[name], reason=str(error))
+            return None
+
+        first, *rest = names
+        await delete(first)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(delete_if_allowed(name)) for name in rest]
+        return tuple(failure for task in tasks if (failure := task.result()) is not None)
+
     # --- for `doctor` and `lifecycle` ---
 
     async def begin_upload(self, key: str) -> UnfinishedPut:
@@ -474,13 +504,15 @@ class S3Store(BlobStore):
         Raises:
             StoreError: As the store says.
         """
+        return tuple((await self._lifecycle()).get("Rules", ()))
+
+    async def _lifecycle(self) -> Answer:
         try:
-            answer = await self._client.call("get_bucket_lifecycle_configuration", Bucket=self.bucket)
+            return await self._client.call("get_bucket_lifecycle_configuration", Bucket=self.bucket)
         except (RefusedError, BrokenError) as error:
             if isinstance(error, RefusedError) and error.refusal.code == _NO_LIFECYCLE:
-                return ()
+                return {}
             raise store_error(error, "read_lifecycle", self.bucket) from None
-        return tuple(answer.get("Rules", ()))
 
     async def write_lifecycle(self, rules: Sequence[dict[str, Any]]) -> None:
         """Replace the lifecycle rules of the bucket, everybody's; none at all removes the configuration.
@@ -489,12 +521,14 @@ class S3Store(BlobStore):
             StoreError: As the store says.
         """
         if rules:
-            configuration = {"Rules": list(rules)}
+            # It belongs to the configuration and not to a rule, and is lost unless it is said again.
+            least_bytes = (await self._lifecycle()).get("TransitionDefaultMinimumObjectSize")
             await self._ask(
                 "put_bucket_lifecycle_configuration",
                 "write_lifecycle",
                 self.bucket,
-                LifecycleConfiguration=configuration,
+                LifecycleConfiguration={"Rules": list(rules)},
+                TransitionDefaultMinimumObjectSize=least_bytes,
             )
         else:
             await self._ask("delete_bucket_lifecycle", "write_lifecycle", self.bucket)
@@ -516,7 +550,7 @@ class S3Store(BlobStore):
 
     @property
     def _uses_tags(self) -> bool:
-        return self.settings.use_tags and (self._profile is None or self._profile.tags)
+        return self._profile is None or self._profile.tags
 
     @property
     def _multipart_is_conditional(self) -> bool:

@@ -9,6 +9,7 @@ end here (design 0003, E5).
 import asyncio
 import contextlib
 import ipaddress
+import re
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from email.utils import parsedate_to_datetime
@@ -37,6 +38,8 @@ _FIRST_REGION: Final = "us-east-1"
 # Chunks of an answer's body are joined up to this size, or for so long.
 _JOINED_BYTES: Final = 256 * 1024
 _JOINED_S: Final = 1.0
+# What is said of a signature quotes what was signed.
+_QUOTED: Final = re.compile(r"authorization|security-token|signature|canonical", re.IGNORECASE)
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
@@ -305,12 +308,11 @@ def _refusal(response: Any) -> Refusal:
     answer = response.get("ResponseMetadata", {})
     headers = answer.get("HTTPHeaders", {})
     status = int(answer.get("HTTPStatusCode") or 0)
-    code = str(told.get("Code") or status)
+    code, message = str(told.get("Code") or status), str(told.get("Message") or "")
     return Refusal(
         status=status,
         code=code,
-        # What is said of a signature quotes what was signed.
-        message="" if code in STALE_CREDENTIALS else " ".join(str(told.get("Message") or "").split()),
+        message="" if code in STALE_CREDENTIALS or _QUOTED.search(message) else " ".join(message.split()),
         request_id=str(answer.get("RequestId") or headers.get("x-amz-request-id") or ""),
         retry_after_s=_retry_after_s(headers.get("retry-after")),
         date_ms=_date_ms(headers.get("date")),

@@ -107,10 +107,6 @@ def role_policy(role: Role, *, bucket: str, prefix: str = "", kms_key_id: str = 
                 on_bucket("FindUnfinishedUploads", "ListBucketMultipartUploads"),
                 on_bucket("Lifecycle", "GetLifecycleConfiguration", "PutLifecycleConfiguration"),
             ]
-    if not root and role in {Role.COLLECTOR, Role.OWNER}:
-        # Ceph 16 judges a batch delete by the bucket, and then deletes whatever is named: good enough only where the
-        # bucket is the repository's own. On AWS this statement allows nothing.
-        statements.append(on_bucket("BatchDeleteOnCeph", "DeleteObject"))
     if kms_key_id:
         statements.append(_kms(kms_key_id, partition))
     return {"Version": VERSION, "Statement": statements}

@@ -26,8 +26,6 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Server-side encryption: with the store's keys (SSE-S3), or with a key of KMS, the account's default if not named.
     encryption: Literal["", "AES256", "aws:kms"] = ""
     kms_key_id: str = ""
-    # False: TTLs stand in the metadata and are never removed (design 0003, L5).
-    use_tags: bool = True
     # Whether completing a multipart upload takes `If-None-Match` (design 0003, W5). None: as the profile says.
     conditional_multipart: bool | None = None
     # A larger body goes in parts where that is safe.

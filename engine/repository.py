@@ -155,33 +155,33 @@ class Repository:
                 create replace what was there, and then what stands in the record's place is opened by nobody.
             StoreError: As the store says.
         """
-        opened = _opened(store)
         if not 0 < margin_ms * 2 < ttl_ms or collection_period_ms <= 0:
             raise UsageError(
                 f"ttl {ttl_ms} ms, margin {margin_ms} ms and collection period {collection_period_ms} ms do not fit",
                 operation="init",
                 hint="all are positive, and the margin is less than half of the TTL",
             )
-        await _check_no_repository(opened)
-        check_commits(opened, "init")
-        if opened.capabilities.enforces_ttl and ttl_ms < max(BACKSTOP_MS_MIN, 3 * collection_period_ms):
-            raise UsageError(
-                "the store deletes expired blobs by itself: the TTL is too short for that",
-                operation="init",
-                hint="use at least 7 days and three collection periods (design 0002, T3)",
+        async with _opened(store) as opened:
+            await _check_no_repository(opened)
+            check_commits(opened, "init")
+            if opened.capabilities.enforces_ttl and ttl_ms < max(BACKSTOP_MS_MIN, 3 * collection_period_ms):
+                raise UsageError(
+                    "the store deletes expired blobs by itself: the TTL is too short for that",
+                    operation="init",
+                    hint="use at least 7 days and three collection periods (design 0002, T3)",
+                )
+            ambient = ambient or SystemAmbient()
+            record = RepositoryRecord(
+                id=ambient.unique_id(), ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=collection_period_ms
             )
-        ambient = ambient or SystemAmbient()
-        record = RepositoryRecord(
-            id=ambient.unique_id(), ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=collection_period_ms
-        )
-        match await opened.put_if_absent(REPOSITORY, BytesBody(encode_record(record))):
-            case Created():
-                await _check_refuses_a_second(opened)
-            case Unknown(reason=reason):
-                raise StoreUnavailableError(reason, operation="init", key=REPOSITORY)
-            case Lost():
-                if (await _read_record(opened, "init")).id != record.id:
-                    raise _is_repository()
+            match await opened.put_if_absent(REPOSITORY, BytesBody(encode_record(record))):
+                case Created():
+                    await _check_refuses_a_second(opened)
+                case Unknown(reason=reason):
+                    raise StoreUnavailableError(reason, operation="init", key=REPOSITORY)
+                case Lost():
+                    if (await _read_record(opened, "init")).id != record.id:
+                        raise _is_repository()
         return cls(opened, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
 
     @classmethod
@@ -207,8 +207,9 @@ class Repository:
             UnsafeStoreError: `init` has refused this store.
             StoreError: As the store says.
         """
-        opened = _opened(store)
-        return cls(opened, await _read_record(opened, "open"), settings=settings, ambient=ambient, cache_dir=cache_dir)
+        async with _opened(store) as opened:
+            record = await _read_record(opened, "open")
+        return cls(opened, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
 
     async def __aenter__(self) -> Self:
         """The repository itself."""
@@ -654,8 +655,18 @@ def require_store(commit: Commit, task: str, store: str) -> StoreReference:
     return reference
 
 
-def _opened(store: str | BlobStore) -> BlobStore:
-    return open_store(store) if isinstance(store, str) else store
+@contextlib.asynccontextmanager
+async def _opened(store: str | BlobStore) -> AsyncIterator[BlobStore]:
+    """The store of a repository that is about to be opened; one that was opened here is closed if that fails."""
+    if not isinstance(store, str):
+        yield store
+        return
+    opened = open_store(store)
+    try:
+        yield opened
+    except BaseException:
+        await opened.close()
+        raise
 
 
 async def _read_record(store: BlobStore, operation: str) -> RepositoryRecord:

@@ -286,7 +286,7 @@ def lifecycle(session: Session, *, install: bool, remove: bool, yes: bool) -> Ex
                 raise UsageError(
                     "TTLs cannot be removed on this store: the rule would delete what is committed",
                     operation="lifecycle",
-                    hint="see use_tags in [s3], and what `tidemark doctor` found out",
+                    hint="`tidemark doctor` found that it has no tags; see what it says now",
                 )
         days = backstop_days(ttl_ms=record.ttl_ms, collection_period_ms=record.collection_period_ms)
         wanted = backstop_rules(store.prefix, days=days)

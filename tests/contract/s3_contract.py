@@ -19,6 +19,9 @@ class S3Contract(StoreContract):
     prefix: ClassVar[str] = ""
     settings: ClassVar[S3Settings] = S3Settings()
 
+    def open(self, bucket: str) -> S3Store:
+        return S3Store(bucket, self.prefix, self.settings)
+
     @pytest.fixture
     def server(self, s3_server: S3Server) -> S3Server:
         return s3_server
@@ -30,13 +33,13 @@ class S3Contract(StoreContract):
     @pytest.fixture
     @override
     async def store(self, bucket: str) -> AsyncIterator[BlobStore]:
-        store = S3Store(bucket, self.prefix, self.settings)
+        store = self.open(bucket)
         yield store
         await store.close()
 
     @pytest.fixture
     @override
     async def second(self, store: BlobStore, bucket: str) -> AsyncIterator[BlobStore]:
-        second = S3Store(bucket, self.prefix, self.settings)
+        second = self.open(bucket)
         yield second
         await second.close()

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from blobstore.s3 import S3Store
 from blobstore.s3_client import S3Client
 from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle
-from blobstore.s3_profile import decode_profile
+from blobstore.s3_profile import PROFILE_KEY, StoreProfile, decode_profile, encode_profile
 from engine.cli import doctoring, tidemark
 from tests.fault_proxy import FaultProxy
 from tests.fault_rules import Rule, every, on, shifted_range, slow_down
@@ -258,7 +258,12 @@ def test_a_change_of_somebody_else_is_a_conflict(shell: Shell, monkeypatch: pyte
 
 def test_a_store_without_tags_gets_no_rule_that_deletes(shell: Shell) -> None:
     shell.run("init")
-    refused = shell.told("lifecycle", "--install", "--yes", code=2, TIDEMARK_S3_USE_TAGS="false")
+    profile = StoreProfile(
+        atomic_create=True, consistent_lists=True, tags=False, conditional_multipart=False, probed_at_ms=0, tidemark="0"
+    )
+    key = f"{PREFIX}/{PROFILE_KEY}"
+    shell.server.client.put_object(Bucket=shell.bucket, Key=key, Body=encode_profile(profile))
+    refused = shell.told("lifecycle", "--install", "--yes", code=2)
     assert "delete what is committed" in refused["message"]
     assert shell.rules() == []
 

@@ -79,13 +79,6 @@ def test_a_bucket_of_its_own_needs_no_condition() -> None:
         assert _allowed(policy)["s3:GetObject"] == {f"{BUCKET}/*"}
 
 
-def test_a_batch_delete_is_allowed_on_the_bucket_only_where_all_of_it_is_ours() -> None:
-    for role in Role:
-        may = BUCKET in _allowed(role_policy(role, bucket="b")).get("s3:DeleteObject", set())
-        assert may is (role in {Role.COLLECTOR, Role.OWNER})
-        assert BUCKET not in _of(role).get("s3:DeleteObject", set())
-
-
 @pytest.mark.parametrize(
     "key_id, resource, condition",
     [

@@ -122,7 +122,7 @@ def test_transfer_settings_that_contradict_each_other_are_refused(run: Run, tmp_
 def test_s3_settings_have_a_table_a_variable_and_few_flags(run: Run, seen: list[Common], tmp_path: Path) -> None:
     (tmp_path / "tidemark.toml").write_text(
         'repository = "memory://a"\n'
-        '[s3]\nendpoint_url = "https://file"\npath_style = true\nuse_tags = false\nencryption = "aws:kms"\n'
+        '[s3]\nendpoint_url = "https://file"\npath_style = true\nallow_http = true\nencryption = "aws:kms"\n'
         'kms_key_id = "ab"\npart_bytes = "16MiB"\nsingle_put_bytes_max = 1000\nread_timeout_s = 5\n'
         "[verify]\ns3_connections_max = 3\n"
     )
@@ -133,7 +133,7 @@ def test_s3_settings_have_a_table_a_variable_and_few_flags(run: Run, seen: list[
         endpoint_url="https://environment",
         region="eu-central-1",
         path_style=True,
-        use_tags=False,
+        allow_http=True,
         encryption="aws:kms",
         kms_key_id="ab",
         part_bytes=16 * 2**20,

@@ -1,10 +1,13 @@
 """What `Repository` adds to the parts: a base that goes meanwhile, contradictory choices, stores that are refused."""
 
+from pathlib import Path
+
 import pytest
 from typing_extensions import override
 
 from blobstore.base import Body, BytesBody, Created, CreateOutcome, RequestMetadata, list_blobs, read_blob
 from blobstore.errors import StoreUnavailableError
+from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, NotFoundError, StaleResultError, UnsafeStoreError, UsageError
 from engine.repository import REFUSED_STORE, Repository
@@ -178,3 +181,21 @@ async def test_nothing_new_is_built_on_an_unsafe_store_and_what_is_there_can_be_
             await attempt
     assert [blob.key async for blob in list_blobs(world.store.inner, "")] == before
     assert await world.restored_text(await world.process()) == "one"
+
+
+async def test_a_store_that_was_opened_for_nothing_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    async def close(self: LocalStore) -> None:
+        closed.append("closed")
+
+    monkeypatch.setattr(LocalStore, "close", close)
+    with pytest.raises(NotFoundError):
+        await Repository.open(f"file://{tmp_path}")
+    with pytest.raises(UsageError):
+        await Repository.init(f"file://{tmp_path}", ttl_ms=1)
+    await Repository.init(f"file://{tmp_path}")
+    with pytest.raises(UsageError):
+        await Repository.init(f"file://{tmp_path}")
+    # Settings that do not fit are found before anything is opened.
+    assert closed == ["closed"] * 2
