@@ -144,13 +144,45 @@ CREATE_CALLS = pytest.mark.parametrize("create", [put_bytes, create_bytes], ids=
 PUT_METHODS = pytest.mark.parametrize("method", ["put", "put_if_absent"])
 
 
+class RacedByProcesses:
+    """For stores that other processes can open. Stands before the contract among the bases of a test class."""
+
+    racers_count: ClassVar[int] = 16
+
+    @pytest.fixture
+    def race_url(self) -> str:
+        """By which URL they do."""
+        raise NotImplementedError
+
+    async def test_of_many_processes_exactly_one_creates_each_key(self, store: BlobStore, race_url: str) -> None:
+        keys_count = 20
+        racers = [
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "tests.contract.racer", race_url, f"{number:02d}", str(keys_count)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                cwd=Path(__file__).parents[2],
+            )
+            for number in range(self.racers_count)
+        ]
+        for racer in racers:
+            assert racer.stdout is not None
+            assert await racer.stdout.readline() == b"ready\n"
+        results = [out.decode().split() for out, _ in await asyncio.gather(*(r.communicate(b"go\n") for r in racers))]
+        for key in range(keys_count):
+            winners = [number for number, outcomes in enumerate(results) if outcomes[key] == "won"]
+            assert len(winners) == 1
+            assert await get_bytes(store, f"race/{key}") == f"{winners[0]:02d}".encode() * 1000
+            assert (await stat_there(store, f"race/{key}")).expires_at_ms is not None
+        assert len(await keys_of(store)) == keys_count
+
+
 class StoreContract:
     """Subclass it, and give it a fixture `store`: empty, and closed by whoever made it."""
 
     # How many of the 1,024 bytes of a key the store needs for itself, as S3 does for a prefix in a bucket.
     own_key_bytes: ClassVar[int] = 0
-    # How many processes race where there is a `race_url`.
-    racers_count: ClassVar[int] = 16
 
     @pytest.fixture
     def store(self) -> BlobStore:
@@ -160,11 +192,6 @@ class StoreContract:
     def second(self, store: BlobStore) -> BlobStore:
         """The same blobs, opened once more; a store that cannot be opened twice gives itself."""
         return store
-
-    @pytest.fixture
-    def race_url(self) -> str | None:
-        """By which URL other processes open this store; None leaves the race of processes out."""
-        return None
 
     # --- keys ---
 
@@ -362,31 +389,6 @@ class StoreContract:
         assert outcomes.count(Lost()) == 15
         assert await get_bytes(store, KEY) == winners[0]
         assert (await stat_there(store, KEY)).expires_at_ms is not None
-
-    async def test_of_many_processes_exactly_one_creates_each_key(self, store: BlobStore, race_url: str | None) -> None:
-        if race_url is None:
-            pytest.skip("other processes cannot open this store, or race for it elsewhere")
-        keys_count = 20
-        racers = [
-            await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-m", "tests.contract.racer", race_url, f"{number:02d}", str(keys_count)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                cwd=Path(__file__).parents[2],
-            )
-            for number in range(self.racers_count)
-        ]
-        for racer in racers:
-            assert racer.stdout is not None
-            assert await racer.stdout.readline() == b"ready\n"
-        results = [out.decode().split() for out, _ in await asyncio.gather(*(r.communicate(b"go\n") for r in racers))]
-        for key in range(keys_count):
-            winners = [number for number, outcomes in enumerate(results) if outcomes[key] == "won"]
-            assert len(winners) == 1
-            assert await get_bytes(store, f"race/{key}") == f"{winners[0]:02d}".encode() * 1000
-            assert (await stat_there(store, f"race/{key}")).expires_at_ms is not None
-        assert len(await keys_of(store)) == keys_count
 
     async def test_a_late_put_if_absent_does_not_bring_a_removed_ttl_back(self, store: BlobStore) -> None:
         late = WaitingBody(b"la", b"te")

@@ -6,10 +6,10 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.local import LocalStore
-from tests.contract.store_contract import HOUR_MS, StoreContract
+from tests.contract.store_contract import HOUR_MS, RacedByProcesses, StoreContract
 
 
-class TestLocalStore(StoreContract):
+class TestLocalStore(RacedByProcesses, StoreContract):
     @pytest.fixture
     @override
     def store(self, tmp_path: Path) -> Iterator[BlobStore]:

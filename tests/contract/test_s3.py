@@ -10,7 +10,15 @@ from blobstore.base import BlobStore
 from blobstore.s3 import S3Store
 from blobstore.s3_profile import StoreProfile
 from tests.contract.s3_contract import S3Contract
-from tests.contract.store_contract import HOUR_MS, KEY, create_bytes, keys_of, put_bytes, stat_there
+from tests.contract.store_contract import (
+    HOUR_MS,
+    KEY,
+    RacedByProcesses,
+    create_bytes,
+    keys_of,
+    put_bytes,
+    stat_there,
+)
 from tests.servers.ceph_rgw import CephRgw
 from tests.servers.s3_server import S3Server
 
@@ -35,7 +43,7 @@ class TestS3OnCeph(S3Contract):
         assert await keys_of(store) == keys[:1]
 
 
-class TestS3BelowAPrefix(S3Contract):
+class TestS3BelowAPrefix(RacedByProcesses, S3Contract):
     """In a bucket in which others live, by several processes that open it by its URL."""
 
     prefix: ClassVar[str] = "team-a/state"
