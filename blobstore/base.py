@@ -57,6 +57,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     removes_ttl: bool = True
     # False: a blob whose TTL was removed may tell a later creation time than before (design 0003, C2).
     keeps_created_at: bool = True
+    # How much later than `stat` a create may tell its time; what relies on such times keeps a margin above it.
+    created_late_ms: int = 0
 
 
 class BlobInfo(msgspec.Struct, frozen=True, kw_only=True):

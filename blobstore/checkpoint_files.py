@@ -153,6 +153,9 @@ class CheckpointFiles:
     async def open(self, path: str) -> AsyncGenerator[bytes, None]:
         """The content of a file, in chunks.
 
+        Read it to its end, or close it, before another request to the same store is waited for: a store that asks for
+        less may leave one slot for all of them.
+
         Raises:
             BlobNotFoundError: There is no such file.
         """

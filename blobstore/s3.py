@@ -26,17 +26,20 @@ from blobstore.base import (
     Unknown,
     check_key,
 )
+from blobstore.bounded import map_bounded
 from blobstore.checks import check_delete, check_list, check_range, check_ttl, range_size_bytes
 from blobstore.errors import (
     AccessDeniedError,
     BlobNotFoundError,
     CapabilityMissingError,
     InvalidRequestError,
+    StoreError,
     StoreUnavailableError,
 )
 from blobstore.s3_answers import (
     TTL_MS,
     WRITE_ID,
+    answers,
     as_unavailable,
     read_created,
     read_created_at_ms,
@@ -56,6 +59,7 @@ from blobstore.s3_errors import (
     SERVICE_UNAVAILABLE,
     BrokenError,
     RefusedError,
+    showable,
 )
 from blobstore.s3_profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile
 from blobstore.s3_settings import PUT_BYTES_MAX, S3Settings
@@ -70,6 +74,10 @@ _UNSETTLED_MAX: Final = 1024
 _SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024
+# Forgotten uploads are told so many at a time: whoever gives these up sees the next.
+_UNFINISHED_MAX: Final = 10_000
+# Of a PUT that took longer, the creation time is asked for: it may be that of its start (design 0003, C3).
+_SLOW_PUT_S: Final = 5.0
 _NO_LIFECYCLE: Final = "NoSuchLifecycleConfiguration"
 _NO_UPLOAD: Final = "NoSuchUpload"
 
@@ -98,7 +106,7 @@ class S3Store(BlobStore):
                 hint="3 to 63 of a-z, 0-9, `.` and `-`: s3://bucket/prefix",
             )
         self.bucket = bucket
-        self.prefix = check_key(prefix, "open") if prefix else ""
+        self.prefix = _checked_prefix(prefix)
         self.settings = settings or S3Settings()
         self._root = f"{self.prefix}/" if prefix else ""
         self._client = S3Client(self.settings)
@@ -122,6 +130,7 @@ class S3Store(BlobStore):
             keeps_deleted=False,
             removes_ttl=self._uses_tags,
             keeps_created_at=False,
+            created_late_ms=int(1000 * _SLOW_PUT_S) + 1000,
         )
 
     # --- writing ---
@@ -139,8 +148,8 @@ class S3Store(BlobStore):
             try:
                 return await upload.put(body, birth)
             except (RefusedError, BrokenError) as error:
-                raise store_error(error, "put", key) from None
-        sent = await hash_body(body, operation="put", key=key)
+                raise _upload_error(error, "put", key) from None
+        sent = await hash_body(self._client, body, operation="put", key=key)
         answer = await self._ask("put_object", "put", key, Key=name, **_content(sent), **birth)
         return read_created(answer, "put", key)
 
@@ -152,30 +161,41 @@ class S3Store(BlobStore):
         name = self._object(key, operation)
         check_ttl(ttl_ms, operation=operation, key=key)
         await self._ready()
-        if body.size_bytes > self.settings.single_put_bytes_max and self._multipart_is_conditional:
-            return await self.put_parts_if_absent(key, body, ttl_ms=ttl_ms)
-        if body.size_bytes > PUT_BYTES_MAX:
+        is_multipart = body.size_bytes > self.settings.single_put_bytes_max and self._multipart_is_conditional
+        if body.size_bytes > PUT_BYTES_MAX and not is_multipart:
             raise CapabilityMissingError(
                 "is larger than one PUT can be, and this store cannot complete a multipart upload conditionally",
                 operation=operation,
                 key=key,
                 hint="lower blob_bytes_max to 5 GiB or less",
             )
-        sent = await hash_body(body, operation=operation, key=key)
+        sent = await hash_body(self._client, body, operation=operation, key=key)
+        create = (name, sent.sha256)
         # A create that is sent again after an unknown outcome says the same as before, so that it knows itself.
-        write_id = self._unsettled.pop((name, sent.sha256), "") or secrets.token_hex(16)
-        birth = self._birth(write_id, ttl_ms)
+        known_id = self._unsettled.pop(create, "")
+        write_id = known_id or secrets.token_hex(16)
         try:
-            outcome = await self._create(key, name, sent, birth, write_id)
-        except StoreUnavailableError:
-            self._remember((name, sent.sha256), write_id)
+            if is_multipart:
+                if known_id and await self._is_own(key, name, write_id):
+                    return await self._found(key, name)
+                outcome = await self.put_parts_if_absent(key, body, ttl_ms=ttl_ms, write_id=write_id)
+            else:
+                outcome = await self._create(key, name, sent, self._birth(write_id, ttl_ms), write_id)
+        except BaseException:
+            self._remember(create, write_id)
             raise
         if isinstance(outcome, Unknown):
-            self._remember((name, sent.sha256), write_id)
+            self._remember(create, write_id)
         return outcome
 
     async def put_parts_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, part_bytes: int | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        part_bytes: int | None = None,
+        write_id: str = "",
     ) -> CreateOutcome:
         """`put_if_absent` by a multipart upload, whatever the profile says of it; for `doctor`, which wants to know.
 
@@ -184,28 +204,47 @@ class S3Store(BlobStore):
         """
         operation = "put_if_absent"
         name = self._object(key, operation)
-        write_id = secrets.token_hex(16)
+        write_id = write_id or secrets.token_hex(16)
         upload = self._upload(key, name, operation, condition="*", part_bytes=part_bytes)
         try:
-            return await upload.put(body, self._birth(write_id, ttl_ms))
+            await upload.put(body, self._birth(write_id, ttl_ms))
+            # Its birth may be that of its first request, long ago.
+            return await self._found(key, name)
         except (RefusedError, BrokenError) as error:
             if upload.is_completing:
                 return await self._settle(error, key, name, write_id)
-            raise store_error(error, operation, key) from None
+            raise _upload_error(error, operation, key) from None
 
     async def _create(self, key: str, name: str, sent: SentBody, birth: dict[str, Any], write_id: str) -> CreateOutcome:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
         try:
             answer = await self._client.call(
-                "put_object",
-                Bucket=self.bucket,
-                Key=name,
-                **_content(sent),
-                IfNoneMatch="*",
-                **birth,
+                "put_object", Bucket=self.bucket, Key=name, IfNoneMatch="*", **_content(sent), **birth
             )
         except (RefusedError, BrokenError) as error:
             return await self._settle(error, key, name, write_id)
+        if clock() - began_s > _SLOW_PUT_S:
+            return await self._found(key, name)
         return read_created(answer, "put_if_absent", key)
+
+    async def _found(self, key: str, name: str) -> Created:
+        """A blob that was just created, with the time that it has: a store may date it by the start of its PUT.
+
+        Raises:
+            StoreError: As the store says.
+        """
+        operation = "put_if_absent"
+        answer = await self._ask("head_object", operation, key, Key=name)
+        with answers(operation, key):
+            return Created(created_at_ms=read_created_at_ms(answer))
+
+    async def _is_own(self, key: str, name: str, write_id: str) -> bool:
+        try:
+            answer = await self._ask("head_object", "put_if_absent", key, Key=name)
+        except BlobNotFoundError:
+            return False
+        return bool(answer.get("Metadata", {}).get(WRITE_ID) == write_id)
 
     async def _settle(self, error: RefusedError | BrokenError, key: str, name: str, write_id: str) -> CreateOutcome:
         """What a create that was not plainly answered has come to (design 0003, W1 and W2)."""
@@ -223,7 +262,8 @@ class S3Store(BlobStore):
                 return Unknown(reason=f"no answer: {error}; {seen}")
             raise as_unavailable(store_error(error if is_gone else unseen, operation, key), operation, key) from None
         if found.get("Metadata", {}).get(WRITE_ID) == write_id:
-            return Created(created_at_ms=read_created_at_ms(found))
+            with answers(operation, key):
+                return Created(created_at_ms=read_created_at_ms(found))
         return Lost()
 
     def _remember(self, create: tuple[str, str], write_id: str) -> None:
@@ -289,7 +329,8 @@ class S3Store(BlobStore):
             range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key), key=key)
             return
         try:
-            left = read_promised_bytes(answer, start, size_bytes, key=key)
+            with answers("get", key):
+                left = read_promised_bytes(answer, start, size_bytes, key=key)
         except BaseException:
             abandon(answer)
             raise
@@ -308,7 +349,9 @@ class S3Store(BlobStore):
         await self._ready()
         try:
             answer = await self._ask("head_object", "stat", key, Key=name)
-            created_at_ms, ttl_ms = read_created_at_ms(answer), read_ttl_ms(answer)
+            with answers("stat", key):
+                created_at_ms, ttl_ms = read_created_at_ms(answer), read_ttl_ms(answer)
+                stored_bytes = int(answer["ContentLength"])
             if ttl_ms is not None and self._uses_tags:
                 tags = await self._ask("get_object_tagging", "stat", key, Key=name)
                 if {"Key": TAG, "Value": KEPT} in tags.get("TagSet", ()):
@@ -317,7 +360,7 @@ class S3Store(BlobStore):
             return None
         return BlobInfo(
             key=key,
-            size_bytes=int(answer["ContentLength"]),
+            size_bytes=stored_bytes,
             created_at_ms=created_at_ms,
             expires_at_ms=None if ttl_ms is None else created_at_ms + ttl_ms,
         )
@@ -334,11 +377,15 @@ class S3Store(BlobStore):
             StartAfter=self._root + start_after if start_after else None,
             MaxKeys=limit,
         )
+        with answers("list_page", prefix):
+            return self._page(answer, prefix, start_after, limit)
+
+    def _page(self, answer: Answer, prefix: str, start_after: str, limit: int) -> ListPage:
         blobs: list[BlobInfo] = []
         before = start_after
         for listed in answer.get("Contents", ()):
-            key = str(listed["Key"]).removeprefix(self._root)
-            if not key.startswith(prefix) or key <= before:
+            key = self._key(listed["Key"])
+            if key is None or not key.startswith(prefix) or key <= before:
                 raise StoreUnavailableError("the list repeats or goes astray", operation="list_page", key=prefix)
             before = key
             blobs.append(
@@ -386,7 +433,7 @@ class S3Store(BlobStore):
             if key is None:
                 raise StoreUnavailableError(f"failed for a key that was not asked for: {code}", operation="delete")
             if code != "NoSuchKey":
-                failures.append(DeleteFailure(key=key, reason=f"{code}: {error.get('Message', '')}".rstrip(": ")))
+                failures.append(DeleteFailure(key=key, reason=f"{code}: {showable(error.get('Message'))}".rstrip(": ")))
         return tuple(failures)
 
     @override
@@ -399,48 +446,45 @@ class S3Store(BlobStore):
             answer = await self._ask(
                 "list_multipart_uploads", "list_unfinished", prefix, Prefix=self._root + prefix, **position
             )
-            puts += [
-                UnfinishedPut(
-                    key=str(upload["Key"]).removeprefix(self._root),
-                    upload_id=str(upload["UploadId"]),
-                    begun_at_ms=whole_seconds_ms(upload["Initiated"]),
-                )
-                for upload in answer.get("Uploads", ())
-            ]
+            with answers("list_unfinished", prefix):
+                puts += self._unfinished(answer)
             following = {
                 "KeyMarker": str(answer.get("NextKeyMarker", "")),
                 "UploadIdMarker": str(answer.get("NextUploadIdMarker", "")),
             }
-            if not answer.get("IsTruncated"):
+            if not answer.get("IsTruncated") or len(puts) >= _UNFINISHED_MAX:
                 return tuple(puts)
-            if following == position or not following["KeyMarker"]:
+            if following == position or following["KeyMarker"] < position.get("KeyMarker", "") or not puts:
                 raise StoreUnavailableError("the list does not go on", operation="list_unfinished", key=prefix)
             position = following
+
+    def _unfinished(self, answer: Answer) -> list[UnfinishedPut]:
+        return [
+            UnfinishedPut(key=key, upload_id=str(upload["UploadId"]), begun_at_ms=whole_seconds_ms(upload["Initiated"]))
+            for upload in answer.get("Uploads", ())
+            if (key := self._key(upload["Key"])) is not None
+        ]
 
     @override
     async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
         await self._ready()
-        slots = asyncio.Semaphore(_SINGLE_REQUESTS_IN_FLIGHT_MAX)
 
         async def abort(put: UnfinishedPut) -> DeleteFailure | None:
             name = self._object(put.key, "abort_unfinished")
             try:
-                async with slots:
-                    await self._ask(
-                        "abort_multipart_upload", "abort_unfinished", put.key, Key=name, UploadId=put.upload_id
-                    )
+                await self._ask("abort_multipart_upload", "abort_unfinished", put.key, Key=name, UploadId=put.upload_id)
             except BlobNotFoundError:
                 return None
             except AccessDeniedError as error:
                 return DeleteFailure(key=put.key, reason=str(error))
             return None
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(abort(put)) for put in puts]
-        return tuple(failure for task in tasks if (failure := task.result()) is not None)
+        failures = await map_bounded(abort, puts, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
+        return tuple(failure for failure in failures if failure is not None)
 
     @override
     async def now_ms(self) -> int:
+        await self._ready()
         # Any answer has the date, also that there is no such object or that it may not be looked at.
         try:
             answer = await self._client.call("head_object", Bucket=self.bucket, Key=self._root + PROFILE_KEY)
@@ -465,12 +509,10 @@ class S3Store(BlobStore):
         Raises:
             AccessDeniedError: The first may not be deleted.
         """
-        slots = asyncio.Semaphore(_SINGLE_REQUESTS_IN_FLIGHT_MAX)
 
         async def delete(name: str) -> None:
-            async with slots:
-                with suppress(BlobNotFoundError):
-                    await self._ask("delete_object", "delete", names[name], Key=name)
+            with suppress(BlobNotFoundError):
+                await self._ask("delete_object", "delete", names[name], Key=name)
 
         async def delete_if_allowed(name: str) -> DeleteFailure | None:
             try:
@@ -481,9 +523,8 @@ class S3Store(BlobStore):
 
         first, *rest = names
         await delete(first)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(delete_if_allowed(name)) for name in rest]
-        return tuple(failure for task in tasks if (failure := task.result()) is not None)
+        failures = await map_bounded(delete_if_allowed, rest, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
+        return tuple(failure for failure in failures if failure is not None)
 
     # --- for `doctor` and `lifecycle` ---
 
@@ -496,7 +537,8 @@ class S3Store(BlobStore):
         name = self._object(key, "begin_upload")
         birth = self._birth(secrets.token_hex(16), None)
         answer = await self._ask("create_multipart_upload", "begin_upload", key, Key=name, **birth)
-        return UnfinishedPut(key=key, upload_id=str(answer["UploadId"]), begun_at_ms=date_ms(answer) or 0)
+        with answers("begin_upload", key):
+            return UnfinishedPut(key=key, upload_id=str(answer["UploadId"]), begun_at_ms=date_ms(answer) or 0)
 
     async def read_lifecycle(self) -> tuple[dict[str, Any], ...]:
         """The lifecycle rules of the bucket, everybody's, as the SDK gives them.
@@ -567,6 +609,11 @@ class S3Store(BlobStore):
             )
         return name
 
+    def _key(self, name: object) -> str | None:
+        """The key of an object; None if it is not below the prefix."""
+        text = str(name)
+        return text.removeprefix(self._root) if text.startswith(self._root) else None
+
     async def _ready(self) -> None:
         """Read the profile, once, before anything else (design 0003, P1)."""
         if self._is_ready:
@@ -580,7 +627,9 @@ class S3Store(BlobStore):
     async def _read_profile(self) -> StoreProfile | None:
         try:
             answer = await self._client.call("get_object", Bucket=self.bucket, Key=self._root + PROFILE_KEY)
-            if int(answer["ContentLength"]) > PROFILE_BYTES_MAX:
+            with answers("open", PROFILE_KEY):
+                size_bytes = int(answer["ContentLength"])
+            if size_bytes > PROFILE_BYTES_MAX:
                 abandon(answer)
                 raise InvalidRequestError("is too large for a profile", operation="open", key=PROFILE_KEY)
             async with aclosing(self._client.read(answer)) as chunks:
@@ -588,14 +637,16 @@ class S3Store(BlobStore):
         except BrokenError as error:
             raise store_error(error, "open", PROFILE_KEY) from None
         except RefusedError as error:
-            refusal = error.refusal
+            status, code = error.refusal.status, error.refusal.code
             # Who may not list is told "denied" of what is not there; what really is denied shows with the next request.
-            if refusal.code == "NoSuchKey" or (refusal.status == FORBIDDEN and refusal.code == "AccessDenied"):
+            if (status == NOT_FOUND and code != "NoSuchBucket") or (status == FORBIDDEN and code == "AccessDenied"):
                 return None
             raise store_error(error, "open", PROFILE_KEY) from None
 
     async def _size_bytes(self, key: str) -> int:
-        return int((await self._ask("head_object", "get", key, Key=self._object(key, "get")))["ContentLength"])
+        answer = await self._ask("head_object", "get", key, Key=self._object(key, "get"))
+        with answers("get", key):
+            return int(answer["ContentLength"])
 
     async def _ask(self, method: str, operation: str, key: str, **arguments: object) -> Answer:
         """One request whose refusal is the caller's error."""
@@ -605,10 +656,28 @@ class S3Store(BlobStore):
             raise store_error(error, operation, key) from None
 
 
+def _checked_prefix(prefix: str) -> str:
+    try:
+        return check_key(prefix, "open") if prefix else ""
+    except InvalidRequestError:
+        raise InvalidRequestError(
+            "is not a prefix that tidemark can use",
+            operation="open",
+            key=repr(prefix),
+            hint="components of A-Za-z0-9._-@~%+=, between single slashes, as in s3://bucket/team/state",
+        ) from None
+
+
 def _content(sent: SentBody) -> dict[str, Any]:
     """A body as `put_object` takes it; a store that keeps checksums keeps the one that the signature covers."""
     checksum = base64.b64encode(bytes.fromhex(sent.sha256)).decode()
     return {"Body": sent, "ContentLength": sent.size, "ChecksumSHA256": checksum}
+
+
+def _upload_error(error: RefusedError | BrokenError, operation: str, key: str) -> StoreError:
+    """What an upload that was not completed has come to; one that a collector gave up is begun anew."""
+    told = store_error(error, operation, key)
+    return as_unavailable(told, operation, key) if isinstance(told, BlobNotFoundError) else told
 
 
 def _status(error: RefusedError | BrokenError) -> int:

@@ -1,6 +1,8 @@
 """What an S3 server's answers say in the words of the contract, once they are known to answer what was asked."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Final
 
@@ -60,6 +62,17 @@ def read_promised_bytes(answer: Answer, start: int, size_bytes: int | None, *, k
     if first != start or last != end - 1 or length != end - start:
         raise StoreUnavailableError(f"the answer is another range: {told[0]}", operation="get", key=key)
     return range_size_bytes(start, size_bytes, blob_size_bytes=total, key=key)
+
+
+@contextmanager
+def answers(operation: str, key: str) -> Iterator[None]:
+    """Read answers within: one that lacks what it must have is none (design 0003, E4)."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise StoreUnavailableError(
+            f"the answer lacks something, or says it in a strange way: {error!r}", operation=operation, key=key
+        ) from error
 
 
 def store_error(error: RefusedError | BrokenError, operation: str, key: str) -> StoreError:

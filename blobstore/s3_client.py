@@ -9,7 +9,6 @@ end here (design 0003, E5).
 import asyncio
 import contextlib
 import ipaddress
-import re
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from email.utils import parsedate_to_datetime
@@ -23,23 +22,35 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
+from botocore.utils import get_environ_proxies
 from typing_extensions import override
 
 from blobstore.errors import AccessDeniedError, InvalidRequestError
-from blobstore.s3_errors import FORBIDDEN, STALE_CREDENTIALS, UNAUTHORIZED, BrokenError, Refusal, RefusedError
+from blobstore.s3_errors import (
+    FORBIDDEN,
+    STALE_CREDENTIALS,
+    UNAUTHORIZED,
+    BrokenError,
+    Refusal,
+    RefusedError,
+    showable,
+)
 from blobstore.s3_settings import S3Settings
 
 Answer = dict[str, Any]
 # Reads a body from its start: called once for each request that sends it.
-ReadBody = Callable[[], AsyncGenerator[bytes, None]]
+Buffer = bytes | bytearray | memoryview
+ReadBody = Callable[[], AsyncGenerator[Buffer, None]]
 
 _SIGNATURE: Final = "s3v4-known-hash"
 _FIRST_REGION: Final = "us-east-1"
 # Chunks of an answer's body are joined up to this size, or for so long.
 _JOINED_BYTES: Final = 256 * 1024
 _JOINED_S: Final = 1.0
-# What is said of a signature quotes what was signed.
-_QUOTED: Final = re.compile(r"authorization|security-token|signature|canonical", re.IGNORECASE)
+# What of a body has to be taken within the read timeout.
+_PIECE_BYTES: Final = 256 * 1024
+# Clients whose credentials have ended and whose calls may still be under way.
+_RETIRED_MAX: Final = 4
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 
@@ -50,10 +61,11 @@ class SentBody(Payload):
         error: What reading it raised; the HTTP client would hide that.
     """
 
-    def __init__(self, read: ReadBody, *, size_bytes: int, sha256: str) -> None:
+    def __init__(self, read: ReadBody, *, size_bytes: int, sha256: str, stall_s: float) -> None:
         super().__init__(None)
         self._size = size_bytes
         self._read = read
+        self._stall_s = stall_s
         self._is_used = False
         self.sha256 = sha256
         self.error: Exception | None = None
@@ -74,13 +86,23 @@ class SentBody(Payload):
         try:
             async with contextlib.aclosing(self._read()) as chunks:
                 async for chunk in chunks:
-                    await writer.write(chunk)
+                    whole = memoryview(chunk)
+                    for at in range(0, len(whole), _PIECE_BYTES):
+                        await self._write_piece(writer, whole[at : at + _PIECE_BYTES])
         except aiohttp.ClientError:
             raise
         except Exception as error:
             if not isinstance(error, ConnectionError):
                 self.error = error
             raise
+
+    async def _write_piece(self, writer: AbstractStreamWriter, piece: memoryview) -> None:
+        # The HTTP client's own timeout begins when all of the body is gone.
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await writer.write(piece)
+        except TimeoutError:
+            raise ConnectionResetError(f"the server takes nothing for {self._stall_s:g} s") from None
 
     @override
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -112,11 +134,13 @@ class S3Client:
         # Whether the credentials of this client have ever been accepted.
         self._is_proven = False
         self._exits = contextlib.AsyncExitStack()
+        self._retired: list[contextlib.AsyncExitStack] = []
 
     async def close(self) -> None:
         """Close every connection; closing twice is fine."""
         self._client = None
-        await self._exits.aclose()
+        for exits in (*self._retired, self._exits):
+            await exits.aclose()
 
     async def call(self, method: str, **arguments: Any) -> Answer:
         """Make one request.
@@ -133,24 +157,29 @@ class S3Client:
             Exception: Whatever reading the body raised.
         """
         client = await self._open()
-        body = arguments.get("Body")
+        outcome: Refusal | Exception
         try:
             answer: Answer = await getattr(client, method)(**{k: v for k, v in arguments.items() if v is not None})
         except botocore.exceptions.ClientError as error:
-            refusal = _refusal(error.response)
+            outcome = _refusal(error.response)
         except Exception as error:  # noqa: BLE001  (translated, and what is not the libraries' goes on as it is)
-            if isinstance(body, SentBody) and body.error is not None:
-                raise body.error from None
-            # From here on without the cause: the library's errors hold the request, its signature and token included.
-            raise _translated(error) from None
+            outcome = _failure(error, arguments.get("Body"))
         else:
             self._is_proven = True
             return answer
-        if refusal.status not in {UNAUTHORIZED, FORBIDDEN} and refusal.code not in STALE_CREDENTIALS:
+        # Out here, so that the library's error, which holds the request with its signature and token, is no context.
+        if isinstance(outcome, Exception):
+            raise outcome
+        is_stale = _is_stale(outcome, method)
+        if outcome.status not in {UNAUTHORIZED, FORBIDDEN} and not is_stale:
             self._is_proven = True
-        if refusal.code in STALE_CREDENTIALS and self._renew(client):
-            raise BrokenError(f"{refusal}; the credentials are looked up again", sent=False)
-        raise RefusedError(refusal)
+        if is_stale and await self._renew(client):
+            raise BrokenError(f"{outcome}; the credentials are looked up again", sent=False)
+        raise RefusedError(outcome)
+
+    def send(self, read: ReadBody, *, size_bytes: int, sha256: str) -> SentBody:
+        """A body for `call`, given up where the server takes nothing of it for as long as the read timeout."""
+        return SentBody(read, size_bytes=size_bytes, sha256=sha256, stall_s=self._settings.read_timeout_s)
 
     async def read(self, answer: Answer) -> AsyncGenerator[bytes, None]:
         """The body of an answer in chunks that are not empty; the connection is given up if it is not read to its end.
@@ -185,14 +214,18 @@ class S3Client:
         if broken is not None:
             raise broken
 
-    def _renew(self, client: Any) -> bool:
+    async def _renew(self, client: Any) -> bool:
         """Whether asking again makes sense: credentials that were good have ended, and new ones may be there."""
         if client is not self._client:
             return True  # another call has renewed it
         if not self._is_proven:
             return False
-        # Calls that are under way go on with the old one, which is closed with the rest.
         self._client = None
+        # Calls that are under way go on with the old one for a while.
+        self._retired.append(self._exits)
+        self._exits = contextlib.AsyncExitStack()
+        if len(self._retired) > _RETIRED_MAX:
+            await self._retired.pop(0).aclose()
         return True
 
     async def _open(self) -> Any:
@@ -237,7 +270,14 @@ class S3Client:
                 operation="open",
                 hint="check endpoint_url, region, ca_bundle and the profile in the environment or ~/.aws/config",
             ) from None
-        check_endpoint(client.meta.endpoint_url, allow_http=settings.allow_http)
+        endpoint = client.meta.endpoint_url
+        check_endpoint(endpoint, allow_http=settings.allow_http)
+        if endpoint.startswith("http:") and not settings.allow_http and get_environ_proxies(endpoint):
+            raise InvalidRequestError(
+                "the way to this machine leads through a proxy, in the open",
+                operation="open",
+                hint=f"put {urlsplit(endpoint).hostname} into NO_PROXY",
+            )
         # Some servers never answer it, and the client would wait for ever.
         client.meta.events.register_last("before-call.s3", _drop_expect)
         return client
@@ -309,25 +349,43 @@ def _refusal(response: Any) -> Refusal:
     headers = answer.get("HTTPHeaders", {})
     status = int(answer.get("HTTPStatusCode") or 0)
     code, message = str(told.get("Code") or status), str(told.get("Message") or "")
+    date_ms = _date_ms(headers.get("date"))
     return Refusal(
         status=status,
         code=code,
-        message="" if code in STALE_CREDENTIALS or _QUOTED.search(message) else " ".join(message.split()),
+        message="" if code in STALE_CREDENTIALS else showable(message),
         request_id=str(answer.get("RequestId") or headers.get("x-amz-request-id") or ""),
-        retry_after_s=_retry_after_s(headers.get("retry-after")),
-        date_ms=_date_ms(headers.get("date")),
+        retry_after_s=_retry_after_s(headers.get("retry-after"), date_ms),
+        date_ms=date_ms,
     )
 
 
 def _date_ms(date: str | None) -> int | None:
     try:
         return int(parsedate_to_datetime(date).timestamp()) * 1000 if date else None
-    except ValueError:
+    except (TypeError, ValueError):
         return None
 
 
-def _retry_after_s(text: str | None) -> float | None:
-    return float(text) if text is not None and text.isascii() and text.isdigit() else None
+def _retry_after_s(text: str | None, date_ms: int | None) -> float | None:
+    """A number of seconds, or a time, which is told by the server's clock."""
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return float(text)
+    until_ms = _date_ms(text)
+    return None if until_ms is None or date_ms is None else max(0.0, (until_ms - date_ms) / 1000)
+
+
+def _is_stale(refusal: Refusal, method: str) -> bool:
+    """Whether the credentials have ended; AWS says so by a 400, and to a HEAD it says no more than that."""
+    return refusal.code in STALE_CREDENTIALS or (method.startswith("head_") and refusal.code == "400")
+
+
+def _failure(error: Exception, body: Any) -> Exception:
+    if isinstance(body, SentBody) and body.error is not None:
+        return body.error
+    return _translated(error)
 
 
 def _translated(error: Exception) -> Exception:

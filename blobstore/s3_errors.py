@@ -1,5 +1,6 @@
 """What an S3 store answers instead of doing it, as errors of the contract: decided here alone (design 0003, E1)."""
 
+import re
 from typing import Final
 
 import msgspec
@@ -78,6 +79,14 @@ _DENIED_STATUS: Final = frozenset({UNAUTHORIZED, FORBIDDEN})
 _SKEWED: Final = "RequestTimeTooSkewed"
 _TOO_MANY_STATUS: Final = frozenset({429, 503})
 _MESSAGE_LENGTH_MAX: Final = 200
+# What is said of a signature quotes what was signed.
+_QUOTED: Final = re.compile(r"authorization|security-token|signature|canonical", re.IGNORECASE)
+
+
+def showable(message: object) -> str:
+    """What of a server's message may be told: not what quotes the request, and not without end."""
+    text = " ".join(str(message or "").split())
+    return "" if _QUOTED.search(text) else text[:_MESSAGE_LENGTH_MAX]
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +107,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     @override
     def __str__(self) -> str:
         told = f"{self.code} ({self.status})" if self.code != str(self.status) else self.code
-        message = f": {self.message[:_MESSAGE_LENGTH_MAX]}" if self.message else ""
+        message = f": {self.message}" if self.message else ""
         return f"{told}{message}" + (f" [request {self.request_id}]" if self.request_id else "")
 
 

@@ -1,6 +1,8 @@
 """What can be set about an S3 store. No credentials: the standard chain finds them on the machine that uses them."""
 
+import math
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -44,13 +46,16 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Raises:
             ValueError: A number is out of range, or a key is named without its kind of encryption.
         """
+        endpoint = urlsplit(self.endpoint_url)
+        if "@" in endpoint.netloc or endpoint.query:
+            raise ValueError("endpoint_url holds credentials: take them out, URLs get logged")
         if not PART_BYTES_MIN <= self.part_bytes <= PUT_BYTES_MAX:
             raise ValueError("part_bytes is not within 5 MiB and 5 GiB")
         if not 0 <= self.single_put_bytes_max <= PUT_BYTES_MAX:
             raise ValueError("single_put_bytes_max is not within 0 and 5 GiB")
         if min(self.parts_in_memory_max, self.connections_max) < 1:
             raise ValueError("parts_in_memory_max and connections_max are at least 1")
-        if min(self.connect_timeout_s, self.read_timeout_s) <= 0:
-            raise ValueError("timeouts are positive")
+        if not all(0 < timeout_s < math.inf for timeout_s in (self.connect_timeout_s, self.read_timeout_s)):
+            raise ValueError("timeouts are positive, and end")
         if self.kms_key_id and self.encryption != "aws:kms":
             raise ValueError("kms_key_id needs encryption = aws:kms")

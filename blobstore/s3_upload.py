@@ -7,12 +7,13 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from blobstore.base import Body, Created
+from blobstore.bounded import first_error
 from blobstore.checks import checked_chunks
 from blobstore.errors import StoreError
 from blobstore.local_files import run_blocking
 from blobstore.s3_answers import read_created
-from blobstore.s3_client import Answer, ReadBody, S3Client, SentBody
-from blobstore.s3_errors import BrokenError, RefusedError
+from blobstore.s3_client import Answer, Buffer, ReadBody, S3Client, SentBody
+from blobstore.s3_errors import SERVER_ERRORS, BrokenError, RefusedError
 from blobstore.s3_settings import PARTS_MAX
 
 # A body up to this size stays in memory between being hashed and being sent.
@@ -22,7 +23,7 @@ _HASHED_HERE_BYTES_MAX: Final = 256 * 1024
 _ABORT_TIMEOUT_S: Final = 10.0
 
 
-async def hash_body(body: Body, *, operation: str, key: str) -> SentBody:
+async def hash_body(client: S3Client, body: Body, *, operation: str, key: str) -> SentBody:
     """A body ready to be sent: its length checked, its hash known, and the bytes kept if they are few.
 
     Raises:
@@ -44,19 +45,16 @@ async def hash_body(body: Body, *, operation: str, key: str) -> SentBody:
     def read_again() -> AsyncGenerator[bytes, None]:
         return checked_chunks(body, operation=operation, key=key)
 
-    return SentBody(_reader(held) if is_small else read_again, size_bytes=body.size_bytes, sha256=sha256.hexdigest())
+    read = _reader(held) if is_small else read_again
+    return client.send(read, size_bytes=body.size_bytes, sha256=sha256.hexdigest())
 
 
-def _reader(chunks: Sequence[bytes]) -> ReadBody:
-    async def read() -> AsyncGenerator[bytes, None]:
+def _reader(chunks: Sequence[Buffer]) -> ReadBody:
+    async def read() -> AsyncGenerator[Buffer, None]:
         for chunk in chunks:
             yield chunk
 
     return read
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 class MultipartUpload:
@@ -106,17 +104,15 @@ class MultipartUpload:
         """
         upload = await self._begin(birth)
         try:
-            try:
-                parts = await self._send(body, upload)
-            except BaseExceptionGroup as errors:
-                # One is enough to tell; the others are of parts that were given up because of it.
-                raise _first(errors) from None
+            parts = await self._send(body, upload)
             self.is_completing = True
             completed = await self._client.call(
                 "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}, IfNoneMatch=self._condition
             )
-        except BaseException:
-            await _abort(self._client, upload)
+        except BaseException as error:
+            if not self.is_completing or _is_refused(error):
+                await _abort(self._client, upload)
+            # Otherwise it may be completing just now, and Ceph carries out both: the object would lose its parts.
             raise
         return read_created(completed, self._operation, self._key)
 
@@ -133,17 +129,24 @@ class MultipartUpload:
             return name(await asyncio.shield(begun))
         except asyncio.CancelledError:
             # Its id comes with the answer, and without that nobody could abort it.
-            await _within_bounds(give_up)
+            await _tidy_up(give_up)
             raise
 
     async def _send(self, body: Body, upload: dict[str, Any]) -> list[dict[str, Any]]:
         part_bytes = max(self._part_bytes, -(-body.size_bytes // PARTS_MAX))
         sending: list[asyncio.Task[dict[str, Any]]] = []
-        async with asyncio.TaskGroup() as group, aclosing(self._parts(body, part_bytes)) as parts:
-            async for part in parts:
-                # The slot was taken before the part was read, and is given back when it is sent.
-                sending.append(group.create_task(self._send_part(upload, len(sending) + 1, part)))
-        return [task.result() for task in sending]
+        try:
+            async with asyncio.TaskGroup() as group, aclosing(self._parts(body, part_bytes)) as parts:
+                async for part in parts:
+                    task = group.create_task(self._send_part(upload, len(sending) + 1, part))
+                    # The part has held a slot since before it was read. The task need not have begun when it ends.
+                    task.add_done_callback(lambda _: self._slots.release())
+                    sending.append(task)
+        except BaseExceptionGroup as failures:
+            error = first_error(failures)
+        else:
+            return [task.result() for task in sending]
+        raise error
 
     async def _parts(self, body: Body, part_bytes: int) -> AsyncGenerator[bytearray, None]:
         """The body in parts of one size, the last as large as it is; at least one. Each holds a slot."""
@@ -169,24 +172,23 @@ class MultipartUpload:
                 self._slots.release()
 
     async def _send_part(self, upload: dict[str, Any], number: int, part: bytearray) -> dict[str, Any]:
-        try:
-            data = bytes(part)
-            sha256 = await run_blocking(_sha256, data)
-            sent = SentBody(_reader([data]), size_bytes=len(data), sha256=sha256)
-            answer = await self._client.call(
-                "upload_part", **upload, PartNumber=number, Body=sent, ContentLength=len(data)
-            )
-            return {"PartNumber": number, "ETag": answer["ETag"]}
-        finally:
-            self._slots.release()
+        sha256 = await run_blocking(lambda: hashlib.sha256(part).hexdigest())
+        sent = self._client.send(_reader([part]), size_bytes=len(part), sha256=sha256)
+        answer = await self._client.call("upload_part", **upload, PartNumber=number, Body=sent, ContentLength=len(part))
+        return {"PartNumber": number, "ETag": answer["ETag"]}
+
+
+def _is_refused(error: BaseException) -> bool:
+    """Whether the store has said for certain that it did not and will not complete the upload."""
+    return isinstance(error, RefusedError) and error.refusal.status < SERVER_ERRORS
 
 
 async def _abort(client: S3Client, upload: dict[str, Any]) -> None:
     """Give an upload up."""
-    await _within_bounds(lambda: client.call("abort_multipart_upload", **upload))
+    await _tidy_up(lambda: client.call("abort_multipart_upload", **upload))
 
 
-async def _within_bounds(tidy: Callable[[], Awaitable[object]]) -> None:
+async def _tidy_up(tidy: Callable[[], Awaitable[object]]) -> None:
     """Tidy up as far as possible; what is left is found by `collect`."""
 
     async def bounded() -> None:
@@ -196,8 +198,3 @@ async def _within_bounds(tidy: Callable[[], Awaitable[object]]) -> None:
 
     # A caller that is cancelled once more does not stop it.
     await asyncio.shield(asyncio.ensure_future(bounded()))
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

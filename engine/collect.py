@@ -20,8 +20,8 @@ from blobstore.base import (
     RequestMetadata,
     UnfinishedPut,
 )
+from blobstore.bounded import map_bounded
 from blobstore.errors import AccessDeniedError, CapabilityMissingError
-from engine.bounded import map_bounded
 from engine.errors import DamagedError, UnsafeStoreError
 from engine.index_io import is_missing
 from engine.inventory import list_room

@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
+from blobstore.bounded import carry_out_all
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
 from blobstore.local_files import run_blocking
-from engine.bounded import carry_out_all
 from engine.errors import DamagedError
 from engine.hashing import FileHasher
 from engine.local_writing import (

@@ -6,8 +6,8 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from blobstore.base import BlobStore, list_blobs, read_blob
+from blobstore.bounded import map_bounded
 from blobstore.errors import BlobNotFoundError
-from engine.bounded import map_bounded
 from engine.errors import UnsafeStoreError
 from index.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit
 from index.errors import CorruptIndexError, IndexInvariantError

@@ -164,6 +164,12 @@ class Repository:
         async with _opened(store) as opened:
             await _check_no_repository(opened)
             check_commits(opened, "init")
+            if margin_ms <= opened.capabilities.created_late_ms:
+                raise UsageError(
+                    f"a margin of {margin_ms} ms is within the error of the store's times",
+                    operation="init",
+                    hint=f"use more than {opened.capabilities.created_late_ms} ms (design 0003, C3)",
+                )
             if opened.capabilities.enforces_ttl and ttl_ms < max(BACKSTOP_MS_MIN, 3 * collection_period_ms):
                 raise UsageError(
                     "the store deletes expired blobs by itself: the TTL is too short for that",

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from blobstore.base import BlobStore, RequestMetadata
+from blobstore.bounded import map_bounded
 from blobstore.errors import BlobNotFoundError
-from engine.bounded import map_bounded
 from engine.errors import DamagedError
 from engine.index_io import read_index
 from index.keys import INDEXES

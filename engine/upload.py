@@ -7,8 +7,8 @@ from contextlib import aclosing
 import msgspec
 
 from blobstore.base import BlobStore, Body, Created, RequestMetadata
+from blobstore.bounded import carry_out_all
 from blobstore.local_files import run_blocking
-from engine.bounded import carry_out_all
 from engine.digest_cache import DigestCache
 from engine.errors import UnsafeSourceError
 from engine.hashing import Digest, FileHasher, hash_bytes

@@ -2,14 +2,15 @@
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import aclosing
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
 from blobstore.base import BlobInfo, BlobStore
+from blobstore.bounded import map_bounded
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
-from engine.bounded import map_bounded
 from engine.errors import DamagedError
 from engine.hashing import FileHasher
 from engine.index_io import read_index, read_index_chain
@@ -287,13 +288,20 @@ def _sampled(path: Sequence[str], sample: float, seed: int) -> bool:
 
 
 async def _content_is_right(store: BlobStore, file: FileIndex) -> bool:
+    # Once more, over another connection, before it is called damage: a fault on the way is not yet one of the blob.
+    return await _reads_right(store, file, fresh=False) or await _reads_right(store, file, fresh=True)
+
+
+async def _reads_right(store: BlobStore, file: FileIndex, *, fresh: bool) -> bool:
     whole = FileHasher()
     if file.inline is not None:
         whole.update(file.inline)
     try:
         for blob in file.blobs:
-            async for chunk in store.get(blob.key, start=blob.blob_offset_bytes, size_bytes=blob.size_bytes):
-                whole.update(chunk)
+            stream = store.get(blob.key, start=blob.blob_offset_bytes, size_bytes=blob.size_bytes, fresh=fresh)
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
+                    whole.update(chunk)
     except (BlobNotFoundError, BlobCorruptError, InvalidRequestError):
         return False
     return whole.digest == (file.blake3, file.crc32) and whole.size_bytes == file.metadata.size_bytes

@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from blobstore.bounded import map_bounded
 from engine.backup import BackupResult
-from engine.bounded import map_bounded
 from engine.errors import LeaseExpiredError, UsageError
 from engine.repository import Repository
 from index.errors import FormatError

@@ -142,7 +142,7 @@ def test_commits_through_a_bad_network_beside_a_collector_and_after_kills(
 
     async def init() -> None:
         made = await Repository.init(
-            open_store(url, STORE), ttl_ms=scale.ttl_ms, margin_ms=scale.ttl_ms // 10, collection_period_ms=scale.ttl_ms
+            open_store(url, STORE), ttl_ms=scale.ttl_ms, margin_ms=scale.ttl_ms // 3, collection_period_ms=scale.ttl_ms
         )
         await made.close()
 

@@ -1,5 +1,6 @@
 """What a create that was not plainly answered comes to: the table of design 0003, W1 and W2, row by row."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +11,7 @@ from blobstore.base import BytesBody, Created, Lost, Unknown
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.s3 import S3Store
 from blobstore.s3_answers import WRITE_ID
+from blobstore.s3_client import ReadBody, SentBody
 from blobstore.s3_errors import BrokenError, Refusal, RefusedError
 
 DATE = {"HTTPHeaders": {"date": "Sat, 21 Nov 2026 19:00:00 GMT"}}
@@ -25,11 +27,14 @@ def refused(status: int, code: str = "") -> RefusedError:
 class ScriptedClient:
     """Answers PUTs from a script, and HEADs by what is said to be there."""
 
-    def __init__(self, puts: Sequence[Exception | None], there: str | Exception) -> None:
+    def __init__(self, puts: Sequence[BaseException | None], there: str | Exception) -> None:
         self._puts = list(puts)
         self.there = there
         self.write_ids: list[str] = []
         self.calls: list[str] = []
+
+    def send(self, read: ReadBody, *, size_bytes: int, sha256: str) -> SentBody:
+        return SentBody(read, size_bytes=size_bytes, sha256=sha256, stall_s=1)
 
     async def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         self.calls.append(method)
@@ -133,3 +138,20 @@ async def test_every_settled_create_begins_with_a_new_write_id() -> None:
     for _ in range(4):
         await store.put_if_absent("k", BODY)
     assert len(set(client.write_ids)) == 4
+
+
+async def test_a_create_that_its_caller_gave_up_knows_itself_when_it_is_sent_again() -> None:
+    client = ScriptedClient([asyncio.CancelledError(), refused(412)], OWN)
+    store = scripted_store(client)
+    with pytest.raises(asyncio.CancelledError):
+        await store.put_if_absent("k", BODY)
+    assert isinstance(await store.put_if_absent("k", BODY), Created)
+    assert client.write_ids[0] == client.write_ids[1]
+
+
+async def test_a_put_that_took_long_is_dated_by_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ScriptedClient([None], OWN)
+    store = scripted_store(client)
+    monkeypatch.setattr("blobstore.s3._SLOW_PUT_S", -1.0)
+    assert await store.put_if_absent("k", BODY) == Created(created_at_ms=int(BORN.timestamp()) * 1000)
+    assert client.calls == ["put_object", "head_object"]

@@ -11,9 +11,9 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BytesBody, RequestMetadata
+from blobstore.bounded import carry_out_all
 from blobstore.errors import BlobCorruptError, StoreUnavailableError
 from blobstore.memory import MemoryStore
-from engine.bounded import carry_out_all
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.hashing import FileHasher, hash_bytes
 from engine.local_dir import scan_dir
