@@ -1,7 +1,6 @@
 """A bucket of an S3-compatible store, as design 0003 lays it out."""
 
 import asyncio
-import base64
 import re
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -20,10 +19,8 @@ from blobstore.base import (
     CreateOutcome,
     DeleteFailure,
     ListPage,
-    Lost,
     RequestMetadata,
     UnfinishedPut,
-    Unknown,
     check_key,
 )
 from blobstore.bounded import map_bounded
@@ -31,55 +28,40 @@ from blobstore.checks import check_delete, check_list, check_range, check_ttl, r
 from blobstore.errors import (
     AccessDeniedError,
     BlobNotFoundError,
-    CapabilityMissingError,
     InvalidRequestError,
-    StoreError,
     StoreUnavailableError,
 )
 from blobstore.s3_answers import (
-    TTL_MS,
-    WRITE_ID,
     answers,
-    as_unavailable,
-    read_created,
     read_created_at_ms,
     read_promised_bytes,
     read_ttl_ms,
     store_error,
     whole_seconds_ms,
 )
-from blobstore.s3_client import Answer, S3Client, SentBody, abandon, date_ms
+from blobstore.s3_bucket import S3Bucket
+from blobstore.s3_client import Answer, abandon, date_ms
 from blobstore.s3_errors import (
-    CONFLICT,
     FORBIDDEN,
     NOT_FOUND,
-    PRECONDITION_FAILED,
     RANGE_NOT_SATISFIABLE,
-    SERVER_ERRORS,
-    SERVICE_UNAVAILABLE,
     BrokenError,
     RefusedError,
     showable,
 )
+from blobstore.s3_lifecycle import TTL_TAG
 from blobstore.s3_profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile
-from blobstore.s3_settings import PUT_BYTES_MAX, S3Settings
-from blobstore.s3_upload import MultipartUpload, hash_body
+from blobstore.s3_settings import S3Settings
+from blobstore.s3_writing import SLOW_PUT_S, S3Writer
 
-TAG: Final = "tidemark"
-EXPIRING: Final = "expiring"
 KEPT: Final = "kept"
 
-# Creates without an answer of which the write id is remembered, so that sending them again is not taken for another's.
-_UNSETTLED_MAX: Final = 1024
 _SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024
 # Forgotten uploads are told so many at a time: whoever gives these up sees the next.
 _UNFINISHED_MAX: Final = 10_000
-# Of a PUT that took longer, the creation time is asked for: it may be that of its start (design 0003, C3).
-_SLOW_PUT_S: Final = 5.0
 _NO_LIFECYCLE: Final = "NoSuchLifecycleConfiguration"
-_NO_UPLOAD: Final = "NoSuchUpload"
 
 
 class S3Store(BlobStore):
@@ -109,14 +91,12 @@ class S3Store(BlobStore):
         self.prefix = _checked_prefix(prefix)
         self.settings = settings or S3Settings()
         self._root = f"{self.prefix}/" if prefix else ""
-        self._client = S3Client(self.settings)
+        self._bucket = S3Bucket(bucket, self.settings)
+        self._writer = S3Writer(self._bucket, self.settings)
         self._bound_by_profile = bound_by_profile
         self._profile: StoreProfile | None = None
         self._is_ready = False
         self._readying = asyncio.Lock()
-        self._part_slots = asyncio.Semaphore(self.settings.parts_in_memory_max)
-        # By object and hash: the write id of a create that may have happened (design 0002, C3).
-        self._unsettled: dict[tuple[str, str], str] = {}
 
     @property
     @override
@@ -130,7 +110,7 @@ class S3Store(BlobStore):
             keeps_deleted=False,
             removes_ttl=self._uses_tags,
             keeps_created_at=False,
-            created_late_ms=int(1000 * _SLOW_PUT_S) + 1000,
+            created_late_ms=int(1000 * SLOW_PUT_S) + 1000,
         )
 
     # --- writing ---
@@ -142,146 +122,36 @@ class S3Store(BlobStore):
         name = self._object(key, "put")
         check_ttl(ttl_ms, operation="put", key=key)
         await self._ready()
-        birth = self._birth(secrets.token_hex(16), ttl_ms)
-        if body.size_bytes > self.settings.single_put_bytes_max:
-            upload = self._upload(key, name, "put", condition=None)
-            try:
-                return await upload.put(body, birth)
-            except (RefusedError, BrokenError) as error:
-                raise _upload_error(error, "put", key) from None
-        sent = await hash_body(self._client, body, operation="put", key=key)
-        answer = await self._ask("put_object", "put", key, Key=name, **_content(sent), **birth)
-        return read_created(answer, "put", key)
+        return await self._writer.put(name, body, key=key, ttl_ms=ttl_ms, tagged=self._uses_tags)
 
     @override
     async def put_if_absent(
         self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
     ) -> CreateOutcome:
-        operation = "put_if_absent"
-        name = self._object(key, operation)
-        check_ttl(ttl_ms, operation=operation, key=key)
+        name = self._object(key, "put_if_absent")
+        check_ttl(ttl_ms, operation="put_if_absent", key=key)
         await self._ready()
-        is_multipart = body.size_bytes > self.settings.single_put_bytes_max and self._multipart_is_conditional
-        if body.size_bytes > PUT_BYTES_MAX and not is_multipart:
-            raise CapabilityMissingError(
-                "is larger than one PUT can be, and this store cannot complete a multipart upload conditionally",
-                operation=operation,
-                key=key,
-                hint="lower blob_bytes_max to 5 GiB or less",
-            )
-        sent = await hash_body(self._client, body, operation=operation, key=key)
-        create = (name, sent.sha256)
-        # A create that is sent again after an unknown outcome says the same as before, so that it knows itself.
-        known_id = self._unsettled.pop(create, "")
-        write_id = known_id or secrets.token_hex(16)
-        try:
-            if is_multipart:
-                if known_id and await self._is_own(key, name, write_id):
-                    return await self._found(key, name)
-                outcome = await self.put_parts_if_absent(key, body, ttl_ms=ttl_ms, write_id=write_id)
-            else:
-                outcome = await self._create(key, name, sent, self._birth(write_id, ttl_ms), write_id)
-        except BaseException:
-            self._remember(create, write_id)
-            raise
-        if isinstance(outcome, Unknown):
-            self._remember(create, write_id)
-        return outcome
+        return await self._writer.create(
+            name,
+            body,
+            key=key,
+            ttl_ms=ttl_ms,
+            tagged=self._uses_tags,
+            may_go_in_parts=self._multipart_is_conditional,
+        )
 
     async def put_parts_if_absent(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        part_bytes: int | None = None,
-        write_id: str = "",
+        self, key: str, body: Body, *, ttl_ms: int | None = None, part_bytes: int | None = None
     ) -> CreateOutcome:
         """`put_if_absent` by a multipart upload, whatever the profile says of it; for `doctor`, which wants to know.
 
         Raises:
             StoreError: As `put_if_absent`.
         """
-        operation = "put_if_absent"
-        name = self._object(key, operation)
-        write_id = write_id or secrets.token_hex(16)
-        upload = self._upload(key, name, operation, condition="*", part_bytes=part_bytes)
-        try:
-            await upload.put(body, self._birth(write_id, ttl_ms))
-            # Its birth may be that of its first request, long ago.
-            return await self._found(key, name)
-        except (RefusedError, BrokenError) as error:
-            if upload.is_completing:
-                return await self._settle(error, key, name, write_id)
-            raise _upload_error(error, operation, key) from None
-
-    async def _create(self, key: str, name: str, sent: SentBody, birth: dict[str, Any], write_id: str) -> CreateOutcome:
-        clock = asyncio.get_running_loop().time
-        began_s = clock()
-        try:
-            answer = await self._client.call(
-                "put_object", Bucket=self.bucket, Key=name, IfNoneMatch="*", **_content(sent), **birth
-            )
-        except (RefusedError, BrokenError) as error:
-            return await self._settle(error, key, name, write_id)
-        if clock() - began_s > _SLOW_PUT_S:
-            return await self._found(key, name)
-        return read_created(answer, "put_if_absent", key)
-
-    async def _found(self, key: str, name: str) -> Created:
-        """A blob that was just created, with the time that it has: a store may date it by the start of its PUT.
-
-        Raises:
-            StoreError: As the store says.
-        """
-        operation = "put_if_absent"
-        answer = await self._ask("head_object", operation, key, Key=name)
-        with answers(operation, key):
-            return Created(created_at_ms=read_created_at_ms(answer))
-
-    async def _is_own(self, key: str, name: str, write_id: str) -> bool:
-        try:
-            answer = await self._ask("head_object", "put_if_absent", key, Key=name)
-        except BlobNotFoundError:
-            return False
-        return bool(answer.get("Metadata", {}).get(WRITE_ID) == write_id)
-
-    async def _settle(self, error: RefusedError | BrokenError, key: str, name: str, write_id: str) -> CreateOutcome:
-        """What a create that was not plainly answered has come to (design 0003, W1 and W2)."""
-        operation = "put_if_absent"
-        if not _needs_a_look(error):
-            raise store_error(error, operation, key) from None
-        try:
-            found = await self._client.call("head_object", Bucket=self.bucket, Key=name)
-        except (RefusedError, BrokenError) as unseen:
-            if _status(error) == PRECONDITION_FAILED and _status(unseen) == FORBIDDEN:
-                return Lost()  # the store has said that it is there, and lets nobody look at it
-            is_gone = _status(unseen) == NOT_FOUND
-            if isinstance(error, BrokenError) or _status(error) >= SERVER_ERRORS:
-                seen = "it is not there yet" if is_gone else f"nor when asked whether it is there: {unseen}"
-                return Unknown(reason=f"no answer: {error}; {seen}")
-            raise as_unavailable(store_error(error if is_gone else unseen, operation, key), operation, key) from None
-        if found.get("Metadata", {}).get(WRITE_ID) == write_id:
-            with answers(operation, key):
-                return Created(created_at_ms=read_created_at_ms(found))
-        return Lost()
-
-    def _remember(self, create: tuple[str, str], write_id: str) -> None:
-        if len(self._unsettled) >= _UNSETTLED_MAX:
-            del self._unsettled[next(iter(self._unsettled))]
-        self._unsettled[create] = write_id
-
-    def _birth(self, write_id: str, ttl_ms: int | None) -> dict[str, Any]:
-        """What an object is born with beside its content."""
-        metadata = {WRITE_ID: write_id}
-        if ttl_ms is not None:
-            metadata[TTL_MS] = str(ttl_ms)
-        return {
-            "Metadata": metadata,
-            "Tagging": f"{TAG}={EXPIRING}" if ttl_ms is not None and self._uses_tags else None,
-            "ServerSideEncryption": self.settings.encryption or None,
-            "SSEKMSKeyId": self.settings.kms_key_id or None,
-        }
+        name = self._object(key, "put_if_absent")
+        return await self._writer.create_in_parts(
+            name, body, key=key, ttl_ms=ttl_ms, tagged=self._uses_tags, part_bytes=part_bytes
+        )
 
     # --- reading ---
 
@@ -302,26 +172,24 @@ class S3Store(BlobStore):
         if size_bytes == 0:
             range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
             return
-        client = S3Client(self.settings) if fresh else self._client
+        bucket = S3Bucket(self.bucket, self.settings) if fresh else self._bucket
         try:
-            async with aclosing(self._get(client, key, name, start, size_bytes)) as chunks:
+            async with aclosing(self._get(bucket, key, name, start, size_bytes)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except BrokenError as error:
             raise store_error(error, "get", key) from None
         finally:
             if fresh:
-                await client.close()
+                await bucket.client.close()
 
     async def _get(
-        self, client: S3Client, key: str, name: str, start: int, size_bytes: int | None
+        self, bucket: S3Bucket, key: str, name: str, start: int, size_bytes: int | None
     ) -> AsyncGenerator[bytes, None]:
         is_whole = start == 0 and size_bytes is None
         last = "" if size_bytes is None else start + size_bytes - 1
         try:
-            answer = await client.call(
-                "get_object", Bucket=self.bucket, Key=name, Range=None if is_whole else f"bytes={start}-{last}"
-            )
+            answer = await bucket.call("get_object", Key=name, Range=None if is_whole else f"bytes={start}-{last}")
         except RefusedError as error:
             if error.refusal.status != RANGE_NOT_SATISFIABLE:
                 raise store_error(error, "get", key) from None
@@ -334,7 +202,7 @@ class S3Store(BlobStore):
         except BaseException:
             abandon(answer)
             raise
-        async with aclosing(client.read(answer)) as chunks:
+        async with aclosing(bucket.client.read(answer)) as chunks:
             async for chunk in chunks:
                 left -= len(chunk)
                 if left < 0:
@@ -348,13 +216,13 @@ class S3Store(BlobStore):
         name = self._object(key, "stat")
         await self._ready()
         try:
-            answer = await self._ask("head_object", "stat", key, Key=name)
+            answer = await self._bucket.ask("head_object", "stat", key, Key=name)
             with answers("stat", key):
                 created_at_ms, ttl_ms = read_created_at_ms(answer), read_ttl_ms(answer)
                 stored_bytes = int(answer["ContentLength"])
             if ttl_ms is not None and self._uses_tags:
-                tags = await self._ask("get_object_tagging", "stat", key, Key=name)
-                if {"Key": TAG, "Value": KEPT} in tags.get("TagSet", ()):
+                tags = await self._bucket.ask("get_object_tagging", "stat", key, Key=name)
+                if {"Key": TTL_TAG, "Value": KEPT} in tags.get("TagSet", ()):
                     ttl_ms = None
         except BlobNotFoundError:
             return None
@@ -369,7 +237,7 @@ class S3Store(BlobStore):
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
         check_list(prefix, limit)
         await self._ready()
-        answer = await self._ask(
+        answer = await self._bucket.ask(
             "list_objects_v2",
             "list_page",
             prefix,
@@ -407,10 +275,10 @@ class S3Store(BlobStore):
         name = self._object(key, "remove_ttl")
         await self._ready()
         if not self._uses_tags:
-            await self._ask("head_object", "remove_ttl", key, Key=name)
+            await self._bucket.ask("head_object", "remove_ttl", key, Key=name)
             return
-        kept = {"TagSet": [{"Key": TAG, "Value": KEPT}]}
-        await self._ask("put_object_tagging", "remove_ttl", key, Key=name, Tagging=kept)
+        kept = {"TagSet": [{"Key": TTL_TAG, "Value": KEPT}]}
+        await self._bucket.ask("put_object_tagging", "remove_ttl", key, Key=name, Tagging=kept)
 
     @override
     async def delete(
@@ -423,7 +291,7 @@ class S3Store(BlobStore):
         await self._ready()
         wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
         try:
-            answer = await self._ask("delete_objects", "delete", "", Delete=wanted)
+            answer = await self._bucket.ask("delete_objects", "delete", "", Delete=wanted)
         except AccessDeniedError:
             # Ceph judges a batch by the bucket, to which rights on a prefix do not reach.
             return await self._delete_singly(names)
@@ -443,7 +311,7 @@ class S3Store(BlobStore):
         puts: list[UnfinishedPut] = []
         position: dict[str, str] = {}
         while True:
-            answer = await self._ask(
+            answer = await self._bucket.ask(
                 "list_multipart_uploads", "list_unfinished", prefix, Prefix=self._root + prefix, **position
             )
             with answers("list_unfinished", prefix):
@@ -472,7 +340,9 @@ class S3Store(BlobStore):
         async def abort(put: UnfinishedPut) -> DeleteFailure | None:
             name = self._object(put.key, "abort_unfinished")
             try:
-                await self._ask("abort_multipart_upload", "abort_unfinished", put.key, Key=name, UploadId=put.upload_id)
+                await self._bucket.ask(
+                    "abort_multipart_upload", "abort_unfinished", put.key, Key=name, UploadId=put.upload_id
+                )
             except BlobNotFoundError:
                 return None
             except AccessDeniedError as error:
@@ -487,7 +357,7 @@ class S3Store(BlobStore):
         await self._ready()
         # Any answer has the date, also that there is no such object or that it may not be looked at.
         try:
-            answer = await self._client.call("head_object", Bucket=self.bucket, Key=self._root + PROFILE_KEY)
+            answer = await self._bucket.call("head_object", Key=self._root + PROFILE_KEY)
             now_ms = date_ms(answer)
         except BrokenError as error:
             raise store_error(error, "now_ms", "") from None
@@ -501,7 +371,7 @@ class S3Store(BlobStore):
 
     @override
     async def close(self) -> None:
-        await self._client.close()
+        await self._bucket.client.close()
 
     async def _delete_singly(self, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
         """Delete one by one; who may not delete the first is told so at once.
@@ -512,7 +382,7 @@ class S3Store(BlobStore):
 
         async def delete(name: str) -> None:
             with suppress(BlobNotFoundError):
-                await self._ask("delete_object", "delete", names[name], Key=name)
+                await self._bucket.ask("delete_object", "delete", names[name], Key=name)
 
         async def delete_if_allowed(name: str) -> DeleteFailure | None:
             try:
@@ -535,8 +405,8 @@ class S3Store(BlobStore):
             StoreError: As the store says.
         """
         name = self._object(key, "begin_upload")
-        birth = self._birth(secrets.token_hex(16), None)
-        answer = await self._ask("create_multipart_upload", "begin_upload", key, Key=name, **birth)
+        birth = self._writer.birth(secrets.token_hex(16), None, tagged=False)
+        answer = await self._bucket.ask("create_multipart_upload", "begin_upload", key, Key=name, **birth)
         with answers("begin_upload", key):
             return UnfinishedPut(key=key, upload_id=str(answer["UploadId"]), begun_at_ms=date_ms(answer) or 0)
 
@@ -550,7 +420,7 @@ class S3Store(BlobStore):
 
     async def _lifecycle(self) -> Answer:
         try:
-            return await self._client.call("get_bucket_lifecycle_configuration", Bucket=self.bucket)
+            return await self._bucket.call("get_bucket_lifecycle_configuration")
         except (RefusedError, BrokenError) as error:
             if isinstance(error, RefusedError) and error.refusal.code == _NO_LIFECYCLE:
                 return {}
@@ -565,7 +435,7 @@ class S3Store(BlobStore):
         if rules:
             # It belongs to the configuration and not to a rule, and is lost unless it is said again.
             least_bytes = (await self._lifecycle()).get("TransitionDefaultMinimumObjectSize")
-            await self._ask(
+            await self._bucket.ask(
                 "put_bucket_lifecycle_configuration",
                 "write_lifecycle",
                 self.bucket,
@@ -573,22 +443,9 @@ class S3Store(BlobStore):
                 TransitionDefaultMinimumObjectSize=least_bytes,
             )
         else:
-            await self._ask("delete_bucket_lifecycle", "write_lifecycle", self.bucket)
+            await self._bucket.ask("delete_bucket_lifecycle", "write_lifecycle", self.bucket)
 
     # --- what they have in common ---
-
-    def _upload(
-        self, key: str, name: str, operation: str, *, condition: str | None, part_bytes: int | None = None
-    ) -> MultipartUpload:
-        return MultipartUpload(
-            self._client,
-            {"Bucket": self.bucket, "Key": name},
-            key=key,
-            operation=operation,
-            part_bytes=part_bytes or self.settings.part_bytes,
-            slots=self._part_slots,
-            condition=condition,
-        )
 
     @property
     def _uses_tags(self) -> bool:
@@ -626,13 +483,13 @@ class S3Store(BlobStore):
 
     async def _read_profile(self) -> StoreProfile | None:
         try:
-            answer = await self._client.call("get_object", Bucket=self.bucket, Key=self._root + PROFILE_KEY)
+            answer = await self._bucket.call("get_object", Key=self._root + PROFILE_KEY)
             with answers("open", PROFILE_KEY):
                 size_bytes = int(answer["ContentLength"])
             if size_bytes > PROFILE_BYTES_MAX:
                 abandon(answer)
                 raise InvalidRequestError("is too large for a profile", operation="open", key=PROFILE_KEY)
-            async with aclosing(self._client.read(answer)) as chunks:
+            async with aclosing(self._bucket.client.read(answer)) as chunks:
                 return decode_profile(b"".join([chunk async for chunk in chunks]))
         except BrokenError as error:
             raise store_error(error, "open", PROFILE_KEY) from None
@@ -644,16 +501,9 @@ class S3Store(BlobStore):
             raise store_error(error, "open", PROFILE_KEY) from None
 
     async def _size_bytes(self, key: str) -> int:
-        answer = await self._ask("head_object", "get", key, Key=self._object(key, "get"))
+        answer = await self._bucket.ask("head_object", "get", key, Key=self._object(key, "get"))
         with answers("get", key):
             return int(answer["ContentLength"])
-
-    async def _ask(self, method: str, operation: str, key: str, **arguments: object) -> Answer:
-        """One request whose refusal is the caller's error."""
-        try:
-            return await self._client.call(method, Bucket=self.bucket, **arguments)
-        except (RefusedError, BrokenError) as error:
-            raise store_error(error, operation, key) from None
 
 
 def _checked_prefix(prefix: str) -> str:
@@ -666,33 +516,3 @@ def _checked_prefix(prefix: str) -> str:
             key=repr(prefix),
             hint="components of A-Za-z0-9._-@~%+=, between single slashes, as in s3://bucket/team/state",
         ) from None
-
-
-def _content(sent: SentBody) -> dict[str, Any]:
-    """A body as `put_object` takes it; a store that keeps checksums keeps the one that the signature covers."""
-    checksum = base64.b64encode(bytes.fromhex(sent.sha256)).decode()
-    return {"Body": sent, "ContentLength": sent.size, "ChecksumSHA256": checksum}
-
-
-def _upload_error(error: RefusedError | BrokenError, operation: str, key: str) -> StoreError:
-    """What an upload that was not completed has come to; one that a collector gave up is begun anew."""
-    told = store_error(error, operation, key)
-    return as_unavailable(told, operation, key) if isinstance(told, BlobNotFoundError) else told
-
-
-def _status(error: RefusedError | BrokenError) -> int:
-    """The status of an answer; 0 if there was none."""
-    return error.refusal.status if isinstance(error, RefusedError) else 0
-
-
-def _needs_a_look(error: RefusedError | BrokenError) -> bool:
-    """Whether a create that ended so may have happened, in this sending of it or in an earlier one."""
-    if isinstance(error, BrokenError):
-        return error.sent
-    status = error.refusal.status
-    is_overload = status == SERVICE_UNAVAILABLE
-    return (
-        status in {PRECONDITION_FAILED, CONFLICT}
-        or (status >= SERVER_ERRORS and not is_overload)
-        or error.refusal.code == _NO_UPLOAD
-    )

@@ -12,6 +12,7 @@ from blobstore.checks import checked_chunks
 from blobstore.errors import StoreError
 from blobstore.local_files import run_blocking
 from blobstore.s3_answers import read_created
+from blobstore.s3_bucket import S3Bucket
 from blobstore.s3_client import Answer, Buffer, ReadBody, S3Client, SentBody
 from blobstore.s3_errors import SERVER_ERRORS, BrokenError, RefusedError
 from blobstore.s3_settings import PARTS_MAX
@@ -66,8 +67,8 @@ class MultipartUpload:
 
     def __init__(
         self,
-        client: S3Client,
-        target: dict[str, Any],
+        bucket: S3Bucket,
+        name: str,
         *,
         key: str,
         operation: str,
@@ -78,16 +79,16 @@ class MultipartUpload:
         """Nothing is sent yet.
 
         Args:
-            client: Where to.
-            target: Bucket and object, as the SDK names them.
+            bucket: Where to.
+            name: The object.
             key: For errors, as is the operation.
             operation: See `key`.
             part_bytes: Size of a part; larger if there would be too many.
             slots: Parts in memory at once, of all uploads together.
             condition: What completing it carries as `If-None-Match`.
         """
-        self._client = client
-        self._target = target
+        self._bucket = bucket
+        self._target = {"Key": name}
         self._key = key
         self._operation = operation
         self._part_bytes = part_bytes
@@ -106,24 +107,24 @@ class MultipartUpload:
         try:
             parts = await self._send(body, upload)
             self.is_completing = True
-            completed = await self._client.call(
+            completed = await self._bucket.call(
                 "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}, IfNoneMatch=self._condition
             )
         except BaseException as error:
             if not self.is_completing or _is_refused(error):
-                await _abort(self._client, upload)
+                await _abort(self._bucket, upload)
             # Otherwise it may be completing just now, and Ceph carries out both: the object would lose its parts.
             raise
         return read_created(completed, self._operation, self._key)
 
     async def _begin(self, birth: Answer) -> dict[str, Any]:
-        begun = asyncio.ensure_future(self._client.call("create_multipart_upload", **self._target, **birth))
+        begun = asyncio.ensure_future(self._bucket.call("create_multipart_upload", **self._target, **birth))
 
         def name(answer: Answer) -> dict[str, Any]:
             return {**self._target, "UploadId": answer["UploadId"]}
 
         async def give_up() -> None:
-            await _abort(self._client, name(await begun))
+            await _abort(self._bucket, name(await begun))
 
         try:
             return name(await asyncio.shield(begun))
@@ -173,8 +174,8 @@ class MultipartUpload:
 
     async def _send_part(self, upload: dict[str, Any], number: int, part: bytearray) -> dict[str, Any]:
         sha256 = await run_blocking(lambda: hashlib.sha256(part).hexdigest())
-        sent = self._client.send(_reader([part]), size_bytes=len(part), sha256=sha256)
-        answer = await self._client.call("upload_part", **upload, PartNumber=number, Body=sent, ContentLength=len(part))
+        sent = self._bucket.client.send(_reader([part]), size_bytes=len(part), sha256=sha256)
+        answer = await self._bucket.call("upload_part", **upload, PartNumber=number, Body=sent, ContentLength=len(part))
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
 
@@ -183,9 +184,9 @@ def _is_refused(error: BaseException) -> bool:
     return isinstance(error, RefusedError) and error.refusal.status < SERVER_ERRORS
 
 
-async def _abort(client: S3Client, upload: dict[str, Any]) -> None:
+async def _abort(bucket: S3Bucket, upload: dict[str, Any]) -> None:
     """Give an upload up."""
-    await _tidy_up(lambda: client.call("abort_multipart_upload", **upload))
+    await _tidy_up(lambda: bucket.call("abort_multipart_upload", **upload))
 
 
 async def _tidy_up(tidy: Callable[[], Awaitable[object]]) -> None:

@@ -56,7 +56,7 @@ class ScriptedClient:
 
 def scripted_store(client: ScriptedClient) -> S3Store:
     store = S3Store("bucket", bound_by_profile=False)
-    store._client = client  # type: ignore[assignment]
+    store._bucket.client = client  # type: ignore[assignment]
     return store
 
 
@@ -152,6 +152,6 @@ async def test_a_create_that_its_caller_gave_up_knows_itself_when_it_is_sent_aga
 async def test_a_put_that_took_long_is_dated_by_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient([None], OWN)
     store = scripted_store(client)
-    monkeypatch.setattr("blobstore.s3._SLOW_PUT_S", -1.0)
+    monkeypatch.setattr("blobstore.s3_writing.SLOW_PUT_S", -1.0)
     assert await store.put_if_absent("k", BODY) == Created(created_at_ms=int(BORN.timestamp()) * 1000)
     assert client.calls == ["put_object", "head_object"]

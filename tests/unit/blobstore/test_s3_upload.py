@@ -66,7 +66,7 @@ class ScriptedClient:
 def scripted_store(client: ScriptedClient) -> S3Store:
     settings = S3Settings(conditional_multipart=True, single_put_bytes_max=0, part_bytes=5 * MIB)
     store = S3Store("bucket", settings=settings, bound_by_profile=False)
-    store._client = client  # type: ignore[assignment]
+    store._bucket.client = client  # type: ignore[assignment]
     return store
 
 
@@ -132,7 +132,7 @@ async def test_no_failure_costs_a_place_for_a_part() -> None:
             sending.cancel()
         await asyncio.wait([sending])
         sending.cancelled() or sending.exception()
-    assert store._part_slots._value == store.settings.parts_in_memory_max
+    assert store._writer.part_slots._value == store.settings.parts_in_memory_max
 
 
 async def test_an_abort_that_the_store_cannot_take_now_is_tried_again() -> None:

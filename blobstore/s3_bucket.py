@@ -1,0 +1,34 @@
+"""Requests to one bucket."""
+
+from blobstore.s3_answers import store_error
+from blobstore.s3_client import Answer, S3Client
+from blobstore.s3_errors import BrokenError, RefusedError
+from blobstore.s3_settings import S3Settings
+
+
+class S3Bucket:
+    """A bucket and the client that asks it.
+
+    Attributes:
+        name: The bucket's.
+        client: Opened by the first request.
+    """
+
+    def __init__(self, name: str, settings: S3Settings) -> None:
+        self.name = name
+        self.client = S3Client(settings)
+
+    async def call(self, method: str, **arguments: object) -> Answer:
+        """One request whose refusal means something to the caller; errors as `S3Client.call`."""
+        return await self.client.call(method, Bucket=self.name, **arguments)
+
+    async def ask(self, method: str, operation: str, key: str, **arguments: object) -> Answer:
+        """One request whose refusal is the caller's error.
+
+        Raises:
+            StoreError: As the store says.
+        """
+        try:
+            return await self.call(method, **arguments)
+        except (RefusedError, BrokenError) as error:
+            raise store_error(error, operation, key) from None

@@ -1,0 +1,246 @@
+"""How a blob comes into a bucket: hashed, once, with a doubtful answer settled by a look (design 0003, W1 to W5)."""
+
+import asyncio
+import base64
+import secrets
+from typing import Any, Final
+
+from blobstore.base import Body, Created, CreateOutcome, Lost, Unknown
+from blobstore.errors import BlobNotFoundError, CapabilityMissingError, StoreError
+from blobstore.s3_answers import (
+    TTL_MS,
+    WRITE_ID,
+    answers,
+    as_unavailable,
+    read_created,
+    read_created_at_ms,
+    store_error,
+)
+from blobstore.s3_bucket import S3Bucket
+from blobstore.s3_client import SentBody
+from blobstore.s3_errors import (
+    CONFLICT,
+    FORBIDDEN,
+    NOT_FOUND,
+    PRECONDITION_FAILED,
+    SERVER_ERRORS,
+    SERVICE_UNAVAILABLE,
+    BrokenError,
+    RefusedError,
+)
+from blobstore.s3_lifecycle import EXPIRING, TTL_TAG
+from blobstore.s3_settings import PUT_BYTES_MAX, S3Settings
+from blobstore.s3_upload import MultipartUpload, hash_body
+
+# Of a PUT that took longer, the creation time is asked for: it may be that of its start (design 0003, C3).
+SLOW_PUT_S: Final = 5.0
+# Creates without an answer of which the write id is remembered, so that sending them again is not taken for another's.
+_UNSETTLED_MAX: Final = 1024
+_NO_UPLOAD: Final = "NoSuchUpload"
+
+
+class S3Writer:
+    """The writing half of an S3 store. It knows objects, whose names are whole, and is told what they are born with.
+
+    Args:
+        bucket: Where to.
+        settings: When a body goes in parts, how large these are, how it is encrypted.
+    """
+
+    def __init__(self, bucket: S3Bucket, settings: S3Settings) -> None:
+        self._bucket = bucket
+        self._settings = settings
+        self.part_slots = asyncio.Semaphore(settings.parts_in_memory_max)
+        # By object and hash: the write id of a create that may have happened (design 0002, C3).
+        self._unsettled: dict[tuple[str, str], str] = {}
+
+    async def put(self, name: str, body: Body, *, key: str, ttl_ms: int | None, tagged: bool) -> Created:
+        """Write an object, replacing one that is there; see `BlobStore.put`.
+
+        Args:
+            name: The object.
+            key: What it is called in errors.
+            ttl_ms: The TTL that it is born with.
+            tagged: Whether the TTL stands in a tag, too.
+        """
+        birth = self.birth(secrets.token_hex(16), ttl_ms, tagged=tagged)
+        if body.size_bytes > self._settings.single_put_bytes_max:
+            upload = self._upload(key, name, "put", condition=None)
+            try:
+                return await upload.put(body, birth)
+            except (RefusedError, BrokenError) as error:
+                raise _upload_error(error, "put", key) from None
+        sent = await hash_body(self._bucket.client, body, operation="put", key=key)
+        answer = await self._bucket.ask("put_object", "put", key, Key=name, **_content(sent), **birth)
+        return read_created(answer, "put", key)
+
+    async def create(
+        self, name: str, body: Body, *, key: str, ttl_ms: int | None, tagged: bool, may_go_in_parts: bool
+    ) -> CreateOutcome:
+        """Write an object unless it is there; see `BlobStore.put_if_absent`, and `put` for the arguments.
+
+        Args:
+            may_go_in_parts: Completing a multipart upload takes `If-None-Match` here.
+        """
+        operation = "put_if_absent"
+        is_multipart = may_go_in_parts and body.size_bytes > self._settings.single_put_bytes_max
+        if body.size_bytes > PUT_BYTES_MAX and not is_multipart:
+            raise CapabilityMissingError(
+                "is larger than one PUT can be, and this store cannot complete a multipart upload conditionally",
+                operation=operation,
+                key=key,
+                hint="lower blob_bytes_max to 5 GiB or less",
+            )
+        sent = await hash_body(self._bucket.client, body, operation=operation, key=key)
+        create = (name, sent.sha256)
+        # A create that is sent again after an unknown outcome says the same as before, so that it knows itself.
+        known_id = self._unsettled.pop(create, "")
+        write_id = known_id or secrets.token_hex(16)
+        try:
+            if is_multipart:
+                if known_id and await self._is_own(key, name, write_id):
+                    return await self._found(key, name)
+                outcome = await self.create_in_parts(
+                    name, body, key=key, ttl_ms=ttl_ms, tagged=tagged, write_id=write_id
+                )
+            else:
+                outcome = await self._create(key, name, sent, self.birth(write_id, ttl_ms, tagged=tagged), write_id)
+        except BaseException:
+            self._remember(create, write_id)
+            raise
+        if isinstance(outcome, Unknown):
+            self._remember(create, write_id)
+        return outcome
+
+    async def create_in_parts(
+        self,
+        name: str,
+        body: Body,
+        *,
+        key: str,
+        ttl_ms: int | None,
+        tagged: bool,
+        write_id: str = "",
+        part_bytes: int | None = None,
+    ) -> CreateOutcome:
+        """`create` by a multipart upload, whatever its size."""
+        operation = "put_if_absent"
+        write_id = write_id or secrets.token_hex(16)
+        upload = self._upload(key, name, operation, condition="*", part_bytes=part_bytes)
+        try:
+            await upload.put(body, self.birth(write_id, ttl_ms, tagged=tagged))
+            # Its birth may be that of its first request, long ago.
+            return await self._found(key, name)
+        except (RefusedError, BrokenError) as error:
+            if upload.is_completing:
+                return await self._settle(error, key, name, write_id)
+            raise _upload_error(error, operation, key) from None
+
+    async def _create(self, key: str, name: str, sent: SentBody, birth: dict[str, Any], write_id: str) -> CreateOutcome:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        try:
+            answer = await self._bucket.call("put_object", Key=name, IfNoneMatch="*", **_content(sent), **birth)
+        except (RefusedError, BrokenError) as error:
+            return await self._settle(error, key, name, write_id)
+        if clock() - began_s > SLOW_PUT_S:
+            return await self._found(key, name)
+        return read_created(answer, "put_if_absent", key)
+
+    async def _found(self, key: str, name: str) -> Created:
+        """A blob that was just created, with the time that it has: a store may date it by the start of its PUT.
+
+        Raises:
+            StoreError: As the store says.
+        """
+        operation = "put_if_absent"
+        answer = await self._bucket.ask("head_object", operation, key, Key=name)
+        with answers(operation, key):
+            return Created(created_at_ms=read_created_at_ms(answer))
+
+    async def _is_own(self, key: str, name: str, write_id: str) -> bool:
+        try:
+            answer = await self._bucket.ask("head_object", "put_if_absent", key, Key=name)
+        except BlobNotFoundError:
+            return False
+        return bool(answer.get("Metadata", {}).get(WRITE_ID) == write_id)
+
+    async def _settle(self, error: RefusedError | BrokenError, key: str, name: str, write_id: str) -> CreateOutcome:
+        """What a create that was not plainly answered has come to (design 0003, W1 and W2)."""
+        operation = "put_if_absent"
+        if not _needs_a_look(error):
+            raise store_error(error, operation, key) from None
+        try:
+            found = await self._bucket.call("head_object", Key=name)
+        except (RefusedError, BrokenError) as unseen:
+            if _status(error) == PRECONDITION_FAILED and _status(unseen) == FORBIDDEN:
+                return Lost()  # the store has said that it is there, and lets nobody look at it
+            is_gone = _status(unseen) == NOT_FOUND
+            if isinstance(error, BrokenError) or _status(error) >= SERVER_ERRORS:
+                seen = "it is not there yet" if is_gone else f"nor when asked whether it is there: {unseen}"
+                return Unknown(reason=f"no answer: {error}; {seen}")
+            raise as_unavailable(store_error(error if is_gone else unseen, operation, key), operation, key) from None
+        if found.get("Metadata", {}).get(WRITE_ID) == write_id:
+            with answers(operation, key):
+                return Created(created_at_ms=read_created_at_ms(found))
+        return Lost()
+
+    def _remember(self, create: tuple[str, str], write_id: str) -> None:
+        if len(self._unsettled) >= _UNSETTLED_MAX:
+            del self._unsettled[next(iter(self._unsettled))]
+        self._unsettled[create] = write_id
+
+    def birth(self, write_id: str, ttl_ms: int | None, *, tagged: bool) -> dict[str, Any]:
+        """What an object is born with beside its content."""
+        metadata = {WRITE_ID: write_id}
+        if ttl_ms is not None:
+            metadata[TTL_MS] = str(ttl_ms)
+        return {
+            "Metadata": metadata,
+            "Tagging": f"{TTL_TAG}={EXPIRING}" if ttl_ms is not None and tagged else None,
+            "ServerSideEncryption": self._settings.encryption or None,
+            "SSEKMSKeyId": self._settings.kms_key_id or None,
+        }
+
+    def _upload(
+        self, key: str, name: str, operation: str, *, condition: str | None, part_bytes: int | None = None
+    ) -> MultipartUpload:
+        return MultipartUpload(
+            self._bucket,
+            name,
+            key=key,
+            operation=operation,
+            part_bytes=part_bytes or self._settings.part_bytes,
+            slots=self.part_slots,
+            condition=condition,
+        )
+
+
+def _content(sent: SentBody) -> dict[str, Any]:
+    """A body as `put_object` takes it; a store that keeps checksums keeps the one that the signature covers."""
+    checksum = base64.b64encode(bytes.fromhex(sent.sha256)).decode()
+    return {"Body": sent, "ContentLength": sent.size, "ChecksumSHA256": checksum}
+
+
+def _upload_error(error: RefusedError | BrokenError, operation: str, key: str) -> StoreError:
+    """What an upload that was not completed has come to; one that a collector gave up is begun anew."""
+    told = store_error(error, operation, key)
+    return as_unavailable(told, operation, key) if isinstance(told, BlobNotFoundError) else told
+
+
+def _status(error: RefusedError | BrokenError) -> int:
+    """The status of an answer; 0 if there was none."""
+    return error.refusal.status if isinstance(error, RefusedError) else 0
+
+
+def _needs_a_look(error: RefusedError | BrokenError) -> bool:
+    """Whether a create that ended so may have happened, in this sending of it or in an earlier one."""
+    if isinstance(error, BrokenError):
+        return error.sent
+    status = error.refusal.status
+    is_overload = status == SERVICE_UNAVAILABLE
+    return (
+        status in {PRECONDITION_FAILED, CONFLICT}
+        or (status >= SERVER_ERRORS and not is_overload)
+        or error.refusal.code == _NO_UPLOAD
+    )
