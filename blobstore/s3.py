@@ -49,12 +49,10 @@ from blobstore.s3_errors import (
     RefusedError,
     showable,
 )
-from blobstore.s3_lifecycle import TTL_TAG
+from blobstore.s3_lifecycle import KEPT, TTL_TAG
 from blobstore.s3_profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile
 from blobstore.s3_settings import S3Settings
 from blobstore.s3_writing import SLOW_PUT_S, S3Writer
-
-KEPT: Final = "kept"
 
 _SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")

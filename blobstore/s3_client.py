@@ -9,6 +9,7 @@ end here (design 0003, E5).
 import asyncio
 import contextlib
 import ipaddress
+import os
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from email.utils import parsedate_to_datetime
@@ -240,7 +241,6 @@ class S3Client:
     async def _create(self) -> Any:
         settings = self._settings
         session = get_session()
-        await _check_ca_bundle(settings.ca_bundle or session.get_config_variable("ca_bundle"))
         config = AioConfig(
             signature_version=_SIGNATURE,
             # `retrying` is the one layer that tries again. The hash of a body is signed: no second checksum is needed.
@@ -255,6 +255,7 @@ class S3Client:
             else {"addressing_style": "path" if settings.path_style else "virtual"},
         )
         try:
+            await _check_ca_bundle(settings.ca_bundle or session.get_config_variable("ca_bundle"))
             client = await self._exits.enter_async_context(
                 session.create_client(
                     "s3",
@@ -327,7 +328,8 @@ async def _check_ca_bundle(path: str | None) -> None:
 
 
 def _region(session: AioSession) -> str:
-    return session.get_config_variable("region") or _FIRST_REGION
+    # AWS_REGION is what all other SDKs read, and this one does not.
+    return os.environ.get("AWS_REGION") or session.get_config_variable("region") or _FIRST_REGION
 
 
 def _is_loopback(host: str) -> bool:

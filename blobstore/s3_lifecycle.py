@@ -18,13 +18,27 @@ COLLECTION_PERIODS_MIN: Final = 3
 ID_LENGTH_MAX: Final = 255
 RULES_MAX: Final = 1000
 
+# The one place for the words of the tag: it needs none of the libraries of S3.
 TTL_TAG: Final = "tidemark"
 EXPIRING: Final = "expiring"
+KEPT: Final = "kept"
 
 Rule = dict[str, Any]
 
 _PREFIX_LENGTH_MAX: Final = 200
+# Where something of a repository stands for longer than a command runs (design 0001, K1).
+PLACES: Final = ("blobs/", "indexes/", "log/", "names/", "pins/", "profile", "repository")
+# From there an object comes back in hours, and only if somebody asks for it.
+_ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+class Threat(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule that takes away what a repository needs."""
+
+    rule: Rule
+    # What it does, as a sentence that begins with its id.
+    text: str
 
 
 class LifecyclePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +134,85 @@ def plan_lifecycle(existing: Iterable[Rule], wanted: Sequence[Rule], *, prefix: 
     return LifecyclePlan(
         others=tuple(others), kept=tuple(kept), removed=tuple(removed), added=tuple(wanted_left.values())
     )
+
+
+def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: bool = False) -> tuple[Threat, ...]:
+    """The rules of a bucket, anybody's, that delete or archive what a repository needs.
+
+    Args:
+        rules: All rules of the bucket.
+        prefix: Of the repository.
+        days_min: After how many days at the earliest an upload may go that nobody has committed: `backstop_days`.
+        ttls_stay: Commits cannot replace the tag that an upload is born with.
+
+    Returns:
+        Those that are enabled, reach a place where something of the repository stands, and delete current versions or
+        move them to an archive. Not those that go by a tag that no object of ours has, nor those that take only what
+        is tagged `expiring`, late enough. A filter by size is no excuse.
+    """
+    found: list[Threat] = []
+    for rule in rules:
+        below, tags, rest = _parts(rule)
+        # All tags of a filter have to be there, and ours are one of two.
+        is_excluded = any(tag not in {(TTL_TAG, EXPIRING), (TTL_TAG, KEPT)} for tag in tags) or len(set(tags)) > 1
+        ends = _ends(rest)
+        if rest.get("Status") != "Enabled" or is_excluded or not ends or not _reaches(below, prefix):
+            continue
+        if is_tagged_expiring(rule):
+            if ttls_stay:
+                why = "and commits cannot take the tag away on this store"
+            elif any(days is None for _, days in ends):
+                why = "by a date, however young it is"
+            elif any(days is not None and days < days_min for _, days in ends):
+                why = f"and it needs {days_min} days"
+            else:
+                continue
+        else:
+            why = "whether it is committed or not"
+        done = " and ".join(f"{verb} at a date" if days is None else f"{verb} after {days} days" for verb, days in ends)
+        tagged = "".join(f" tagged {key}={value}" for key, value in tags)
+        where = f"what is below {below}" if below else "the whole bucket"
+        found.append(Threat(rule=rule, text=f"rule {rule.get('ID') or '(no id)'}: {where}{tagged} is {done}, {why}"))
+    return tuple(found)
+
+
+def cut_short(rules: Iterable[Rule], prefix: str, *, days: int) -> tuple[Rule, ...]:
+    """The backstops of repositories below a prefix that keep uploads for longer than one of the prefix itself would."""
+    root = f"{prefix}/" if prefix else ""
+    return tuple(
+        rule
+        for rule in rules
+        if is_tagged_expiring(rule)
+        and (below := _parts(rule)[0]) != root
+        and below.startswith(root)
+        and any(kept is not None and kept > days for _, kept in _ends(rule))
+    )
+
+
+def is_backstop(rule: Rule, prefix: str) -> bool:
+    """Whether a rule deletes uploads of a repository by their tag, whoever wrote it."""
+    below, _, rest = _parts(rule)
+    return (
+        rest.get("Status") == "Enabled" and is_tagged_expiring(rule) and bool(_ends(rest)) and _reaches(below, prefix)
+    )
+
+
+def is_tagged_expiring(rule: Rule) -> bool:
+    """Whether a rule goes by the tag of uploads that have a TTL, and by no other."""
+    return set(_parts(rule)[1]) == {(TTL_TAG, EXPIRING)}
+
+
+def _reaches(below: str, prefix: str) -> bool:
+    root = f"{prefix}/" if prefix else ""
+    return any((root + place).startswith(below) or below.startswith(root + place) for place in PLACES)
+
+
+def _ends(rule: Rule) -> list[tuple[str, int | None]]:
+    """How a rule takes objects away: what it does, and after how many days (None: at a date)."""
+    moves = [*(rule.get("Transitions") or ()), *([rule["Transition"]] if rule.get("Transition") else ())]
+    done = [("deleted", rule.get("Expiration") or {})]
+    done += [(f"moved to {move['StorageClass']}", move) for move in moves if move.get("StorageClass") in _ARCHIVES]
+    return [(verb, when.get("Days")) for verb, when in done if when.get("Days") is not None or when.get("Date")]
 
 
 def same_rules(one: Iterable[Rule], other: Iterable[Rule]) -> bool:

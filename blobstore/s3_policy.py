@@ -15,6 +15,23 @@ VERSION: Final = "2012-10-17"
 _UPLOADS: Final = ("blobs/*", "indexes/*")
 
 
+# Where the names of things do not begin with `arn:aws:`.
+_PARTITIONS: Final = {
+    "cn-": "aws-cn",
+    "us-gov-": "aws-us-gov",
+    "us-iso-": "aws-iso",
+    "us-isob-": "aws-iso-b",
+    "us-isof-": "aws-iso-f",
+    "eu-isoe-": "aws-iso-e",
+    "eusc-": "aws-eusc",
+}
+
+
+def partition_of(region: str) -> str:
+    """The part of AWS that a region belongs to, as it stands in the names of its things."""
+    return next((partition for begin, partition in _PARTITIONS.items() if region.startswith(begin)), "aws")
+
+
 class Role(enum.Enum):
     """Who uses a repository."""
 
@@ -25,7 +42,7 @@ class Role(enum.Enum):
 
 
 ROLES: Final = {
-    Role.WRITER: "backup, commit, rewind, fork, name, verify --heal, and all that a restorer does; deletes nothing",
+    Role.WRITER: "backup, commit, rewind, fork, name, unname, verify --heal, and what a restorer does; deletes nothing",
     Role.RESTORER: "restore, list, show, diff, verify; writes below pins/ only",
     Role.COLLECTOR: "collect, and verify; deletes, and writes boundaries only",
     Role.OWNER: "init, doctor and lifecycle: sets a repository up; nobody needs it from day to day",

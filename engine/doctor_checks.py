@@ -15,24 +15,32 @@ from blobstore.base import (
     Created,
     CreateOutcome,
     Lost,
+    Unknown,
     read_blob,
 )
+from blobstore.bounded import map_bounded
 from blobstore.errors import (
     AccessDeniedError,
     InvalidRequestError,
     StoreError,
     StoreUnavailableError,
 )
-from blobstore.s3_lifecycle import rule_ids
+from blobstore.s3_lifecycle import DAYS_MIN, backstop_days, is_backstop, threats
 from blobstore.s3_settings import KIB, MIB, PART_BYTES_MIN
-from engine.bounded import map_bounded
 from engine.doctor_patient import ATTEMPTS_MAX, PAUSE_S, NotApplicableError, Patient
-from engine.doctor_verdict import Check, Evidence, judge_clock
+from engine.doctor_verdict import BACKSTOPS, Check, Evidence, judge_clock
+from index.codec import decode_repository
+from index.errors import FormatError
+from index.keys import REPOSITORY
 
 RACES_COUNT: Final = 6
 # A race that fewer answers than this say anything about is none.
 RACE_ANSWERS_MIN: Final = 2
 SMALL_BYTES: Final = 4 * KIB
+LIST_ROUNDS_MAX: Final = 24
+LIST_ROUNDS_MIN: Final = 4
+# How long checking lists should take at most, where requests take as long as the first.
+LISTS_S: Final = 8.0
 TTL_MS: Final = 7 * 24 * 3_600_000
 # By whole seconds, as S3 tells times.
 SECOND_MS: Final = 1000
@@ -207,16 +215,22 @@ async def check_lists(patient: Patient) -> Evidence:
     """Whatever one client created or deleted, the next list of another shows, in order and page by page."""
     if not patient.client(0).capabilities.consistent_lists:
         return Evidence(check=Check.LISTS, lacking="lists may be stale in a place like this")
-    rounds = 24
+    rounds = LIST_ROUNDS_MAX
     there: list[str] = []
-    for number in range(rounds):
+    number = 0
+    began_s = patient.monotonic_s()
+    while number < rounds:
         name = f"lists/{_ORDERED[number % len(_ORDERED)]}{number:02d}"
         await patient.create(number, patient.key(name), b"x")
         there = sorted([*there, name])
         if (listed := await patient.listed(number + 1, "lists/")) != there:
             return Evidence(check=Check.LISTS, broken=_listing_fault(listed, there, "a create"))
-    pages = [page async for page in patient.names(3, "lists/", limit=5)]
-    if [name for page in pages for name in page] != there or any(len(page) > 5 for page in pages):  # noqa: PLR2004
+        if number == 0:
+            rounds = choose_list_rounds(patient.monotonic_s() - began_s)
+        number += 1
+    page_max = max(1, rounds // 5)
+    pages = [page async for page in patient.names(3, "lists/", limit=page_max)]
+    if [name for page in pages for name in page] != there or any(len(page) > page_max for page in pages):
         return Evidence(check=Check.LISTS, broken="pages of a list are not what the whole list is")
     deletes = 0
     try:
@@ -238,6 +252,14 @@ async def check_lists(patient: Patient) -> Evidence:
     )
 
 
+def choose_list_rounds(round_s: float) -> int:
+    """How many creates with a list after each there is time for, if one such round takes so long.
+
+    For every three of them there are a delete and a list, and at the end a few pages: half as much again.
+    """
+    return max(LIST_ROUNDS_MIN, min(LIST_ROUNDS_MAX, int(LISTS_S / (1.5 * max(round_s, 1e-9)))))
+
+
 # What sorts differently by bytes than by words or places.
 _ORDERED: Final = ("a-", "A", "a/", "a.", "_", "~", "Z", "z/b/", "+", "=", "0", "%")
 
@@ -252,7 +274,7 @@ def _listing_fault(listed: Sequence[str], there: Sequence[str], after: str) -> s
 
 async def check_ttl(patient: Patient) -> Evidence:  # noqa: PLR0911  (each is another fault)
     """A TTL is there from birth on, and gone for everybody once it was removed."""
-    key = patient.key("ttl")
+    key = patient.fresh_key("ttl")
     await patient.create(0, key, b"with a TTL", ttl_ms=TTL_MS)
     born = await patient.stat(1, key)
     if born is None or born.expires_at_ms is None:
@@ -310,7 +332,7 @@ async def check_multipart(patient: Patient, *, with_ttl: bool) -> Evidence:
     """An upload in parts becomes one object, whole, with the TTL that it was begun with."""
     s3 = patient.s3
     data = pattern(PART_BYTES_MIN + 1 * KIB, "parts")
-    key = patient.key("multipart")
+    key = patient.fresh_key("multipart")
 
     async def create() -> CreateOutcome:
         ttl_ms = TTL_MS if with_ttl else None
@@ -330,32 +352,43 @@ async def check_multipart(patient: Patient, *, with_ttl: bool) -> Evidence:
 async def check_conditional_multipart(patient: Patient) -> Evidence:
     """Of several multipart uploads of one key one can be completed, and none where the object is there."""
     s3 = patient.s3
-    key, taken = patient.key("conditional/race"), patient.key("conditional/taken")
+    key, taken = patient.fresh_key("conditional/race"), patient.fresh_key("conditional/taken")
     await patient.create(0, taken, b"first")
     late = await patient.tried(lambda: s3[0].put_parts_if_absent(taken, BytesBody(b"second")))
+    if isinstance(late, Unknown):
+        raise StoreUnavailableError(late.reason, operation="put_if_absent", key=taken)
     if isinstance(late, Created) or await patient.read(1, taken) != b"first":
         return Evidence(
             check=Check.CONDITIONAL_MULTIPART, lacking="completing an upload replaced an object that was there"
         )
 
+    bodies = [f"upload {number}".encode() for number in range(4)]
+
     async def enter(number: int) -> CreateOutcome:
-        body = BytesBody(f"upload {number}".encode())
+        body = BytesBody(bodies[number])
         return await patient.tried(lambda: s3[number % len(s3)].put_parts_if_absent(key, body))
 
-    outcomes = await asyncio.gather(*map(enter, range(4)))
-    won = sum(isinstance(outcome, Created) for outcome in outcomes)
+    outcomes = await asyncio.gather(*map(enter, range(len(bodies))))
+    winners = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Created)]
+    unclear = [outcome.reason for outcome in outcomes if isinstance(outcome, Unknown)]
+    won = len(winners)
+    if not won and unclear:
+        raise StoreUnavailableError(f"nobody knows who won: {unclear[0]}", operation="put_if_absent", key=key)
+    lacking = "" if won == 1 else f"{won} of {len(bodies)} uploads of one key were completed"
+    if won == 1 and await patient.read(1, key) != bodies[winners[0]]:
+        lacking = "what was there after a race is not what its winner wrote"
     return Evidence(
         check=Check.CONDITIONAL_MULTIPART,
-        figure=f"a race of 4: {won} won",
+        figure=f"a race of {len(bodies)}: {won} won",
         figures={"won": won},
-        lacking=f"{won} of 4 uploads of one key were completed" if won > 1 else "",
+        lacking=lacking,
     )
 
 
 async def check_abort(patient: Patient) -> Evidence:
     """An upload that nobody finishes is found, and given up."""
     s3 = patient.s3
-    key = patient.key("abort/unfinished")
+    key = patient.fresh_key("abort/unfinished")
     begun = await patient.tried(lambda: s3[0].begin_upload(key))
     patient.unfinished.append(begun)
     store = patient.client(1)
@@ -375,7 +408,9 @@ async def check_abort(patient: Patient) -> Evidence:
     if not await becomes(there=True):
         return Evidence(check=Check.ABORT, lacking="an unfinished upload is not listed")
     if failures := await patient.tried(lambda: store.abort_unfinished([begun])):
-        raise AccessDeniedError(failures[0].reason, operation="abort_unfinished", key=key)
+        reason = failures[0].reason
+        kind = AccessDeniedError if _is_denial(reason) else StoreUnavailableError
+        raise kind(reason, operation="abort_unfinished", key=key)
     if not await becomes(there=False):
         return Evidence(check=Check.ABORT, lacking="an unfinished upload cannot be given up")
     if await patient.stat(2, key) is not None:
@@ -399,7 +434,7 @@ async def check_delete(patient: Patient) -> Evidence:
     failed = {failure.key: failure.reason for failure in failures}
     if failed.keys() & set(doomed):
         reason = failed[min(failed)]
-        if "denied" in reason.lower():
+        if _is_denial(reason):
             raise AccessDeniedError(reason, operation="delete")
         return Evidence(check=Check.DELETE, lacking=f"{len(failed)} of 120 keys were not deleted ({reason})")
     left = {patient.root + name for name in await patient.listed(1, "delete/")}
@@ -411,6 +446,10 @@ async def check_delete(patient: Patient) -> Evidence:
         return Evidence(check=Check.DELETE, figure=figure, broken="keys were there still that it said were deleted")
     lacking = "deleting what is not there is an error" if failed else ""
     return Evidence(check=Check.DELETE, figure=figure, figures=figures, lacking=lacking)
+
+
+def _is_denial(reason: str) -> bool:
+    return "denied" in reason.lower()
 
 
 async def check_empty(patient: Patient) -> Evidence:
@@ -428,17 +467,28 @@ async def check_empty(patient: Patient) -> Evidence:
     )
 
 
+async def _read_days_min(patient: Patient) -> int:
+    """How long a backstop has to wait for the repository that is there; the least where there is none yet."""
+    data = await patient.read(0, REPOSITORY)
+    try:
+        record = decode_repository(data or b"", subject=REPOSITORY)
+    except FormatError:
+        return DAYS_MIN
+    return backstop_days(ttl_ms=record.ttl_ms, collection_period_ms=record.collection_period_ms)
+
+
 async def check_lifecycle(patient: Patient, *, ttls_stay: bool) -> Evidence:
-    """The rules of the bucket can be read, and ours does not delete what nobody can protect from it."""
+    """The rules of the bucket can be read, and none takes away what is committed, or what soon may be."""
     s3 = patient.s3[0]
     rules = await patient.tried(s3.read_lifecycle)
-    expire_id, _ = rule_ids(s3.prefix)
-    is_there = any(rule.get("ID") == expire_id for rule in rules)
+    backstops = sum(is_backstop(rule, s3.prefix) for rule in rules)
+    days_min = await _read_days_min(patient) if backstops else DAYS_MIN
+    found = threats(rules, s3.prefix, days_min=days_min, ttls_stay=ttls_stay)
     return Evidence(
         check=Check.LIFECYCLE,
-        figure=f"{len(rules)} in the bucket, backstop {'installed' if is_there else 'not installed'}",
-        figures={"rules": len(rules), "backstop": is_there},
-        broken="the backstop is installed, and TTLs cannot be removed" if is_there and ttls_stay else "",
+        figure=f"{len(rules)} in the bucket, backstop {'installed' if backstops else 'not installed'}",
+        figures={"rules": len(rules), BACKSTOPS: backstops},
+        broken="; ".join(threat.text for threat in found),
     )
 
 

@@ -54,6 +54,10 @@ class NotApplicableError(Exception):
     """There is nothing to look at in a store of this kind."""
 
 
+class NoTimeError(Exception):
+    """The time of the whole examination was over."""
+
+
 class Patient:
     """The store that is looked at, by several clients at once.
 
@@ -93,6 +97,11 @@ class Patient:
         key = f"{self.root}{name}"
         self.keys.append(key)
         return key
+
+    def fresh_key(self, name: str) -> str:
+        """The same, and another one each time: for a check that is made again if its first time was spoilt."""
+        times = sum(key.partition("+")[0] == self.root + name for key in self.keys)
+        return self.key(f"{name}+{times}" if times else name)
 
     async def tried(self, request: Callable[[], Awaitable[T]]) -> T:
         """The answer of a request that may be made more than once, if it is unavailable at first.
@@ -178,6 +187,8 @@ def failure_of(error: BaseException) -> Failure | None:
     """What ended a check, if that is anything a store answers."""
     if isinstance(error, NotApplicableError):
         return Failure.NOT_APPLICABLE
+    if isinstance(error, NoTimeError):
+        return Failure.NO_TIME
     if isinstance(error, AccessDeniedError):
         return Failure.DENIED
     if isinstance(error, StoreUnavailableError | TimeoutError):

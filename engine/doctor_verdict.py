@@ -9,6 +9,8 @@ import msgspec
 from blobstore.s3_profile import StoreProfile
 
 SKEW_MS_MAX: Final = 300_000
+# The figure that counts the rules which delete by the tag of a TTL.
+BACKSTOPS: Final = "backstop"
 
 
 class Check(enum.Enum):
@@ -52,6 +54,7 @@ class Failure(enum.Enum):
 
     DENIED = "denied"
     UNAVAILABLE = "unavailable"
+    NO_TIME = "no time"
     UNSUPPORTED = "unsupported"
     NOT_APPLICABLE = "not applicable"
 
@@ -88,6 +91,8 @@ class _Meaning(msgspec.Struct, frozen=True):
     ok: str
     missing: str = ""
     unsafe: str = ""
+    # What nobody knows if it may not be looked at; empty: as `missing`.
+    denied: str = ""
 
 
 _MEANINGS: Final = {
@@ -125,7 +130,8 @@ _MEANINGS: Final = {
     Check.LIFECYCLE: _Meaning(
         "`tidemark lifecycle` shows and installs the backstop",
         missing="no backstop: only collect frees what was never committed",
-        unsafe="what is committed would be deleted: run `tidemark lifecycle --remove` now",
+        unsafe="the store itself takes away what is needed: change the rule now (ours: `tidemark lifecycle --remove`)",
+        denied="nobody could see whether a rule takes away what is needed (--policy owner may)",
     ),
     Check.CLOCK: _Meaning(
         "times can be compared",
@@ -139,15 +145,22 @@ _MEANINGS: Final = {
 _DISPENSABLE: Final = frozenset(
     {Check.ABORT, Check.DELETE, Check.EMPTY, Check.LIFECYCLE, Check.LATENCY, Check.THROUGHPUT}
 )
+# Nothing is at risk where there was no time to measure.
+_FIGURES: Final = frozenset({Check.LATENCY, Check.THROUGHPUT})
 _REQUIRED: Final = frozenset({Check.CREATE, Check.READ, Check.REPLACE, Check.RANGES, Check.LISTS, Check.CLOCK})
 
 
-def judge(evidence: Evidence) -> Row:  # noqa: PLR0911  (one for each way a check can end)
+def judge(evidence: Evidence, *, needed: bool = False) -> Row:  # noqa: PLR0911  (one for each way a check can end)
     """The verdict on one check.
 
     A promise that was broken is UNSAFE whatever else went wrong. What could not be found out is never UNSAFE.
+
+    Args:
+        evidence: What was seen.
+        needed: Something else depends on what this check finds out, so that not to know it is more than a warning.
     """
     meaning = _MEANINGS[evidence.check]
+    dispensable = evidence.check in _DISPENSABLE and not needed
     match evidence:
         case Evidence(broken=text) if text:
             return _row(evidence, Verdict.UNSAFE, f"{text}: {meaning.unsafe}")
@@ -162,16 +175,14 @@ def judge(evidence: Evidence) -> Row:  # noqa: PLR0911  (one for each way a chec
             verdict = Verdict.UNSAFE if evidence.check in _REQUIRED else Verdict.MISSING
             return _row(evidence, verdict, f"{text}: {meaning.missing or meaning.unsafe}")
         case Evidence(failure=Failure.DENIED, reason=text):
-            dispensable = evidence.check in _DISPENSABLE
-            return _row(
-                evidence,
-                Verdict.WARNING if dispensable else Verdict.DENIED,
-                f"denied to these credentials: {meaning.missing if dispensable and meaning.missing else text}",
-            )
+            verdict = Verdict.WARNING if dispensable else Verdict.DENIED
+            unknown = meaning.denied or (meaning.missing if dispensable else "") or text
+            return _row(evidence, verdict, f"denied to these credentials: {unknown}")
+        case Evidence(failure=Failure.NO_TIME, reason=text):
+            verdict = Verdict.WARNING if evidence.check in _FIGURES else Verdict.UNKNOWN
+            return _row(evidence, verdict, f"run again: {text}")
         case Evidence(reason=text):
-            return _row(
-                evidence, Verdict.WARNING if evidence.check in _DISPENSABLE else Verdict.UNKNOWN, f"run again: {text}"
-            )
+            return _row(evidence, Verdict.WARNING if dispensable else Verdict.UNKNOWN, f"run again: {text}")
 
 
 def _row(evidence: Evidence, verdict: Verdict, meaning: str) -> Row:
@@ -188,13 +199,21 @@ def choose_profile(rows: Iterable[Row], *, probed_at_ms: int, release: str) -> S
 
     Returns:
         What was seen to work; what was not is denied (P3). None if too little could be found out to say anything, or if
-        a lifecycle rule has to go first: what an earlier look has found then stays.
+        a lifecycle rule has to go first, or nobody could see whether one goes by a tag that would then stay: what an
+        earlier look has found then stays.
     """
-    verdicts = {row.check: row.verdict for row in rows}
+    by_check = {row.check: row for row in rows}
+    verdicts = {check: row.verdict for check, row in by_check.items()}
     deciding = [verdicts[check] for check in (Check.CREATE, Check.READ, Check.LISTS, Check.TTL)]
     if Verdict.UNSAFE not in deciding and {Verdict.UNKNOWN, Verdict.DENIED} & set(deciding):
         return None
-    if verdicts[Check.LIFECYCLE] is Verdict.UNSAFE:
+    lifecycle = by_check[Check.LIFECYCLE]
+    if lifecycle.verdict is Verdict.UNSAFE:
+        return None
+    has_no_rule = lifecycle.verdict in {Verdict.MISSING, Verdict.NOT_APPLICABLE} or (
+        lifecycle.verdict is Verdict.OK and not lifecycle.figures.get(BACKSTOPS)
+    )
+    if verdicts[Check.TTL] is not Verdict.OK and not has_no_rule:
         # A profile without tags would stop commits from removing TTLs that a rule of the bucket goes by (0002, T1).
         return None
 

@@ -1,38 +1,46 @@
 """The verbs about the store itself: `doctor` and `lifecycle`."""
 
+import os
 import shutil
 import sys
 import textwrap
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
 import click
 import msgspec
 
-from blobstore.base import BlobStore
-from blobstore.errors import InvalidRequestError
+from blobstore.base import BlobStore, read_blob
+from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.retrying import RetrySettings
 from blobstore.s3_lifecycle import (
+    DAYS_MIN,
     LifecyclePlan,
     Rule,
     backstop_days,
     backstop_rules,
+    cut_short,
     describe_rule,
     plan_lifecycle,
+    rule_ids,
     same_rules,
+    threats,
 )
-from blobstore.s3_policy import ROLES, Role, role_policy
-from blobstore.s3_profile import StoreProfile
+from blobstore.s3_policy import ROLES, Role, partition_of, role_policy
+from blobstore.s3_profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile
 from blobstore.s3_settings import PUT_BYTES_MAX
-from engine.cli.exit_codes import ExitCode
+from engine.cli.exit_codes import ExitCode, choose_exit_code
 from engine.cli.options import Verb, common_options
 from engine.cli.session import Session, with_session
 from engine.clock import SystemAmbient
 from engine.doctor import CLIENTS_COUNT, DoctorReport, examine_store
 from engine.doctor_verdict import Check, Verdict, describe_profile
-from engine.errors import ConflictError, UsageError
-from engine.sync import LoopThread
+from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
+from engine.sync import LoopThread, SyncRepository
+from engine.verify import ProblemKind
 from engine.words import count, printable, shortened, table
 
 if TYPE_CHECKING:
@@ -40,8 +48,6 @@ if TYPE_CHECKING:
 
 TEXT_SHOWN_MAX: Final = 400
 WIDTH_MIN: Final = 80
-# Where the names of things do not begin with `arn:aws:`.
-_PARTITIONS: Final = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}
 WIDTH_MAX: Final = 120
 
 _CODES: Final = {
@@ -120,7 +126,7 @@ def doctor(session: Session, *, dry_run: bool, policy: str | None) -> ExitCode:
     the store is safe, 9 if it is not, 8 if the credentials may not find out, and 5 if it did not answer well enough.
 
     \b
-    --policy writer      backup, commit, rewind, fork, name; never deletes
+    --policy writer      backup, commit, rewind, fork, name, unname; never deletes
              restorer    restore, list, show, diff, verify; writes pins only
              collector   collect; the only one that deletes
              owner       init, doctor, lifecycle
@@ -130,8 +136,8 @@ def doctor(session: Session, *, dry_run: bool, policy: str | None) -> ExitCode:
         return ExitCode.OK
     report = _examine(session, save=not dry_run)
     session.show(_view(report), _lines(report, dry_run=dry_run))
-    if report.verdict is Verdict.OK and report.profile_error:
-        return ExitCode.DENIED
+    if report.verdict is Verdict.OK and report.profile_error is not None:
+        return choose_exit_code(report.profile_error)
     return _CODES[report.verdict]
 
 
@@ -142,6 +148,7 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
         s3 = msgspec.structs.replace(settings.s3, connections_max=4)
         settings = msgspec.structs.replace(settings, s3=s3)
     else:
+        _check_there(session)
         settings = StoreSettings(retry=RetrySettings(attempts_max=1), in_flight_max=CLIENTS_COUNT)
 
     def open_client() -> BlobStore:
@@ -169,6 +176,32 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
         loop.stop()
 
 
+def _check_there(session: Session) -> None:
+    """Refuse a path where nothing is: looking at it would make it.
+
+    Raises:
+        NotFoundError: It is a path, and there is nothing.
+    """
+    url = session.common.repository
+    try:
+        if url.lower().startswith("file:"):
+            path = Path(unquote(urlsplit(url).path))
+        elif "://" not in url:
+            path = Path(url)
+        else:
+            return
+        is_there = path.exists()
+    except ValueError:
+        return  # whoever opens it says what is wrong with it
+    if not is_there:
+        raise NotFoundError(
+            "there is nothing at this path",
+            operation="doctor",
+            subject=str(path),
+            hint="check it, or make the directory",
+        )
+
+
 def _view(report: DoctorReport) -> DoctorView:
     return DoctorView(
         safe=report.verdict is Verdict.OK,
@@ -185,7 +218,7 @@ def _view(report: DoctorReport) -> DoctorView:
         ),
         profile=report.profile,
         profile_written=report.profile_written,
-        profile_error=report.profile_error,
+        profile_error=str(report.profile_error or ""),
         hiccups_count=report.hiccups_count,
         left=report.left,
         left_reason=report.left_reason,
@@ -198,7 +231,7 @@ def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:
     lines += ["", f"{_CONCLUSIONS[report.verdict]} ({report.took_s:.0f} s)"]
     if report.profile is not None:
         written = "written to" if report.profile_written else "NOT written to"
-        why = report.profile_error or ("asked not to" if dry_run else "")
+        why = str(report.profile_error or ("asked not to" if dry_run else ""))
         lines.append(f"profile {written} `profile`" + (f": {printable(why)}" if why else "; it binds whoever opens"))
         lines += [f"  {line}" for line in describe_profile(report.profile, blob_bytes_max=PUT_BYTES_MAX)]
     elif report.verdict in {Verdict.UNKNOWN, Verdict.DENIED}:
@@ -230,7 +263,8 @@ def _table(report: DoctorReport) -> list[str]:
 def _show_policy(session: Session, role: Role) -> None:
     store = _open_s3(session, session.store_settings())
     s3 = session.common.s3
-    partition = next((name for begin, name in _PARTITIONS.items() if s3.region.startswith(begin)), "aws")
+    region = s3.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
+    partition = partition_of(region)
     made = role_policy(role, bucket=store.bucket, prefix=store.prefix, kms_key_id=s3.kms_key_id, partition=partition)
     if session.common.json:
         session.show(PolicyView(role=role.value, policy=made))
@@ -253,6 +287,8 @@ class LifecycleView(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[dict[str, Any], ...]
     removed: tuple[dict[str, Any], ...]
     added: tuple[dict[str, Any], ...]
+    # Rules that take away what the repository needs, anybody's: a sentence for each.
+    threats: tuple[str, ...]
 
 
 @click.command(
@@ -272,28 +308,21 @@ def lifecycle(session: Session, *, install: bool, remove: bool, yes: bool) -> Ex
 
     They are a backstop for where nobody collects: one rule deletes uploads that no commit has taken over, one aborts
     multipart uploads that nobody finished, both after the TTL and a day, at least 7 days and three collection periods.
-    Rules of others are never touched.
+    Rules of others are never touched; those that take away what the repository needs are told.
     """
     if install and remove:
         raise UsageError("--install and --remove exclude each other", operation="lifecycle")
     store = _open_s3(session, session.store_settings())
-    days: int | None = None
-    wanted: tuple[Rule, ...] = ()
-    if not remove:
-        with session.open() as repository:
-            record = repository.record
-            if not repository.asynchronous.store.capabilities.removes_ttl and install:
-                raise UsageError(
-                    "TTLs cannot be removed on this store: the rule would delete what is committed",
-                    operation="lifecycle",
-                    hint="`tidemark doctor` found that it has no tags; see what it says now",
-                )
-        days = backstop_days(ttl_ms=record.ttl_ms, collection_period_ms=record.collection_period_ms)
-        wanted = backstop_rules(store.prefix, days=days)
+    # Also where there is no repository (any more).
+    needs = _Needs(days=None, ttls_stay=False) if remove else _read_needs(session, install=install)
     loop = LoopThread()
     try:
         before = loop.run(store.read_lifecycle())
+        wanted = _wanted(needs, before, store.prefix, remove=remove)
         plan = plan_lifecycle(before, wanted, prefix=store.prefix)
+        told = _warn(session, store, needs, plan.rules if install or remove else before)
+        if install:
+            _check_others(store, needs, before)
         done = False
         if (install or remove) and plan.changes:
             if not yes and not _confirmed(session, store, plan):
@@ -306,15 +335,125 @@ def lifecycle(session: Session, *, install: bool, remove: bool, yes: bool) -> Ex
         loop.stop()
     view = LifecycleView(
         done=done,
-        days=days,
+        days=needs.days,
+        threats=told,
         **{
             name: tuple(msgspec.to_builtins(rule, str_keys=True) for rule in getattr(plan, name))
             for name in ("others", "kept", "removed", "added")
         },
     )
     asked = yes or not (install or remove) or not plan.changes
-    session.show(view, [*(_plan_lines(store, plan) if asked else []), _outcome(plan, done=done)])
+    session.show(view, [*(_plan_lines(store, plan) if asked else []), _outcome(plan, needs, done=done, remove=remove)])
     return ExitCode.OK
+
+
+class _Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repository asks of the rules of its bucket."""
+
+    # After how many days its uploads may go; None: there is no repository that says so.
+    days: int | None
+    # Commits cannot remove TTLs, so no rule may go by them.
+    ttls_stay: bool
+
+
+def _read_needs(session: Session, *, install: bool) -> _Needs:
+    """What the repository needs, and, before rules are installed, whether they could do harm.
+
+    Raises:
+        NotFoundError: There is no repository, and rules were to be installed.
+        UsageError: Nobody has found out whether the store has tags, or it has none.
+        UnsafeStoreError: As `_check_settled`.
+    """
+    try:
+        with session.open() as repository:
+            record = repository.record
+            ttls_stay = not repository.asynchronous.store.capabilities.removes_ttl
+            if install:
+                _check_tags(repository, ttls_stay=ttls_stay)
+                _check_settled(repository, session)
+    except NotFoundError:
+        if install:
+            raise
+        return _Needs(days=None, ttls_stay=False)
+    days = backstop_days(ttl_ms=record.ttl_ms, collection_period_ms=record.collection_period_ms)
+    return _Needs(days=days, ttls_stay=ttls_stay)
+
+
+def _check_tags(repository: SyncRepository, *, ttls_stay: bool) -> None:
+    """Refuse unless somebody has seen that a commit can take the tag away which the rule goes by (design 0003, L4).
+
+    Raises:
+        UsageError: Nobody has, or it cannot.
+    """
+    try:
+        store = repository.asynchronous.store
+        profile = repository.loop.run(read_blob(store, PROFILE_KEY, size_bytes_max=PROFILE_BYTES_MAX))
+    except BlobNotFoundError:
+        raise UsageError(
+            "nobody has found out whether TTLs can be removed on this store: if not, the rule would delete what is "
+            "committed",
+            operation="lifecycle",
+            hint="run `tidemark doctor` first",
+        ) from None
+    if ttls_stay or not decode_profile(profile).tags:
+        raise UsageError(
+            "TTLs cannot be removed on this store: the rule would delete what is committed",
+            operation="lifecycle",
+            hint="`tidemark doctor` found that it has no tags; see what it says now",
+        )
+
+
+def _wanted(needs: _Needs, before: tuple[Rule, ...], prefix: str, *, remove: bool) -> tuple[Rule, ...]:
+    """Our rules as they should be; as they are, where nothing can be said or installed."""
+    if remove:
+        return ()
+    if needs.days is None or needs.ttls_stay:
+        return tuple(rule for rule in before if rule.get("ID") in rule_ids(prefix))
+    return backstop_rules(prefix, days=needs.days)
+
+
+def _warn(session: Session, store: "S3Store", needs: _Needs, rules: tuple[Rule, ...]) -> tuple[str, ...]:
+    """Tell of the rules that take away what the repository needs."""
+    found = threats(rules, store.prefix, days_min=needs.days or DAYS_MIN, ttls_stay=needs.ttls_stay)
+    told = tuple(threat.text for threat in found)
+    for text in told:
+        session.warn(text)
+    return told
+
+
+def _check_others(store: "S3Store", needs: _Needs, before: tuple[Rule, ...]) -> None:
+    """Refuse to delete uploads of a repository below ours earlier than it says itself.
+
+    Raises:
+        UnsafeStoreError: Our rule would.
+    """
+    others = cut_short(before, store.prefix, days=needs.days or DAYS_MIN)
+    if others:
+        raise UnsafeStoreError(
+            f"our rule would delete uploads of another repository after {needs.days} days, too early: "
+            f"{printable(str(others[0].get('ID', '(no id)')))} ({describe_rule(others[0])})",
+            operation="lifecycle",
+            subject=store.bucket,
+            hint="give one of the two repositories a place outside of the other, or both the same TTL",
+        )
+
+
+def _check_settled(repository: SyncRepository, session: Session) -> None:
+    """Refuse while a commit's upload still carries a TTL: the rule would delete it (design 0002, T2).
+
+    Raises:
+        UnsafeStoreError: One does.
+    """
+    with session.progress("verify") as progress:
+        report = repository.verify(progress=progress)
+    at_risk = [p for p in report.problems if p.kind is ProblemKind.AT_RISK]
+    if at_risk:
+        raise UnsafeStoreError(
+            f"{len(at_risk)} uploads of commits still carry a TTL: the rule would delete them",
+            operation="lifecycle",
+            subject=at_risk[0].key,
+            hint="run `tidemark verify --heal`, then install the rules",
+        )
 
 
 def _confirmed(session: Session, store: "S3Store", plan: LifecyclePlan) -> bool:
@@ -371,12 +510,16 @@ def _printable_row(row: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(printable, row))
 
 
-def _outcome(plan: LifecyclePlan, *, done: bool) -> str:
+def _outcome(plan: LifecyclePlan, needs: _Needs, *, done: bool, remove: bool) -> str:
     if done:
         return f"{count(len(plan.added), 'rule')} added, {count(len(plan.removed), 'rule')} removed, read back"
-    if not plan.changes:
-        return "nothing to change"
-    return "nothing was changed: --install adds what is missing, --remove takes ours away"
+    if needs.ttls_stay:
+        return "nothing was changed: TTLs cannot be removed on this store, so --install is refused"
+    if plan.changes:
+        return "nothing was changed: --install adds what is missing, --remove takes ours away"
+    if needs.days is None and not remove:
+        return "nothing to change: after how many days a rule may delete is known once there is a repository"
+    return "nothing to change"
 
 
 # ---------------------------------------------------------------------- stores

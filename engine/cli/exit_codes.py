@@ -121,8 +121,19 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
 }
 
 
+# What a store does before its first request can only go wrong by what it was told.
+_FIRST_STEPS: Final = frozenset({"open", "connect", "sign"})
+
+
+def is_wrong_setting(error: BaseException) -> bool:
+    """Whether the settings or the environment do not lead to a store: nothing of tidemark is at fault."""
+    return isinstance(error, InvalidRequestError) and error.operation in _FIRST_STEPS
+
+
 def choose_exit_code(error: BaseException) -> ExitCode:
     """The code of an error: that of its class, or of the nearest class above that has one."""
+    if is_wrong_setting(error):
+        return ExitCode.USAGE
     for kind in type(error).__mro__:
         if kind in CODES:
             return CODES[kind]

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from blobstore.errors import InvalidRequestError, StoreError
-from engine.cli.exit_codes import ExitCode, choose_exit_code
+from engine.cli.exit_codes import ExitCode, choose_exit_code, is_wrong_setting
 from engine.cli.options import origin_hint
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
 from engine.views import SCHEMA
@@ -130,6 +130,8 @@ def _hint(error: BaseException, verb: str) -> str:
     hint = str(getattr(error, "hint", ""))
     if hint == UsageError.default_hint:
         return f"see `tidemark {verb} --help`"
+    if hint == InvalidRequestError.default_hint and is_wrong_setting(error):
+        return "check the URL, [s3] in tidemark.toml, and the variables AWS_... and TIDEMARK_S3_..."
     return _HINTS_SAID.get(hint, hint) or "run it with --debug to see where it happened, and report it"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from blobstore.errors import AccessDeniedError, StoreError, StoreFullError, StoreUnavailableError
 from blobstore.s3 import S3Store
 from blobstore.s3_client import S3Client
 from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle
@@ -58,6 +59,19 @@ class Shell:
         except self.server.client.exceptions.ClientError:
             return []
         return rules
+
+    def examined(self, *, tags: bool = True, prefix: str = PREFIX) -> None:
+        """As `doctor` leaves the store behind, in no time."""
+        profile = StoreProfile(
+            atomic_create=True,
+            consistent_lists=True,
+            tags=tags,
+            conditional_multipart=False,
+            probed_at_ms=0,
+            tidemark="0",
+        )
+        key = f"{prefix}/{PROFILE_KEY}"
+        self.server.client.put_object(Bucket=self.bucket, Key=key, Body=encode_profile(profile))
 
     def set_rules(self, *rules: Any) -> None:
         """Write them as somebody else would."""
@@ -166,12 +180,34 @@ async def test_a_server_that_sends_other_ranges_is_unsafe(shell: Shell) -> None:
         (["doctor", "s3://no-such-bucket-here/x"], 7),
         (["lifecycle", "s3://no-such-bucket-here/x"], 7),
         (["doctor", "--endpoint-url", "http://127.0.0.1:9"], 5),
-        (["doctor", "--endpoint-url", "http://192.0.2.1"], 1),
+        (["doctor", "--endpoint-url", "http://192.0.2.1"], 2),
+        (["doctor", "--endpoint-url", "https://key:secret@192.0.2.1"], 2),
+        (["list", "-r", "s3://bucket/a*b"], 2),
     ],
 )
 def test_what_is_not_there_is_told_in_the_words_of_every_verb(shell: Shell, words: list[str], code: int) -> None:
     failure = shell.told(*words, code=code)
     assert (failure["code"], bool(failure["hint"])) == (code, True)
+    assert "fault of tidemark" not in failure["hint"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"AWS_ENDPOINT_URL_S3": "nonsense"},
+        {"AWS_ENDPOINT_URL_S3": "http://192.0.2.1"},
+        {"AWS_ENDPOINT_URL_S3": "https://key:secret@192.0.2.1"},
+        {"AWS_PROFILE": "nope"},
+        {"AWS_CA_BUNDLE": "/no/such/file.pem"},
+        {"TIDEMARK_S3_CA_BUNDLE": "/no/such/file.pem"},
+    ],
+    ids=" ".join,
+)
+def test_wrong_settings_are_usage(shell: Shell, environment: dict[str, str]) -> None:
+    for words in (["list"], ["doctor"]):
+        failure = shell.told(*words, code=2, **environment)
+        assert "fault of tidemark" not in failure["hint"]
+        assert "secret" not in str(failure)
 
 
 def test_wrong_credentials_are_denied(ceph_server: CephRgw, new_bucket: Callable[[S3Server], str]) -> None:
@@ -188,6 +224,7 @@ def test_rules_are_shown_installed_and_removed_and_others_stay(shell: Shell) -> 
     shell.set_rules(FOREIGN)
     others = shell.rules()
     shell.run("init", "--ttl", "8d")
+    shell.examined()
     shown = shell.told("lifecycle")
     assert (shown["done"], shown["days"], len(shown["others"]), len(shown["added"])) == (False, 9, 1, 2)
     assert shell.rules() == others
@@ -209,6 +246,7 @@ def test_rules_are_shown_installed_and_removed_and_others_stay(shell: Shell) -> 
 
 def test_the_last_rules_go_with_the_configuration(shell: Shell) -> None:
     shell.run("init")
+    shell.examined()
     shell.run("lifecycle", "--install", "--yes")
     assert len(shell.rules()) == 2
     shell.run("lifecycle", "--remove", "--yes")
@@ -218,6 +256,7 @@ def test_the_last_rules_go_with_the_configuration(shell: Shell) -> None:
 def test_two_repositories_of_a_bucket_have_rules_of_their_own(shell: Shell) -> None:
     for url in (shell.url, f"s3://{shell.bucket}/team-state"):
         shell.run("init", "-r", url)
+        shell.examined(prefix=url.split("/", 3)[3])
         shell.run("lifecycle", url, "--install", "--yes")
     assert len(shell.rules()) == 4
     shell.run("lifecycle", "--remove", "--yes")
@@ -229,6 +268,7 @@ def test_it_asks_before_it_changes_anything(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, answer: str, changed: bool
 ) -> None:
     shell.run("init")
+    shell.examined()
     refused = shell.run("lifecycle", "--install", code=2)
     assert "say --yes" in refused.stderr
     monkeypatch.setattr(doctoring, "_can_ask", lambda session: True)
@@ -241,6 +281,7 @@ def test_it_asks_before_it_changes_anything(
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_change_of_somebody_else_is_a_conflict(shell: Shell, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     shell.run("init")
+    shell.examined()
     read, reads = S3Store.read_lifecycle, 0
 
     async def read_after_a_change(self: S3Store) -> Any:
@@ -258,16 +299,73 @@ def test_a_change_of_somebody_else_is_a_conflict(shell: Shell, monkeypatch: pyte
 
 def test_a_store_without_tags_gets_no_rule_that_deletes(shell: Shell) -> None:
     shell.run("init")
-    profile = StoreProfile(
-        atomic_create=True, consistent_lists=True, tags=False, conditional_multipart=False, probed_at_ms=0, tidemark="0"
-    )
-    key = f"{PREFIX}/{PROFILE_KEY}"
-    shell.server.client.put_object(Bucket=shell.bucket, Key=key, Body=encode_profile(profile))
+    shell.examined(tags=False)
     refused = shell.told("lifecycle", "--install", "--yes", code=2)
     assert "delete what is committed" in refused["message"]
+    assert shell.rules() == []
+    assert shell.told("lifecycle")["added"] == []
+    assert "--install is refused" in shell.run("lifecycle").stdout
+
+
+def test_nothing_is_installed_before_somebody_has_seen_that_tags_work(shell: Shell) -> None:
+    shell.run("init")
+    refused = shell.told("lifecycle", "--install", "--yes", code=2)
+    assert refused["hint"] == "run `tidemark doctor` first"
     assert shell.rules() == []
 
 
 def test_without_a_repository_there_is_no_ttl_to_go_by(shell: Shell) -> None:
+    shell.set_rules(FOREIGN)
     assert shell.told("lifecycle", "--install", "--yes", code=7)["error"] == "NotFoundError"
+    shown = shell.told("lifecycle")
+    assert (shown["days"], shown["added"], [rule["ID"] for rule in shown["others"]]) == (None, [], ["logs"])
+    assert "once there is a repository" in shell.run("lifecycle").stdout
     shell.run("lifecycle", "--remove", "--yes")
+
+
+def test_a_rule_of_somebody_else_that_deletes_what_is_committed_is_told(shell: Shell) -> None:
+    shell.set_rules({"ID": "clean", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 365}})
+    shell.run("init")
+    shell.examined()
+    told = shell.run("lifecycle")
+    assert "warning: rule clean: the whole bucket is deleted after 365 days" in told.stderr
+    installed = shell.told("lifecycle", "--install", "--yes")
+    assert (installed["done"], len(installed["threats"])) == (True, 1)
+    assert len(shell.rules()) == 3
+    report = shell.told("doctor", "--no-save", code=9)
+    assert _verdicts(report)["lifecycle"] == "UNSAFE"
+    assert (report["profile"], report["safe"]) == (None, False)
+
+
+def test_a_repository_below_another_with_a_longer_ttl_is_not_cut_short(shell: Shell) -> None:
+    outer, inner = shell.url, f"{shell.url}/deep"
+    for url, ttl in ((outer, "1d"), (inner, "30d")):
+        shell.run("init", "-r", url, "--ttl", ttl)
+        shell.examined(prefix=url.split("/", 3)[3])
+    shell.run("lifecycle", inner, "--install", "--yes")
+    refused = shell.told("lifecycle", outer, "--install", "--yes", code=9)
+    assert "tidemark-expire-team~2Fstate~2Fdeep" in refused["message"]
+    assert len(shell.rules()) == 2
+    # The other way round the outer rule stands already.
+    shell.set_rules(*backstop_rules(PREFIX, days=7))
+    (told,) = shell.told("lifecycle", inner, "--install", "--yes")["threats"]
+    assert told.startswith("rule tidemark-expire-team~2Fstate: ")
+    assert "needs 31 days" in told
+    assert _verdicts(shell.told("doctor", inner, "--no-save", code=9))["lifecycle"] == "UNSAFE"
+    assert _verdicts(shell.told("doctor", outer, "--no-save"))["lifecycle"] == "ok"
+
+
+@pytest.mark.parametrize("fails, code", [(AccessDeniedError, 8), (StoreUnavailableError, 5), (StoreFullError, 5)])
+def test_a_profile_that_cannot_be_written_has_the_code_of_its_reason(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, fails: type[StoreError], code: int
+) -> None:
+    put = S3Store.put
+
+    async def put_but_no_profile(self: S3Store, key: str, body: Any, **more: Any) -> Any:
+        if key == PROFILE_KEY:
+            raise fails("no", operation="put", key=key)
+        return await put(self, key, body, **more)
+
+    monkeypatch.setattr(S3Store, "put", put_but_no_profile)
+    report = shell.told("doctor", code=code)
+    assert (report["safe"], report["profile_written"], bool(report["profile_error"])) == (True, False, True)

@@ -42,11 +42,12 @@ class Site:
         self._patch = patch
         self.allow(Role)
 
-    def allow(self, roles: Any, *, without: str = "") -> None:
-        """Let users do what the policies of their roles say, but for the statements with one name."""
+    def allow(self, roles: Any, *, without: str = "", denied: str = "") -> None:
+        """Let users do what the policies of their roles say, but for one statement or one action."""
         statements = [
             {
                 **statement,
+                "Action": [action for action in statement["Action"] if action != denied],
                 "Sid": f"{role.value}{statement['Sid']}",
                 "Principal": {"AWS": [f"arn:aws:iam:::user/{role.value}"]},
             }
@@ -240,6 +241,7 @@ def test_the_owner_finds_out_about_the_store_and_installs_the_backstop(site: Sit
 
 
 def test_doctor_says_what_it_could_not_delete(site: Site) -> None:
+    site.allow([Role.OWNER], denied="s3:DeleteObject")
     report = site.told(Role.OWNER, "doctor", "--no-save")
     verdicts = {c["check"]: c["verdict"] for c in report["checks"]}
     assert (report["safe"], verdicts["delete"], report["profile_written"]) == (True, "warning", False)

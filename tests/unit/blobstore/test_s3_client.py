@@ -147,6 +147,14 @@ async def test_every_put_says_how_it_is_encrypted_and_what_its_checksum_is(
     await store.close()
 
 
+async def test_the_region_is_what_every_other_sdk_takes_it_from(
+    server: ScriptedServer, client: S3Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+    await client.call("head_object", Bucket="bucket", Key="k")
+    assert "/eu-north-1/s3/" in server.requests[0][1]["Authorization"]
+
+
 async def test_the_http_client_does_not_send_a_body_twice_by_itself(server: ScriptedServer, client: S3Client) -> None:
     await put(client, sent_body(b"warm"))  # a connection that is kept is one that the HTTP client would send again on
     server.handler = abort

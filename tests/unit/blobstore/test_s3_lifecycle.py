@@ -3,20 +3,23 @@ from typing import Any
 
 import pytest
 
-from blobstore import s3
 from blobstore.s3_lifecycle import (
     DAY_MS,
-    EXPIRING,
     ID_LENGTH_MAX,
-    TTL_TAG,
+    PLACES,
     Rule,
     backstop_days,
     backstop_rules,
+    cut_short,
     describe_rule,
+    is_backstop,
     plan_lifecycle,
     rule_ids,
     same_rules,
+    threats,
 )
+from blobstore.s3_profile import PROFILE_KEY
+from index import keys
 
 HOUR_MS = DAY_MS // 24
 FOREIGN: Rule = {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 30}}
@@ -24,10 +27,6 @@ UNNAMED: Rule = {"Status": "Disabled", "Prefix": "old/", "Transitions": [{"Days"
 OURS = backstop_rules("team/state", days=7)
 OLDER = backstop_rules("team/state", days=9)
 NEIGHBOURS = backstop_rules("team-state", days=7)
-
-
-def test_the_tag_is_the_one_that_the_store_sets() -> None:
-    assert (TTL_TAG, EXPIRING) == (s3.TAG, s3.EXPIRING)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +134,101 @@ def test_a_rule_of_our_name_that_does_something_else_is_replaced(told: Rule) -> 
 )
 def test_a_rule_is_told_in_one_line(rule: Rule, text: str) -> None:
     assert describe_rule(rule) == text
+
+
+# ---------------------------------------------------------------------- rules that delete what is needed
+
+
+def _rule(prefix: str, *tags: tuple[str, str], status: str = "Enabled", **does: Any) -> Rule:
+    both = {"Prefix": prefix, "Tags": [{"Key": key, "Value": value} for key, value in tags]}
+    return {"ID": "x", "Status": status, "Filter": {"And": both}, **(does or {"Expiration": {"Days": 30}})}
+
+
+BORN = ("tidemark", "expiring")
+TO_GLACIER = [{"Days": 90, "StorageClass": "GLACIER"}]
+
+
+@pytest.mark.parametrize(
+    "rule, why",
+    [
+        ({"ID": "x", "Status": "Enabled", "Filter": {}, "Expiration": {"Days": 400}}, "the whole bucket"),
+        ({"ID": "x", "Status": "Enabled", "Prefix": "", "Expiration": {"Days": 400}}, "spelled as of old"),
+        ({"ID": "x", "Status": "Enabled", "Expiration": {"Days": 400}}, "no filter at all"),
+        (_rule("team/"), "a directory above"),
+        (_rule("te"), "prefixes know no slashes"),
+        (_rule("team/state/"), "the repository"),
+        (_rule("team/state/blobs/ab"), "a part of it"),
+        (_rule("team/state/log/"), "its records"),
+        (_rule("team/state/r"), "its repository record"),
+        ({**OURS[0], "Filter": {"Prefix": "team/state/"}}, "of our name, without the tag"),
+        (_rule("", Expiration={"Date": "2030-01-01"}), "at a date"),
+        (_rule("", ("tidemark", "kept")), "all that is committed"),
+        (_rule("", BORN, Expiration={"Days": 6}), "too early"),
+        (_rule("", BORN, Expiration={"Date": "2030-01-01"}), "however young it is"),
+        (_rule("", Transitions=TO_GLACIER), "archived is not readable"),
+        (_rule("", Transition={"Days": 1, "StorageClass": "DEEP_ARCHIVE"}), "spelled as of old"),
+        ({**_rule(""), "Filter": {"And": {"Prefix": "", "ObjectSizeGreaterThan": 10**9}}}, "sizes are no excuse"),
+        (_rule("", Expiration={"Days": 30}, NoncurrentVersionExpiration={"NoncurrentDays": 1}), "one of two"),
+    ],
+)
+def test_a_rule_that_takes_what_is_committed_is_a_threat(rule: Rule, why: str) -> None:
+    found = threats([FOREIGN, rule], "team/state", days_min=7)
+    assert [threat.rule for threat in found] == [rule], why
+    assert f"rule {rule['ID']}: " in found[0].text
+
+
+@pytest.mark.parametrize(
+    "rule, why",
+    [
+        (OURS[0], "ours"),
+        (OURS[1], "aborts only"),
+        (OLDER[0], "later than it has to be"),
+        (NEIGHBOURS[0], "another repository's"),
+        (backstop_rules("", days=7)[0], "that of the whole bucket, late enough"),
+        (backstop_rules("team/state/deep", days=1)[0], "a repository below it has other places"),
+        (FOREIGN, "beside it"),
+        (_rule("team/state-of-others/"), "a neighbour whose name begins as ours does"),
+        (_rule("team/state/doctor/"), "nothing lasts there"),
+        (_rule("", status="Disabled"), "switched off"),
+        (_rule("", ("keep", "no")), "by a tag that we never set"),
+        (_rule("", ("tidemark", "other")), "by a value that we never set"),
+        (_rule("", BORN, ("keep", "no")), "all tags have to be there"),
+        (_rule("", BORN, ("tidemark", "kept")), "no object has both"),
+        (_rule("", Expiration={"ExpiredObjectDeleteMarker": True}), "takes only marks of what is deleted"),
+        (_rule("", NoncurrentVersionExpiration={"NoncurrentDays": 1}), "takes only older versions"),
+        (_rule("", Transitions=[{"Days": 0, "StorageClass": "STANDARD_IA"}]), "readable at once"),
+        (_rule("", Transitions=[{"Days": 0, "StorageClass": "GLACIER_IR"}]), "readable at once"),
+    ],
+)
+def test_other_rules_are_none(rule: Rule, why: str) -> None:
+    assert threats([rule], "team/state", days_min=7) == (), why
+
+
+def test_the_backstop_of_an_outer_repository_is_a_threat_to_one_with_a_longer_ttl() -> None:
+    outer = backstop_rules("n", days=7)
+    assert threats(outer, "n/deep", days_min=7) == ()
+    (found,) = threats(outer, "n/deep", days_min=31)
+    assert (found.rule, "needs 31 days" in found.text) == (outer[0], True)
+    inner = backstop_rules("n/deep", days=31)
+    assert cut_short([*outer, *inner], "n", days=7) == (inner[0],)
+    assert cut_short([*outer, *inner], "n", days=31) == ()
+    assert cut_short([*outer, *inner], "n/deep", days=7) == ()
+    assert cut_short([*inner], "n/de", days=7) == ()
+
+
+def test_where_ttls_stay_the_backstop_is_a_threat() -> None:
+    assert [t.rule for t in threats(OURS, "team/state", days_min=7, ttls_stay=True)] == [OURS[0]]
+    assert is_backstop(OURS[0], "team/state")
+    assert not is_backstop(OURS[1], "team/state")
+    assert not is_backstop({**OURS[0], "Status": "Disabled"}, "team/state")
+    assert not is_backstop(NEIGHBOURS[0], "team/state")
+
+
+def test_the_places_are_those_of_a_repository() -> None:
+    layout = {keys.BLOBS, keys.INDEXES, keys.LOG, keys.NAMES, keys.PINS, keys.REPOSITORY, PROFILE_KEY}
+    assert set(PLACES) == layout
+
+
+def test_in_a_bucket_of_its_own_other_places_are_no_part_of_a_repository() -> None:
+    assert threats([FOREIGN], "", days_min=7) == ()
+    assert [t.rule for t in threats([_rule("l")], "", days_min=7)] == [_rule("l")]

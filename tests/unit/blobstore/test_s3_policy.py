@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from blobstore.s3_policy import ROLES, Policy, Role, role_policy
+from blobstore.s3_policy import ROLES, Policy, Role, partition_of, role_policy
 
 BUCKET = "arn:aws:s3:::b"
 PREFIX = f"{BUCKET}/team/state"
@@ -107,3 +107,26 @@ def test_a_policy_is_a_document_that_iam_takes(role: Role) -> None:
     # What a managed policy may have.
     assert len(json.dumps(policy, separators=(",", ":"))) <= 6144
     assert ROLES[role]
+
+
+@pytest.mark.parametrize(
+    "region, partition",
+    [
+        ("", "aws"),
+        ("eu-central-1", "aws"),
+        ("us-east-1", "aws"),
+        ("cn-north-1", "aws-cn"),
+        ("us-gov-west-1", "aws-us-gov"),
+        ("us-iso-east-1", "aws-iso"),
+        ("us-isob-east-1", "aws-iso-b"),
+        ("us-isof-south-1", "aws-iso-f"),
+        ("eu-isoe-west-1", "aws-iso-e"),
+        ("eusc-de-east-1", "aws-eusc"),
+    ],
+)
+def test_a_region_tells_its_part_of_aws(region: str, partition: str) -> None:
+    assert partition_of(region) == partition
+
+
+def test_the_writer_is_told_that_it_unnames() -> None:
+    assert " unname," in ROLES[Role.WRITER]

@@ -7,7 +7,7 @@ import pytest
 import blobstore
 import engine
 import index
-from blobstore.errors import StoreError, StoreUnavailableError
+from blobstore.errors import InvalidRequestError, StoreError, StoreUnavailableError
 from engine.cli.exit_codes import CODES, MEANINGS, ExitCode, choose_exit_code
 from engine.cli.failures import describe
 from engine.errors import CommitUnknownError, DamagedError, EngineError, TargetError, UsageError
@@ -89,6 +89,15 @@ def test_other_errors_have_a_code_and_a_hint_too(error: BaseException, code: int
     failure = describe(error, "backup")
     assert (failure.code, failure.operation) == (code, "backup")
     assert failure.hint
+
+
+@pytest.mark.parametrize("operation, code", [("open", 2), ("connect", 2), ("sign", 2), ("put", 1), ("get", 1)])
+def test_what_does_not_lead_to_a_store_is_the_callers_setting(operation: str, code: int) -> None:
+    failure = describe(InvalidRequestError("no", operation=operation), "backup")
+    assert failure.code == code
+    assert ("fault of tidemark" in failure.hint) is (code == 1)
+    hinted = describe(InvalidRequestError("no", operation=operation, hint="do this"), "backup")
+    assert hinted.hint == "do this"
 
 
 def test_the_first_error_of_nested_groups_decides() -> None:

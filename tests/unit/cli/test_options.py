@@ -363,6 +363,7 @@ def test_a_url_may_stand_after_the_verb(run: Run, seen: list[Common]) -> None:
 @pytest.mark.parametrize("url", ["memory://doctored", "file:doctored"], ids=["memory", "file"])
 def test_doctor_tells_a_table_and_ends_with_0(run: Run, tmp_path: Path, url: str) -> None:
     url = f"file://{tmp_path}/doctored" if url.startswith("file") else url
+    (tmp_path / "doctored").mkdir()
     told = run("doctor", url)
     assert (told.exit_code, told.stderr) == (0, "")
     lines = told.stdout.splitlines()
@@ -379,6 +380,21 @@ def test_doctor_tells_a_table_and_ends_with_0(run: Run, tmp_path: Path, url: str
     assert (report["profile"], report["profile_written"], report["left"]) == (None, False, [])
     assert run("doctor", url, "-q").output == ""
     assert not [p for p in tmp_path.rglob("doctor/**/*") if p.is_file()]
+
+
+@pytest.mark.parametrize("begin", ["", "file://"])
+def test_doctor_makes_no_directory_where_somebody_mistyped(run: Run, tmp_path: Path, begin: str) -> None:
+    result = run("doctor", f"{begin}{tmp_path}/mistyped")
+    assert result.exit_code == 7
+    assert "there is nothing at this path" in result.stderr
+    assert not (tmp_path / "mistyped").exists()
+
+
+@pytest.mark.parametrize("name", ["TIDEMARK_S3_REGION", "AWS_REGION", "AWS_DEFAULT_REGION"])
+def test_a_policy_is_of_the_part_of_aws_where_the_region_is(run: Run, name: str) -> None:
+    told = run("doctor", "s3://bucket", "--policy", "owner", **{name: "cn-north-1"})
+    assert "arn:aws-cn:s3:::bucket" in told.stdout
+    assert "arn:aws:" not in told.stdout
 
 
 @pytest.mark.parametrize("role", ["writer", "restorer", "collector", "owner"])

@@ -1,5 +1,6 @@
 """S3 stores in memory: an honest one, some that lie in one way each, and one that fails when it is told to."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from blobstore.base import (
     Lost,
     RequestMetadata,
     UnfinishedPut,
+    Unknown,
 )
 from blobstore.errors import (
     CapabilityMissingError,
@@ -327,6 +329,47 @@ class LosesParts(HonestS3):
         return await MemoryStore.put_if_absent(self, key, BytesBody(data[: 5 << 20]), ttl_ms=ttl_ms)
 
 
+class NobodyCompletes(HonestS3):
+    """Of several uploads of one key none is completed, and each is told the same."""
+
+    outcome: CreateOutcome = Lost()
+
+    @override
+    async def put_parts_if_absent(
+        self, key: str, body: BytesBody, *, ttl_ms: int | None = None, part_bytes: int | None = None
+    ) -> CreateOutcome:
+        if "conditional/race" in key:
+            return self.outcome
+        return await super().put_parts_if_absent(key, body, ttl_ms=ttl_ms)
+
+
+class NobodyKnows(NobodyCompletes):
+    outcome: CreateOutcome = Unknown(reason="no answer")
+
+
+class TellsTheWrongWinner(HonestS3):
+    @override
+    async def put_parts_if_absent(
+        self, key: str, body: BytesBody, *, ttl_ms: int | None = None, part_bytes: int | None = None
+    ) -> CreateOutcome:
+        outcome = await super().put_parts_if_absent(key, body, ttl_ms=ttl_ms)
+        if "conditional/race" in key and isinstance(outcome, Lost):
+            await self.put(key, body)
+        return outcome
+
+
+class FailsAtAborts(HonestS3):
+    reason = "InternalError: try again"
+
+    @override
+    async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        return tuple(DeleteFailure(key=put.key, reason=self.reason) for put in puts)
+
+
+class MayNotAbort(FailsAtAborts):
+    reason = "AccessDenied: no"
+
+
 class HasNoMultipart(HonestS3):
     @override
     async def put_parts_if_absent(
@@ -361,6 +404,74 @@ class DatesWrongly(HonestS3):
     @override
     async def now_ms(self) -> int:
         return await super().now_ms() - 900_000
+
+
+class Hangs(HonestS3):
+    """Some requests are answered after an hour, the others each after a while."""
+
+    def __init__(self, hangs: Callable[[str, str], bool], takes_s: float = 0.0) -> None:
+        super().__init__()
+        self.hangs = hangs
+        self.takes_s = takes_s
+        # As the requests were made.
+        self.asked: list[tuple[str, str]] = []
+
+    async def wait(self, operation: str, key: str) -> None:
+        self.asked.append((operation, key))
+        await asyncio.sleep(3600 if self.hangs(operation, key) else self.takes_s)
+
+    @override
+    async def put(self, key: str, body: Body, **more: Any) -> Created:
+        await self.wait("put", key)
+        return await super().put(key, body, **more)
+
+    @override
+    async def put_if_absent(self, key: str, body: Body, **more: Any) -> CreateOutcome:
+        await self.wait("put_if_absent", key)
+        return await super().put_if_absent(key, body, **more)
+
+    @override
+    async def put_parts_if_absent(
+        self, key: str, body: BytesBody, *, ttl_ms: int | None = None, part_bytes: int | None = None
+    ) -> CreateOutcome:
+        await self.wait("put_parts_if_absent", key)
+        return await super().put_parts_if_absent(key, body, ttl_ms=ttl_ms)
+
+    @override
+    async def begin_upload(self, key: str) -> UnfinishedPut:
+        await self.wait("begin_upload", key)
+        return await super().begin_upload(key)
+
+    @override
+    async def get(self, key: str, **more: Any) -> AsyncGenerator[bytes, None]:
+        await self.wait("get", key)
+        async for chunk in super().get(key, **more):
+            yield chunk
+
+    @override
+    async def stat(self, key: str, **more: Any) -> BlobInfo | None:
+        await self.wait("stat", key)
+        return await super().stat(key, **more)
+
+    @override
+    async def list_page(self, prefix: str, **more: Any) -> ListPage:
+        await self.wait("list_page", prefix)
+        return await super().list_page(prefix, **more)
+
+    @override
+    async def delete(self, keys: Sequence[str], **more: Any) -> tuple[DeleteFailure, ...]:
+        await self.wait("delete", "")
+        return await super().delete(keys, **more)
+
+    @override
+    async def remove_ttl(self, key: str, **more: Any) -> None:
+        await self.wait("remove_ttl", key)
+        await super().remove_ttl(key, **more)
+
+    @override
+    async def read_lifecycle(self) -> tuple[Rule, ...]:
+        await self.wait("read_lifecycle", "")
+        return await super().read_lifecycle()
 
 
 class HasNoLifecycle(HonestS3):

@@ -1,7 +1,9 @@
 """Stores that lie, each in one way, and what `doctor` says of them."""
 
+import asyncio
 from random import Random
 
+import msgspec
 import pytest
 from typing_extensions import override
 
@@ -14,15 +16,17 @@ from blobstore.base import (
 )
 from blobstore.errors import (
     AccessDeniedError,
+    CapabilityMissingError,
     StoreMissingError,
     StoreUnavailableError,
 )
 from blobstore.memory import MemoryStore
-from blobstore.s3_lifecycle import backstop_rules
+from blobstore.s3_lifecycle import DAY_MS, Rule, backstop_rules
 from blobstore.s3_profile import PROFILE_KEY, StoreProfile, decode_profile
 from engine import doctor_checks, doctor_patient
 from engine.clock import SystemAmbient
-from engine.doctor import CLIENTS_COUNT, ROOT, DoctorReport, examine_store
+from engine.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store
+from engine.doctor_checks import choose_list_rounds
 from engine.doctor_verdict import (
     Check,
     Evidence,
@@ -34,6 +38,10 @@ from engine.doctor_verdict import (
     judge,
     judge_clock,
 )
+from index.codec import encode_record
+from index.keys import REPOSITORY
+from index.model import RepositoryRecord
+from tests.unit.blobstore.jumping_loop import run_jumping
 from tests.unit.engine.lying_stores import (
     CompletesTwice,
     CutsRanges,
@@ -41,8 +49,10 @@ from tests.unit.engine.lying_stores import (
     DeletedStaysListed,
     DeletesNeighbours,
     EverybodyLoses,
+    FailsAtAborts,
     FailsAtTags,
     Faulty,
+    Hangs,
     HasNoLifecycle,
     HasNoMultipart,
     HasNoTags,
@@ -57,13 +67,17 @@ from tests.unit.engine.lying_stores import (
     LosesParts,
     LosesTtls,
     MangleEmpty,
+    MayNotAbort,
     MayNotDelete,
     MixesVersions,
+    NobodyCompletes,
+    NobodyKnows,
     OneListBehind,
     OneReadBehind,
     PagesSkip,
     ServesBehindTheEnd,
     ShiftsRanges,
+    TellsTheWrongWinner,
     UnorderedLists,
     busy,
 )
@@ -160,6 +174,11 @@ LIES: list[tuple[type[MemoryStore], dict[Check, Verdict], str]] = [
         },
         "CLT-",
     ),
+    (NobodyCompletes, {Check.CONDITIONAL_MULTIPART: Verdict.MISSING}, "CLT-"),
+    (NobodyKnows, {Check.CONDITIONAL_MULTIPART: Verdict.MISSING}, "CLT-"),
+    (TellsTheWrongWinner, {Check.CONDITIONAL_MULTIPART: Verdict.MISSING}, "CLT-"),
+    (FailsAtAborts, {Check.ABORT: Verdict.MISSING}, "CLTM"),
+    (MayNotAbort, {Check.ABORT: Verdict.WARNING}, "CLTM"),
     (HidesUploads, {Check.ABORT: Verdict.MISSING}, "CLTM"),
     (MangleEmpty, {Check.EMPTY: Verdict.MISSING}, "CLTM"),
     (IsAhead, {Check.CLOCK: Verdict.WARNING}, "CLTM"),
@@ -220,7 +239,157 @@ async def test_a_rule_that_deletes_what_nobody_can_protect_is_unsafe_and_no_prof
     assert (await examine(store)).verdict is Verdict.OK
 
 
+@pytest.mark.parametrize(
+    "rule, ttl_days, is_safe",
+    [
+        ({"ID": "clean", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 365}}, 0, False),
+        ({"ID": "clean", "Status": "Disabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 365}}, 0, True),
+        ({"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 1}}, 0, True),
+        ({**backstop_rules("state", days=7)[0], "Filter": {"Prefix": "state/"}}, 0, False),
+        (backstop_rules("state", days=7)[0], 0, True),
+        (backstop_rules("", days=6)[0], 0, False),
+        (backstop_rules("", days=7)[0], 6, True),
+        (backstop_rules("", days=7)[0], 30, False),
+        (backstop_rules("", days=31)[0], 30, True),
+    ],
+)
+async def test_a_rule_of_anybody_that_takes_what_is_needed_is_unsafe(rule: Rule, ttl_days: int, is_safe: bool) -> None:
+    store = HonestS3()
+    store.rules = [rule]
+    if ttl_days:
+        record = RepositoryRecord(id="x", ttl_ms=ttl_days * DAY_MS, margin_ms=1000, collection_period_ms=DAY_MS)
+        await store.put(REPOSITORY, BytesBody(encode_record(record)))
+    report = await examine(store)
+    assert report.verdict is (Verdict.OK if is_safe else Verdict.UNSAFE)
+    assert (PROFILE_KEY in store.stored) is is_safe
+    meaning = {row.check: row.meaning for row in report.rows}[Check.LIFECYCLE]
+    assert (f"rule {rule['ID']}: " in meaning) is not is_safe
+
+
+@pytest.mark.parametrize(
+    "error, verdict",
+    [
+        (AccessDeniedError("no", operation="read_lifecycle"), Verdict.DENIED),
+        (StoreUnavailableError("500", operation="read_lifecycle"), Verdict.UNKNOWN),
+        (CapabilityMissingError("501", operation="read_lifecycle"), Verdict.OK),
+    ],
+)
+async def test_tags_are_given_up_only_if_no_rule_goes_by_them(error: Exception, verdict: Verdict) -> None:
+    def fails(operation: str, key: str) -> Exception | None:
+        if operation == "remove_ttl":
+            return StoreUnavailableError("500", operation=operation, key=key)
+        return error if operation == "read_lifecycle" else None
+
+    store = Faulty(fails)
+    report = await examine(store)
+    assert verdicts(report)[Check.TTL] is Verdict.MISSING
+    assert report.verdict is verdict
+    assert letters(report.profile) == ("CL-M" if verdict is Verdict.OK else "")
+    assert (PROFILE_KEY in store.stored) is (verdict is Verdict.OK)
+
+
 # ---------------------------------------------------------------------- what is no lie
+
+
+class LoopAmbient(SystemAmbient):
+    """Its seconds are those of the loop, which jumps over waiting."""
+
+    @override
+    def monotonic_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def examine_jumping(store: HonestS3) -> tuple[DoctorReport, float]:
+    return run_jumping(examine_store(lambda: store, ambient=LoopAmbient(), release="x", save=True))
+
+
+@pytest.mark.parametrize("with_rule", [False, True])
+@pytest.mark.parametrize(
+    "operation, word, check",
+    [
+        ("remove_ttl", "", Check.TTL),
+        ("put_parts_if_absent", "/multipart", Check.MULTIPART),
+        ("put_parts_if_absent", "conditional", Check.CONDITIONAL_MULTIPART),
+        ("begin_upload", "", Check.ABORT),
+    ],
+)
+def test_one_request_that_hangs_takes_nothing_away_for_good(
+    operation: str, word: str, check: Check, with_rule: bool
+) -> None:
+    hung: list[str] = []
+
+    def hangs(asked: str, key: str) -> bool:
+        if asked != operation or word not in key or hung:
+            return False
+        hung.append(key)
+        return True
+
+    store = Hangs(hangs)
+    store.rules = [*backstop_rules("state", days=7)] if with_rule else []
+    report, took_s = examine_jumping(store)
+    assert hung
+    expected = Verdict.WARNING if check is Check.ABORT else Verdict.UNKNOWN
+    assert {c: v for c, v in verdicts(report).items() if v is not Verdict.OK} == {check: expected}
+    assert report.profile is None or report.profile.tags
+    assert report.profile_written is (check is not Check.TTL)
+    assert took_s < TOTAL_S_MAX
+
+
+def test_an_error_of_one_time_takes_nothing_away_either() -> None:
+    asked: list[str] = []
+
+    def fails(operation: str, key: str) -> Exception | None:
+        if operation != "remove_ttl":
+            return None
+        asked.append(key)
+        return StoreUnavailableError("500", operation=operation, key=key) if len(asked) <= 4 else None
+
+    report = asyncio.run(examine(Faulty(fails)))
+    assert (report.verdict, letters(report.profile)) == (Verdict.OK, "CLTM")
+    assert asked[4] != asked[0]
+
+
+@pytest.mark.parametrize("takes_s", [0.01, 0.1, 0.2, 0.3, 0.6, 2.0, 10.0])
+def test_a_slow_store_is_looked_at_within_a_minute_and_never_said_to_lack_anything(takes_s: float) -> None:
+    store = Hangs(lambda operation, key: False, takes_s)
+    report, took_s = examine_jumping(store)
+    assert took_s < 60
+    assert report.took_s <= TOTAL_S_MAX
+    assert not {Verdict.MISSING, Verdict.UNSAFE} & set(verdicts(report).values())
+    assert not any("-" in row.meaning.partition("within")[2] for row in report.rows)
+    if takes_s <= 0.2:
+        needed = {c: v for c, v in verdicts(report).items() if c not in {Check.LATENCY, Check.THROUGHPUT}}
+        assert set(needed.values()) == {Verdict.OK}
+        assert report.profile_written
+    else:
+        assert report.verdict in {Verdict.OK, Verdict.UNKNOWN}
+
+
+def test_what_there_was_no_time_for_is_not_known_and_is_not_asked() -> None:
+    store = Hangs(lambda operation, key: "/read/" in key or key.endswith(("/replace", "/ranges")))
+    report, took_s = examine_jumping(store)
+    assert took_s <= TOTAL_S_MAX
+    meanings = {row.check: (row.verdict, row.meaning) for row in report.rows}
+    assert meanings[Check.DELETE] == (Verdict.UNKNOWN, "run again: there was no time for it")
+    assert meanings[Check.LIFECYCLE] == (Verdict.UNKNOWN, "run again: there was no time for it")
+    assert meanings[Check.LATENCY] == (Verdict.WARNING, "run again: there was no time for it")
+    assert not any(operation == "read_lifecycle" for operation, _ in store.asked)
+    assert report.verdict is Verdict.UNKNOWN
+
+
+def test_a_store_that_hangs_at_the_end_is_left_in_time() -> None:
+    store = Hangs(lambda operation, key: key == PROFILE_KEY)
+    report, took_s = examine_jumping(store)
+    assert took_s <= TOTAL_S_MAX
+    assert not report.profile_written
+    assert isinstance(report.profile_error, StoreUnavailableError)
+
+
+@pytest.mark.parametrize(
+    "round_s, rounds", [(0.0, 24), (0.02, 24), (0.2, 24), (0.4, 13), (1.0, 5), (3.0, 4), (99.0, 4)]
+)
+def test_lists_are_looked_at_as_often_as_there_is_time(round_s: float, rounds: int) -> None:
+    assert choose_list_rounds(round_s) == rounds
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -303,7 +472,7 @@ async def test_a_profile_that_may_not_be_written_is_told() -> None:
     store = Faulty(lambda o, key: denied(o, key) if key == PROFILE_KEY else None)
     report = await examine(store)
     assert (report.verdict, report.profile_written) == (Verdict.OK, False)
-    assert "AccessDenied" in report.profile_error
+    assert "AccessDenied" in str(report.profile_error)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +543,7 @@ def test_verdicts(evidence: Evidence, verdict: Verdict) -> None:
 
 
 @pytest.mark.parametrize("check", Check)
-@pytest.mark.parametrize("failure", [Failure.DENIED, Failure.UNAVAILABLE])
+@pytest.mark.parametrize("failure", [Failure.DENIED, Failure.UNAVAILABLE, Failure.NO_TIME])
 def test_what_could_not_be_found_out_is_never_unsafe(check: Check, failure: Failure) -> None:
     row = judge(Evidence(check=check, failure=failure, reason="no answer"))
     assert row.verdict not in {Verdict.UNSAFE, Verdict.OK, Verdict.MISSING}
@@ -415,12 +584,26 @@ def _rows(**others: Verdict) -> list[Row]:
         ({"conditional_multipart": Verdict.UNKNOWN}, "CLT-"),
         ({"multipart": Verdict.NOT_APPLICABLE}, "CLT-"),
         ({"lifecycle": Verdict.UNSAFE, "ttl": Verdict.MISSING}, ""),
+        ({"lifecycle": Verdict.DENIED, "ttl": Verdict.MISSING}, ""),
+        ({"lifecycle": Verdict.WARNING, "ttl": Verdict.MISSING}, ""),
+        ({"lifecycle": Verdict.UNKNOWN, "ttl": Verdict.UNSAFE}, ""),
+        ({"lifecycle": Verdict.MISSING, "ttl": Verdict.MISSING}, "CL-M"),
+        ({"lifecycle": Verdict.NOT_APPLICABLE, "ttl": Verdict.MISSING}, "CL-M"),
+        ({"lifecycle": Verdict.WARNING}, "CLTM"),
         ({"delete": Verdict.WARNING}, "CLTM"),
     ],
 )
 def test_profiles(others: dict[str, Verdict], profile: str) -> None:
     made = choose_profile(_rows(**others), probed_at_ms=5, release="x")
     assert letters(made) == profile
+
+
+def test_with_a_backstop_a_profile_never_denies_tags() -> None:
+    rows = [
+        msgspec.structs.replace(row, figures={"backstop": 1.0}) if row.check is Check.LIFECYCLE else row
+        for row in _rows(create=Verdict.UNSAFE, ttl=Verdict.UNKNOWN)
+    ]
+    assert choose_profile(rows, probed_at_ms=5, release="x") is None
 
 
 def test_a_profile_is_told_in_words() -> None:
