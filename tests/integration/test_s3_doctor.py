@@ -151,7 +151,7 @@ def test_a_server_that_takes_every_create_is_unsafe_and_refused_from_then_on(
     assert shell.stored() == [f"{PREFIX}/profile"]
 
 
-@pytest.mark.parametrize("chance, codes", [(0.02, {0}), (0.2, {0, 5}), (1.0, {5})])
+@pytest.mark.parametrize("chance, codes", [(0.02, {0}), pytest.param(0.2, {0, 5}, marks=pytest.mark.soak), (1.0, {5})])
 async def test_a_busy_server_is_never_called_unsafe(shell: Shell, chance: float, codes: set[int]) -> None:
     async with FaultProxy(shell.server.endpoint_url, chance=Random(7)) as proxy:
         proxy.rules.append(Rule(fault=slow_down(), when=every, times=None, probability=chance))

@@ -120,7 +120,7 @@ async def restore_and_compare(url: str, versions: list[int], directory: Path) ->
 @pytest.mark.parametrize(
     "scale",
     [
-        pytest.param(Scale(alone=8, killed=3, collected=6, ttl_ms=30_000), id="short", marks=pytest.mark.timeout(240)),
+        pytest.param(Scale(alone=8, killed=3, collected=6, ttl_ms=21_000), id="short", marks=pytest.mark.timeout(240)),
         pytest.param(
             Scale(alone=740, killed=60, collected=240, ttl_ms=120_000),
             id="thousand",
