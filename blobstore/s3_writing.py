@@ -17,7 +17,7 @@ from blobstore.s3_answers import (
     store_error,
 )
 from blobstore.s3_bucket import S3Bucket
-from blobstore.s3_client import SentBody
+from blobstore.s3_client import Answer, SentBody
 from blobstore.s3_errors import (
     CONFLICT,
     FORBIDDEN,
@@ -98,8 +98,9 @@ class S3Writer:
         write_id = known_id or secrets.token_hex(16)
         try:
             if is_multipart:
-                if known_id and await self._is_own(key, name, write_id):
-                    return await self._found(key, name)
+                own = await self._find_own(key, name, write_id) if known_id else None
+                if own is not None:
+                    return own
                 outcome = await self.create_in_parts(
                     name, body, key=key, ttl_ms=ttl_ms, tagged=tagged, write_id=write_id
                 )
@@ -158,12 +159,12 @@ class S3Writer:
         with answers(operation, key):
             return Created(created_at_ms=read_created_at_ms(answer))
 
-    async def _is_own(self, key: str, name: str, write_id: str) -> bool:
+    async def _find_own(self, key: str, name: str, write_id: str) -> Created | None:
         try:
             answer = await self._bucket.ask("head_object", "put_if_absent", key, Key=name)
         except BlobNotFoundError:
-            return False
-        return bool(answer.get("Metadata", {}).get(WRITE_ID) == write_id)
+            return None
+        return _own(answer, key, write_id)
 
     async def _settle(self, error: RefusedError | BrokenError, key: str, name: str, write_id: str) -> CreateOutcome:
         """What a create that was not plainly answered has come to (design 0003, W1 and W2)."""
@@ -180,10 +181,7 @@ class S3Writer:
                 seen = "it is not there yet" if is_gone else f"nor when asked whether it is there: {unseen}"
                 return Unknown(reason=f"no answer: {error}; {seen}")
             raise as_unavailable(store_error(error if is_gone else unseen, operation, key), operation, key) from None
-        if found.get("Metadata", {}).get(WRITE_ID) == write_id:
-            with answers(operation, key):
-                return Created(created_at_ms=read_created_at_ms(found))
-        return Lost()
+        return _own(found, key, write_id) or Lost()
 
     def _remember(self, create: tuple[str, str], write_id: str) -> None:
         if len(self._unsettled) >= _UNSETTLED_MAX:
@@ -220,6 +218,14 @@ def _content(sent: SentBody) -> dict[str, Any]:
     """A body as `put_object` takes it; a store that keeps checksums keeps the one that the signature covers."""
     checksum = base64.b64encode(bytes.fromhex(sent.sha256)).decode()
     return {"Body": sent, "ContentLength": sent.size, "ChecksumSHA256": checksum}
+
+
+def _own(answer: Answer, key: str, write_id: str) -> Created | None:
+    """What a HEAD of an object tells whoever may have created it."""
+    with answers("put_if_absent", key):
+        if answer.get("Metadata", {}).get(WRITE_ID) != write_id:
+            return None
+        return Created(created_at_ms=read_created_at_ms(answer))
 
 
 def _upload_error(error: RefusedError | BrokenError, operation: str, key: str) -> StoreError:

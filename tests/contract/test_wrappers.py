@@ -17,16 +17,23 @@ from blobstore.s3 import S3Store
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server
 
+# A server's tests take ten times those of a directory. By itself around S3 stands, in `make test`, the wrapper that
+# does most to what passes through it; the others stand there with it, as they are used, and alone in `make soak`.
+ON_CEPH = pytest.param("ceph_server", marks=pytest.mark.s3)
+ON_SERVERS = [
+    pytest.param(server, marks=[pytest.mark.s3, pytest.mark.soak]) for server in ("ceph_server", "moto_server")
+]
 
-@pytest.fixture(params=["memory", "local"])
-def made(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+
+@pytest.fixture(params=["memory", "local", *ON_SERVERS])
+def made(request: pytest.FixtureRequest, tmp_path: Path, new_bucket: Callable[[S3Server], str]) -> BlobStore:
     match request.param:
         case "memory":
             return MemoryStore()
         case "local":
             return LocalStore(tmp_path)
-        case _:
-            return S3Store(request.getfixturevalue("s3_bucket"))
+        case server:
+            return S3Store(new_bucket(request.getfixturevalue(server)))
 
 
 @pytest.fixture
@@ -35,9 +42,7 @@ async def inner(made: BlobStore) -> AsyncIterator[BlobStore]:
     await made.close()
 
 
-# A server's tests take ten times those of a directory. By itself around S3 stands the wrapper that does most to what
-# passes through it; the others stand there together with it, as they are used.
-@pytest.mark.parametrize("made", ["memory", "local", pytest.param("s3", marks=pytest.mark.s3)], indirect=True)
+@pytest.mark.parametrize("made", ["memory", "local", ON_CEPH, ON_SERVERS[1]], indirect=True)
 class TestRetryingStore(StoreContract):
     @pytest.fixture
     @override
