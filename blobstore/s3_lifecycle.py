@@ -16,7 +16,6 @@ DAYS_MIN: Final = 7
 COLLECTION_PERIODS_MIN: Final = 3
 # What S3 allows.
 ID_LENGTH_MAX: Final = 255
-RULES_MAX: Final = 1000
 
 # The one place for the words of the tag: it needs none of the libraries of S3.
 TTL_TAG: Final = "tidemark"
