@@ -33,3 +33,35 @@ class UnsafeNameError(FormatError):
 
 class SamzaFormatError(FormatError):
     """Samza's JSON cannot express the index, or the JSON is not a Samza index."""
+
+
+class BatchLogError(FormatError):
+    """A file of a streaming checkpoint's logs or metadata is not what Spark writes (design 0004, B2)."""
+
+
+class LineageError(FormatError):
+    """A lineage has a gap, makes no progress or does not lead back: Spark's INVALID_CHECKPOINT_LINEAGE (0004, R5)."""
+
+
+class VersionMissingError(FormatError):
+    """A version cannot be put together: the snapshot or changelog that it takes is not there (design 0004, R3)."""
+
+
+class DamagedChangelogError(FormatError):
+    """A changelog is cut short, has bytes after its end, or holds what no writer writes (design 0004, L2)."""
+
+
+class UnsupportedRecordError(FormatError):
+    """A changelog of this version cannot hold this record or header (design 0004, L3)."""
+
+
+class StateMetadataError(FormatError):
+    """The `metadata` entry of a snapshot is not what Spark writes (design 0004, 4)."""
+
+
+class FileChecksumError(FormatError):
+    """A snapshot or changelog is not the file that its `.crc` was written for, or the `.crc` itself is damaged."""
+
+
+class RowChecksumError(FormatError):
+    """A row of a state store does not fit the checksum that stands with it."""

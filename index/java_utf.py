@@ -1,0 +1,60 @@
+"""Java's `writeUTF` and `readUTF`: two bytes of length, big-endian, and modified UTF-8.
+
+Modified UTF-8 writes NUL as two bytes, and a character beyond the basic plane as two surrogates of three bytes each.
+"""
+
+import struct
+from typing import Final
+
+UTF_BYTES_MAX: Final = 0xFFFF
+
+_LENGTH = struct.Struct(">H")
+# The first byte of a sequence of four, which modified UTF-8 does not have.
+_FOUR_BYTES_FIRST: Final = 0xF0
+
+
+def encode_modified_utf8(text: str) -> bytes:
+    """A text in modified UTF-8, without its length; surrogates on their own are kept."""
+    raw = text.encode("utf-16-be", "surrogatepass")
+    units = "".join(map(chr, struct.unpack(f">{len(raw) // 2}H", raw)))
+    return units.encode("utf-8", "surrogatepass").replace(b"\0", b"\xc0\x80")
+
+
+def decode_modified_utf8(data: bytes) -> str:
+    """The inverse of `encode_modified_utf8`.
+
+    Raises:
+        ValueError: The bytes are not modified UTF-8. Sequences that are longer than they need to be, which Java reads
+            and never writes, are refused too.
+    """
+    if data and max(data) >= _FOUR_BYTES_FIRST:
+        raise ValueError("a sequence of four bytes is not modified UTF-8")
+    units = data.replace(b"\xc0\x80", b"\0").decode("utf-8", "surrogatepass")
+    return units.encode("utf-16-be", "surrogatepass").decode("utf-16-be", "surrogatepass")
+
+
+def encode_utf(text: str) -> bytes:
+    """A text as `writeUTF` writes it.
+
+    Raises:
+        ValueError: It takes more than 65,535 bytes.
+    """
+    data = encode_modified_utf8(text)
+    if len(data) > UTF_BYTES_MAX:
+        raise ValueError(f"a text of {len(data)} bytes does not fit the {UTF_BYTES_MAX} of Java's writeUTF")
+    return _LENGTH.pack(len(data)) + data
+
+
+def decode_utf(data: bytes, start: int = 0) -> tuple[str, int] | None:
+    """One text as `readUTF` reads it, and where what follows it begins; None if it goes on beyond `data`.
+
+    Raises:
+        ValueError: The bytes are not modified UTF-8.
+    """
+    if len(data) < start + _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(data, start)
+    start += _LENGTH.size
+    if len(data) < start + length:
+        return None
+    return decode_modified_utf8(data[start : start + length]), start + length
