@@ -15,6 +15,7 @@ import msgspec
 from blobstore.base import (
     DELETE_BATCH_MAX,
     BlobStore,
+    Body,
     BytesBody,
     Created,
     Lost,
@@ -134,11 +135,26 @@ class CheckpointFiles:
             writer = CheckpointWriter(body)
             yield writer
             if not writer.is_cancelled:
-                await self._publish(key, body, overwrite=overwrite)
+                await self._publish(key, body, overwrite=overwrite, operation="create_atomic")
         finally:
             await body.close()
 
-    async def _publish(self, key: str, body: SpooledBody, *, overwrite: bool) -> None:
+    async def publish(self, path: str, body: Body, *, overwrite: bool) -> None:
+        """Write a file whose content is known, whole or not at all: `create_atomic` in one step.
+
+        Args:
+            path: Of the file.
+            body: Its content.
+            overwrite: Whether it may replace one that is there.
+
+        Raises:
+            CheckpointFileExistsError: Without `overwrite`: a file is there, and is unchanged.
+            CheckpointUnknownError: The store never said whether it took the file.
+            StoreError: It did not.
+        """
+        await self._publish(self._key(path, "publish"), body, overwrite=overwrite, operation="publish")
+
+    async def _publish(self, key: str, body: Body, *, overwrite: bool, operation: str) -> None:
         if overwrite:
             await self._store.put(key, body)
             return
@@ -146,9 +162,9 @@ class CheckpointFiles:
             case Created():
                 return
             case Lost():
-                raise CheckpointFileExistsError("the file is there already", operation="create_atomic", key=key)
+                raise CheckpointFileExistsError("the file is there already", operation=operation, key=key)
             case Unknown(reason=reason):
-                raise CheckpointUnknownError(reason, operation="create_atomic", key=key)
+                raise CheckpointUnknownError(reason, operation=operation, key=key)
 
     async def open(self, path: str) -> AsyncGenerator[bytes, None]:
         """The content of a file, in chunks.
@@ -266,6 +282,19 @@ class CheckpointFiles:
                 batch = []
         if batch:
             await self._delete(batch)
+
+    async def delete_files(self, paths: Sequence[str]) -> None:
+        """Remove files, not directories, up to 1,000 with one request; no error for one that is not there.
+
+        Args:
+            paths: Of the files. They go in this order, batch by batch.
+
+        Raises:
+            StoreUnavailableError: Something was not deleted, and nothing of a later batch was; do it again.
+        """
+        keys = [self._key(path, "delete") for path in paths]
+        for at in range(0, len(keys), DELETE_BATCH_MAX):
+            await self._delete(keys[at : at + DELETE_BATCH_MAX])
 
     async def _delete(self, keys: Sequence[str]) -> None:
         failures = await self._store.delete(keys)

@@ -1,6 +1,21 @@
-"""The engine: backs up, commits, restores and collects. `from engine import Repository` is where to begin."""
+"""The engine: backs up, commits, restores and collects. `from engine import Repository` is where to begin.
+
+`from engine import StateStore` is the state store of a Spark query, on its own directories, and `StreamingCheckpoint`
+tells which of its versions are committed.
+"""
 
 from engine.repository import Repository
+from engine.state_settings import StateStoreSettings
+from engine.state_store import StateStore
+from engine.streaming_checkpoint import StreamingCheckpoint
 from engine.sync import SyncRepository
+from engine.sync_state_store import SyncStateStore
 
-__all__ = ["Repository", "SyncRepository"]
+__all__ = [
+    "Repository",
+    "StateStore",
+    "StateStoreSettings",
+    "StreamingCheckpoint",
+    "SyncRepository",
+    "SyncStateStore",
+]

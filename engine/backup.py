@@ -5,6 +5,7 @@ Nothing is visible until a commit names the index; everything uploaded carries a
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +42,7 @@ from index.model import (
     StoreReference,
     UniqueId,
 )
+from index.state_names import parse_state_name
 
 # An index carries this many of its ancestors. Whoever needs more reads the oldest of them.
 LINEAGE_KEPT_MAX: Final = 100
@@ -114,6 +116,7 @@ async def backup_dir(
     cache: DigestCache,
     progress: Progress = NO_PROGRESS,
     indexes: IndexCache | None = None,
+    lineage: Sequence[LineageItem] | None = None,
 ) -> BackupResult:
     """Upload what a directory has and its base has not, and write the index of all of it.
 
@@ -126,7 +129,7 @@ async def backup_dir(
         task: Whose state it is.
         store_name: Which of the task's stores.
         directory: A rocksdb_checkpoint, or any directory that nobody writes to.
-        version: The caller's version of this state; greater than the base's.
+        version: The caller's version of this state; greater than the last of the lineage.
         unique_id: Tells two attempts at the same version apart; a random one if not given.
         base: The snapshot to diff against; None uploads everything.
         repository: Tells the TTL of uploads.
@@ -135,13 +138,15 @@ async def backup_dir(
         cache: Hashes of local files that are known already (I1).
         progress: Told what there is to do and what is done.
         indexes: Indexes that this process knows already.
+        lineage: What this version grew from, oldest first: Spark's lineage of a state store's version. If not given,
+            the base and what that grew from; of a state store's directory, nothing (design 0001, M13).
 
     Returns:
         What to commit.
 
     Raises:
         UnsafeSourceError: The directory is in use, changed meanwhile, or has entries that cannot be kept (I3).
-        UsageError: Version, task or store name cannot be written down.
+        UsageError: Version, lineage, task or store name cannot be written down.
         DamagedError: The base's index is missing or altered.
         StoreError: As the store says. What was uploaded until then expires.
     """
@@ -165,7 +170,7 @@ async def backup_dir(
         version=version,
         unique_id=unique_id,
         base=LineageItem(base.version, base.unique_id) if base is not None else None,
-        lineage=_lineage(facts.base),
+        lineage=tuple(lineage) if lineage is not None else _lineage(facts),
         created_at_ms=ambient.local_now_ms(),
     )
     _check_metadata(metadata, session)
@@ -322,10 +327,16 @@ async def _check_held_still(directory: Path, scanned: LocalDir) -> None:
         raise changed_error(directory.joinpath(*difference))
 
 
-def _lineage(base: StoredSnapshot | None) -> tuple[LineageItem, ...]:
-    if base is None:
+def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:
+    """What this version grew from, as far as we can tell.
+
+    Of a state store's directory we cannot: what was backed up before may be of an attempt that lost, or of a version
+    that the query was taken back from, and whoever resolves the state by it would replay a changelog on another state
+    than its own (design 0004, R2).
+    """
+    if facts.base is None or any(parse_state_name(file.name) is not None for file in facts.scanned.files):
         return ()
-    metadata = base.index.metadata
+    metadata = facts.base.index.metadata
     return (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id))[-LINEAGE_KEPT_MAX:]
 
 
@@ -338,7 +349,7 @@ def _check_metadata(metadata: SnapshotMetadata, session: str) -> None:
             f"cannot be written down: {error}",
             operation="backup",
             subject=f"{metadata.job}/{metadata.task}/{metadata.store} version {metadata.version}",
-            hint="versions grow from one snapshot to the next; names are not empty and not too long",
+            hint="versions grow along a lineage; names are not empty and not too long",
         ) from error
 
 

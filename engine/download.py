@@ -107,6 +107,7 @@ class Downloader:
         settings: TransferSettings,
         owners: OwnerPolicy,
         progress: Progress,
+        budget: ByteBudget | None = None,
     ) -> None:
         """Prepare a download.
 
@@ -119,6 +120,7 @@ class Downloader:
             settings: Limits of memory and parallelism.
             owners: What to do about owners.
             progress: Told files and bytes.
+            budget: What it shares with other downloads at the same time; one of its own if not given.
         """
         self._store = store
         self._snapshot = snapshot
@@ -128,7 +130,7 @@ class Downloader:
         self._settings = settings
         self._owners = owners
         self._progress = progress
-        self._budget = ByteBudget(settings.memory_bytes_max)
+        self._budget = budget or ByteBudget(settings.memory_bytes_max)
         self._streams: set[_Stream] = set()
         self._written: list[WrittenFile] = []
         self._linked: list[WrittenFile] = []

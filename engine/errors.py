@@ -14,6 +14,7 @@ EngineError
 ├── DamagedError               stored data is missing or altered
 ├── TargetError                the target of a restore cannot be used
 │   └── TargetBusyError        another restore to it is at work
+├── ProviderError              the state is not RocksDB's: nothing here can read it
 ├── UnsafeStoreError           the store or its answers cannot be trusted with this operation
 └── UsageError                 the arguments do not make sense together
 ```
@@ -108,6 +109,12 @@ class UnsafeStoreError(EngineError):
     """The store, or what it answered, cannot be trusted with this operation; nothing was deleted."""
 
     default_hint = "run again; if it persists, this store is not safe for the operation"
+
+
+class ProviderError(EngineError):
+    """A checkpoint's state was not written by Spark's RocksDB provider (design 0004, B4)."""
+
+    default_hint = "only state of Spark's RocksDBStateStoreProvider can be read"
 
 
 class UsageError(EngineError):

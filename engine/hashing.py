@@ -1,9 +1,10 @@
-"""The one door to blake3: the two hashes of a file, taken in one pass over its bytes."""
+"""The one door to blake3 and crc32c: the two hashes of a file, taken in one pass over its bytes; Spark's checksum."""
 
 import zlib
 from typing import Final, NamedTuple
 
 from blake3 import blake3
+from crc32c import crc32c as _crc32c
 
 BLAKE3_BYTES: Final = 32
 
@@ -47,3 +48,11 @@ class FileHasher:
 def hash_bytes(data: bytes | bytearray | memoryview) -> Digest:
     """The hashes of bytes that stand in memory."""
     return Digest(blake3(data).digest(), zlib.crc32(data))
+
+
+def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
+    """The CRC32C of bytes, unsigned, continuing from that of what came before them.
+
+    Spark protects files and rows with it; its files hold the same 32 bits as a signed number.
+    """
+    return _crc32c(data, crc)

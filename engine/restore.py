@@ -28,7 +28,10 @@ from index.local_tree import LocalFile
 from index.model import SnapshotIndex, StoreReference
 from index.restore_plan import RestorePlan, choose_candidates, plan_restore
 
-__all__ = ["OwnerPolicy", "RestoreResult", "restore_store"]
+__all__ = ["OwnerPolicy", "RestoreResult", "read_index_of", "restore_index", "restore_store"]
+
+# An index, and how many GETs it took.
+ReadIndex = tuple[SnapshotIndex, int]
 
 
 class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,12 +94,47 @@ async def restore_store(
         DamagedError: The index or a blob is missing or altered. The cause is a `BlobNotFoundError` if it is missing.
         StoreError: As the store says.
     """
+    return await restore_index(
+        store,
+        choose=lambda: read_index_of(store, reference, indexes),
+        target=target,
+        settings=settings,
+        ambient=ambient,
+        cache=cache,
+        owners=owners,
+        replace=replace,
+        progress=progress,
+        unless=unless,
+    )
+
+
+async def restore_index(
+    store: BlobStore,
+    *,
+    choose: Callable[[], Awaitable[ReadIndex]],
+    target: Path,
+    settings: TransferSettings,
+    ambient: Ambient,
+    cache: DigestCache,
+    owners: OwnerPolicy = OwnerPolicy.IGNORE,
+    replace: bool = False,
+    progress: Progress = NO_PROGRESS,
+    unless: Callable[[], Awaitable[None]] | None = None,
+) -> RestoreResult:
+    """Restore what an index names, which need not stand in the store as it is.
+
+    Args:
+        choose: Awaited once the target is known to be usable: the index, and how many GETs that took.
+
+    Returns:
+        As `restore_store`, as are all other arguments and the errors.
+    """
     begun_s = ambient.monotonic_s()
     looked_at_ms = ambient.local_now_ms()
     staging = Staging(target, ambient.session(), replace=replace)
     try:
         await run_blocking(staging.open)
-        index, requests = await _index_of(store, reference, indexes)
+        index, requests = await choose()
         present = await _find_present(staging, index, cache)
         plan = await run_blocking(
             plan_restore,
@@ -132,10 +170,13 @@ async def restore_store(
     )
 
 
-async def _index_of(
-    store: BlobStore, reference: StoreReference, indexes: IndexCache | None
-) -> tuple[SnapshotIndex, int]:
-    """The index, and how many GETs it took."""
+async def read_index_of(store: BlobStore, reference: StoreReference, indexes: IndexCache | None = None) -> ReadIndex:
+    """The index of a store in a commit, and how many GETs it took.
+
+    Raises:
+        DamagedError: It is missing or altered, or is another one's.
+        StoreError: As the store says.
+    """
     known = indexes.find(reference.index) if indexes is not None else None
     snapshot = known or await read_stored_snapshot(store, reference.index)
     if snapshot.index.metadata.unique_id != reference.unique_id:

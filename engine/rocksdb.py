@@ -1,47 +1,32 @@
-"""The one door to rocksdict: RocksDB directories opened in raw mode only.
+"""The one door to rocksdict, with `engine.rocksdb_options`: RocksDB directories opened in raw mode only.
 
 Outside raw mode rocksdict unpickles what it reads, which runs code from restored data. And every open here
 passes its own options, so that an `OPTIONS` file that came with restored data decides nothing: its `wal_dir`,
 `db_log_dir` and `db_paths` would make RocksDB write outside the directory.
+
+What an open leaves in the directory beside RocksDB's own data, and no snapshot may carry (design 0004, Z3): `LOG`,
+`LOCK`, `IDENTITY` (for writing only) and `rocksdict-config.json`. An open for writing also rewrites MANIFEST, CURRENT
+and OPTIONS, and begins a new `<number>.log`, which stays empty here.
 """
 
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 import msgspec
 import rocksdict
 from typing_extensions import override
 
 from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
+from engine.rocksdb_options import KIB, MIB, RocksDbSettings, make_options, spark_settings
 
-MIB: Final = 1024 * 1024
+__all__ = ["KIB", "MIB", "RocksDbSettings", "StoreFile", "StoreReader", "StoreWriter", "spark_settings"]
 
-_COMPRESSIONS: Final = {
-    "none": rocksdict.DBCompressionType.none,
-    "lz4": rocksdict.DBCompressionType.lz4,
-    "snappy": rocksdict.DBCompressionType.snappy,
-    "zstd": rocksdict.DBCompressionType.zstd,
-}
-
-
-class RocksDbSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a store is written. None of it is part of the data: every open may choose anew."""
-
-    # Memory that a store fills before it writes one SST file; there are at most two such buffers.
-    write_buffer_bytes: int = 16 * MIB
-    # Size at which a compaction begins the next SST file.
-    file_bytes: int = 16 * MIB
-    # How much the first sorted level holds before files move on to the next.
-    level_base_bytes: int = 64 * MIB
-    # How many flushed files are merged into the first sorted level together.
-    level_zero_files: int = 4
-    block_cache_bytes: int = 8 * MIB
-    compression: Literal["none", "lz4", "snappy", "zstd"] = "lz4"
-    background_jobs_max: int = 2
-    open_files_max: int = 256
+_TABLE_PROPERTIES: Final = "rocksdb.aggregated-table-properties"
+_OPERANDS: Final = re.compile(r"# merge operands=(\d+);")
 
 
 class StoreFile(msgspec.Struct, frozen=True):
@@ -60,9 +45,10 @@ class StoreReader:
         UsageError: From any call after `close`.
     """
 
-    def __init__(self, directory: Path, db: rocksdict.Rdict) -> None:
+    def __init__(self, directory: Path, db: rocksdict.Rdict, merge_delimiter: bytes | None = None) -> None:
         self._directory = directory
         self._db = db
+        self._merge_delimiter = merge_delimiter
         self._scans: weakref.WeakSet[_Scan] = weakref.WeakSet()
 
     @classmethod
@@ -74,15 +60,13 @@ class StoreReader:
         Raises:
             NotFoundError: There is no RocksDB store.
             DamagedError: Its files contradict each other.
+            UsageError: It holds operands, and the settings have no `merge_delimiter`.
         """
         if not (directory / "CURRENT").is_file():
             raise NotFoundError("is not a RocksDB directory", operation="open", subject=str(directory))
+        settings = settings or RocksDbSettings()
         access = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
-        try:
-            db = rocksdict.Rdict(str(directory), _options(settings or RocksDbSettings()), access_type=access)
-        except Exception as error:
-            raise _typed(error, "open", directory) from error
-        return cls(directory, db)
+        return cls(directory, _open(directory, settings, access), settings.merge_delimiter)
 
     @property
     def directory(self) -> Path:
@@ -119,6 +103,30 @@ class StoreReader:
         scan = _Scan(self._directory, iterator, prefix)
         self._scans.add(scan)
         return scan
+
+    def count(self, *, prefix_bytes: int = 0) -> dict[bytes, int]:
+        """How many keys there are, by their first bytes: a scan that leaves the values alone.
+
+        Args:
+            prefix_bytes: How many bytes make a group; 0 counts all keys as one, which is the fastest.
+        """
+        counts: dict[bytes, int] = {}
+        count, prefix = 0, b""
+        try:
+            iterator = self._db.iter()
+            iterator.seek(b"")
+            is_valid, move_on, read_key = iterator.valid, iterator.next, iterator.key
+            while is_valid():
+                if prefix_bytes and (group := read_key()[:prefix_bytes]) != prefix:
+                    counts[prefix] = count
+                    count, prefix = 0, group
+                count += 1
+                move_on()
+            iterator.status()
+        except Exception as error:
+            raise _typed(error, "scan", self._directory) from error
+        counts[prefix] = count
+        return {group: number for group, number in counts.items() if number}
 
     def files(self) -> tuple[StoreFile, ...]:
         """The live SST files, by name."""
@@ -198,27 +206,44 @@ class StoreWriter(StoreReader):
     written and never read.
     """
 
-    def __init__(self, directory: Path, db: rocksdict.Rdict) -> None:
-        super().__init__(directory, db)
+    def __init__(self, directory: Path, db: rocksdict.Rdict, merge_delimiter: bytes | None = None) -> None:
+        super().__init__(directory, db, merge_delimiter)
+        self._compactions_wait = False
         self._unlogged = rocksdict.WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[method-assign,assignment]  # rocksdict's stub errs
 
     @classmethod
     @override
-    def open(cls, directory: Path, settings: RocksDbSettings | None = None) -> Self:
+    def open(cls, directory: Path, settings: RocksDbSettings | None = None, *, compactions_wait: bool = False) -> Self:
         """Open a store for writing; it is created if there is none.
+
+        Args:
+            directory: Where it stands.
+            settings: How it is written.
+            compactions_wait: Compact nothing before `begin_compactions`. What a snapshot has due would otherwise begin
+                at once, and take the processor from what is waited for.
 
         Raises:
             UnsafeSourceError: It is open already, here or in another process.
             DamagedError: Its files contradict each other.
+            UsageError: It holds operands, and the settings have no `merge_delimiter`.
         """
-        options = _options(settings or RocksDbSettings())
-        options.create_if_missing(create_if_missing=True)
+        settings = settings or RocksDbSettings()
+        access = rocksdict.AccessType.read_write()
+        db = _open(directory, settings, access, create=True, compactions=not compactions_wait)
+        store = cls(directory, db, settings.merge_delimiter)
+        store._compactions_wait = compactions_wait  # its own class
+        return store
+
+    def begin_compactions(self) -> None:
+        """Let RocksDB compact from now on, if it was opened to wait for this."""
+        if not self._compactions_wait:
+            return
         try:
-            db = rocksdict.Rdict(str(directory), options)
+            self._db.set_options({"disable_auto_compactions": "false"})
         except Exception as error:
-            raise _typed(error, "open", directory) from error
-        return cls(directory, db)
+            raise _typed(error, "begin compactions", self._directory) from error
+        self._compactions_wait = False
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set the value of a key."""
@@ -233,6 +258,57 @@ class StoreWriter(StoreReader):
             self._db.delete(key, self._unlogged)
         except Exception as error:
             raise _typed(error, "delete", self._directory) from error
+
+    def merge(self, key: bytes, operand: bytes) -> None:
+        """Append to the value of a key, behind the delimiter if there is a value.
+
+        rocksdict cannot write operands, so this reads and sets the whole value; what stands there is the same.
+
+        Raises:
+            UsageError: The store was opened without a delimiter.
+        """
+        delimiter = self.merge_delimiter
+        value = self.get(key)
+        self.put(key, operand if value is None else delimiter.join((value, operand)))
+
+    @property
+    def merge_delimiter(self) -> bytes:
+        """What stands between two operands.
+
+        Raises:
+            UsageError: The store was opened without one.
+        """
+        if self._merge_delimiter is None:
+            hint = "open it with a merge_delimiter"
+            raise UsageError("has no merge operator", operation="merge", subject=str(self._directory), hint=hint)
+        return self._merge_delimiter
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        """Remove every key from `begin` on and before `end`; none if `end` is not above `begin`."""
+        if begin >= end:
+            return
+        try:
+            self._db.delete_range(begin, end, self._unlogged)
+        except Exception as error:
+            raise _typed(error, "delete", self._directory) from error
+
+    def write_changes(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Set keys, and remove those whose value is None, all of it at once.
+
+        They go in ascending order: RocksDB's table in memory takes them that way several times as fast.
+        """
+        try:
+            batch = rocksdict.WriteBatch(raw_mode=True)
+            put, delete = batch.put, batch.delete
+            for key in sorted(changes):
+                value = changes[key]
+                if value is None:
+                    delete(key)
+                else:
+                    put(key, value)
+            self._db.write(batch, self._unlogged)
+        except Exception as error:
+            raise _typed(error, "write", self._directory) from error
 
     def write_batch(self, puts: Mapping[bytes, bytes], deletes: Iterable[bytes] = ()) -> None:
         """Remove keys, then set keys, all of it at once: several times as fast as one by one."""
@@ -278,26 +354,32 @@ class StoreWriter(StoreReader):
             raise _typed(error, "checkpoint", self._directory) from error
 
 
-def _options(settings: RocksDbSettings) -> rocksdict.Options:
-    """Options in raw mode; not one comes from the directory."""
-    options = rocksdict.Options(raw_mode=True)
-    options.create_if_missing(create_if_missing=False)
-    options.set_write_buffer_size(settings.write_buffer_bytes)
-    options.set_max_write_buffer_number(2)
-    options.set_target_file_size_base(settings.file_bytes)
-    options.set_max_bytes_for_level_base(settings.level_base_bytes)
-    options.set_level_zero_file_num_compaction_trigger(settings.level_zero_files)
-    options.set_max_background_jobs(settings.background_jobs_max)
-    options.set_max_open_files(settings.open_files_max)
-    options.set_compression_type(_COMPRESSIONS[settings.compression]())
-    # One file of RocksDB's own log is enough; none of them is backed up.
-    options.set_keep_log_file_num(1)
-    blocks = rocksdict.BlockBasedOptions()
-    blocks.set_block_cache(rocksdict.Cache(settings.block_cache_bytes))
-    blocks.set_bloom_filter(10, block_based=False)
-    blocks.set_format_version(5)
-    options.set_block_based_table_factory(blocks)
-    return options
+def _open(
+    directory: Path,
+    settings: RocksDbSettings,
+    access: rocksdict.AccessType,
+    *,
+    create: bool = False,
+    compactions: bool = True,
+) -> rocksdict.Rdict:
+    options = make_options(settings, compactions=compactions)
+    options.create_if_missing(create_if_missing=create)
+    try:
+        # Without options for the column family rocksdict would take those in the directory's OPTIONS file, whatever
+        # else it is given: with their comparator and merge operator.
+        db = rocksdict.Rdict(str(directory), options, {"default": options}, access)
+        if settings.merge_delimiter is not None:
+            return db
+        # Reading an operand without an operator would end the process with a segmentation fault.
+        properties = db.property_value(_TABLE_PROPERTIES) or ""
+    except Exception as error:
+        raise _typed(error, "open", directory) from error
+    operands = _OPERANDS.search(properties)
+    if operands is None or int(operands[1]):
+        db.close()
+        hint = "open it with the merge_delimiter of its writer: Spark's is a comma or nothing"
+        raise UsageError("holds operands to be merged", operation="open", subject=str(directory), hint=hint)
+    return db
 
 
 def _typed(error: Exception, operation: str, directory: Path) -> EngineError:

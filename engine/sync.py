@@ -191,6 +191,8 @@ class SyncRepository:
     find_and_restore = Blocking(Repository.find_and_restore)
     restore = Blocking(Repository.restore)
     restore_reference = Blocking(Repository.restore_reference)
+    find_state = Blocking(Repository.find_state)
+    restore_state = Blocking(Repository.restore_state)
     plan_restore = Blocking(Repository.plan_restore)
     read_index = Blocking(Repository.read_index)
     diff = Blocking(Repository.diff)

@@ -89,8 +89,8 @@ def check_snapshot_index(index: SnapshotIndex) -> None:
     - M11. No run is both present and removed, anywhere in the index.
     - M12. What is removed lists nothing as removed itself.
     - M13. Job and task are names for a key; store and unique id are short texts; version is not negative. A lineage
-      has a base and at most LINEAGE_ITEMS_MAX items, is strictly ascending by version, ends with the base, and the
-      snapshot's own version is above it.
+      has at most LINEAGE_ITEMS_MAX items, is strictly ascending by version, and the snapshot's own version is above
+      it. It need not end with the base: a lineage of Spark's knows nothing of what was backed up.
     - M14. A session is 20 lower-case hexadecimal digits.
 
     Raises:
@@ -344,8 +344,6 @@ def _check_snapshot_metadata(metadata: SnapshotMetadata) -> None:
 def _check_lineage(metadata: SnapshotMetadata) -> None:
     if len(metadata.lineage) > LINEAGE_ITEMS_MAX:
         raise broken("M13", f"more than {LINEAGE_ITEMS_MAX} items", "lineage")
-    if metadata.lineage[-1] != metadata.base:
-        raise broken("M13", "does not end with the base", "lineage")
     previous = -1
     for item in metadata.lineage:
         _check_lineage_item(item)

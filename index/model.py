@@ -102,7 +102,8 @@ class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     unique_id: UniqueId
     # The snapshot that this one was diffed against; None for a first one.
     base: LineageItem | None = None
-    # Ancestors, oldest first, ending with `base`; at most LINEAGE_ITEMS_MAX of them.
+    # The versions that it grew from, oldest first, at most LINEAGE_ITEMS_MAX of them: our own snapshots up to `base`,
+    # or Spark's own lineage, which knows nothing of what was backed up (design 0004, R6).
     lineage: tuple[LineageItem, ...] = ()
     # By the clock of the machine that made the snapshot; for people only.
     created_at_ms: int = 0

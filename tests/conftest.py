@@ -1,14 +1,21 @@
-"""The S3 servers of the tests: each starts when the first test of a process asks for it, and ends with the process."""
+"""The S3 servers of the tests: each starts when the first test of a process asks for it, and ends with the process.
+
+And the order in which tests are handed to the workers (`tests.balance`).
+"""
 
 import functools
 import itertools
 import os
+import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import botocore.hooks
 import botocore.loaders
 import botocore.session
 import pytest
 
+from tests.balance import schedule_units, sort_longest_first
 from tests.servers import ceph_rgw
 from tests.servers.ceph_rgw import CephRgw
 from tests.servers.moto_server import MotoServer
@@ -16,6 +23,24 @@ from tests.servers.s3_server import S3Server
 
 # Set where Ceph has to be there, so that tests which need it fail and do not skip.
 REQUIRE_S3 = "TIDEMARK_REQUIRE_S3"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The long ones first."""
+    sort_longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """For `--dist loadfile`: files that share a JVM stay together too."""
+    return schedule_units(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A shell's job in the background ignores an interrupt, and so would every process that a test starts there."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -35,9 +60,19 @@ def no_account_of_this_machine() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_model_of_s3() -> Iterator[None]:
-    """The SDK's description of S3 is read once a process, and not for each of a thousand stores: half of their cost."""
+    """The SDK's description of S3 is read once a process, and not for each of a thousand stores: half of their cost.
+
+    Nor are the same hundred handlers asked for their signatures each time: a quarter of the rest.
+    """
+    takes_keywords = functools.cache(botocore.hooks.accepts_kwargs)
+
+    def remembered(handler: Callable[..., object]) -> bool:
+        # Of a method, the function: the object it belongs to need not be remembered.
+        return bool(takes_keywords(getattr(handler, "__func__", handler)))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", functools.cache(botocore.loaders.create_loader))
+        patch.setattr(botocore.hooks, "accepts_kwargs", remembered)
         yield
 
 

@@ -27,6 +27,7 @@ from engine.errors import (
     FencedError,
     LeaseExpiredError,
     NotFoundError,
+    ProviderError,
     StaleResultError,
     TargetBusyError,
     TargetError,
@@ -34,13 +35,22 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
+from engine.state_errors import NotLoadedError, SnapshotRepairError, SnapshotUploadError
 from index.errors import (
+    BatchLogError,
     CorruptIndexError,
+    DamagedChangelogError,
+    FileChecksumError,
     FormatError,
     IndexInvariantError,
+    LineageError,
+    RowChecksumError,
     SamzaFormatError,
+    StateMetadataError,
     UnknownFormatError,
     UnsafeNameError,
+    UnsupportedRecordError,
+    VersionMissingError,
 )
 from index.log import ShortListingError
 
@@ -108,8 +118,13 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     DamagedError: ExitCode.DAMAGED,
     TargetError: ExitCode.UNSAFE,
     TargetBusyError: ExitCode.UNSAFE,
+    ProviderError: ExitCode.UNSAFE,
     UnsafeStoreError: ExitCode.UNSAFE,
     UsageError: ExitCode.USAGE,
+    NotLoadedError: ExitCode.USAGE,
+    SnapshotRepairError: ExitCode.DAMAGED,
+    # Its changelog stands, and the next commit makes another snapshot.
+    SnapshotUploadError: ExitCode.UNAVAILABLE,
     # FormatError: names and files that people give are checked before, as usage; what is left stood in the store.
     FormatError: ExitCode.DAMAGED,
     CorruptIndexError: ExitCode.DAMAGED,
@@ -118,6 +133,15 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     ShortListingError: ExitCode.UNSAFE,
     UnsafeNameError: ExitCode.DAMAGED,
     SamzaFormatError: ExitCode.USAGE,
+    BatchLogError: ExitCode.DAMAGED,
+    DamagedChangelogError: ExitCode.DAMAGED,
+    FileChecksumError: ExitCode.DAMAGED,
+    LineageError: ExitCode.DAMAGED,
+    RowChecksumError: ExitCode.DAMAGED,
+    StateMetadataError: ExitCode.DAMAGED,
+    UnsupportedRecordError: ExitCode.USAGE,
+    # Nobody can tell a version that never was from one that was deleted.
+    VersionMissingError: ExitCode.NOT_FOUND,
 }
 
 

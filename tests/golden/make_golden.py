@@ -221,7 +221,29 @@ RECORDS: dict[str, StoredRecord] = {
     ),
 }
 
-INDEXES: dict[str, StoredIndex] = {"snapshot": SNAPSHOT, "delta": DELTA}
+# A state store's directory, backed up after a query was taken back: its lineage is Spark's, and its base is no part of
+# it. Readers from before design 0004 refuse it.
+STATE = SnapshotIndex(
+    metadata=SnapshotMetadata(
+        job="page-views",
+        task="0",
+        store="default",
+        version=7,
+        unique_id=UniqueId("1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed"),
+        base=LineageItem(14, UniqueId("9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d")),
+        lineage=(
+            LineageItem(5, UniqueId("6ec0bd7f-11c0-43da-975e-2a8ad9ebae0b")),
+            LineageItem(6, UniqueId("3f333df6-90a4-4fda-8dd3-9485d27cee36")),
+        ),
+    ),
+    session="0f1e2d3c4b5a69788796",
+    dir=DirIndex(
+        "",
+        (FileIndex("7_1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed.changelog", FileMetadata(0, 0o644, 6), b"\x0b" * 32, 0),),
+    ),
+)
+
+INDEXES: dict[str, StoredIndex] = {"snapshot": SNAPSHOT, "delta": DELTA, "state": STATE}
 
 
 def main(directory: Path) -> None:

@@ -40,6 +40,7 @@ SHA256 = {
     "repository": "4a8a7a1d327c033e1de0b655f9d11db962d8f1ac489821476f2fe517049346cc",
     "rewind": "8a4aa133637d2809f586ea84669458ac0bd2c6687dc94f9493d8325f51900706",
     "snapshot": "b692e785644c64c4b6129b3d5cf15fc79d8cb14b0964d2f687d2c73129d6c8ba",
+    "state": "73f00e207fece926bd5ce9d85b29bd4e8a2acba9b8d009cd0bcd0b476e5404c3",
 }
 
 DECODERS: dict[str, Callable[..., StoredRecord]] = {
@@ -82,6 +83,12 @@ def test_old_delta_still_applies() -> None:
     assert [sub.name for sub in index.dir.sub_dirs_present] == ["archive", "new"]
     assert [file.name for file in index.dir.files_removed] == ["000012.sst", "CURRENT", "OPTIONS-000007"]
     assert index.packs == DELTA.packs_set
+
+
+def test_a_lineage_of_sparks_need_not_end_with_the_base() -> None:
+    metadata = read_as_an_outsider((V1 / "state.bin").read_bytes())["metadata"]
+    assert metadata["base"][0] == 14
+    assert [version for version, _ in metadata["lineage"]] == [5, 6]
 
 
 def test_golden_file_is_never_written_again(tmp_path: Path) -> None:

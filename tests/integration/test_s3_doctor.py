@@ -15,7 +15,9 @@ from blobstore.s3 import S3Store
 from blobstore.s3_client import S3Client
 from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle
 from blobstore.s3_profile import PROFILE_KEY, StoreProfile, decode_profile, encode_profile
+from engine import doctor, doctor_checks
 from engine.cli import doctoring, tidemark
+from engine.transfer_settings import MIB
 from tests.fault_proxy import FaultProxy
 from tests.fault_rules import Rule, every, on, shifted_range, slow_down
 from tests.servers.ceph_rgw import CephRgw
@@ -83,7 +85,10 @@ class Shell:
 def shell(
     s3_server: S3Server, new_bucket: Callable[[S3Server], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Shell:
-    """With Ceph, where it is installed."""
+    """With Ceph, where it is installed. `doctor` looks briefly here, and for as long as ever in the first two tests."""
+    monkeypatch.setattr(doctor, "CLIENTS_COUNT", 6)
+    monkeypatch.setattr(doctor_checks, "LATENCY_SAMPLES_MAX", 8)
+    monkeypatch.setattr(doctor_checks, "BULK_TOTAL_BYTES", 8 * MIB)
     monkeypatch.chdir(tmp_path)
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))

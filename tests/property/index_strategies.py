@@ -94,7 +94,8 @@ def unique(values: st.SearchStrategy[Any], by: str, size_max: int = 4) -> st.Sea
 def snapshot_metadata(draw: st.DrawFn, *, with_base: bool) -> SnapshotMetadata:
     versions = sorted(draw(st.sets(st.integers(0, 2**40), min_size=1, max_size=5)))
     lineage = tuple(LineageItem(version, draw(unique_ids)) for version in versions[:-1])
-    base = lineage[-1] if lineage else draw(lineage_items if with_base else st.none() | lineage_items)
+    ancestors = st.just(lineage[-1]) | lineage_items if lineage else lineage_items
+    base = draw(ancestors if with_base else st.none() | ancestors)
     return SnapshotMetadata(
         job=draw(key_names),
         task=draw(key_names),

@@ -6,10 +6,14 @@ and ends by `os._exit` just before its k-th effect: no `finally`, no `atexit`. T
 state after effect k - 1, so that stopping before each, and not at all, covers before and after. Recovery runs in
 another child, so that this process stays free of threads and safe to fork.
 
-Run as `python -m tests.simulation.crash_runner SCENARIO DIRECTORY`; the last line printed is a JSON summary.
+Run as `python -m tests.simulation.crash_runner SCENARIO DIRECTORY SHARE`; the last line printed is a JSON summary.
+With a SHARE of 1 the child is stopped before every effect. With one of n, where that tells as much (`choose_points`):
+not after an effect that leaves no trace in a file system whose machine goes on, and after one that only changes what
+is in a file, 1 in n times.
 """
 
 import asyncio
+import itertools
 import json
 import os
 import shutil
@@ -19,6 +23,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import msgspec
@@ -44,6 +49,10 @@ SETTINGS: Final = TransferSettings(
     in_flight_max=1, pack_file_bytes_max=4096, pack_bytes_max=16_384, chunk_bytes=16_384, blob_bytes_max=65_536
 )
 _CALLS: Final = "mkdir", "rename", "link", "symlink", "remove", "rmdir", "chmod", "utime", "truncate", "chown"
+# Before and after one of these, everybody sees the same files, names, bytes and times.
+_TRACELESS: Final = frozenset({"fsync", "fdatasync"})
+# Nearly always on a file that nobody has been told of yet.
+_WITHIN_A_FILE: Final = frozenset({"open", "write", "pwrite", "os.chmod", "os.chown", "os.truncate"})
 _EVENTS: Final = frozenset(f"os.{call}" for call in _CALLS)
 _WRITING: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -186,28 +195,45 @@ SCENARIOS: dict[
 # ---------------------------------------------------------------------------------------------- stopping
 
 
-def arm(stop_before: int, report: Callable[[int], None]) -> None:
+def choose_points(scenario: str, effects: list[str], share: int) -> list[int]:
+    """Before which effects to stop, counted from 1; the last number is one more than there are effects.
+
+    Stopping before an effect shows what the one before it left behind. After a traceless one, that is what was there
+    before it: nothing new to be judged. Names, links and times are judged after each change of theirs, whatever the
+    share.
+    """
+    if share == 1:
+        return list(range(1, len(effects) + 2))
+    chance = Random(scenario)
+    points = [1]
+    for number, effect in enumerate(effects, 1):
+        if effect not in _TRACELESS and (effect not in _WITHIN_A_FILE or chance.randrange(share) == 0):
+            points.append(number + 1)
+    return points
+
+
+def arm(stop_before: int, report: Callable[[str], None]) -> None:
     """End this process just before its `stop_before`-th effect (counted from 1); 0 never stops."""
     count = 0
     lock = threading.Lock()
 
-    def effect() -> None:
+    def effect(kind: str) -> None:
         nonlocal count
         with lock:
             count += 1
-            report(count)
+            report(kind)
             if count == stop_before:
                 os._exit(CRASHED)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _EVENTS or (event == "open" and arguments[2] is not None and arguments[2] & _WRITING):
-            effect()
+            effect(event)
 
     for name in ("fsync", "write", "pwrite", "fdatasync"):
         original = getattr(os, name)
 
-        def counted(*arguments: Any, original: Any = original) -> Any:
-            effect()
+        def counted(*arguments: Any, original: Any = original, name: str = name) -> Any:
+            effect(name)
             return original(*arguments)
 
         setattr(os, name, counted)
@@ -228,7 +254,7 @@ def in_child(work: Callable[[Callable[[str], None]], None], *, stop_before: int 
         status = 1
         try:
             if stop_before is not None:
-                arm(stop_before, lambda n: say(f"#{n}"))
+                arm(stop_before, lambda kind: say(f"#{kind}"))
             work(say)
             status = 0
         except BaseException:  # noqa: BLE001 - the child must never return into the parent's stack
@@ -278,16 +304,21 @@ async def judge(scenario: str, world: Path, acknowledged: list[str]) -> None:
     assert read_tree(target) == tree("five")
 
 
-def run(scenario: str, directory: Path, *, step: int = 1) -> dict[str, Any]:
+def run(scenario: str, directory: Path, *, share: int = 1) -> dict[str, Any]:
     prepare_world = SCENARIOS[scenario][0]
-    template = directory / "template"
+    template, world = directory / "template", directory / "world"
     status, said = in_child(lambda say: asyncio.run(_awaited(prepare_world(template))), stop_before=None)
     if status != 0:
         raise SystemExit("\n".join(said))
+    shutil.copytree(template, world, symlinks=True)
+    status, said = in_child(partial(_do, scenario, world), stop_before=0)
+    if status != 0:
+        raise SystemExit("\n".join(said))
+    effects = [word[1:] for word in said if word[0] == "#"]
     failures: list[str] = []
-    points = 0
-    for stop_before in range(1, POINTS_MAX, step):
-        world = directory / "world"
+    points = choose_points(scenario, effects, share)
+    ended = False
+    for stop_before in itertools.chain(points, range(points[-1] + 1, POINTS_MAX)):
         shutil.rmtree(world, ignore_errors=True)
         shutil.copytree(template, world, symlinks=True)
         status, said = in_child(partial(_do, scenario, world), stop_before=stop_before)
@@ -297,10 +328,17 @@ def run(scenario: str, directory: Path, *, step: int = 1) -> dict[str, Any]:
         judged, verdict = in_child(partial(_judge, scenario, world, acknowledged), stop_before=None)
         if judged != 0:
             failures.append(f"{scenario} stopped before effect {stop_before}: " + "\n".join(verdict))
-        points += 1
-        if status == 0 or len(failures) >= FAILURES_MAX:
+        # Past the last chosen point, until it was not stopped any more: no two runs need the same number of effects.
+        ended = status == 0
+        if (ended and stop_before >= points[-1]) or len(failures) >= FAILURES_MAX:
             break
-    return {"scenario": scenario, "points": points, "failures": failures}
+    return {
+        "scenario": scenario,
+        "effects": len(effects),
+        "points": len(points),
+        "ended": ended,
+        "failures": failures,
+    }
 
 
 def _do(scenario: str, world: Path, say: Callable[[str], None]) -> None:
@@ -316,6 +354,6 @@ async def _awaited(work: Awaitable[None]) -> None:
 
 
 if __name__ == "__main__":
-    summary = run(sys.argv[1], Path(sys.argv[2]), step=int(sys.argv[3]) if len(sys.argv) > 3 else 1)
+    summary = run(sys.argv[1], Path(sys.argv[2]), share=int(sys.argv[3]))
     sys.stdout.write(json.dumps(summary) + "\n")
     sys.exit(1 if summary["failures"] else 0)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.crash_runner import choose_points
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -22,13 +24,21 @@ def fast_directory() -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+# Of the points that follow a change within a file, `make test` takes a third, the same in every run; `make soak` stops
+# before every effect there is.
+SHARES = [pytest.param(3, id="share"), pytest.param(1, id="all", marks=pytest.mark.soak)]
+
+
+@pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize(
     "scenario", ["backup", "commit", "rewind", "restore", "replace", "collect", "name", "fork", "release"]
 )
 @pytest.mark.timeout(300)
-def test_stopped_before_any_effect_nothing_is_lost_and_nothing_leaks(scenario: str, fast_directory: Path) -> None:
+def test_stopped_before_any_effect_nothing_is_lost_and_nothing_leaks(
+    scenario: str, share: int, fast_directory: Path
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.simulation.crash_runner", scenario, str(fast_directory)],
+        [sys.executable, "-m", "tests.simulation.crash_runner", scenario, str(fast_directory), str(share)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -38,4 +48,16 @@ def test_stopped_before_any_effect_nothing_is_lost_and_nothing_leaks(scenario: s
     assert done.stdout.strip(), done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["failures"] == []
+    assert summary["ended"]
     assert summary["points"] > 5
+    assert summary["points"] == summary["effects"] + 1 or share > 1
+
+
+def test_every_change_of_a_name_is_a_point_whatever_the_share() -> None:
+    effects = ["open", "pwrite", "fsync", "os.link", "os.utime", "fsync", "os.rename", "os.mkdir", "os.remove", "fsync"]
+    assert choose_points("any", effects, 1) == list(range(1, 12))
+    # Before all of it, and after each of link, utime, rename, mkdir and remove.
+    assert choose_points("any", effects, 10**9) == [1, 5, 6, 8, 9, 10]
+    assert choose_points("backup", effects * 30, 3) == choose_points("backup", effects * 30, 3)
+    within = [point for point in choose_points("backup", effects * 30, 3) if point % 10 in {2, 3}]
+    assert 10 <= len(within) <= 30

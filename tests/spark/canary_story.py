@@ -36,6 +36,7 @@ from index.log import Commit
 from index.model import Scope
 from index.retention import Retention
 from tests.spark.counting import SUMS_DDL, add, read_sums
+from tests.spark.short_lived import SHORT_LIVED
 
 SCOPE = Scope("stores")
 PACKAGES = ("index", "blobstore", "engine")
@@ -135,7 +136,7 @@ def start_spark(out: Path) -> SparkSession:
         .config("spark.eventLog.enabled", "true")
         .config("spark.eventLog.compress", "false")
         .config("spark.eventLog.dir", events.as_uri())
-        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j.as_uri()}")
+        .config("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j.as_uri()} {SHORT_LIVED}")
         .getOrCreate()
     )
 

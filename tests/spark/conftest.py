@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from engine.sync import SyncRepository
+from tests.spark.short_lived import SHORT_LIVED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,6 +25,8 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "3")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.driver.memory", "1g")
+        .config("spark.driver.extraJavaOptions", SHORT_LIVED)
+        .config("spark.python.daemon.module", "tests.spark.warm_daemon")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

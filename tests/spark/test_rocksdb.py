@@ -1,3 +1,4 @@
+import pickle
 import re
 from pathlib import Path
 
@@ -182,13 +183,22 @@ def test_pickled_values_come_back_as_bytes_and_are_never_run(tmp_path: Path) -> 
         def __reduce__(self) -> tuple[object, tuple[str]]:
             return (eval, (f"open({str(marker)!r}, 'w')",))
 
-    database = rocksdict.Rdict(str(tmp_path / "db"))
-    database["key"] = Planted()
-    database.close()
-    with StoreReader.open(tmp_path / "db") as store:
-        (value,) = [value for _, value in store.items()]
+    with StoreWriter.open(tmp_path / "db") as store:
+        store.put(b"key", b"\x05" + pickle.dumps(Planted()))
+        store.flush()
+    (tmp_path / "db" / "rocksdict-config.json").write_text('{"raw_mode":false,"prefix_extractors":{}}')
+    with StoreReader.open(tmp_path / "db") as reader:
+        (value,) = [value for _, value in reader.items()]
     assert b"eval" in value
     assert not marker.exists()
+
+
+def test_a_store_of_pickles_is_refused(tmp_path: Path) -> None:
+    database = rocksdict.Rdict(str(tmp_path / "db"))
+    database["key"] = 1
+    database.close()
+    with pytest.raises(EngineError, match="comparator"):
+        StoreReader.open(tmp_path / "db")
 
 
 @pytest.mark.parametrize("key", ["text", 7, None])

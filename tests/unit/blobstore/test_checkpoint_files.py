@@ -313,3 +313,36 @@ async def test_what_is_beside_the_prefix_is_not_seen(store: BlobStore) -> None:
 def test_who_opens_a_store_says_whether_it_is_local() -> None:
     assert not CheckpointFiles(MemoryStore()).is_local
     assert CheckpointFiles(MemoryStore(), is_local=True).is_local
+
+
+# --- in one step, and many at once ---
+
+
+async def test_a_body_is_published_in_one_step(files: CheckpointFiles) -> None:
+    await files.publish("dir/file", BytesBody(b"first"), overwrite=False)
+    with pytest.raises(CheckpointFileExistsError, match="publish"):
+        await files.publish("dir/file", BytesBody(b"second"), overwrite=False)
+    assert await files.read("dir/file") == b"first"
+    await files.publish("dir/file", BytesBody(b"third"), overwrite=True)
+    assert await files.read("dir/file") == b"third"
+    with pytest.raises(InvalidRequestError):
+        await files.publish("", BytesBody(b""), overwrite=True)
+
+
+async def test_an_unknown_outcome_of_a_publication_is_told() -> None:
+    files = CheckpointFiles(ScriptedStore(LostAnswer(Unknown(reason="gone"))))
+    with pytest.raises(CheckpointUnknownError, match="gone"):
+        await files.publish("file", BytesBody(b""), overwrite=False)
+
+
+async def test_files_are_deleted_many_at_once_and_directories_are_not(tree: CheckpointFiles) -> None:
+    await tree.delete_files(["1.delta", "sub", "sub/x", "not-there"])
+    await tree.delete_files([])
+    assert [status.name for status in await tree.list("sub")] == ["y"]
+    assert "1.delta" not in [status.name for status in await tree.list()]
+
+
+async def test_a_thousand_files_are_one_request_to_delete() -> None:
+    meter = Meter()
+    await CheckpointFiles(MeteredStore(MemoryStore(), meter)).delete_files([f"f{number}" for number in range(1001)])
+    assert meter.requests == {"delete": 2}

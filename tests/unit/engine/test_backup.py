@@ -207,6 +207,49 @@ class TestNext:
         assert metadata.base == items[-1]
         assert ids[-1] == metadata.unique_id
 
+    async def test_given_lineage_is_kept_as_it_is_and_the_next_one_grows_from_it(self, bench: Workbench) -> None:
+        spark = tuple(LineageItem(version, UniqueId(f"s{version}")) for version in range(3, 6))
+        bench.write({"f": b"x"})
+        # Version 1 was backed up, 2 to 5 were not.
+        first = (await bench.backup(version=1, unique_id=UniqueId("s1"))).reference
+        given = (await bench.backup(version=6, unique_id=UniqueId("s6"), lineage=spark)).reference
+        metadata = (await read_index(bench.inner, given.index)).metadata
+        assert (metadata.base, metadata.lineage) == (LineageItem(1, first.unique_id), spark)
+        grown = (await bench.backup(version=9)).reference
+        assert (await read_index(bench.inner, grown.index)).metadata.lineage == (
+            *spark,
+            LineageItem(6, given.unique_id),
+        )
+
+    async def test_directory_of_a_state_store_gets_no_lineage_but_the_one_that_is_given(self, bench: Workbench) -> None:
+        # What was backed up before it need not be what it grew from: an attempt that lost, a version taken back.
+        bench.write({"5_lost.changelog": b"x"})
+        await bench.backup(version=5, unique_id=UniqueId("lost"))
+        bench.write({"5_lost.changelog": b"x", "6_kept.changelog": b"y"})
+        grown = (await bench.backup(version=6, unique_id=UniqueId("kept"))).reference
+        metadata = (await read_index(bench.inner, grown.index)).metadata
+        assert (metadata.base, metadata.lineage) == (LineageItem(5, UniqueId("lost")), ())
+        given = [LineageItem(6, UniqueId("kept"))]
+        later = (await bench.backup(version=7, lineage=given)).reference
+        assert (await read_index(bench.inner, later.index)).metadata.lineage == tuple(given)
+
+    async def test_version_below_its_base_needs_a_lineage_of_its_own(self, bench: Workbench) -> None:
+        bench.write({"f": b"x"})
+        newest = (await bench.backup(version=14)).reference
+        with pytest.raises(UsageError, match="M13"):
+            await bench.backup(version=7)
+        # The query was taken back to version 6.
+        result = await bench.backup(version=7, lineage=[LineageItem(6, UniqueId("s6"))])
+        assert result.stats.files_retained == 1
+        metadata = (await read_index(bench.inner, result.reference.index)).metadata
+        assert (metadata.base, metadata.lineage) == (
+            LineageItem(14, newest.unique_id),
+            (LineageItem(6, UniqueId("s6")),),
+        )
+        with pytest.raises(UsageError, match="M13"):
+            await bench.backup(version=9, lineage=[LineageItem(9, UniqueId("s9"))])
+        assert (await bench.backup(version=8, base=None, lineage=())).base_unique_id is None
+
     async def test_changed_mode_alone_uploads_nothing(self, bench: Workbench) -> None:
         bench.write({"f": b"x" * 3000})
         await bench.backup()

@@ -93,6 +93,8 @@ def file_with_metadata(**changes: object) -> FileIndex:
     return change(FILE, metadata=change(FILE.metadata, **changes))
 
 
+ITEM = LineageItem(2, UniqueId("b"))
+FROM_ONE = (LineageItem(1, UniqueId("a")), ITEM)
 GOOD_INDEXES = [
     ("nothing", index_of()),
     ("one file", index_of(FILE)),
@@ -127,6 +129,9 @@ GOOD_INDEXES = [
         ),
     ),
     ("a base of the same version, no lineage", with_metadata(base=LineageItem(3, UniqueId("other")))),
+    ("a lineage of Spark's in a first backup", with_metadata(lineage=(ITEM,))),
+    ("a lineage that has the base further back", with_metadata(base=LineageItem(1, UniqueId("a")), lineage=FROM_ONE)),
+    ("a base that was taken back", with_metadata(base=LineageItem(14, UniqueId("gone")), lineage=FROM_ONE)),
 ]
 
 
@@ -134,8 +139,6 @@ GOOD_INDEXES = [
 def test_sound_index_is_accepted(_shows: str, index: SnapshotIndex) -> None:
     check_snapshot_index(index)
 
-
-ITEM = LineageItem(2, UniqueId("b"))
 
 # rule, what is wrong, index
 BAD_INDEXES = [
@@ -242,10 +245,11 @@ BAD_INDEXES = [
     ("M13", "negative version", with_metadata(version=-1)),
     ("M13", "version of 64 bits", with_metadata(version=2**63)),
     ("M13", "store of no Unicode", with_metadata(store="\ud800")),
-    ("M13", "lineage without base", with_metadata(lineage=(ITEM,))),
-    ("M13", "lineage does not end with base", with_metadata(base=LineageItem(2, UniqueId("c")), lineage=(ITEM,))),
     ("M13", "lineage not ascending", with_metadata(base=ITEM, lineage=(ITEM, ITEM))),
     ("M13", "version not above lineage", with_metadata(base=ITEM, lineage=(ITEM,), version=2)),
+    ("M13", "version not above lineage, no base", with_metadata(lineage=FROM_ONE, version=2)),
+    ("M13", "item without id", with_metadata(lineage=(LineageItem(1, UniqueId("")), ITEM))),
+    ("M13", "item of a negative version", with_metadata(lineage=(LineageItem(-1, UniqueId("a")), ITEM))),
     (
         "M13",
         "lineage too long",

@@ -1,0 +1,312 @@
+"""A directory of a streaming checkpoint on any store: files that appear whole, and Hadoop's hidden ones out of the way.
+
+On a local directory the store is a `LocalStore` over it, so that the files are those that Spark reads. It keeps what it
+is writing in a hidden directory `.tmp` of its root. Spark passes over hidden names wherever it lists a checkpoint, but
+the root is best the checkpoint itself, and the directory of a state store a `child` of it: one `.tmp`, not hundreds.
+
+Hadoop's local file system writes a hidden `.<name>.crc` beside each file and refuses the file if the two do not fit.
+So the hidden one goes before the file is replaced or deleted; without one, the file is read unverified.
+"""
+
+import itertools
+import re
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import unquote, urlsplit
+
+from blobstore.base import BlobStore, Body, BytesBody, check_key
+from blobstore.checkpoint_files import CheckpointFiles, FileStatus
+from blobstore.errors import BlobNotFoundError, InvalidRequestError
+from blobstore.local import LocalStore
+from blobstore.local_files import create_to_write, run_blocking
+from blobstore.opening import StoreSettings, open_store
+from blobstore.retrying import RetryingStore
+from engine.errors import DamagedError, TargetError
+from engine.local_copy import FileBody, copy_file
+
+# What a file read into memory may have, unless the caller knows better.
+READ_BYTES_MAX: Final = 64 * 1024 * 1024
+
+_LOCAL_URL: Final = re.compile(r"file:", re.IGNORECASE)
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+# Names of files that are being fetched: never twice in this process, and two processes never share a target.
+_fetches = itertools.count()
+
+
+class CheckpointDir:
+    """Files below one directory of a checkpoint. Paths are relative to it, components separated by `/`.
+
+    Opened from a path, it may be used from several event loops at once; opened from another URL, from the one that it
+    is first used in, as its connections belong to that; opened from a store object, from those that the store bears.
+
+    Args:
+        files: The store's files.
+        path: Of this directory in them; "" for their root.
+        local_root: The same directory as this machine's file system has it; None: it is on no local file system.
+        location: What errors call it.
+        owns_store: Whether `close` closes the store.
+
+    Attributes:
+        location: As given.
+        local_root: As given.
+    """
+
+    def __init__(
+        self,
+        files: CheckpointFiles,
+        path: str = "",
+        *,
+        local_root: Path | None = None,
+        location: str = "",
+        owns_store: bool = False,
+    ) -> None:
+        self._files = files
+        self._path = path
+        self._owns_store = owns_store
+        self.local_root = local_root
+        self.location = location
+
+    @classmethod
+    async def open(
+        cls,
+        location: str | Path | BlobStore,
+        prefix: str = "",
+        *,
+        settings: StoreSettings | None = None,
+        local_root: Path | None = None,
+    ) -> Self:
+        """Open a directory; it need not exist. Asks nothing of the store.
+
+        Args:
+            location: A path, a URL as `open_store` takes it, or an open store, which stays the caller's to close.
+            prefix: The directory below it; "" for itself.
+            settings: Of the store that is opened.
+            local_root: Where an open store keeps its root on this machine, if it is a directory store.
+
+        Raises:
+            InvalidRequestError: The URL or the prefix does not follow the grammar.
+            CapabilityMissingError: What the store needs is not installed.
+        """
+        if isinstance(location, Path | str):
+            url = str(location)
+            store = open_store(url, settings)
+            local_root = _local_path(location)
+            if local_root is not None:
+                # Without the limit on requests, which belongs to one event loop: a local disk needs none.
+                retention_ms = (settings or StoreSettings()).deleted_retention_ms
+                retry = (settings or StoreSettings()).retry
+                store = RetryingStore(LocalStore(local_root, deleted_retention_ms=retention_ms), retry)
+            opened = cls(CheckpointFiles(store), local_root=local_root, location=_shown(url), owns_store=True)
+        else:
+            opened = cls(CheckpointFiles(location), local_root=local_root, location=type(location).__name__)
+        return opened._below(prefix, owns_store=opened._owns_store) if prefix else opened
+
+    def child(self, path: str) -> "CheckpointDir":
+        """A directory below this one, on the same store; only this one closes it."""
+        return self._below(path, owns_store=False)
+
+    def _below(self, path: str, *, owns_store: bool) -> Self:
+        check_key(path, "open")
+        return type(self)(
+            self._files,
+            self._join(path),
+            local_root=None if self.local_root is None else self.local_root / path,
+            location=f"{self.location}/{path}" if self.location else path,
+            owns_store=owns_store,
+        )
+
+    def _join(self, path: str) -> str:
+        return f"{self._path}/{path}" if self._path and path else self._path or path
+
+    def _checked(self, path: str, operation: str) -> str:
+        """The path of a file, before any of it is shown to this machine's file system.
+
+        Raises:
+            InvalidRequestError: It is empty, or a component of it is none that a store takes: it may lead elsewhere.
+        """
+        if not path:
+            raise InvalidRequestError("does not name a file", operation=operation, key=self.location)
+        return check_key(self._join(path), operation)
+
+    async def list(self, path: str = "") -> tuple[FileStatus, ...]:
+        """Files and directories directly in a directory, sorted by name; none if there is no such directory.
+
+        Args:
+            path: Of the directory; "" for this one. Paths in the answer are relative to this one.
+        """
+        try:
+            found = await self._files.list(self._join(path))
+        except BlobNotFoundError:
+            return ()
+        skip = len(self._path) + 1 if self._path else 0
+        return tuple(
+            FileStatus(
+                path=status.path[skip:],
+                is_directory=status.is_directory,
+                size_bytes=status.size_bytes,
+                modified_at_ms=status.modified_at_ms,
+            )
+            for status in found
+        )
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is a file or a directory of this path."""
+        return await self._files.exists(self._join(path))
+
+    async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
+        """The content of a small file.
+
+        Raises:
+            BlobNotFoundError: There is no such file.
+            InvalidRequestError: It is larger than `size_bytes_max`.
+            StoreError: As the store says.
+        """
+        return await self._files.read(self._join(path), size_bytes_max=size_bytes_max)
+
+    async def fetch(
+        self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None
+    ) -> int:
+        """Copy a file to this machine: one request. Nothing of `target` is there before all of it is.
+
+        It is not synced: whoever loses power loses the working directory, and loads again.
+
+        Args:
+            path: Of the file.
+            target: Its new name; replaced if it is there. Its directory has to exist.
+            size_bytes: What it has to have; None if that is not known.
+            size_bytes_max: What it may have; None for any size.
+
+        Returns:
+            How many bytes it has.
+
+        Raises:
+            InvalidRequestError: The path does not follow the grammar of keys.
+            BlobNotFoundError: There is no such file.
+            DamagedError: It has another size than `size_bytes`, or more than `size_bytes_max`.
+            TargetError: The target cannot be written.
+            StoreError: As the store says.
+        """
+        self._checked(path, "fetch")
+        at_most = size_bytes if size_bytes is not None else size_bytes_max
+        temp = target.with_name(f".{target.name[:200]}.{next(_fetches)}.tmp")
+        try:
+            got = await self._fetch(path, temp, at_most)
+            if size_bytes is not None and got != size_bytes:
+                raise self._misfit(path, f"has {got} bytes instead of {size_bytes}")
+            await run_blocking(temp.replace, target)
+        except OSError as error:
+            hint = "make room and see to the permissions; the checkpoint itself is untouched"
+            raise TargetError(
+                error.strerror or str(error), operation="fetch", subject=str(target), hint=hint
+            ) from error
+        finally:
+            with suppress(OSError):
+                temp.unlink(missing_ok=True)
+        return got
+
+    async def _fetch(self, path: str, temp: Path, at_most: int | None) -> int:
+        if self.local_root is not None:
+            copied = await run_blocking(_copy_within, self.local_root / path, temp, at_most)
+            if copied is not None:
+                if at_most is not None and copied > at_most:
+                    raise self._misfit(path, f"has {copied} bytes, and at most {at_most} were expected")
+                return copied
+        # From here on also what is wrong with a local file: the store says it in its words.
+        at = 0
+        async with create_to_write(temp) as file, aclosing(self._files.open(self._join(path))) as chunks:
+            async for chunk in chunks:
+                if at_most is not None and at + len(chunk) > at_most:
+                    raise self._misfit(path, f"has more than {at_most} bytes")
+                await file.write_at(at, chunk)
+                at += len(chunk)
+        return at
+
+    async def publish_file(self, path: str, source: Path, *, overwrite: bool) -> int:
+        """Publish a local file that nobody changes: one request.
+
+        Args:
+            path: Of the file in this directory.
+            source: The local file.
+            overwrite: Whether it may replace one that is there.
+
+        Returns:
+            How many bytes it has.
+
+        Raises:
+            CheckpointFileExistsError: Without `overwrite`: a file is there, and is unchanged.
+            CheckpointUnknownError: The store never said whether it took the file.
+            OSError: The source cannot be read.
+            StoreError: The store did not take it.
+        """
+        size_bytes = (await run_blocking(source.stat)).st_size
+        await self._publish(path, FileBody(source, size_bytes), overwrite=overwrite)
+        return size_bytes
+
+    async def publish_bytes(self, path: str, data: bytes, *, overwrite: bool) -> None:
+        """Publish bytes: one request. Raises as `publish_file`."""
+        await self._publish(path, BytesBody(data), overwrite=overwrite)
+
+    async def _publish(self, path: str, body: Body, *, overwrite: bool) -> None:
+        checked = self._checked(path, "publish")
+        await run_blocking(self._remove_hidden, (path,), unless_there=not overwrite)
+        await self._files.publish(checked, body, overwrite=overwrite)
+
+    async def delete(self, paths: Sequence[str]) -> None:
+        """Remove files, up to 1,000 with one request; no error for one that is not there.
+
+        Raises:
+            StoreUnavailableError: Something was not deleted; do it again.
+        """
+        if paths:
+            checked = [self._checked(path, "delete") for path in paths]
+            await run_blocking(self._remove_hidden, paths, unless_there=False)
+            await self._files.delete_files(checked)
+
+    async def close(self) -> None:
+        """Close the store, if this object opened it."""
+        if self._owns_store:
+            await self._files.close()
+
+    def _remove_hidden(self, paths: Sequence[str], *, unless_there: bool) -> None:
+        if self.local_root is None:
+            return
+        for path in paths:
+            file = self.local_root / path
+            if unless_there and file.exists():
+                continue  # it will not be replaced, and keeps what it has
+            with suppress(FileNotFoundError, NotADirectoryError):
+                file.with_name(f".{file.name}.crc").unlink()
+
+    def _misfit(self, path: str, message: str) -> DamagedError:
+        hint = "the file is cut short or another one; an older version may be whole"
+        return DamagedError(message, operation="fetch", subject=f"{self.location}/{path}", hint=hint)
+
+
+def _local_path(location: str | Path) -> Path | None:
+    """The path that a location on this machine's file systems means; what is wrong with it `open_store` has said."""
+    if isinstance(location, Path):
+        return location
+    if _LOCAL_URL.match(location):
+        return Path(unquote(urlsplit(location).path))
+    return None if _SCHEME.match(location) else Path(location)
+
+
+def _shown(url: str) -> str:
+    return url.rstrip("/") or "/"
+
+
+def _copy_within(source: Path, target: Path, at_most: int | None) -> int | None:
+    """Copy a file and count its bytes; None if the store had better be asked, which knows what an error means."""
+    try:
+        size_bytes = source.lstat().st_size
+        if at_most is not None and size_bytes > at_most:
+            return size_bytes
+        return copy_file(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        target.unlink(missing_ok=True)
+        return None

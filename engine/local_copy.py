@@ -1,0 +1,89 @@
+"""Copies of local files that share no inode with their source, as cheap as the file system makes them. Blocks."""
+
+import errno
+import os
+import stat
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+from blobstore.local_files import read_chunks
+from engine.local_stat import READ_FLAGS
+
+# How much one call copies: so much at most is copied after the other side of the copy went away.
+_COPY_BYTES: Final = 64 * 1024 * 1024
+_READ_BYTES: Final = 1024 * 1024
+
+# What copy_file_range(2) answers between file systems that do not know each other, or on a kernel without it.
+_CANNOT_COPY: Final = frozenset({errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM})
+
+
+class FileBody:
+    """A `Body`: a local file that nobody changes.
+
+    Args:
+        path: The file.
+        size_bytes: How many of its bytes; the store refuses a file that has become shorter.
+    """
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
+        self._size_bytes = size_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file when it was looked at."""
+        return self._size_bytes
+
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
+        """The bytes of the file."""
+        async with aclosing(read_chunks(self._path, size_bytes=self._size_bytes)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+def copy_file(source: Path, target: Path) -> int:
+    """Copy a regular file to a new name. Blocks.
+
+    The blocks are shared where the file system can (reflink), but never the inode: what is written to one of the two
+    files never shows in the other.
+
+    Returns:
+        How many bytes it has.
+
+    Raises:
+        FileExistsError: The target is there.
+        OSError: As the file system says; ELOOP for a symbolic link, EISDIR or EINVAL for what is no regular file.
+    """
+    incoming = os.open(source, READ_FLAGS)
+    try:
+        if not stat.S_ISREG(os.fstat(incoming).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(source))
+        outgoing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            return _copy(incoming, outgoing)
+        finally:
+            os.close(outgoing)
+    finally:
+        os.close(incoming)
+
+
+def _copy(incoming: int, outgoing: int) -> int:
+    copied = 0
+    if hasattr(os, "copy_file_range"):
+        try:
+            while count := os.copy_file_range(incoming, outgoing, _COPY_BYTES, copied, copied):
+                copied += count
+        except OSError as error:
+            if error.errno not in _CANNOT_COPY:
+                raise
+    # What is left: everything where the call is not known, and nothing, for the price of one read, where it is. Some
+    # kernels copy nothing from a file system that makes up its files, and report success.
+    while chunk := os.pread(incoming, _READ_BYTES, copied):
+        view = memoryview(chunk)
+        while view:
+            written = os.pwrite(outgoing, view, copied)
+            copied += written
+            view = view[written:]
+    return copied

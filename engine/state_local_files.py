@@ -1,0 +1,148 @@
+"""SSTs and archived WALs as they stand in a RocksDB directory of this machine, and what else is there. Blocks.
+
+```
+<directory>/000012.sst           an SST
+<directory>/archive/000008.log   an archived WAL
+<directory>/<anything else>      goes into the zip, or is no part of a snapshot
+```
+"""
+
+import os
+import shutil
+import stat
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final
+
+from engine.errors import UnsafeSourceError
+from engine.hashing import FileHasher
+from engine.local_stat import READ_FLAGS
+from index.errors import UnsafeNameError
+from index.sst_properties import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
+from index.sst_sharing import FileIdentity, LocalStateFile
+from index.state_names import LOGS, SSTS, check_log_name, check_sst_name
+
+# Where RocksDB keeps WALs that it does not write any more.
+ARCHIVE: Final = "archive"
+
+_READ_BYTES: Final = 1024 * 1024
+# The parser asks for more at most twice.
+_TAIL_READS_MAX: Final = 3
+
+
+def local_path(directory: Path, local_name: str) -> Path:
+    """Where a file of this checked local name stands in a RocksDB directory."""
+    return directory / local_name if local_name.endswith(".sst") else directory / ARCHIVE / local_name
+
+
+def shared_path(stored_name: str) -> str:
+    """Where a file of this checked stored name stands in the directory of a state store."""
+    return f"{SSTS if stored_name.endswith('.sst') else LOGS}/{stored_name}"
+
+
+def list_shared(directory: Path) -> tuple[Path, ...]:
+    """SSTs and archived WALs of a RocksDB directory, sorted by name; none if there is no directory.
+
+    Raises:
+        UnsafeSourceError: The directory cannot be read, or one of them has a name that RocksDB does not give.
+    """
+    try:
+        found = [path for path in _entries(directory) if path.name.endswith(".sst")]
+        found += [path for path in _entries(directory / ARCHIVE) if path.name.endswith(".log")]
+        for path in found:
+            (check_sst_name if path.name.endswith(".sst") else check_log_name)(path.name)
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    except UnsafeNameError as error:
+        raise UnsafeSourceError(
+            f"holds a file that RocksDB did not name: {error}", operation="snapshot", subject=str(directory)
+        ) from error
+    return tuple(sorted(found, key=lambda path: path.name))
+
+
+def look_at(path: Path) -> LocalStateFile:
+    """Name, size and identity of an SST or an archived WAL: a read of its end, or of all of it if that has none.
+
+    Raises:
+        UnsafeSourceError: It is no regular file, or cannot be read.
+    """
+    try:
+        descriptor = os.open(path, READ_FLAGS)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise UnsafeSourceError("is not a regular file", operation="identify", subject=str(path))
+            identity = _identity(descriptor, status.st_size) if path.name.endswith(".sst") else None
+            return LocalStateFile(path.name, status.st_size, identity or _hash(descriptor))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def look_at_all(paths: Iterable[Path]) -> tuple[LocalStateFile, ...]:
+    """`look_at` one after the other."""
+    return tuple(look_at(path) for path in paths)
+
+
+def remove_all_but(directory: Path, kept: Collection[str]) -> None:
+    """Make a directory that holds these SSTs and archived WALs, and nothing else.
+
+    Args:
+        directory: Made if it is not there.
+        kept: Local names; those that are not there stay away.
+
+    Raises:
+        OSError: Something cannot be removed.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in _entries(directory):
+        if path.name == ARCHIVE and _is_directory(path):
+            for archived in _entries(path):
+                if archived.name not in kept or not archived.name.endswith(".log") or _is_directory(archived):
+                    _remove(archived)
+            if not _entries(path):
+                path.rmdir()
+        elif path.name not in kept or not path.name.endswith(".sst") or _is_directory(path):
+            _remove(path)
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _remove(path: Path) -> None:
+    if _is_directory(path):
+        shutil.rmtree(path)
+    else:
+        # RocksDB's last thread may remove files of a closed directory at the same time.
+        path.unlink(missing_ok=True)
+
+
+def _identity(descriptor: int, size_bytes: int) -> FileIdentity | None:
+    tail_bytes = TAIL_BYTES
+    for _ in range(_TAIL_READS_MAX):
+        tail_bytes = min(tail_bytes, size_bytes)
+        answer = parse_sst_tail(os.pread(descriptor, tail_bytes, size_bytes - tail_bytes), size_bytes)
+        if not isinstance(answer, MoreBytesNeeded):
+            return answer
+        tail_bytes = answer.tail_bytes
+    return None
+
+
+def _hash(descriptor: int) -> bytes:
+    hasher = FileHasher()
+    while chunk := os.pread(descriptor, _READ_BYTES, hasher.size_bytes):
+        hasher.update(chunk)
+    return hasher.digest.blake3
+
+
+def _unreadable(path: Path, error: OSError) -> UnsafeSourceError:
+    return UnsafeSourceError(error.strerror or str(error), operation="identify", subject=str(path))

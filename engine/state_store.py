@@ -1,0 +1,446 @@
+"""Spark's RocksDB state store in Python: versions of a key-value state, in Spark's directories (design 0004).
+
+```python
+async with await StateStore.open("s3://bucket/checkpoint/state/0/0", Path("/tmp/work")) as store:
+    await store.load(0)
+    store.put(b"key", b"value")
+    committed = await store.commit()
+    await store.load(committed.version, committed.unique_id)
+```
+
+A store is one task's: its methods that wait take turns, and rows are read and written between them.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from blobstore.local_files import run_blocking
+from engine.checkpoint_dir import CheckpointDir
+from engine.clock import Ambient, SystemAmbient
+from engine.errors import UsageError
+from engine.loaded_state import UNCOUNTED, LoadedState
+from engine.state_commit import Committed, Maintained, StateCommits
+from engine.state_errors import NotLoadedError
+from engine.state_families import DEFAULT_FAMILY
+from engine.state_file_manager import StateFileManager
+from engine.state_files import StateFiles, as_state_files
+from engine.state_load import StateLoader, check_target
+from engine.state_metrics import LoadMetrics, SaveMetrics
+from engine.state_settings import StateStoreSettings
+from engine.state_working_dir import WorkingDir, no_room
+from index.lineage import Lineage, Resolution
+from index.model import LineageItem, UniqueId
+from index.state_names import StateVersion
+
+
+class StateStore:
+    """One state store: one partition of one operator, open for one task at a time.
+
+    Rows may be read and written from `load` on, and again after `commit`, which then builds on what it committed. After
+    `abort`, and after every error of `load` and `commit`, nothing is loaded (design 0004, C5).
+
+    Raises:
+        NotLoadedError: From everything that needs a loaded version.
+        UsageError: From every method: the store is closed, or another call is under way.
+
+    Attributes:
+        settings: As given to `open`.
+        last_load: Metrics of the last `load`; None before it.
+    """
+
+    def __init__(
+        self, files: StateFiles, place: WorkingDir, settings: StateStoreSettings, ambient: Ambient, *, owns_files: bool
+    ) -> None:
+        """Prefer `StateStore.open`."""
+        self.settings = settings
+        self.last_load: LoadMetrics | None = None
+        self._files = files
+        self._owns_files = owns_files
+        self._place = place
+        self._ambient = ambient
+        self._manager = StateFileManager(
+            files,
+            codec=settings.codec,
+            file_checksums=settings.file_checksums,
+            versions_retained_min=settings.versions_retained_min,
+            check_stale_files=settings.check_stale_files,
+            fetches_max=settings.fetches_max,
+            ambient=ambient,
+        )
+        self._loader = StateLoader(self._manager, place, settings, ambient)
+        self._commits = StateCommits(
+            self._manager, place, settings, ambient, rocksdb=self._loader.rocksdb, rebase=self._rebase
+        )
+        self._loaded: LoadedState | None = None
+        # Of the last version that was loaded to be written on, or committed. A deletion spares what it needs (design
+        # 0004, G4), also after an abort: the query will want it again.
+        self._needed: Resolution | None = None
+        self._turn = asyncio.Lock()
+        # The method under way, during which rows stand still.
+        self._busy_with = ""
+        self._is_closed = self._is_released = False
+
+    @classmethod
+    async def open(
+        cls,
+        files: StateFiles | CheckpointDir | str | Path,
+        directory: Path,
+        settings: StateStoreSettings | None = None,
+        *,
+        ambient: Ambient | None = None,
+    ) -> Self:
+        """Open a store. Nothing is loaded, and nothing is asked of the files.
+
+        Args:
+            files: The directory of the store: a path, a URL as `open_store` takes it, or an open `CheckpointDir`,
+                which stays the caller's to close; or files that can only be read, such as those of a snapshot index.
+            directory: On this machine, private to this store: what else is in it is refused, and what a dead process
+                left is removed.
+            settings: Of the store.
+            ambient: Ids and durations.
+
+        Raises:
+            TargetBusyError: Another store works in `directory`.
+            TargetError: `directory` cannot be used.
+            InvalidRequestError: The URL does not follow the grammar.
+        """
+        opened = await CheckpointDir.open(files) if isinstance(files, str | Path) else files
+        places: list[WorkingDir] = []
+        try:
+            await run_blocking(lambda: places.append(WorkingDir.open(directory)))
+            return cls(
+                as_state_files(opened),
+                places[0],
+                settings or StateStoreSettings(),
+                ambient or SystemAmbient(),
+                owns_files=opened is not files,
+            )
+        except BaseException:
+            for place in places:
+                await run_blocking(place.close)
+            if opened is not files:
+                await opened.close()
+            raise
+
+    # --- what is loaded
+
+    @property
+    def version(self) -> int | None:
+        """The version that is loaded; None if none is."""
+        return None if self._loaded is None else self._loaded.target.version
+
+    @property
+    def unique_id(self) -> UniqueId | None:
+        """Its unique id; None without one."""
+        return None if self._loaded is None else self._loaded.target.unique_id
+
+    @property
+    def lineage(self) -> tuple[LineageItem, ...]:
+        """From the newest snapshot that is known to the loaded version; empty without ids."""
+        return () if self._loaded is None else self._loaded.lineage
+
+    @property
+    def num_keys(self) -> int:
+        """Keys with uncommitted changes, without those of internal column families; -1: not counted."""
+        return UNCOUNTED if self._loaded is None else self._loaded.counts.keys
+
+    @property
+    def num_internal_keys(self) -> int:
+        """As `num_keys`, of internal column families."""
+        return UNCOUNTED if self._loaded is None else self._loaded.counts.internal_keys
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The column families of the loaded version, in the order they were made; `default` if there are none."""
+        return self._reading("families").families.names
+
+    @property
+    def last_save(self) -> SaveMetrics:
+        """Metrics of the last commit, and of the last upload."""
+        return self._commits.last_save
+
+    @property
+    def manager(self) -> StateFileManager:
+        """The files of the store."""
+        return self._manager
+
+    async def load(
+        self, version: int, unique_id: str | None = None, *, read_only: bool = False, empty: bool = False
+    ) -> None:
+        """Load a version; what was written and not committed is gone.
+
+        Args:
+            version: 0 is empty.
+            unique_id: From the commit log; None with format 1, for version 0, and for a version of format 1 that is to
+                be continued with format 2.
+            read_only: Refuse writes; needed for files that cannot be written.
+            empty: Start from nothing, whatever there is of this version; its commit is a snapshot (SPARK-54420).
+
+        Raises:
+            VersionMissingError: The version cannot be put together; the error names what is missing.
+            LineageError: A header does not lead back to a snapshot.
+            SnapshotRepairError: No snapshot opens that is near enough.
+            DamagedError, FormatError: What it takes is damaged, a changelog for instance.
+            TargetError: The working directory is full.
+            StoreError: The store did not answer.
+            UsageError: The arguments make no sense.
+        """
+        target = check_target(
+            version, unique_id, self._files, self.settings.format_version, read_only=read_only, empty=empty
+        )
+        async with self._at_work("load"):
+            try:
+                loaded = self._loaded
+                if loaded is None or empty or loaded.is_dirty or loaded.is_empty_start or loaded.target != target:
+                    loaded = await self._load(target, read_only=read_only, empty=empty)
+                else:
+                    self.last_load = LoadMetrics(of=target, base=loaded.base, was_loaded=True)
+                if read_only:
+                    loaded.cancel()
+                    loaded.is_read_only = True
+                else:
+                    await self._begin(loaded)
+                    self._needed = self._needed if empty else loaded.resolution
+            except BaseException:
+                await self._unload()
+                raise
+
+    async def _load(self, target: StateVersion, *, read_only: bool, empty: bool) -> LoadedState:
+        known: dict[StateVersion, Lineage] = {}
+        for at, item in enumerate(self.lineage):
+            if at and StateVersion(item.version, item.unique_id) == target:
+                known[target] = self.lineage[:at]
+        await self._unload()
+        # Without ids, a snapshot that an abandoned attempt left waiting would take the place of its successor's.
+        if not read_only:
+            await self._commits.uploads.give_up(lambda captured: captured.of.unique_id is None and captured.of > target)
+        try:
+            if empty:
+                self._loaded, metrics = await self._loader.load_empty(target.version)
+            else:
+                self._loaded, metrics = await self._loader.load(target.version, target.unique_id, known)
+        finally:
+            # Also what a failed load has fetched: before the next one, somebody may have healed it in the store.
+            await run_blocking(self._place.clear_fetched)
+        self.last_load = metrics
+        return self._loaded
+
+    def _rebase(self, snapshot: StateVersion) -> None:
+        """A snapshot has arrived in the store."""
+        if self._loaded is not None:
+            self._loaded.rebase(snapshot)
+
+    async def _begin(self, loaded: LoadedState) -> None:
+        """Make ready for the next version: with its id and its changelog."""
+        unique_id = self._ambient.unique_id() if self.settings.format_version > 1 else None
+        await run_blocking(loaded.begin, self._place.new_changelog(), unique_id)
+
+    async def _unload(self) -> None:
+        """Forget what is loaded. The files stay, for the next load to find the same SSTs."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            try:
+                await run_blocking(loaded.cancel)
+            finally:
+                await run_blocking(loaded.db.close)
+
+    # --- rows
+
+    def get(self, key: bytes, family: str = DEFAULT_FAMILY) -> bytes | None:
+        """The value of a key, committed or not; None if there is none.
+
+        Raises:
+            DamagedError: A block does not match its checksum.
+            RowChecksumError: The row does not fit its checksum, if it is this row's turn.
+        """
+        return self._reading("get").get(key, family)
+
+    def items(
+        self, prefix: bytes = b"", *, family: str = DEFAULT_FAMILY, start: bytes = b""
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """The keys of a family that have this prefix, from `start` on, in order, and their values.
+
+        The picture is the one at this call. It ends with what is loaded: going on after that is a `UsageError`.
+        Raises as `get`.
+        """
+        return self._reading("scan").items(prefix, family, start)
+
+    def put(self, key: bytes, value: bytes, family: str = DEFAULT_FAMILY) -> None:
+        """Set the value of a key.
+
+        Raises:
+            TargetError: The working directory is full, also from the methods below. Nothing can be committed then.
+        """
+        self._writing("put").put(key, value, family)
+
+    def merge(self, key: bytes, operand: bytes, family: str = DEFAULT_FAMILY) -> None:
+        """Append to the value of a key, behind the delimiter of the merge operator if there is a value.
+
+        Raises:
+            UsageError: There are changelogs and no column families (design 0004, L3).
+        """
+        self._writing("merge").merge(key, operand, family)
+
+    def delete(self, key: bytes, family: str = DEFAULT_FAMILY) -> None:
+        """Remove a key; one that is not there is no error."""
+        self._writing("delete").delete(key, family)
+
+    def add_family(self, name: str, *, internal: bool = False) -> bool:
+        """Add a column family; False if it is there. The next commit is a snapshot."""
+        return self._writing("add family").add_family(name, is_internal=internal)
+
+    def drop_family(self, name: str) -> bool:
+        """Remove a column family and its rows; False if it is not there. The next commit is a snapshot.
+
+        Changelogs tell of it by a record that Spark reads from 4.2 on.
+        """
+        return self._writing("drop family").drop_family(name)
+
+    def _reading(self, operation: str) -> LoadedState:
+        loaded = self._loaded
+        if self._busy_with or self._is_closed or loaded is None:
+            self._check_usable(operation)
+            raise NotLoadedError("no version is loaded", operation=operation, subject=self._files.location)
+        return loaded
+
+    def _writing(self, operation: str) -> LoadedState:
+        loaded = self._reading(operation)
+        if loaded.is_read_only:
+            hint = "load it without read_only"
+            raise UsageError("was loaded to be read only", operation=operation, subject=str(loaded.target), hint=hint)
+        return loaded
+
+    # --- commit and abort
+
+    async def commit(self, *, snapshot: bool = False) -> Committed:
+        """Make the changes the next version: durable, and whole or not at all (design 0004, C3 to C6).
+
+        After that the new version is the loaded one. After an error nothing is loaded: load the version from before and
+        do the work again. With format 1 its second attempt takes the place of the first.
+
+        Args:
+            snapshot: Make a snapshot, and wait for it.
+
+        Raises:
+            CheckpointFileExistsError: With ids: a file of this name is there already.
+            CheckpointUnknownError: The store never said whether it took the changelog: the version may be there.
+            RowChecksumError: A row of a snapshot that is waited for is damaged.
+            StoreError, EngineError: The version is not there.
+        """
+        async with self._at_work("commit"):
+            try:
+                loaded = self._writing_now()
+                committed = await self._commits.commit(loaded, force=snapshot)
+                self._needed = loaded.resolution
+                await self._begin(loaded)
+            except BaseException:
+                await self._unload()
+                raise
+            return committed
+
+    def _writing_now(self) -> LoadedState:
+        """As `_writing`, for the method under way itself."""
+        operation, self._busy_with = self._busy_with, ""
+        loaded = self._writing(operation)
+        self._busy_with = operation
+        if loaded.is_torn:
+            hint = "load the version again and repeat the work: an earlier write has failed half way"
+            raise UsageError("a write has failed", operation=operation, subject=str(loaded.target), hint=hint)
+        return loaded
+
+    async def abort(self) -> None:
+        """Forget what was written since the last commit, and what is loaded (design 0004, C5)."""
+        async with self._at_work("abort"):
+            await self._unload()
+
+    # --- maintenance and the end
+
+    async def maintain(self) -> Maintained:
+        """Wait for the snapshot that is on its way, and delete versions that nobody needs any more.
+
+        Uploads stand in nobody's way; the deletion takes its turn with `load` and `commit`.
+
+        Raises:
+            SnapshotUploadError: The last snapshot was not uploaded, for the reason given. Nothing was deleted.
+            StoreError: As the store says.
+        """
+        self._check_open("maintain")
+        await self._commits.uploads.settle()
+        self._commits.tell_failure("maintain")
+        async with self._turn:
+            self._check_open("maintain")
+            deleted = await self._manager.delete_old_versions(
+                versions_retained_min=self.settings.versions_retained_min,
+                versions_deleted_min=self.settings.stale_versions_min,
+                versions_deleted_max=self.settings.versions_deleted_max,
+                needed=self._needed if self._loaded is None else self._loaded.resolution,
+            )
+        return Maintained(uploaded=self._commits.take_uploaded(), deleted=deleted)
+
+    async def close(self) -> None:
+        """Finish uploads that go on in the background, and give everything back; once is enough.
+
+        Raises:
+            SnapshotUploadError: The last snapshot was not uploaded. Everything was given back.
+            TargetError: The working directory could not be cleared.
+        """
+        self._is_closed = True
+        async with self._turn:
+            if self._is_released:
+                return
+            try:
+                await self._commits.uploads.close(finish=self.settings.background_uploads)
+            finally:
+                self._is_released = True
+                try:
+                    await self._unload()
+                finally:
+                    try:
+                        await run_blocking(self._place.close)
+                    finally:
+                        if self._owns_files:
+                            await self._files.close()
+        self._commits.tell_failure("close")
+
+    async def __aenter__(self) -> Self:
+        """The store itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it; what went wrong in the block counts more than what goes wrong here."""
+        try:
+            await self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"and closing the state store failed: {failure}")
+
+    @asynccontextmanager
+    async def _at_work(self, operation: str) -> AsyncIterator[None]:
+        self._check_open(operation)
+        async with self._turn:
+            self._check_open(operation)
+            self._busy_with = operation
+            try:
+                yield
+            except OSError as error:
+                raise no_room(operation, error) from error
+            finally:
+                self._busy_with = ""
+
+    def _check_usable(self, operation: str) -> None:
+        self._check_open(operation)
+        if self._busy_with:
+            hint = "wait for it: rows stand still meanwhile"
+            reason = f"a {self._busy_with} is under way"
+            raise UsageError(reason, operation=operation, subject=self._files.location, hint=hint)
+
+    def _check_open(self, operation: str) -> None:
+        if self._is_closed:
+            raise UsageError("the state store is closed", operation=operation, subject=self._files.location)

@@ -1,0 +1,190 @@
+"""A snapshot as a zip: RocksDB's files but SSTs and archived WALs, and `metadata`, last (design 0004, section 4).
+
+Java reads it entry by entry from the front, so every entry is deflated and followed by a data descriptor, as Java's own
+writer has it. Whoever reads one here believes nothing of it before all of it has been looked at (N4). All of it blocks.
+"""
+
+import io
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from typing_extensions import override
+
+from engine.errors import DamagedError, UnsafeSourceError
+from index.state_metadata import StateMetadata, decode_state_metadata, encode_state_metadata
+from index.state_names import METADATA, check_zip_entry
+
+# A zip of some thousand SSTs has less than a megabyte; nearly all of it is MANIFEST.
+ZIP_BYTES_MAX: Final = 64 * 1024 * 1024
+# All entries together. Deflate makes at most 1,032 bytes of one.
+CONTENT_BYTES_MAX: Final = 256 * 1024 * 1024
+ENTRIES_MAX: Final = 1024
+
+# What rocksdict and RocksDB leave beside the files that matter (Z3), and our own leftovers.
+_NEVER: Final = re.compile(r"LOG(\.old\..*)?|LOCK|IDENTITY|rocksdict-config\.json|\..*")
+
+_ENCRYPTED: Final = 0x1
+_METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+_UNIX: Final = 3
+# No clock decides about stored bytes, and none is needed: the oldest time that a zip can tell.
+_TIME: Final = (1980, 1, 1, 0, 0, 0)
+_HINT: Final = "the snapshot is damaged or hostile, and nothing of it was used; an older one may be whole"
+
+
+class StateZip(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot's zip, read and checked."""
+
+    metadata: StateMetadata
+    # All entries but `metadata`, by name.
+    files: Mapping[str, bytes]
+
+    @property
+    def content_bytes(self) -> int:
+        """Size of all entries but `metadata`."""
+        return sum(map(len, self.files.values()))
+
+
+class _Stream(io.RawIOBase):
+    """Collects what is written, and cannot go back: so zipfile writes data descriptors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = bytearray()
+
+    @override
+    def writable(self) -> bool:
+        return True
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
+        self.data += data
+        return len(data)
+
+
+def is_zipped(name: str) -> bool:
+    """Whether a file that stands at the top of a rocksdb_checkpoint goes into the zip (Z3)."""
+    return not name.endswith(".sst") and name != METADATA and _NEVER.fullmatch(name) is None
+
+
+def build_state_zip(directory: Path, metadata: StateMetadata) -> tuple[bytes, int]:
+    """Zip what of a rocksdb_checkpoint is neither an SST nor an archived WAL.
+
+    Args:
+        directory: The rocksdb_checkpoint; nobody writes to it.
+        metadata: What becomes the last entry.
+
+    Returns:
+        The zip, and how many bytes went into it.
+
+    Raises:
+        UnsafeSourceError: A file is empty that must not be (Z2), is no regular file, or cannot be read; or they are
+            more than a reader takes.
+        FormatError: The metadata breaks a rule of design 0004.
+    """
+    last = encode_state_metadata(metadata)
+    content_bytes = len(last)
+    stream = _Stream()
+    with zipfile.ZipFile(stream, "w") as target:
+        for path in sorted(directory.iterdir()):
+            if path.is_dir() or not is_zipped(path.name):
+                continue
+            data = _read(path)
+            if not data and not path.name.endswith(".log"):
+                raise UnsafeSourceError(
+                    "is empty, and RocksDB would not open what is restored from it",
+                    operation="snapshot",
+                    subject=str(path),
+                    hint="the disk may be full or failing; make another snapshot (SPARK-54072)",
+                )
+            content_bytes += len(data)
+            if content_bytes > CONTENT_BYTES_MAX:
+                raise UnsafeSourceError(
+                    f"has more than {CONTENT_BYTES_MAX} bytes beside its SSTs, which nobody would read again",
+                    operation="snapshot",
+                    subject=str(directory),
+                    hint="open and close the store: RocksDB then writes a new MANIFEST",
+                )
+            target.writestr(_entry(path.name), data)
+        target.writestr(_entry(METADATA), last)
+    return bytes(stream.data), content_bytes
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    entry = zipfile.ZipInfo(check_zip_entry(name), _TIME)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    return entry
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise UnsafeSourceError("is not a regular file", operation="snapshot", subject=str(path))
+        return path.read_bytes()
+    except OSError as error:
+        raise UnsafeSourceError(error.strerror or str(error), operation="snapshot", subject=str(path)) from error
+
+
+def read_state_zip(data: bytes, *, subject: str) -> StateZip:
+    """Read a snapshot's zip whole, or refuse it whole.
+
+    Args:
+        data: The zip.
+        subject: What errors call it.
+
+    Raises:
+        DamagedError: It is no zip, is cut short, fails a checksum, lacks `metadata`, or is larger inside than a
+            snapshot is; or it has a directory, a symbolic link, an encrypted entry, or a name twice (N4).
+        UnsafeNameError: A name in it is not one safe component.
+        FormatError: The metadata cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as source:
+            entries = source.infolist()
+            _check_entries(entries, subject)
+            files = {entry.filename: _content(source, entry, subject) for entry in entries}
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OverflowError) as error:
+        raise _refused(f"cannot be read as a zip: {error}", subject) from error
+    last = files.pop(METADATA, None)
+    if last is None:
+        raise _refused(f"has no entry `{METADATA}`", subject)
+    return StateZip(metadata=decode_state_metadata(last, subject=f"{subject}/{METADATA}"), files=files)
+
+
+def _check_entries(entries: list[zipfile.ZipInfo], subject: str) -> None:
+    if len(entries) > ENTRIES_MAX:
+        raise _refused(f"has {len(entries)} entries, and at most {ENTRIES_MAX} are read", subject)
+    seen: set[str] = set()
+    for entry in entries:
+        # `filename` is what the library makes of it: cut at a NUL, with other separators.
+        name = check_zip_entry(entry.orig_filename)
+        if name in seen:
+            raise _refused(f"has the entry {name!r} twice", subject)
+        seen.add(name)
+        if entry.flag_bits & _ENCRYPTED:
+            raise _refused(f"has the encrypted entry {name!r}", subject)
+        if entry.compress_type not in _METHODS:
+            raise _refused(f"has the entry {name!r} of compression method {entry.compress_type}", subject)
+        mode = entry.external_attr >> 16 if entry.create_system == _UNIX else 0
+        if stat.S_IFMT(mode) not in {0, stat.S_IFREG}:
+            raise _refused(f"has the entry {name!r}, which is no regular file", subject)
+    if sum(entry.file_size for entry in entries) > CONTENT_BYTES_MAX:
+        raise _refused(f"holds more than {CONTENT_BYTES_MAX} bytes", subject)
+
+
+def _content(source: zipfile.ZipFile, entry: zipfile.ZipInfo, subject: str) -> bytes:
+    """The bytes of an entry: those that it says it has, however many its data would become."""
+    with source.open(entry) as stream:
+        content = stream.read(entry.file_size)
+        if len(content) != entry.file_size or stream.read(1):
+            raise _refused(f"has another size of {entry.filename!r} than it says", subject)
+    return content
+
+
+def _refused(message: str, subject: str) -> DamagedError:
+    return DamagedError(message, operation="load", subject=subject, hint=_HINT)

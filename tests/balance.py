@@ -1,0 +1,55 @@
+"""Which tests stay together on one worker of `make test`, and which of them begin first.
+
+A worker that gets a long file last works alone at the end, so the long ones begin. Files stay whole, because a file's
+tests share what its fixtures start; so do the files of a directory that starts a JVM, which takes longer to start and
+to warm up than most of its tests take.
+"""
+
+from typing import Any, Final
+
+import pytest
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+# What the workers begin with, longest first. Whatever is not named here takes less than the last of them.
+LONGEST_FIRST: Final = (
+    "tests/spark",
+    "tests/spark/state",
+    "tests/contract/test_wrappers.py",
+    "tests/integration/test_s3_faults.py",
+    "tests/contract/test_s3.py",
+    "tests/integration/test_s3_doctor.py",
+    "tests/contract/test_s3_moto.py",
+    "tests/simulation/test_crash_points.py",
+    "tests/spark/test_canary.py",
+    "tests/integration/test_s3_soak.py",
+    "tests/integration/test_s3_policies.py",
+    "tests/integration/test_cli_process.py",
+    "tests/unit/blobstore/test_overload.py",
+    "tests/unit/blobstore/test_s3_client.py",
+    "tests/property/test_index_laws.py",
+    "tests/integration/test_memory.py",
+    "tests/unit/cli/test_options.py",
+)
+_RANKS: Final = {unit: rank for rank, unit in enumerate(LONGEST_FIRST)}
+# Starts a JVM of its own, in a process of its own.
+_ALONE: Final = "tests/spark/test_canary.py"
+
+
+def unit_of(nodeid: str) -> str:
+    """What a test stays together with: its file, or its directory where that shares a JVM."""
+    file = nodeid.split("::", 1)[0]
+    return file.rpartition("/")[0] if file.startswith("tests/spark/") and file != _ALONE else file
+
+
+def sort_longest_first(items: list[pytest.Item]) -> None:
+    """Bring the long units to the front; within a unit, and among all others, the order stays."""
+    items.sort(key=lambda item: _RANKS.get(unit_of(item.nodeid), len(_RANKS)))
+
+
+def schedule_units(config: pytest.Config, log: Any) -> Any:
+    """A scheduler that gives each worker that has nothing to do the next unit, in the order of collection."""
+    # By default it would begin with the units that have most tests, however short.
+    config.option.loadscopereorder = False
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = unit_of
+    return scheduler

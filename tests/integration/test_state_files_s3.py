@@ -1,0 +1,31 @@
+"""The file manager on a real S3 server."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from blobstore.errors import CheckpointFileExistsError
+from engine.checkpoint_dir import CheckpointDir
+from tests.unit.engine.state_bench import StateBench, at, files, tree
+
+
+@pytest.mark.s3
+async def test_versions_are_saved_loaded_and_deleted_on_s3(s3_bucket: str, tmp_path: Path) -> None:
+    root = await CheckpointDir.open(f"s3://{s3_bucket}/checkpoint")
+    bench = StateBench(tmp_path, root.child("state/0/0"), versions_retained_min=2)
+    contents = [files(s1=100_000, **{f"s{version}": 1000 * version}) for version in range(2, 6)]
+    for version, content in enumerate(contents, 1):
+        await bench.changelog(at(version, f"id{version}"))
+        await bench.save(content, at(version, f"id{version}"))
+    assert bench.manager.last_save.files_reused == 1
+    with pytest.raises(CheckpointFileExistsError):
+        await bench.changelog(at(4, "id4"), b"another")
+    saving = bench.save(files(s1=100_000, s9=9), at(5, "id5"))
+    _, deleted = await asyncio.gather(saving, bench.manager.delete_old_versions(versions_retained_min=2))
+    assert deleted.snapshots in {2, 3}
+    assert await bench.manager.latest_version() == 5
+    for version in (4, 5):
+        await bench.load(at(version, f"id{version}"))
+        assert tree(bench.working) == (contents[3] if version == 4 else files(s1=100_000, s9=9))
+    await root.close()

@@ -1,0 +1,45 @@
+"""The order in which the workers of `make test` get their work."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.balance import LONGEST_FIRST, sort_longest_first, unit_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("unit", LONGEST_FIRST)
+def test_what_comes_first_exists(unit: str) -> None:
+    assert (ROOT / unit).exists()
+
+
+@pytest.mark.parametrize(
+    "nodeid, unit",
+    [
+        ("tests/unit/test_a.py::TestA::test_b[x::y]", "tests/unit/test_a.py"),
+        ("tests/spark/test_parallel.py::test_b", "tests/spark"),
+        ("tests/spark/state/test_queries.py::test_b", "tests/spark/state"),
+        ("tests/spark/test_canary.py::test_b", "tests/spark/test_canary.py"),
+        ("tests/sparkling/test_a.py::test_b", "tests/sparkling/test_a.py"),
+    ],
+)
+def test_files_that_share_a_jvm_are_one_unit_and_every_other_file_is_its_own(nodeid: str, unit: str) -> None:
+    assert unit_of(nodeid) == unit
+
+
+def test_the_long_ones_come_first_and_the_rest_stays_in_order() -> None:
+    class Item:
+        def __init__(self, nodeid: str) -> None:
+            self.nodeid = nodeid
+
+    names = [
+        "tests/a.py::1",
+        f"{LONGEST_FIRST[2]}::1",
+        "tests/a.py::2",
+        f"{LONGEST_FIRST[2]}::2",
+        "tests/spark/b.py::1",
+    ]
+    items = [Item(name) for name in names]
+    sort_longest_first(items)  # type: ignore[arg-type]
+    assert [item.nodeid for item in items] == [names[4], names[1], names[3], names[0], names[2]]
