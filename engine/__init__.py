@@ -7,7 +7,7 @@ tells which of its versions are committed.
 from engine.repository import Repository
 from engine.state_settings import StateStoreSettings
 from engine.state_store import StateStore
-from engine.streaming_checkpoint import StreamingCheckpoint
+from engine.streaming_checkpoint import StreamingCheckpoint, open_query_state
 from engine.sync import SyncRepository
 from engine.sync_state_store import SyncStateStore
 
@@ -18,4 +18,5 @@ __all__ = [
     "StreamingCheckpoint",
     "SyncRepository",
     "SyncStateStore",
+    "open_query_state",
 ]

@@ -92,6 +92,7 @@ class StateStore:
         settings: StateStoreSettings | None = None,
         *,
         ambient: Ambient | None = None,
+        owns_files: bool = False,
     ) -> Self:
         """Open a store. Nothing is loaded, and nothing is asked of the files.
 
@@ -102,6 +103,7 @@ class StateStore:
                 left is removed.
             settings: Of the store.
             ambient: Ids and durations.
+            owns_files: Whether `close`, and a failure of this call, close `files` that were open already.
 
         Raises:
             TargetBusyError: Another store works in `directory`.
@@ -109,6 +111,7 @@ class StateStore:
             InvalidRequestError: The URL does not follow the grammar.
         """
         opened = await CheckpointDir.open(files) if isinstance(files, str | Path) else files
+        owns_files = owns_files or opened is not files
         places: list[WorkingDir] = []
         try:
             await run_blocking(lambda: places.append(WorkingDir.open(directory)))
@@ -117,12 +120,12 @@ class StateStore:
                 places[0],
                 settings or StateStoreSettings(),
                 ambient or SystemAmbient(),
-                owns_files=opened is not files,
+                owns_files=owns_files,
             )
         except BaseException:
             for place in places:
                 await run_blocking(place.close)
-            if opened is not files:
+            if owns_files:
                 await opened.close()
             raise
 

@@ -14,6 +14,7 @@ from engine.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS, CommitLog, Offs
 from engine.checkpoint_dir import CheckpointDir
 from engine.errors import NotFoundError, ProviderError, UsageError
 from engine.state_settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
+from engine.state_store import StateStore
 from index.batch_log import (
     DEFAULT_STORE,
     BatchCommit,
@@ -198,18 +199,23 @@ class StreamingCheckpoint:
             UsageError: A number is negative.
             UnsafeNameError: The name of the store is not one safe path component.
         """
-        if operator < 0 or partition < 0:
-            raise UsageError("is negative", operation="open state", subject=f"{operator}/{partition}")
-        path = f"{_STATE}/{operator}/{partition}"
-        return self._directory.child(path if store == DEFAULT_STORE else f"{path}/{check_file_name(store)}")
+        return self._directory.child(_state_path(operator, partition, store))
+
+    async def newest_batch(self) -> int:
+        """The newest committed batch. Costs one list.
+
+        Raises:
+            NotFoundError: None is, or there is no checkpoint here.
+        """
+        batches = await self.commits.batches()
+        if not batches:
+            raise NotFoundError("no batch is committed", operation="read", subject=COMMITS, hint="run the query")
+        return batches[-1]
 
     async def _committed(self, batch: int | None) -> tuple[int, BatchCommit, BatchOffsets]:
         """A committed batch, and what both logs say of it."""
         if batch is None:
-            batches = await self.commits.batches()
-            if not batches:
-                raise NotFoundError("no batch is committed", operation="read", subject=COMMITS, hint="run the query")
-            batch = batches[-1]
+            batch = await self.newest_batch()
         commit = await self.commits.get(batch)
         if commit is None:
             raise _no_such("it is not committed, or was purged", batch)
@@ -243,6 +249,55 @@ class StreamingCheckpoint:
         except BlobNotFoundError:
             return None
         return decode_operator(data, subject=f"{_STATE}/{operator}/{name}")
+
+
+async def open_query_state(
+    location: str | Path,
+    directory: Path,
+    *,
+    batch: int | None = None,
+    operator: int = 0,
+    partition: int = 0,
+    store: str = DEFAULT_STORE,
+) -> StateStore:
+    """One store of a query as a batch left it, loaded to be read.
+
+    Args:
+        location: The root of the checkpoint: a path, or a URL as `open_store` takes it.
+        directory: As for `StateStore.open`.
+        batch: A committed one; None: the newest.
+        operator: Of the query, as its state is numbered.
+        partition: Of the operator.
+        store: Of the operator; most have the one.
+
+    Raises:
+        NotFoundError: The batch is not committed, or had no such operator, partition or store.
+        ProviderError: The state is not RocksDB's (design 0004, B4).
+        EngineError, FormatError, StoreError: As `StateStore.open` and `StateStore.load`.
+    """
+    checkpoint = await StreamingCheckpoint.open(location)
+    try:
+        if batch is None:
+            batch = await checkpoint.newest_batch()
+        at = await checkpoint.state_version(batch, operator, partition, store)
+        settings = await checkpoint.settings(batch, operator)
+    finally:
+        await checkpoint.close()
+    files = await CheckpointDir.open(location, _state_path(operator, partition, store))
+    opened = await StateStore.open(files, directory, settings, owns_files=True)
+    try:
+        await opened.load(at.version, at.unique_id, read_only=True)
+    except BaseException:
+        await opened.close()
+        raise
+    return opened
+
+
+def _state_path(operator: int, partition: int, store: str) -> str:
+    if operator < 0 or partition < 0:
+        raise UsageError("is negative", operation="open state", subject=f"{operator}/{partition}")
+    path = f"{_STATE}/{operator}/{partition}"
+    return path if store == DEFAULT_STORE else f"{path}/{check_file_name(store)}"
 
 
 def check_provider(offsets: BatchOffsets, *, subject: str = OFFSETS) -> None:

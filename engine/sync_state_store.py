@@ -12,7 +12,9 @@ from engine.state_files import StateFiles
 from engine.state_metrics import LoadMetrics, SaveMetrics
 from engine.state_settings import StateStoreSettings
 from engine.state_store import StateStore
+from engine.streaming_checkpoint import open_query_state
 from engine.sync import LoopThread
+from index.batch_log import DEFAULT_STORE
 from index.model import LineageItem, UniqueId
 
 P = ParamSpec("P")
@@ -61,6 +63,23 @@ class SyncStateStore:
     ) -> Self:
         """As `StateStore.open`."""
         return cls._begin(StateStore.open(files, directory, settings, ambient=ambient))
+
+    @classmethod
+    def of_query(
+        cls,
+        location: str | Path,
+        directory: Path,
+        *,
+        batch: int | None = None,
+        operator: int = 0,
+        partition: int = 0,
+        store: str = DEFAULT_STORE,
+    ) -> Self:
+        """As `open_query_state`: one store of a query as a batch left it, loaded to be read."""
+        opening = open_query_state(
+            location, directory, batch=batch, operator=operator, partition=partition, store=store
+        )
+        return cls._begin(opening)
 
     @classmethod
     def _begin(cls, opening: Coroutine[Any, Any, StateStore]) -> Self:
