@@ -42,11 +42,11 @@ import pyarrow.parquet as pq
 import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation has it)
 from pyspark.sql import SparkSession
 
-from engine.changelog_files import ChangelogWriter, open_changelog
-from engine.replay import KeyCounts, count_store, replay
 from engine.rocksdb import StoreWriter, spark_settings
-from engine.state_metrics import LoadMetrics
-from engine.state_settings import StateStoreSettings
+from engine.state.changelog_files import ChangelogWriter, open_changelog
+from engine.state.metrics import LoadMetrics
+from engine.state.replay import KeyCounts, count_store, replay
+from engine.state.settings import StateStoreSettings
 from engine.state_store import StateStore
 
 STATE_MB = int(os.environ.get("TIDEMARK_BENCH_STATE_MB", "1200"))

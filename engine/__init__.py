@@ -5,11 +5,11 @@ tells which of its versions are committed.
 """
 
 from engine.repository import Repository
-from engine.state_settings import StateStoreSettings
+from engine.state.settings import StateStoreSettings
+from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
+from engine.state.sync_store import SyncStateStore
 from engine.state_store import StateStore
-from engine.streaming_checkpoint import StreamingCheckpoint, open_query_state
 from engine.sync import SyncRepository
-from engine.sync_state_store import SyncStateStore
 
 __all__ = [
     "Repository",

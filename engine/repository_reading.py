@@ -11,7 +11,6 @@ import msgspec
 from blobstore.base import BlobStore
 from engine import index_io
 from engine.clock import Ambient, SystemAmbient
-from engine.compression import Codec
 from engine.digest_cache import DigestCaches
 from engine.errors import CollectedError, DamagedError, NotFoundError, UsageError
 from engine.log_io import list_scopes, load_commits, load_log
@@ -20,8 +19,9 @@ from engine.pins import PinLease, hold_pin
 from engine.progress import NO_PROGRESS, Progress
 from engine.restore import OwnerPolicy, RestoreResult, read_index_of, restore_store
 from engine.restore_preview import plan_restore_store
-from engine.state_index_files import IndexStateFiles
-from engine.state_restore import RestoredState, find_state_commit, restore_state
+from engine.state.compression import Codec
+from engine.state.index_files import IndexStateFiles
+from engine.state.restore import RestoredState, find_state_commit, restore_state
 from engine.transfer_settings import TransferSettings
 from index.index_diff import IndexDifference, diff_indexes
 from index.keys import encode_component

@@ -19,19 +19,19 @@ from types import TracebackType
 from typing import Self
 
 from blobstore.local_files import run_blocking
-from engine.checkpoint_dir import CheckpointDir
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import UsageError
-from engine.loaded_state import UNCOUNTED, LoadedState
-from engine.state_commit import Committed, Maintained, StateCommits
-from engine.state_errors import NotLoadedError
-from engine.state_families import DEFAULT_FAMILY
-from engine.state_file_manager import StateFileManager
-from engine.state_files import StateFiles, as_state_files
-from engine.state_load import StateLoader, check_target
-from engine.state_metrics import LoadMetrics, SaveMetrics
-from engine.state_settings import StateStoreSettings
-from engine.state_working_dir import WorkingDir, no_room
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.commit import Committed, Maintained, StateCommits
+from engine.state.errors import NotLoadedError
+from engine.state.families import DEFAULT_FAMILY
+from engine.state.file_manager import StateFileManager
+from engine.state.files import StateFiles, as_state_files
+from engine.state.load import StateLoader, check_target
+from engine.state.loaded import UNCOUNTED, LoadedState
+from engine.state.metrics import LoadMetrics, SaveMetrics
+from engine.state.settings import StateStoreSettings
+from engine.state.working_dir import WorkingDir, no_room
 from index.lineage import Lineage, Resolution
 from index.model import LineageItem, UniqueId
 from index.state_names import StateVersion

@@ -35,7 +35,7 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.state_errors import NotLoadedError, SnapshotRepairError, SnapshotUploadError
+from engine.state.errors import NotLoadedError, SnapshotRepairError, SnapshotUploadError
 from index.errors import (
     BatchLogError,
     CorruptIndexError,

@@ -10,14 +10,14 @@ from typing import cast
 
 import pytest
 
-from engine.changelog_files import open_changelog
-from engine.checkpoint_dir import CheckpointDir
-from engine.compression import Codec, decompress_chunks
 from engine.errors import ProviderError
 from engine.hashing import crc32c
-from engine.state_file_manager import StateFileManager
+from engine.state.changelog_files import open_changelog
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.compression import Codec, decompress_chunks
+from engine.state.file_manager import StateFileManager
+from engine.state.streaming_checkpoint import HDFS_PROVIDER, StreamingCheckpoint
 from engine.state_store import StateStore
-from engine.streaming_checkpoint import HDFS_PROVIDER, StreamingCheckpoint
 from index.batch_log import (
     JOIN_STORES,
     decode_commit,

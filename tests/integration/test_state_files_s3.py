@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import CheckpointFileExistsError
-from engine.checkpoint_dir import CheckpointDir
-from tests.unit.engine.state_bench import StateBench, at, files, tree
+from engine.state.checkpoint_dir import CheckpointDir
+from tests.unit.engine.state.state_bench import StateBench, at, files, tree
 
 
 @pytest.mark.s3

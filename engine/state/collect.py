@@ -1,0 +1,150 @@
+"""Deleting the old versions of a state store: gather, plan, delete (design 0004, section 8)."""
+
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from blobstore.bounded import map_bounded
+from blobstore.checkpoint_files import FileStatus
+from engine.errors import DamagedError
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.file_map import StateFileMap, ZipStamp, known_names
+from engine.state.file_metrics import Deleted
+from engine.state.local_files import shared_path
+from engine.state.zips import StateZip
+from index.errors import FormatError, VersionMissingError
+from index.lineage import Resolution
+from index.state_names import LOGS, SSTS, StateVersion, changelog_name, checksum_name, snapshot_name, state_name
+from index.state_retention import (
+    SharedStatus,
+    StateListing,
+    choose_oldest_kept,
+    deletion_is_due,
+    find_orphan_files,
+    plan_deletion,
+    snapshots_to_delete,
+)
+
+ReadSnapshot = Callable[[StateVersion], Awaitable[StateZip]]
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """What a listing showed, and what is going to be deleted of it."""
+
+    statuses: tuple[FileStatus, ...]
+    listing: StateListing
+    going: tuple[StateVersion, ...] = ()
+    oldest_kept: int = 0
+
+
+async def delete_old_versions(
+    directory: CheckpointDir,
+    known: StateFileMap,
+    read_snapshot: ReadSnapshot,
+    *,
+    retained_min: int,
+    deleted_min: int,
+    deleted_max: int,
+    needed: Resolution | None,
+    gets_max: int,
+) -> Deleted:
+    """As `StateFileManager.delete_old_versions`."""
+    oldest_seen, newest_seen = known.seen
+    if not deletion_is_due(
+        oldest_seen=oldest_seen, newest_seen=newest_seen, retained_min=retained_min, deleted_min=deleted_min
+    ):
+        return Deleted()
+    statuses = await directory.list()
+    listing = _listing(statuses)
+    oldest_kept = choose_oldest_kept(
+        listing.snapshots,
+        retained_min=retained_min,
+        deleted_max=deleted_max,
+        current=None if needed is None else needed.target.version,
+    )
+    going = snapshots_to_delete(listing.snapshots, oldest_kept, needed)
+    if not going:
+        return Deleted()
+    # Before the zips are looked at: an upload that ends in between is of files that are younger than what is listed.
+    shared = await _list_shared(directory)
+    look = _Look(statuses, listing, going, oldest_kept)
+    files_of = await _files_of(look, known, read_snapshot, gets_max)
+    plan = plan_deletion(listing, files_of, shared, oldest_kept=oldest_kept, needed=needed)
+    if plan is None:
+        return Deleted()
+    # Each step before the next (G2): what is left of an interrupted one is found again.
+    unnamed, orphans = known.give_up(plan.unnamed), known.give_up(plan.orphans)
+    await directory.delete((*unnamed, *orphans))
+    await directory.delete([snapshot_name(of) for of in plan.snapshots])
+    known.forget_named(plan.snapshots)
+    await directory.delete([changelog_name(of) for of in plan.changelogs])
+    await directory.delete([checksum_name(state_name(file.kind, file.of)) for file in plan.checksums])
+    known.deleted_below(oldest_kept)
+    return Deleted(
+        oldest_kept=oldest_kept,
+        snapshots=len(plan.snapshots),
+        changelogs=len(plan.changelogs),
+        files=len(unnamed),
+        orphans=len(orphans),
+        checksums=len(plan.checksums),
+    )
+
+
+async def find_orphans(
+    directory: CheckpointDir, known: StateFileMap, read_snapshot: ReadSnapshot, *, gets_max: int
+) -> tuple[str, ...]:
+    """As `StateFileManager.find_orphan_files`."""
+    statuses = await directory.list()
+    listing = _listing(statuses)
+    shared = await _list_shared(directory)
+    files_of = await _files_of(_Look(statuses, listing), known, read_snapshot, gets_max)
+    return find_orphan_files(known_names(files_of), shared, snapshots=len(listing.snapshots))
+
+
+def _listing(statuses: tuple[FileStatus, ...]) -> StateListing:
+    return StateListing.of_names(status.name for status in statuses if not status.is_directory)
+
+
+async def _list_shared(directory: CheckpointDir) -> tuple[SharedStatus, ...]:
+    found = [*await directory.list(SSTS), *await directory.list(LOGS)]
+    return tuple(
+        SharedStatus(status.path, status.modified_at_ms)
+        for status in found
+        if not status.is_directory and _is_ours(status.path)
+    )
+
+
+def _is_ours(path: str) -> bool:
+    """Whether this is what N3 has in these two directories; anything else is foreign (G5)."""
+    name = path.rpartition("/")[2]
+    return name.endswith((".sst", ".log")) and shared_path(name) == path
+
+
+async def _files_of(
+    look: _Look, known: StateFileMap, read_snapshot: ReadSnapshot, gets_max: int
+) -> dict[StateVersion, frozenset[str]]:
+    """The paths that each snapshot names, by what is known and, for the others, by their zips."""
+    stamps = {status.name: ZipStamp(status.size_bytes, status.modified_at_ms) for status in look.statuses}
+
+    async def read(of: StateVersion) -> tuple[StateVersion, frozenset[str] | None]:
+        stamp = stamps[snapshot_name(of)]
+        # The one that stays at the end is read again, as in Spark: some stores tell no more than seconds.
+        is_sure = of.unique_id is not None or of.version != look.oldest_kept
+        paths = known.named_by(of, stamp) if is_sure else None
+        if paths is not None:
+            return of, paths
+        try:
+            metadata = (await read_snapshot(of)).metadata
+        except (DamagedError, FormatError) as error:
+            if of in look.going or isinstance(error, VersionMissingError):
+                # Nobody needs it any more, or somebody else has just deleted it. What it names, nobody else may.
+                return of, None
+            error.add_note("a snapshot that stays cannot be read, so nothing was deleted: what it names is not known")
+            raise
+        files = (*metadata.sst_files, *metadata.log_files)
+        paths = frozenset(shared_path(file.stored_name) for file in files)
+        known.remember_named(of, paths, stamp)
+        return of, paths
+
+    found = await map_bounded(read, look.listing.snapshots, in_flight_max=gets_max)
+    return {of: paths if paths is not None else frozenset() for of, paths in found}

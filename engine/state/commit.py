@@ -1,0 +1,228 @@
+"""What makes a version durable: its changelog, now and then a snapshot, and the way of both to the store."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+
+import msgspec
+
+from blobstore.local_files import run_blocking
+from engine.clock import Ambient
+from engine.rocksdb import RocksDbSettings
+from engine.state.errors import SnapshotUploadError
+from engine.state.file_manager import StateFileManager
+from engine.state.file_metrics import Deleted, SnapshotUploaded
+from engine.state.loaded import LoadedState
+from engine.state.metrics import SaveMetrics
+from engine.state.rows import RowChecks
+from engine.state.settings import StateStoreSettings
+from engine.state.snapshot_uploads import SnapshotUploads
+from engine.state.upload import CapturedSnapshot
+from engine.state.working_dir import WorkingDir, remove_tree
+from index.model import UniqueId
+from index.state_metadata import StateMetadata
+from index.state_names import StateVersion
+
+
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a commit made: what a task of Spark's tells the driver, and the commit log keeps."""
+
+    version: int
+    # None with format 1.
+    unique_id: UniqueId | None
+    # Of the version that it was built on; None with format 1, and for the first version of a store.
+    base_unique_id: UniqueId | None
+    # Without those of internal column families; -1: not counted.
+    num_keys: int
+    # Whether this version gets a snapshot; it may still be on its way.
+    snapshot_made: bool
+
+
+class Maintained(msgspec.Struct, frozen=True, kw_only=True):
+    """What `maintain` did."""
+
+    # The newest snapshot that is in the store and was uploaded since the last `maintain`; None: there was none.
+    uploaded: StateVersion | None
+    deleted: Deleted
+
+
+class StateCommits:
+    """The commits of one store and the uploads that they leave behind.
+
+    Args:
+        manager: Of the store's files.
+        place: Where captured snapshots stand.
+        settings: Of the store.
+        ambient: Durations.
+        rocksdb: What RocksDB is opened with.
+        rebase: Told of each version whose snapshot has arrived.
+
+    Attributes:
+        uploads: Snapshots on their way.
+        last_save: Metrics of the last commit, and of the last upload.
+    """
+
+    def __init__(
+        self,
+        manager: StateFileManager,
+        place: WorkingDir,
+        settings: StateStoreSettings,
+        ambient: Ambient,
+        *,
+        rocksdb: RocksDbSettings,
+        rebase: Callable[[StateVersion], None],
+    ) -> None:
+        self._manager = manager
+        self._place = place
+        self._settings = settings
+        self._ambient = ambient
+        self._rocksdb = rocksdb
+        self._rebase = rebase
+        self._uploaded: StateVersion | None = None
+        self.last_save = SaveMetrics()
+        self.uploads = SnapshotUploads(
+            self._upload, self._drop, self._free, self._note_uploaded, in_background=settings.background_uploads
+        )
+
+    async def commit(self, loaded: LoadedState, *, force: bool) -> Committed:
+        """Publish the changes as the next version, and note in `loaded` that it is the loaded one (design 0004, C3).
+
+        After an error `loaded` is of no version.
+        """
+        began_s = self._ambient.monotonic_s()
+        of = StateVersion(loaded.target.version + 1, loaded.next_id)
+        writer = loaded.writer
+        # Waited for: without changelogs it is the commit itself, and what no changelog can say must not be lost.
+        inline = force or writer is None or loaded.needs_snapshot or loaded.is_lineage_cut
+        overdue = of.version - loaded.snapshot_version >= self._settings.deltas_per_snapshot
+        captured: CapturedSnapshot | None = None
+        changelog_bytes = 0
+        changelog_s = 0.0
+        self.last_save = msgspec.structs.replace(self.last_save, flush_s=0.0, compact_s=0.0, checkpoint_s=0.0)
+        try:
+            if inline or overdue or self.uploads.is_due_again:
+                captured = await self._capture(loaded, of)
+            if captured is not None and inline:
+                # Before the changelog: a failure is no commit then, and Spark never looks beyond a version's zip.
+                self._note_uploaded(captured, await self._upload(captured))
+            if writer is not None:
+                changelog_began_s = self._ambient.monotonic_s()
+                await run_blocking(writer.finish)
+                changelog_bytes = await self._manager.publish_changelog(of, writer.path)
+                await run_blocking(writer.path.unlink, missing_ok=True)
+                changelog_s = self._ambient.monotonic_s() - changelog_began_s
+        except BaseException:
+            if captured is not None:
+                await self._drop(captured)
+            raise
+        base_unique_id = loaded.target.unique_id
+        loaded.advance(of, snapshot_is_uploaded=inline)
+        if captured is not None:
+            loaded.snapshot_version = of.version
+            if inline:
+                # Whatever waits is older, and has become useless.
+                await self.uploads.give_up(lambda _: True)
+                await self._free(captured)
+            else:
+                await self.uploads.offer(captured)
+        self.last_save = msgspec.structs.replace(
+            self.last_save,
+            of=of,
+            records=0 if writer is None else writer.records,
+            changelog_bytes=changelog_bytes,
+            snapshot_made=captured is not None,
+            snapshot_inline=inline,
+            total_s=self._ambient.monotonic_s() - began_s,
+            changelog_s=changelog_s,
+            uploads_failed=self.uploads.failures_count,
+        )
+        return Committed(
+            version=of.version,
+            unique_id=of.unique_id,
+            base_unique_id=base_unique_id if of.unique_id is not None else None,
+            num_keys=loaded.counts.keys,
+            snapshot_made=captured is not None,
+        )
+
+    async def _capture(self, loaded: LoadedState, of: StateVersion) -> CapturedSnapshot:
+        """Take down what is there now, so that nothing that follows can change it (design 0004, S3)."""
+        directory = self._place.new_captured()
+        metadata = StateMetadata(
+            num_keys=loaded.counts.keys,
+            num_internal_keys=loaded.counts.internal_keys,
+            column_family_ids=loaded.families.ids,
+            column_family_internal=loaded.families.internal,
+            column_family_id_max=loaded.families.id_max,
+        )
+
+        def capture() -> tuple[CapturedSnapshot, list[float]]:
+            times_s = [self._ambient.monotonic_s()]
+            loaded.db.flush()
+            times_s.append(self._ambient.monotonic_s())
+            if self._settings.compact_on_commit:
+                loaded.db.compact()
+            times_s.append(self._ambient.monotonic_s())
+            loaded.db.checkpoint(directory)
+            captured = self._manager.capture(directory, of, metadata)
+            times_s.append(self._ambient.monotonic_s())
+            return captured, [after - before for before, after in pairwise(times_s)]
+
+        try:
+            captured, (flush_s, compact_s, checkpoint_s) = await run_blocking(capture)
+        except BaseException:
+            await run_blocking(remove_tree, directory)
+            raise
+        self.last_save = msgspec.structs.replace(
+            self.last_save, flush_s=flush_s, compact_s=compact_s, checkpoint_s=checkpoint_s
+        )
+        return captured
+
+    async def _upload(self, captured: CapturedSnapshot) -> SnapshotUploaded:
+        if self._settings.row_checksums:
+            checks = RowChecks(self._settings.merge_delimiter, self._settings.row_check_ratio)
+            try:
+                await run_blocking(checks.check_snapshot, captured.directory, self._rocksdb)
+            except BaseException:
+                self._manager.discard(captured)
+                raise
+        return await self._manager.upload_snapshot(captured)
+
+    async def _drop(self, captured: CapturedSnapshot) -> None:
+        """It will not be uploaded, or has been and shall not count."""
+        self._manager.discard(captured)
+        await self._free(captured)
+
+    async def _free(self, captured: CapturedSnapshot) -> None:
+        # What cannot be removed now is removed when the store is closed, which says so if it cannot be then either.
+        with suppress(OSError):
+            await run_blocking(remove_tree, captured.directory)
+
+    def _note_uploaded(self, captured: CapturedSnapshot, uploaded: SnapshotUploaded) -> None:
+        self._uploaded = captured.of
+        self.last_save = msgspec.structs.replace(
+            self.last_save,
+            uploaded=captured.of,
+            files_copied=uploaded.files_copied,
+            files_reused=uploaded.files_reused,
+            bytes_copied=uploaded.bytes_copied,
+            zip_bytes=uploaded.zip_bytes,
+            upload_s=uploaded.seconds,
+        )
+        self._rebase(captured.of)
+
+    def take_uploaded(self) -> StateVersion | None:
+        """The last snapshot that was uploaded, if nobody has asked since then."""
+        uploaded, self._uploaded = self._uploaded, None
+        return uploaded
+
+    def tell_failure(self, operation: str) -> None:
+        """Raise the last failure that nobody was told of and that no later upload made good.
+
+        Raises:
+            SnapshotUploadError: There is one.
+        """
+        failure = self.uploads.take_failure()
+        if failure is not None:
+            captured, error = failure
+            reason = f"the snapshot was not uploaded: {error}"
+            raise SnapshotUploadError(reason, operation=operation, subject=f"version {captured.of}") from error

@@ -1,0 +1,352 @@
+"""The one door to the compression of Spark's changelogs: four streams as the JVM's libraries write and read them.
+
+None of the four is the usual file format of its algorithm but zstd's:
+
+- lz4: blocks of lz4-java's `LZ4BlockOutputStream`, each `LZ4Block`, a token (upper half: 1 as it is, 2 compressed;
+  lower half: the logarithm of the greatest block less 10), two little-endian lengths, and the lower 28 bits of the
+  xxHash32 of what is in it; an empty block ends the stream.
+- zstd: frames.
+- snappy: a head of 16 bytes, then per block its big-endian length and a raw block (snappy-java).
+- lzf: per block `ZV`, 0 or 1 (as it is, compressed), its length of two bytes and, if compressed, the one in it.
+
+No length is believed before it was checked against what the format allows, and decompressing holds one block.
+
+Source:
+    facts of Spark 4.3, `CompressionCodec.scala`; design 0004, section 3.
+"""
+
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Literal, Protocol, TypeAlias, get_args
+
+import cramjam
+import xxhash
+
+from engine.errors import DamagedError, UsageError
+from engine.state.lzf import BLOCK_BYTES_MAX as LZF_BLOCK_BYTES_MAX
+from engine.state.lzf import compress_block, decompress_block
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+Codec: TypeAlias = Literal["lz4", "zstd", "snappy", "lzf"]
+CODECS: Final[tuple[Codec, ...]] = get_args(Codec)
+
+# What Spark's defaults are; a reader takes every size that the formats allow.
+BLOCK_BYTES: Final = 32 * 1024
+ZSTD_LEVEL: Final = 1
+# The greatest block that an lz4 token can announce. Snappy has no limit of its own, and gets this one.
+BLOCK_BYTES_MAX: Final = 32 * 1024 * 1024
+# What a frame of zstd comes out in, and the greatest window that one may ask for: 128 MiB, that of zstd's last level.
+_PIECE_BYTES: Final = 256 * 1024
+_ZSTD_WINDOW_LOG_MAX: Final = 27
+
+_LZ4_MAGIC: Final = b"LZ4Block"
+_LZ4_HEAD: Final = struct.Struct("<8sBiiI")
+_LZ4_RAW: Final = 0x10
+_LZ4_COMPRESSED: Final = 0x20
+_LZ4_LEVEL_BASE: Final = 10
+_LZ4_SEED: Final = 0x9747B28C
+_LZ4_CHECKSUM_MASK: Final = 0x0FFFFFFF
+_LZ4_LEVEL: Final = BLOCK_BYTES.bit_length() - 1 - _LZ4_LEVEL_BASE
+_LZ4_END: Final = _LZ4_HEAD.pack(_LZ4_MAGIC, _LZ4_RAW | _LZ4_LEVEL, 0, 0, 0)
+
+_SNAPPY_MAGIC: Final = b"\x82SNAPPY\x00"
+_SNAPPY_HEAD: Final = _SNAPPY_MAGIC + struct.pack(">ii", 1, 1)
+_SNAPPY_LENGTH: Final = struct.Struct(">i")
+# A raw block that grows: what snappy's own bound says.
+_SNAPPY_COMPRESSED_MAX: Final = 32 + BLOCK_BYTES_MAX + BLOCK_BYTES_MAX // 6
+
+_LZF_MAGIC: Final = b"ZV"
+_LZF_LENGTH: Final = struct.Struct(">H")
+
+
+def decompress_chunks(codec: Codec, chunks: Iterable[bytes], *, subject: str = "") -> Iterator[bytes]:
+    """Decompress a stream piece by piece.
+
+    Args:
+        codec: How it was compressed.
+        chunks: Its bytes, cut anywhere.
+        subject: What an error names: the file.
+
+    Returns:
+        What is in it, in pieces of at most `BLOCK_BYTES_MAX` bytes, most of them far below. Streams behind one another
+        are one, as for the JVM's readers.
+
+    Raises:
+        DamagedError: From the iteration: a block is cut short, contradicts its checksum, or is none.
+        UsageError: There is no such codec.
+    """
+    if codec not in _DECODERS:
+        raise _unknown(codec)
+    source = _Source(chunks, subject)
+    return _DECODERS[codec](source)
+
+
+class Compressor:
+    """Compresses one stream. Not for use by two threads at once.
+
+    Raises:
+        UsageError: There is no such codec.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        if codec not in _ENCODERS:
+            raise _unknown(codec)
+        self._encoder = _ENCODERS[codec]()
+
+    def write(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Take the next bytes; the answer is what of the stream is finished, and may be empty."""
+        return self._encoder.write(data)
+
+    def finish(self) -> bytes:
+        """The rest of the stream. Nothing may be written after it."""
+        return self._encoder.finish()
+
+
+class _Encoder(Protocol):
+    def write(self, data: bytes | bytearray | memoryview, /) -> bytes: ...
+
+    def finish(self) -> bytes: ...
+
+
+class _Blocks:
+    """Cuts a stream into blocks of one size, and encodes one after another."""
+
+    def __init__(self, encode: Callable[[bytes], bytes], size_bytes: int, *, head: bytes, end: bytes) -> None:
+        self._encode = encode
+        self._size_bytes = size_bytes
+        self._head = head
+        self._end = end
+        self._pending = bytearray()
+
+    def write(self, data: bytes | bytearray | memoryview) -> bytes:
+        self._pending += data
+        if len(self._pending) < self._size_bytes:
+            return b""
+        return self._encoded(len(self._pending) // self._size_bytes * self._size_bytes)
+
+    def finish(self) -> bytes:
+        return self._encoded(len(self._pending)) + self._end
+
+    def _encoded(self, until: int) -> bytes:
+        """Encode what is pending up to there, and forget it."""
+        with memoryview(self._pending) as pending:
+            blocks = [
+                self._encode(bytes(pending[at : min(at + self._size_bytes, until)]))
+                for at in range(0, until, self._size_bytes)
+            ]
+        del self._pending[:until]
+        head, self._head = self._head, b""
+        return head + b"".join(blocks)
+
+
+class _Zstd:
+    def __init__(self) -> None:
+        self._compressor = zstd.ZstdCompressor(level=ZSTD_LEVEL)
+
+    def write(self, data: bytes | bytearray | memoryview) -> bytes:
+        return self._compressor.compress(data)
+
+    def finish(self) -> bytes:
+        return self._compressor.flush()
+
+
+def _lz4_block(data: bytes) -> bytes:
+    compressed = bytes(cramjam.lz4.compress_block(data, store_size=False))
+    kind = _LZ4_COMPRESSED
+    if len(compressed) >= len(data):
+        kind, compressed = _LZ4_RAW, data
+    checksum = xxhash.xxh32_intdigest(data, _LZ4_SEED) & _LZ4_CHECKSUM_MASK
+    return _LZ4_HEAD.pack(_LZ4_MAGIC, kind | _LZ4_LEVEL, len(compressed), len(data), checksum) + compressed
+
+
+def _snappy_block(data: bytes) -> bytes:
+    compressed = bytes(cramjam.snappy.compress_raw(data))
+    return _SNAPPY_LENGTH.pack(len(compressed)) + compressed
+
+
+def _lzf_block(data: bytes) -> bytes:
+    compressed = compress_block(data)
+    if compressed is None:
+        return _LZF_MAGIC + b"\x00" + _LZF_LENGTH.pack(len(data)) + data
+    return _LZF_MAGIC + b"\x01" + _LZF_LENGTH.pack(len(compressed)) + _LZF_LENGTH.pack(len(data)) + compressed
+
+
+_ENCODERS: Final[dict[str, Callable[[], _Encoder]]] = {
+    "lz4": lambda: _Blocks(_lz4_block, BLOCK_BYTES, head=b"", end=_LZ4_END),
+    "zstd": _Zstd,
+    "snappy": lambda: _Blocks(_snappy_block, BLOCK_BYTES, head=_SNAPPY_HEAD, end=b""),
+    "lzf": lambda: _Blocks(_lzf_block, LZF_BLOCK_BYTES_MAX, head=b"", end=b""),
+}
+
+
+class _Source:
+    """Bytes that come in chunks, taken in pieces of known sizes."""
+
+    def __init__(self, chunks: Iterable[bytes], subject: str) -> None:
+        self._chunks = iter(chunks)
+        self._chunk = b""
+        self._at = 0
+        self._before = 0
+        self._subject = subject
+
+    def is_at_end(self) -> bool:
+        """Whether there is nothing more; reads on to find out."""
+        while self._at == len(self._chunk):
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return True
+            self._before += len(self._chunk)
+            self._chunk, self._at = chunk, 0
+        return False
+
+    def rest_of_chunk(self) -> bytes:
+        """What there is of the current chunk, at least a byte unless the stream is at its end."""
+        if self.is_at_end():
+            return b""
+        rest = self._chunk[self._at :]
+        self._at = len(self._chunk)
+        return rest
+
+    def give_back(self, size: int) -> None:
+        """Stand before the last bytes of the current chunk again."""
+        self._at -= size
+
+    def take(self, size: int, what: str) -> bytes:
+        """Exactly as many bytes."""
+        after = self._at + size
+        if after <= len(self._chunk):
+            piece = self._chunk[self._at : after]
+            self._at = after
+            return piece
+        pieces = []
+        missing = size
+        while missing:
+            if self.is_at_end():
+                raise self.damaged(f"ends within {what}")
+            piece = self._chunk[self._at : self._at + missing]
+            self._at += len(piece)
+            missing -= len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def damaged(self, message: str) -> DamagedError:
+        """The error to raise, with the place that was reached."""
+        place = self._before + self._at
+        hint = "the file was cut short or altered, or another codec wrote it; fetch it again"
+        return DamagedError(f"{message} (byte {place})", operation="decompress", subject=self._subject, hint=hint)
+
+
+def _lz4_pieces(source: _Source) -> Iterator[bytes]:
+    ended = False
+    while not source.is_at_end():
+        magic, token, compressed_bytes, plain_bytes, checksum = _LZ4_HEAD.unpack(
+            source.take(_LZ4_HEAD.size, "the head of a block")
+        )
+        kind, most = token & 0xF0, 1 << (token & 0x0F) + _LZ4_LEVEL_BASE
+        if magic != _LZ4_MAGIC or kind not in (_LZ4_RAW, _LZ4_COMPRESSED):
+            raise source.damaged("is no stream of lz4 blocks")
+        raw = kind == _LZ4_RAW
+        if (
+            not 0 <= plain_bytes <= most
+            or not 0 <= compressed_bytes <= most
+            or (plain_bytes == 0) != (compressed_bytes == 0)
+            or (raw and plain_bytes != compressed_bytes)
+        ):
+            raise source.damaged(f"has a block of {compressed_bytes} bytes for {plain_bytes}, where {most} are allowed")
+        ended = plain_bytes == 0
+        if ended:
+            if checksum:
+                raise source.damaged("has an end block with a checksum")
+            continue
+        block = source.take(compressed_bytes, "a block")
+        plain = block if raw else _lz4_plain(source, block, plain_bytes)
+        if xxhash.xxh32_intdigest(plain, _LZ4_SEED) & _LZ4_CHECKSUM_MASK != checksum:
+            raise source.damaged("has a block that does not match its checksum")
+        yield plain
+    if not ended:
+        raise source.damaged("ends without an end block")
+
+
+def _lz4_plain(source: _Source, block: bytes, plain_bytes: int) -> bytes:
+    plain = bytearray(plain_bytes)
+    try:
+        size: int = cramjam.lz4.decompress_block_into(block, plain, output_len=plain_bytes)
+    except cramjam.DecompressionError as error:
+        raise source.damaged("has a block that is no lz4") from error
+    if size != plain_bytes:
+        raise source.damaged(f"has a block of {size} bytes that says {plain_bytes}")
+    return bytes(plain)
+
+
+def _zstd_pieces(source: _Source) -> Iterator[bytes]:
+    options = {int(zstd.DecompressionParameter.window_log_max): _ZSTD_WINDOW_LOG_MAX}
+    while True:
+        frame = zstd.ZstdDecompressor(options=options)
+        while not frame.eof:
+            data = source.rest_of_chunk() if frame.needs_input else b""
+            if frame.needs_input and not data:
+                raise source.damaged("ends within a frame")
+            try:
+                piece = frame.decompress(data, max_length=_PIECE_BYTES)
+            except zstd.ZstdError as error:
+                raise source.damaged(f"is no zstd: {error}") from error
+            if piece:
+                yield piece
+        source.give_back(len(frame.unused_data))
+        if source.is_at_end():
+            return
+
+
+def _snappy_pieces(source: _Source) -> Iterator[bytes]:
+    if source.take(len(_SNAPPY_HEAD), "the head")[: len(_SNAPPY_MAGIC)] != _SNAPPY_MAGIC:
+        raise source.damaged("is no stream of snappy-java")
+    while not source.is_at_end():
+        start = source.take(_SNAPPY_LENGTH.size, "the length of a block")
+        if start == _SNAPPY_MAGIC[:4]:  # another stream behind the first
+            source.take(len(_SNAPPY_HEAD) - len(start), "a head")
+            continue
+        (size,) = _SNAPPY_LENGTH.unpack(start)
+        if not 0 <= size <= _SNAPPY_COMPRESSED_MAX:
+            raise source.damaged(f"has a block of {size} bytes, where {_SNAPPY_COMPRESSED_MAX} are allowed")
+        block = source.take(size, "a block")
+        try:
+            plain_bytes = cramjam.snappy.decompress_raw_len(block)
+            if plain_bytes > BLOCK_BYTES_MAX:
+                raise source.damaged(f"has a block for {plain_bytes} bytes, where {BLOCK_BYTES_MAX} are allowed")
+            yield bytes(cramjam.snappy.decompress_raw(block))
+        except cramjam.DecompressionError as error:
+            raise source.damaged("has a block that is no snappy") from error
+
+
+def _lzf_pieces(source: _Source) -> Iterator[bytes]:
+    while not source.is_at_end():
+        head = source.take(5, "the head of a block")
+        if head[:2] != _LZF_MAGIC or head[2] > 1:
+            raise source.damaged("is no stream of lzf blocks")
+        (size,) = _LZF_LENGTH.unpack_from(head, 3)
+        if head[2] == 0:
+            yield source.take(size, "a block")
+            continue
+        (plain_bytes,) = _LZF_LENGTH.unpack(source.take(2, "the head of a block"))
+        try:
+            yield decompress_block(source.take(size, "a block"), plain_bytes)
+        except ValueError as error:
+            raise source.damaged(f"is no lzf: {error}") from error
+
+
+_DECODERS: Final[dict[str, Callable[[_Source], Iterator[bytes]]]] = {
+    "lz4": _lz4_pieces,
+    "zstd": _zstd_pieces,
+    "snappy": _snappy_pieces,
+    "lzf": _lzf_pieces,
+}
+
+
+def _unknown(codec: str) -> UsageError:
+    hint = f"one of {', '.join(CODECS)}"
+    return UsageError("is no codec of Spark's", operation="choose a codec", subject=str(codec), hint=hint)

@@ -1,0 +1,420 @@
+"""Saves, loads and deletes the files of one state store in Spark's own layout; Spark's `RocksDBFileManager`.
+
+Whether this is a directory, a bucket or a snapshot index of either is for `StateFiles` to know. Nothing here opens
+RocksDB, and nothing decides what is due: that is the state store's business.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blobstore.bounded import map_bounded
+from blobstore.errors import BlobNotFoundError
+from blobstore.local_files import run_blocking
+from engine.clock import Ambient, SystemAmbient
+from engine.errors import UsageError
+from engine.state.changelog_files import open_changelog
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.collect import delete_old_versions, find_orphans
+from engine.state.compression import Codec
+from engine.state.fetch import empty, fetch_snapshot
+from engine.state.file_checksums import fetch_checked, publish, publish_checked, read_checked
+from engine.state.file_map import StateFileMap
+from engine.state.file_metrics import Deleted, FilesLoaded, SnapshotUploaded
+from engine.state.files import DirectoryStateFiles, StateFiles, as_state_files
+from engine.state.local_files import list_shared, look_at_all
+from engine.state.upload import CapturedSnapshot, upload_snapshot
+from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
+from index.errors import VersionMissingError
+from index.lineage import Lineage, Present, Resolution, resolve
+from index.model import UniqueId
+from index.state_metadata import StateMetadata
+from index.state_names import StateVersion, changelog_name, checksum_name, parse_state_name, snapshot_name
+from index.state_retention import StateListing
+
+__all__ = ["CapturedSnapshot", "Deleted", "FilesLoaded", "SnapshotUploaded", "StateFileManager"]
+
+_MISSING_HINT: Final = (
+    "it was deleted or never uploaded; load a version that is still there, or restore the directory from a backup"
+)
+
+
+class StateFileManager:
+    """The files of one state store, seen from one task.
+
+    A load, and what is captured after it, belong to one working directory. Any method may be awaited while another one
+    is, also from another thread's event loop if the store bears that (`CheckpointDir`); only `load_snapshot` and
+    `capture` are called one at a time.
+
+    Args:
+        files: The directory of the state store, or a picture of one, which cannot be written.
+        codec: Of changelogs.
+        file_checksums: Whether zips and changelogs with unique ids get a `.crc`, and one that is there is verified.
+        versions_retained_min: How many versions whoever deletes here retains (S4).
+        check_stale_files: Whether a file that somebody may have deleted is uploaded again (S4).
+        fetches_max: Requests of one load or one upload under way at once.
+        ambient: Clock and chance.
+
+    Attributes:
+        files: As given.
+        last_load: What the last `load_snapshot` moved.
+        last_save: What the last `upload_snapshot` moved.
+    """
+
+    def __init__(
+        self,
+        files: StateFiles | CheckpointDir,
+        *,
+        codec: Codec = "lz4",
+        file_checksums: bool = True,
+        versions_retained_min: int = 100,
+        check_stale_files: bool = True,
+        fetches_max: int = 8,
+        ambient: Ambient | None = None,
+    ) -> None:
+        self.files = as_state_files(files)
+        self.last_load = FilesLoaded()
+        self.last_save = SnapshotUploaded()
+        self._codec = codec
+        self._file_checksums = file_checksums
+        self._versions_retained_min = versions_retained_min
+        self._check_stale_files = check_stale_files
+        self._fetches_max = fetches_max
+        self._ambient = ambient or SystemAmbient()
+        self._map = StateFileMap()
+        # Lineages of changelogs that were read here. A name with a unique id never gets other bytes.
+        self._headers: dict[StateVersion, Lineage] = {}
+        # What the last listing had; None before the first.
+        self._listed: frozenset[str] | None = None
+
+    async def close(self) -> None:
+        """Close the files."""
+        await self.files.close()
+
+    # ------------------------------------------------------------------ what is there
+
+    async def latest_version(self) -> int:
+        """The greatest version that a snapshot or a changelog is of, of whatever id; 0 if there is none. One LIST."""
+        return StateListing.of_names(await self._names()).latest_version
+
+    async def latest_snapshot_version(self) -> int:
+        """The greatest version that a snapshot is of, of whatever id; 0 if there is none. One LIST."""
+        return StateListing.of_names(await self._names()).latest_snapshot_version
+
+    async def resolve(
+        self,
+        version: int,
+        unique_id: UniqueId | None = None,
+        *,
+        scratch: Path | None = None,
+        known: Mapping[StateVersion, Lineage] | None = None,
+        put_aside: Collection[StateVersion] = (),
+    ) -> Resolution:
+        """Which files make a version (design 0004, R1 to R5). One LIST, and one GET for each header that is not known.
+
+        Args:
+            version: 0 is empty, and asks nothing of the store.
+            unique_id: Of the version; None without ids.
+            scratch: A directory of the caller, where changelogs that have to be read are left for `fetch_changelogs`;
+                None: they are fetched again there.
+            known: Lineages that need not be read from headers, each as its header has it (C2).
+            put_aside: Snapshots that count as absent, as they do not open (R7).
+
+        Raises:
+            VersionMissingError: The version is not there, or something that it takes.
+            LineageError: Its lineage has a gap or does not lead back.
+            FormatError: A changelog's header is damaged, or the changelog does not fit its checksum.
+            EngineError, StoreError: As they say.
+        """
+        if version == 0 and unique_id is None:
+            return Resolution(StateVersion(0), None)
+        present = Present.of_names(await self._names())
+        for of in put_aside:
+            present = present.without_snapshot(of)
+        for of, lineage in {**self._headers, **(known or {})}.items():
+            present = present.with_header(of, lineage)
+        while True:
+            answer = resolve(version, unique_id, present)
+            if isinstance(answer, Resolution):
+                return answer
+            present = present.with_header(answer.changelog, await self._read_header(answer.changelog, scratch))
+
+    async def _read_header(self, of: StateVersion, scratch: Path | None) -> Lineage:
+        lineage = self.files.known_lineage(of)
+        if lineage is None:
+            with contextlib.ExitStack() as resources:
+                if scratch is None:
+                    scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-")))
+                path = await self._fetch_changelog(of, scratch)
+                lineage = await run_blocking(_header, path, self._codec)
+        if of.unique_id is not None:
+            self._headers[of] = lineage
+        return lineage
+
+    async def _names(self) -> tuple[str, ...]:
+        names = await self.files.names()
+        self._listed = frozenset(names)
+        # Nothing is asked about what is gone.
+        for of in [of for of in tuple(self._headers) if changelog_name(of) not in self._listed]:
+            self._headers.pop(of, None)
+        return names
+
+    # ------------------------------------------------------------------ loading
+
+    async def load_snapshot(self, base: StateVersion | None, directory: Path) -> StateMetadata:
+        """Make a directory hold exactly the files of a snapshot (design 0004, C1). Nothing may have it open.
+
+        One GET for the zip, one for its checksum if there may be one, and one for each SST that is not here already,
+        some at once. If it fails, the directory holds a part, and the next call makes it whole or another one.
+
+        Args:
+            base: The snapshot; None leaves the directory empty.
+            directory: The working directory; made if it is not there. Everything else in it is removed.
+
+        Returns:
+            What the snapshot says of itself.
+
+        Raises:
+            VersionMissingError: There is no such snapshot.
+            DamagedError: The zip is damaged or hostile, or a file of the snapshot is missing or has another size.
+            FormatError: The zip does not fit its checksum, its metadata cannot be read, or a name in it is unsafe.
+            TargetError: The directory cannot be written.
+            StoreError: As the store says.
+        """
+        began_s = self._ambient.monotonic_s()
+        if base is None:
+            self._map.forget_all()
+            await empty(directory)
+            self.last_load = FilesLoaded(seconds=self._ambient.monotonic_s() - began_s)
+            return StateMetadata(num_keys=0, column_family_ids=(), column_family_internal=(), column_family_id_max=0)
+        self._map.forget_named_from(base.version)
+        state = await self.read_snapshot(base)
+        loaded = await fetch_snapshot(self.files, base, state, directory, self._map, gets_max=self._fetches_max)
+        self.last_load = msgspec.structs.replace(loaded, seconds=self._ambient.monotonic_s() - began_s)
+        return state.metadata
+
+    async def read_snapshot(self, of: StateVersion) -> StateZip:
+        """A snapshot's zip, checked, without its SSTs. Raises as `load_snapshot`."""
+        name = snapshot_name(of)
+        try:
+            if self._may_have_checksum(name):
+                data = await read_checked(self.files, name, size_bytes_max=ZIP_BYTES_MAX)
+            else:
+                data = await self.files.read(name, size_bytes_max=ZIP_BYTES_MAX)
+        except BlobNotFoundError as error:
+            raise self._missing(name) from error
+        return await run_blocking(read_state_zip, data, subject=f"{self.files.location}/{name}")
+
+    async def fetch_changelogs(self, items: Collection[StateVersion], scratch: Path) -> tuple[Path, ...]:
+        """Copy changelogs to this machine, in parallel: one GET for each, and one for a checksum that may be there.
+
+        Args:
+            items: The versions, as a `Resolution` has them.
+            scratch: A directory of the caller. What `resolve` has left there is not fetched again.
+
+        Returns:
+            Where they are, in the order of `items`.
+
+        Raises:
+            VersionMissingError: One is not there.
+            FormatError: One does not fit its checksum.
+            TargetError: The scratch directory cannot be written.
+            StoreError: As the store says.
+        """
+        return tuple(
+            await map_bounded(lambda of: self._fetch_changelog(of, scratch), items, in_flight_max=self._fetches_max)
+        )
+
+    async def _fetch_changelog(self, of: StateVersion, scratch: Path) -> Path:
+        name = changelog_name(of)
+        target = scratch / name
+        if of.unique_id is not None and await run_blocking(target.is_file):
+            return target  # whole, as it has its name, and never overwritten
+        try:
+            if self._may_have_checksum(name):
+                await fetch_checked(self.files, name, target)
+            else:
+                await self.files.fetch(name, target)
+        except BlobNotFoundError as error:
+            raise self._missing(name) from error
+        return target
+
+    def _may_have_checksum(self, name: str) -> bool:
+        """Whether to look for a checksum.
+
+        One of a name without an id may be that of a file that was overwritten since: Spark 4.1 wrote such checksums,
+        and newer ones leave them behind.
+        """
+        if not self._file_checksums or not _has_id(name):
+            return False
+        listed = self._listed
+        return listed is None or name not in listed or checksum_name(name) in listed
+
+    # ------------------------------------------------------------------ saving
+
+    def capture(self, checkpoint_dir: Path, of: StateVersion, metadata: StateMetadata) -> CapturedSnapshot:
+        """Decide what a snapshot consists of; nothing that happens later changes it (design 0004, S3). Blocks.
+
+        It reads the end of every SST. What belongs to an upload is pending until `upload_snapshot` or `discard`.
+
+        Args:
+            checkpoint_dir: A rocksdb_checkpoint of the working directory: it and its files stay as they are until the
+                snapshot is uploaded or discarded. Removing it is the caller's.
+            of: The version that it is of.
+            metadata: What the snapshot says of itself, without its files.
+
+        Raises:
+            UnsafeSourceError: A file cannot be read, or is not RocksDB's.
+        """
+        local = look_at_all(list_shared(checkpoint_dir))
+        upload_id = self._ambient.unique_id()
+        files = self._map.capture(local, version=of.version, upload_id=upload_id)
+        return CapturedSnapshot(of=of, directory=checkpoint_dir, upload_id=upload_id, files=files, metadata=metadata)
+
+    def discard(self, captured: CapturedSnapshot) -> None:
+        """A captured snapshot will not be uploaded: forget the names that its files were to have."""
+        self._map.discard(captured.upload_id)
+
+    async def upload_snapshot(self, captured: CapturedSnapshot) -> SnapshotUploaded:
+        """Put a captured snapshot there: its new files, then the zip, which is the commit point (design 0004, Z1).
+
+        One LIST for S4, one PUT for each new file, some at once, and one for the zip and one for its checksum.
+
+        Raises:
+            CheckpointFileExistsError: A snapshot of this version and id is there already (C4).
+            UnsafeSourceError: The rocksdb_checkpoint has changed, or has an empty file that must not be (Z2).
+            StoreError: The store did not take it. There is no zip then, or the store never said whether there is.
+            UsageError: This is a picture, which cannot be written.
+        """
+        directory = self._writable("upload a snapshot")
+        began_s = self._ambient.monotonic_s()
+        try:
+            uploaded = await upload_snapshot(
+                directory,
+                captured,
+                self._map,
+                publish=lambda zipped: self._publish(snapshot_name(captured.of), zipped),
+                versions_retained=self._versions_retained_min if self._check_stale_files else None,
+                puts_max=self._fetches_max,
+            )
+        except BaseException:
+            self.discard(captured)
+            raise
+        seconds = self._ambient.monotonic_s() - began_s
+        self.last_save = msgspec.structs.replace(uploaded, seconds=seconds)
+        return self.last_save
+
+    async def publish_changelog(self, of: StateVersion, path: Path) -> int:
+        """Publish a changelog that was written: the commit point of a version (design 0004, C3).
+
+        One PUT, and one for its checksum. With an id nothing is overwritten; without one, the last writer wins (C4).
+
+        Returns:
+            How many bytes it has.
+
+        Raises:
+            CheckpointFileExistsError: A changelog of this version and id is there already.
+            CheckpointUnknownError: The store never said whether it took it.
+            StoreError: The store did not take it.
+            UsageError: This is a picture, which cannot be written.
+        """
+        return await self._publish(changelog_name(of), path)
+
+    async def _publish(self, name: str, source: Path | bytes) -> int:
+        directory = self._writable("publish")
+        if _has_id(name):
+            if self._file_checksums:
+                return await publish_checked(directory, name, source, overwrite=False, ambient=self._ambient)
+            return await publish(directory, name, source, overwrite=False)
+        if self._listed is None or checksum_name(name) in self._listed:
+            # It was that of the file that is replaced now.
+            await directory.delete((checksum_name(name),))
+        return await publish(directory, name, source, overwrite=True)
+
+    # ------------------------------------------------------------------ deleting
+
+    async def delete_old_versions(
+        self,
+        *,
+        versions_retained_min: int | None = None,
+        versions_deleted_min: int = 0,
+        versions_deleted_max: int = -1,
+        needed: Resolution | None = None,
+    ) -> Deleted:
+        """Delete what no version to retain is made of (design 0004, section 8).
+
+        Nothing is asked of the store while this process has seen too few versions go by. Then LISTs of the directory,
+        of `SSTs/` and of `logs/`, one GET for each zip that is not known, and deletes of up to 1,000 files.
+
+        Args:
+            versions_retained_min: How many versions stay loadable; as the manager was made with if not given.
+            versions_deleted_min: Nothing happens until so many are stale, by what this process has seen.
+            versions_deleted_max: At most so many go at once; -1: any number.
+            needed: What the newest version that the caller has loaded or committed is made of; it stays, and where
+                newer files are those of a history that was left, so do the versions before it (G4).
+
+        Raises:
+            DamagedError: A snapshot that stays cannot be read, so that nobody knows what it names; nothing was deleted.
+            StoreError: As the store says; what was not deleted is, by the next call.
+            UsageError: This is a picture, which cannot be written.
+        """
+        directory = self._writable("delete old versions")
+        if versions_retained_min is None:
+            versions_retained_min = self._versions_retained_min
+        if versions_retained_min < 1:
+            raise UsageError(
+                f"{versions_retained_min} versions are to be retained",
+                operation="delete old versions",
+                subject=self.files.location,
+                hint="retain at least one",
+            )
+        return await delete_old_versions(
+            directory,
+            self._map,
+            self.read_snapshot,
+            retained_min=versions_retained_min,
+            deleted_min=versions_deleted_min,
+            deleted_max=versions_deleted_max,
+            needed=needed,
+            gets_max=self._fetches_max,
+        )
+
+    async def find_orphan_files(self) -> tuple[str, ...]:
+        """Paths of SSTs and logs that no snapshot names, and that no upload under way is about to name (G3).
+
+        LISTs and GETs as `delete_old_versions`. Nothing is deleted.
+
+        Raises:
+            DamagedError: A snapshot cannot be read, so that nobody knows what it names.
+            StoreError: As the store says.
+            UsageError: This is a picture.
+        """
+        directory = self._writable("find orphan files")
+        return await find_orphans(directory, self._map, self.read_snapshot, gets_max=self._fetches_max)
+
+    def _writable(self, operation: str) -> CheckpointDir:
+        if isinstance(self.files, DirectoryStateFiles):
+            return self.files.directory
+        raise UsageError(
+            "cannot be written: it is a picture of a directory",
+            operation=operation,
+            subject=self.files.location,
+            hint="open the directory itself, or restore the picture to one",
+        )
+
+    def _missing(self, name: str) -> VersionMissingError:
+        return VersionMissingError("is not there", subject=f"{self.files.location}/{name}", hint=_MISSING_HINT)
+
+
+def _has_id(name: str) -> bool:
+    parsed = parse_state_name(name)
+    return parsed is not None and parsed.of.unique_id is not None
+
+
+def _header(path: Path, codec: Codec) -> Lineage:
+    with open_changelog(path, codec) as changelog:
+        return changelog.header.lineage

@@ -1,0 +1,149 @@
+"""The directory of a Spark state store as a snapshot index in a repository has it: read, never listed (0004, R6)."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from typing_extensions import override
+
+from blobstore.base import BlobStore
+from blobstore.errors import BlobNotFoundError, InvalidRequestError
+from blobstore.local_files import run_blocking
+from engine.download import Downloader
+from engine.errors import DamagedError
+from engine.local_stat import DIR_FLAGS
+from engine.local_writing import OwnerPolicy
+from engine.progress import NO_PROGRESS
+from engine.staging import target_errors
+from engine.state.checkpoint_dir import READ_BYTES_MAX
+from engine.state.files import StateFiles
+from engine.transfer import ByteBudget
+from engine.transfer_settings import TransferSettings
+from index.errors import VersionMissingError
+from index.lineage import Lineage, present_in_index
+from index.model import FileIndex, SnapshotIndex
+from index.reachable import files_of
+from index.restore_plan import plan_restore
+from index.selection import select_files
+from index.state_names import StateVersion
+
+
+class IndexStateFiles(StateFiles):
+    """The files that a snapshot index names, each fetched with the checks and limits of a restore.
+
+    What it is of has to stay protected while this is in use: see `Repository.state_files`.
+
+    Args:
+        store: The repository's.
+        index: Of the directory of a state store.
+        settings: Limits of memory and parallelism, of all fetches together.
+
+    Attributes:
+        index: As given.
+        requests: GETs of blobs so far.
+    """
+
+    def __init__(self, store: BlobStore, index: SnapshotIndex, settings: TransferSettings) -> None:
+        self.index = index
+        self.requests = 0
+        self._store = store
+        self._settings = settings
+        self._budget = ByteBudget(settings.memory_bytes_max)
+        self._entries = {"/".join(path): (path, entry) for path, entry in files_of(index.dir)}
+        self._headers: dict[StateVersion, Lineage] = {}
+        # Of a plain directory, or one of version 0: whoever asks for a version is told.
+        with contextlib.suppress(VersionMissingError):
+            self._headers = present_in_index(index).headers
+
+    @property
+    @override
+    def location(self) -> str:
+        metadata = self.index.metadata
+        return f"{metadata.job}/{metadata.task}/{metadata.store}@{metadata.version}_{metadata.unique_id}"
+
+    @property
+    @override
+    def is_writable(self) -> bool:
+        return False
+
+    @override
+    async def names(self) -> tuple[str, ...]:
+        return tuple(file.name for file in self.index.dir.files_present)
+
+    @override
+    async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
+        size_bytes = self._find(path).metadata.size_bytes
+        if size_bytes > size_bytes_max:
+            message = f"has {size_bytes} bytes, and at most {size_bytes_max} are read"
+            raise InvalidRequestError(message, operation="get", key=f"{self.location}/{path}")
+        with tempfile.TemporaryDirectory(prefix="tidemark-") as scratch:
+            target = Path(scratch) / "content"
+            await self.fetch(path, target)
+            return await run_blocking(target.read_bytes)
+
+    @override
+    async def fetch(
+        self, path: str, target: Path, *, size_bytes: int | None = None, size_bytes_max: int | None = None
+    ) -> int:
+        found = self._find(path).metadata.size_bytes
+        if size_bytes is not None and found != size_bytes:
+            raise self._misfit(path, f"has {found} bytes instead of {size_bytes}")
+        if size_bytes_max is not None and found > size_bytes_max:
+            raise self._misfit(path, f"has {found} bytes, and at most {size_bytes_max} were expected")
+        with target_errors(target):
+            room = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix=".tidemark-", dir=target.parent))
+        try:
+            await self._download(path, Path(room.name), target)
+            with target_errors(target):
+                await run_blocking(Path(room.name, path).replace, target)
+        finally:
+            await run_blocking(room.cleanup)
+        return found
+
+    @override
+    def known_lineage(self, of: StateVersion) -> Lineage | None:
+        return self._headers.get(of)
+
+    @override
+    async def close(self) -> None:
+        """The repository closes its store."""
+
+    def _find(self, path: str) -> FileIndex:
+        found = self._entries.get(path)
+        if found is None:
+            raise BlobNotFoundError("is no file of the snapshot", operation="get", key=f"{self.location}/{path}")
+        return found[1]
+
+    async def _download(self, path: str, room: Path, target: Path) -> None:
+        """Restore one file into a directory of its own, as if it were all of the snapshot."""
+        index = select_files(self.index, [self._entries[path]])
+        plan = plan_restore(index, {}, range_bytes=self._settings.range_bytes, owners_count=False)
+        with target_errors(target):
+            root = await run_blocking(_make_root, room, plan.dirs)
+        try:
+            downloader = Downloader(
+                self._store,
+                self.index.metadata,
+                target=target,
+                root=root,
+                source=-1,
+                settings=self._settings,
+                owners=OwnerPolicy.IGNORE,
+                progress=NO_PROGRESS,
+                budget=self._budget,
+            )
+            self.requests += (await downloader.download(plan)).requests
+        finally:
+            os.close(root)
+
+    def _misfit(self, path: str, message: str) -> DamagedError:
+        return DamagedError(message, operation="fetch", subject=f"{self.location}/{path}")
+
+
+def _make_root(room: Path, dirs: Sequence[tuple[str, ...]]) -> int:
+    """Make directories, parents first, and open the one that they are in."""
+    for path in dirs:
+        room.joinpath(*path).mkdir()
+    return os.open(room, DIR_FLAGS)

@@ -1,0 +1,276 @@
+"""One version of a state store that is open: its rows, what was written since, and where it came from."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from engine.errors import UsageError
+from engine.rocksdb import StoreWriter
+from engine.state.changelog_files import ChangelogWriter
+from engine.state.families import DEFAULT_FAMILY, PREFIX_BYTES, ColumnFamilies, after_prefix
+from engine.state.rows import RowChecks
+from engine.state.settings import StateStoreSettings
+from engine.state.working_dir import no_room
+from index.changelog import changelog_version
+from index.lineage import LINEAGE_BYTES_MAX, Resolution, lineage_fits
+from index.model import LineageItem, UniqueId
+from index.state_names import StateVersion
+
+# What Spark writes for a number of keys that nobody counts.
+UNCOUNTED: Final = -1
+
+# What an item of a lineage takes in a header beside its id, and more.
+_ITEM_BYTES_MAX: Final = 64
+
+
+class RunningCounts:
+    """How many keys there are, those of internal families apart; UNCOUNTED if nobody counts."""
+
+    def __init__(self, keys: int, internal_keys: int) -> None:
+        self.keys = keys
+        self.internal_keys = internal_keys
+
+    @property
+    def is_on(self) -> bool:
+        """Whether they are counted."""
+        return self.keys != UNCOUNTED
+
+    def add(self, count: int, *, is_internal: bool) -> None:
+        """So many more keys, or fewer."""
+        if is_internal:
+            self.internal_keys += count
+        else:
+            self.keys += count
+
+
+class LoadedState:
+    """The rows of a version and the changes on top of it. Not for use by two threads at once.
+
+    Args:
+        db: RocksDB, open at the version.
+        settings: Of the store.
+        resolution: What the version was made of.
+        families: Its column families.
+        counts: Its numbers of keys.
+        rows: The row checksums; None without them.
+        is_empty_start: Whether it was declared empty, whatever there is of this version (`load(..., empty=True)`).
+    """
+
+    def __init__(
+        self,
+        db: StoreWriter,
+        settings: StateStoreSettings,
+        resolution: Resolution,
+        *,
+        families: ColumnFamilies,
+        counts: RunningCounts,
+        rows: RowChecks | None,
+        is_empty_start: bool = False,
+    ) -> None:
+        self.db = db
+        self.settings = settings
+        self.target = resolution.target
+        # The newest snapshot of it that is known to be in the store, and the changelogs after that: what G4 keeps.
+        self.base = resolution.base
+        self.changelogs = resolution.changelogs
+        self.lineage = resolution.lineage
+        # The newest snapshot that was made, uploaded or not: what the next one is counted from.
+        self.snapshot_version = resolution.base.version if resolution.base is not None else 0
+        self.families = families
+        self.counts = counts
+        self.is_empty_start = is_empty_start
+        self.is_read_only = True
+        self.is_dirty = False
+        # A change stands in RocksDB, in the changelog or in neither, and nobody knows where: an error came between.
+        self.is_torn = False
+        # A family came or went, which only a snapshot can tell.
+        self.needs_snapshot = False
+        # The header of the changelog that is being written does not hold the whole lineage (design 0004, C6).
+        self.is_lineage_cut = False
+        self.next_id: UniqueId | None = None
+        self.writer: ChangelogWriter | None = None
+        self._rows = rows
+
+    @property
+    def resolution(self) -> Resolution:
+        """What it would take to load the version once more."""
+        return Resolution(self.target, self.base, self.changelogs, self.lineage)
+
+    # --- what is written next
+
+    def begin(self, changelog: Path, unique_id: UniqueId | None) -> None:
+        """Make ready for the changes of the next version.
+
+        Args:
+            changelog: Where its changelog is to be written.
+            unique_id: Its id; None for format 1.
+        """
+        self.cancel()
+        self.is_read_only = False
+        self.next_id = unique_id
+        self.is_lineage_cut = False
+        if not self.settings.changelogs or self.is_empty_start:
+            return
+        version = changelog_version(column_families=self.families.is_enabled, unique_ids=unique_id is not None)
+        header: tuple[LineageItem, ...] = ()
+        if unique_id is not None:
+            header = newest_that_fit(self.lineage)
+            self.is_lineage_cut = len(header) < len(self.lineage)
+        self.writer = ChangelogWriter(changelog, self.settings.codec, version, header)
+
+    def cancel(self) -> None:
+        """Forget the changelog that is being written."""
+        if self.writer is not None:
+            self.writer.cancel()
+            self.writer = None
+
+    def advance(self, of: StateVersion, *, snapshot_is_uploaded: bool) -> None:
+        """Take a commit for the version that is loaded now."""
+        self.target = of
+        self.is_dirty = self.is_torn = self.needs_snapshot = self.is_empty_start = False
+        self.changelogs = (*self.changelogs, of)
+        if of.unique_id is not None:
+            self.lineage = (*self.lineage, LineageItem(of.version, of.unique_id))
+        if snapshot_is_uploaded:
+            self.rebase(of)
+
+    def rebase(self, snapshot: StateVersion) -> None:
+        """A snapshot of this version, or of one that it was built on, is in the store: nothing older is needed."""
+        if snapshot != self.target and snapshot not in self.changelogs:
+            return
+        self.base = snapshot
+        self.changelogs = tuple(of for of in self.changelogs if of.version > snapshot.version)
+        self.lineage = tuple(item for item in self.lineage if item.version >= snapshot.version)
+
+    # --- rows
+
+    def get(self, key: bytes, family: str = DEFAULT_FAMILY) -> bytes | None:
+        """The value of a key, with what was written since the load."""
+        stored_key = self.families.prefix(family) + key
+        value = self.db.get(stored_key)
+        if value is None or self._rows is None:
+            return value
+        return self._rows.read(stored_key, value)
+
+    def items(self, prefix: bytes, family: str, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values in the order of the keys; the picture is the one at this call."""
+        before = self.families.prefix(family)
+        scan = self.db.items(before + prefix, start=before + start)
+        return self._without_prefix(scan, len(before))
+
+    def _without_prefix(self, scan: Iterator[tuple[bytes, bytes]], skip: int) -> Iterator[tuple[bytes, bytes]]:
+        rows = self._rows
+        for stored_key, value in scan:
+            yield stored_key[skip:], value if rows is None else rows.read(stored_key, value)
+
+    def put(self, key: bytes, value: bytes, family: str) -> None:
+        """Set the value of a key."""
+        stored_key = self.families.prefix(family) + key
+        if self._rows is not None:
+            value = self._rows.wrap(stored_key, value)
+        self._note_new(stored_key)
+        self.db.put(stored_key, value)
+        if self.writer is not None:
+            self._log(self.writer.put, stored_key, value)
+        self.is_torn = False
+
+    def merge(self, key: bytes, operand: bytes, family: str) -> None:
+        """Append to the value of a key."""
+        stored_key = self.families.prefix(family) + key
+        if self.writer is not None and not self.families.is_enabled:
+            hint = "set `column_families`: changelogs of versions 1 and 3 hold no MERGE (design 0004, L3)"
+            raise UsageError("needs column families", operation="merge", subject=str(self.target), hint=hint)
+        if self._rows is not None:
+            operand = self._rows.wrap(stored_key, operand)
+        self._note_new(stored_key)
+        self.db.merge(stored_key, operand)
+        if self.writer is not None:
+            self._log(self.writer.merge, stored_key, operand)
+        self.is_torn = False
+
+    def delete(self, key: bytes, family: str) -> None:
+        """Remove a key; one that is not there is no error."""
+        stored_key = self.families.prefix(family) + key
+        self.is_dirty = self.is_torn = True
+        if self.counts.is_on and self.db.get(stored_key) is not None:
+            self.counts.add(-1, is_internal=self.families.is_internal(stored_key))
+        self.db.delete(stored_key)
+        if self.writer is not None:
+            self._log(self.writer.delete, stored_key if self._rows is None else self._rows.wrap_deleted(stored_key))
+        self.is_torn = False
+
+    def add_family(self, name: str, *, is_internal: bool) -> bool:
+        """Add a column family; False if it is there."""
+        if not self.families.add(name, is_internal=is_internal):
+            return False
+        self.is_dirty = self.needs_snapshot = True
+        return True
+
+    def drop_family(self, name: str) -> bool:
+        """Remove a column family with its rows; False if it is not there."""
+        if name not in self.families:
+            return False
+        if name == DEFAULT_FAMILY:
+            hint = "delete its rows one by one"
+            raise UsageError("cannot be dropped", operation="drop", subject=repr(name), hint=hint)
+        begin = self.families.prefix(name)
+        end = after_prefix(begin)
+        if self.counts.is_on:
+            count = sum(1 for _ in self.db.items(begin))
+            self.counts.add(-count, is_internal=self.families.is_internal(begin))
+        self.is_dirty = self.is_torn = self.needs_snapshot = True
+        self.db.delete_range(begin, end)
+        if self.writer is not None:
+            self._log(self.writer.delete_range, begin, end if self._rows is None else self._rows.wrap(begin, end))
+        self.families.drop(name)
+        self.is_torn = False
+        return True
+
+    def _log(self, write: Callable[..., None], *fields: bytes) -> None:
+        try:
+            write(*fields)
+        except OSError as error:
+            raise no_room("write", error) from error
+
+    def _note_new(self, stored_key: bytes) -> None:
+        self.is_dirty = self.is_torn = True
+        if self.counts.is_on and self.db.get(stored_key) is None:
+            self.counts.add(1, is_internal=self.families.is_internal(stored_key))
+
+
+def newest_that_fit(lineage: tuple[LineageItem, ...]) -> tuple[LineageItem, ...]:
+    """The lineage, or as many of its newest items as a header holds (design 0004, C6).
+
+    What is cut off is found hop by hop, as after every snapshot (R5).
+    """
+    # Mostly this is plain to see without writing it down.
+    if sum(len(item.unique_id) for item in lineage) * 3 + len(lineage) * _ITEM_BYTES_MAX < LINEAGE_BYTES_MAX:
+        return lineage
+    if lineage_fits(lineage):
+        return lineage
+    fits, fails = 0, len(lineage)
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if lineage_fits(lineage[-middle:]):
+            fits = middle
+        else:
+            fails = middle
+    return lineage[-fits:]
+
+
+def check_families_known(db: StoreWriter, families: ColumnFamilies) -> None:
+    """Refuse a store with keys of a family that nobody knows the name of; asks for one key of each family.
+
+    Raises:
+        DamagedError: It is so.
+    """
+    start = b""
+    while True:
+        found = next(iter(db.items(start=start)), None)
+        if found is None:
+            return
+        families.check_prefix(found[0], str(db.directory))
+        prefix = found[0][:PREFIX_BYTES]
+        if prefix == b"\xff" * PREFIX_BYTES:
+            return
+        start = after_prefix(prefix)

@@ -1,0 +1,187 @@
+"""Bringing one version of a Spark state store back from a repository, in Spark's format (design 0004, R6)."""
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.local_files import run_blocking
+from engine.clock import Ambient
+from engine.digest_cache import DigestCache
+from engine.errors import NotFoundError
+from engine.progress import NO_PROGRESS, Progress
+from engine.restore import OwnerPolicy, ReadIndex, RestoreResult, read_index_of, restore_index
+from engine.state.compression import Codec
+from engine.state.file_manager import StateFileManager
+from engine.state.index_files import IndexStateFiles
+from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
+from engine.transfer_settings import TransferSettings
+from index.errors import LineageError, VersionMissingError
+from index.lineage import Resolution, resolve_index, target_in_index
+from index.log import Commit
+from index.model import Scope, SnapshotIndex, StoreReference, UniqueId
+from index.reachable import files_of
+from index.selection import select_files
+from index.state_metadata import StateMetadata
+from index.state_names import StateVersion, snapshot_name
+from index.state_selection import FilePath, select_state_files
+
+# Of the commits after a version, whose directories may still hold it, the indexes of so many are read at most.
+INDEXES_READ_MAX: Final = 8
+
+
+class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
+    """Which version was restored, from which files, and how it went."""
+
+    resolution: Resolution
+    result: RestoreResult
+
+
+async def restore_state(
+    store: BlobStore,
+    *,
+    reference: StoreReference,
+    target: Path,
+    version: int | None,
+    unique_id: UniqueId | None,
+    codec: Codec,
+    settings: TransferSettings,
+    ambient: Ambient,
+    cache: DigestCache,
+    owners: OwnerPolicy = OwnerPolicy.IGNORE,
+    replace: bool = False,
+    progress: Progress = NO_PROGRESS,
+) -> RestoredState:
+    """Restore the files that one version is made of, and nothing else.
+
+    Requests: those of a restore of these files; one GET more for each changelog whose header has to be read, which is
+    none if the index has the version's lineage.
+
+    Args:
+        store: Where from.
+        reference: The directory of the state store as a commit has it.
+        target: As for a restore.
+        version: The reference's own if not given.
+        unique_id: The version's; if not given, the one that the index knows for it, and else none.
+        codec: Of changelogs, should the header of one have to be read.
+        settings: Limits and sizes.
+        ambient: Clock and chance.
+        cache: As for a restore.
+        owners: As for a restore.
+        replace: As for a restore.
+        progress: As for a restore.
+
+    Raises:
+        VersionMissingError: The directory does not hold the version, or not all that it takes; the error names it.
+        LineageError: Its lineage has a gap or does not lead back.
+        DamagedError: An index or a blob is missing or altered, or the snapshot is damaged or hostile.
+        FormatError: Its snapshot says what cannot be.
+        TargetError: The target cannot be used.
+        StoreError: As the store says. After any error the target is as it was.
+    """
+    resolutions: list[Resolution] = []
+
+    async def choose() -> ReadIndex:
+        index, requests = await read_index_of(store, reference)
+        files = IndexStateFiles(store, index, settings)
+        resolution = await _resolve(files, version, unique_id, codec)
+        resolutions.append(resolution)
+        return await _select(files, resolution), requests + files.requests
+
+    result = await restore_index(
+        store,
+        choose=choose,
+        target=target,
+        settings=settings,
+        ambient=ambient,
+        cache=cache,
+        owners=owners,
+        replace=replace,
+        progress=progress,
+    )
+    return RestoredState(resolution=resolutions[-1], result=result)
+
+
+async def find_state_commit(
+    store: BlobStore,
+    scope: Scope,
+    commits: Sequence[Commit],
+    *,
+    task: str,
+    store_name: str,
+    version: int,
+    unique_id: UniqueId | None,
+) -> Commit:
+    """The commit to restore a version of a state store from.
+
+    Requests: none if a commit is of the version; else one GET, or a few with deltas, for each index that is read.
+
+    Args:
+        store: The repository's.
+        scope: Of the commits, for errors.
+        commits: Newest first.
+        task: Whose state it is.
+        store_name: Which of the task's stores.
+        version: Which version.
+        unique_id: Of the version; None: of whatever id.
+
+    Returns:
+        The newest one whose picture of the store is of the version; else the oldest of those after it whose picture
+        still has all that it takes.
+
+    Raises:
+        NotFoundError: None of them has it, or of the first `INDEXES_READ_MAX` after it.
+        DamagedError: An index is missing or altered.
+        StoreError: As the store says.
+    """
+    pictures = [(c, r) for c in commits if (r := c.store(task, store_name)) is not None]
+    for commit, reference in pictures:
+        if reference.version == version and unique_id in {None, reference.unique_id}:
+            return commit
+    later = {r.index: (c, r) for c, r in pictures if r.version > version}  # of equal ones, the oldest
+    for commit, reference in list(later.values())[::-1][:INDEXES_READ_MAX]:
+        index, _ = await read_index_of(store, reference)
+        found = unique_id if unique_id is not None else _known_id(index, version)
+        with contextlib.suppress(VersionMissingError, LineageError):
+            resolve_index(version, found, index)
+            return commit
+    wanted = str(StateVersion(version, unique_id))
+    raise NotFoundError(
+        f"no commit has version {wanted} of {task}/{store_name}",
+        operation="find",
+        subject=str(scope),
+        hint="it was never backed up, or was collected since; `tidemark list` shows what there is",
+    )
+
+
+async def _resolve(files: IndexStateFiles, version: int | None, unique_id: UniqueId | None, codec: Codec) -> Resolution:
+    wanted = files.index.metadata.version if version is None else version
+    found = unique_id if unique_id is not None else _known_id(files.index, wanted)
+    target = None if found is None else target_in_index(wanted, found, files.index)
+    return await StateFileManager(files, codec=codec).resolve(wanted, target)
+
+
+def _known_id(index: SnapshotIndex, version: int) -> UniqueId | None:
+    """The id that the index has for a version; None where it has none."""
+    metadata = index.metadata
+    if version == metadata.version:
+        return metadata.unique_id
+    return next((item.unique_id for item in metadata.lineage if item.version == version), None)
+
+
+async def _select(files: IndexStateFiles, resolution: Resolution) -> SnapshotIndex:
+    """The snapshot index with nothing but what the version takes."""
+    present = dict(files_of(files.index.dir))
+    metadata: StateMetadata | None = None
+    if resolution.base is not None:
+        name = snapshot_name(resolution.base)
+        data = await files.read(name, size_bytes_max=ZIP_BYTES_MAX)
+        zipped = await run_blocking(read_state_zip, data, subject=f"{files.location}/{name}")
+        metadata = zipped.metadata
+        # It has been fetched and verified: no need to do so again.
+        path: FilePath = (name,)
+        present[path] = msgspec.structs.replace(present[path], inline=data, blobs=())
+    return select_files(files.index, select_state_files(resolution, metadata, present).items())

@@ -1,0 +1,340 @@
+"""A streaming query's checkpoint as a whole: which batches are committed, and which state of which store each one is.
+
+The commit log is the root (design 0004, B3): file names alone cannot say which attempt at a version counts.
+"""
+
+from pathlib import Path
+from typing import Final, Literal, Self
+
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.errors import BlobNotFoundError
+from engine.errors import NotFoundError, ProviderError, UsageError
+from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS, CommitLog, OffsetLog
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
+from engine.state_store import StateStore
+from index.batch_log import (
+    DEFAULT_STORE,
+    BatchCommit,
+    BatchOffsets,
+    OperatorMetadata,
+    decode_operator,
+    decode_query_id,
+    order_stores,
+    parse_batch_name,
+)
+from index.errors import BatchLogError
+from index.keys import check_file_name
+from index.state_names import StateVersion, check_unique_id
+
+ROCKSDB_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+HDFS_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
+_PROVIDER_KEY: Final = "spark.sql.streaming.stateStore.providerClass"
+_PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
+
+_METADATA: Final = "metadata"
+_STATE: Final = "state"
+_OPERATOR: Final = "_metadata/metadata"
+_OPERATOR_BY_BATCH: Final = "_metadata/v2"
+
+# Keeps its state in one partition, whatever its metadata says of their number.
+_SINGLE_PARTITION: Final = frozenset({"globalLimit"})
+
+
+class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
+    """A stateful operator as one batch left it."""
+
+    id: int
+    # As Spark calls it, such as "stateStoreSave".
+    name: str
+    # In the order in which a commit has their ids.
+    stores: tuple[str, ...]
+    partitions_count: int
+    # Whether the keys of its stores carry the number of a virtual column family.
+    column_families: bool
+
+
+class _OperatorAt(msgspec.Struct, frozen=True):
+    """An operator at a batch, and what the logs say of that batch."""
+
+    commit: BatchCommit
+    offsets: BatchOffsets
+    operator: StateOperator
+
+
+class StreamingCheckpoint:
+    """Reads the checkpoint of one query. Nothing is cached: what the query writes meanwhile is seen.
+
+    Args:
+        directory: The root of the checkpoint; closed by `close`.
+    """
+
+    def __init__(self, directory: CheckpointDir) -> None:
+        self._directory = directory
+        self.offsets = OffsetLog(directory.child(OFFSETS))
+        self.commits = CommitLog(directory.child(COMMITS))
+
+    @classmethod
+    async def open(cls, location: str | Path | BlobStore, prefix: str = "") -> Self:
+        """Open a checkpoint. No request is made.
+
+        Args:
+            location: A path, a URL as `open_store` takes it, or a store.
+            prefix: The key of the root of the checkpoint in it.
+        """
+        return cls(await CheckpointDir.open(location, prefix))
+
+    async def close(self) -> None:
+        """Release the store."""
+        await self._directory.close()
+
+    async def query_id(self) -> str:
+        """The id of the query.
+
+        Raises:
+            NotFoundError: There is no checkpoint here.
+            BatchLogError: The file is not what Spark writes.
+        """
+        try:
+            data = await self._directory.read(_METADATA, size_bytes_max=ENTRY_BYTES_MAX)
+        except BlobNotFoundError as error:
+            raise NotFoundError(
+                "there is no checkpoint here", operation="read", hint="name the checkpointLocation of a query"
+            ) from error
+        return decode_query_id(data)
+
+    async def committed_batches(self) -> tuple[int, ...]:
+        """Every batch that is committed and not purged, ascending. Costs one list."""
+        return await self.commits.batches()
+
+    async def operators(self, batch: int | None = None) -> tuple[StateOperator, ...]:
+        """The stateful operators of the query at a batch, by id; none for a query without state.
+
+        Costs a list, and for each operator two or three requests more.
+
+        Args:
+            batch: A committed one; None: the newest.
+
+        Raises:
+            NotFoundError: The batch is not committed.
+            ProviderError: The state is not RocksDB's (design 0004, B4).
+            BatchLogError: A file is not what Spark writes.
+        """
+        batch, commit, offsets = await self._committed(batch)
+        check_provider(offsets, subject=f"{OFFSETS}/{batch}")
+        found = [status for status in await self._directory.list(_STATE) if status.is_directory]
+        numbers = sorted(number for status in found if (number := parse_batch_name(status.name)) is not None)
+        operators = []
+        for number in numbers:
+            metadata = await self._operator(number, batch)
+            # An operator that a later batch brought, or an earlier one had, is none of this batch.
+            if metadata is not None and (commit.unique_ids is None or number in commit.unique_ids):
+                operators.append(_state_operator(metadata, commit, offsets))
+        return tuple(operators)
+
+    async def operator(self, operator: int, batch: int | None = None) -> StateOperator:
+        """One stateful operator of the query at a batch. As `operators`, for one request or two.
+
+        Raises:
+            NotFoundError: The batch is not committed, or has no such operator.
+            ProviderError: The state is not RocksDB's (design 0004, B4).
+            BatchLogError: A file is not what Spark writes.
+        """
+        return (await self._found(operator, batch)).operator
+
+    async def settings(
+        self, batch: int | None = None, operator: int = 0, *, base: StateStoreSettings = SPARK_OLD_CHECKPOINT
+    ) -> StateStoreSettings:
+        """How the stores of an operator read and write from a batch on: what the query is pinned to.
+
+        Args:
+            batch: A committed one; None: the newest.
+            operator: Which.
+            base: Where neither the offset log nor the commit log says anything, such as whether there are changelogs.
+
+        Raises:
+            NotFoundError: The batch is not committed, or has no such operator.
+            ProviderError: The state is not RocksDB's (design 0004, B4).
+            UsageError: A setting is none that is known.
+        """
+        at = await self._found(operator, batch)
+        format_version: Literal[1, 2] = 1 if at.commit.unique_ids is None else 2
+        families = at.operator.column_families
+        pinned = msgspec.structs.replace(base, format_version=format_version, column_families=families)
+        return StateStoreSettings.from_conf(at.offsets.conf, pinned)
+
+    async def state_version(
+        self, batch: int, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE
+    ) -> StateVersion:
+        """The state of a store after a batch: what to load (design 0004, N2 and B3).
+
+        Raises:
+            NotFoundError: The batch is not committed, or had no such operator, partition or store.
+            ProviderError: The state is not RocksDB's (design 0004, B4).
+            UnsafeNameError: The id in the commit log cannot be part of a file name.
+        """
+        at = await self._found(operator, batch)
+        found, unique_ids = at.operator, at.commit.unique_ids
+        if store not in found.stores:
+            raise _no_such(f"operator {operator} ({found.name}) has no store {store!r}", batch)
+        if not 0 <= partition < found.partitions_count:
+            raise _no_such(f"operator {operator} ({found.name}) has no partition {partition}", batch)
+        if unique_ids is None:
+            return StateVersion(batch + 1)
+        ids = unique_ids[operator][partition]
+        if len(ids) != len(found.stores):
+            raise BatchLogError(
+                f"has {len(ids)} ids for the {len(found.stores)} stores of operator {operator}",
+                subject=f"{COMMITS}/{batch}",
+            )
+        return StateVersion(batch + 1, check_unique_id(ids[found.stores.index(store)]))
+
+    def state_dir(self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE) -> CheckpointDir:
+        """The directory of one store. It is closed with the checkpoint.
+
+        Raises:
+            UsageError: A number is negative.
+            UnsafeNameError: The name of the store is not one safe path component.
+        """
+        return self._directory.child(_state_path(operator, partition, store))
+
+    async def newest_batch(self) -> int:
+        """The newest committed batch. Costs one list.
+
+        Raises:
+            NotFoundError: None is, or there is no checkpoint here.
+        """
+        batches = await self.commits.batches()
+        if not batches:
+            raise NotFoundError("no batch is committed", operation="read", subject=COMMITS, hint="run the query")
+        return batches[-1]
+
+    async def _committed(self, batch: int | None) -> tuple[int, BatchCommit, BatchOffsets]:
+        """A committed batch, and what both logs say of it."""
+        if batch is None:
+            batch = await self.newest_batch()
+        commit = await self.commits.get(batch)
+        if commit is None:
+            raise _no_such("it is not committed, or was purged", batch)
+        offsets = await self.offsets.get(batch)
+        if offsets is None:
+            raise _no_such("it is committed, but its offsets are not there", batch)
+        return batch, commit, offsets
+
+    async def _found(self, operator: int, batch: int | None) -> "_OperatorAt":
+        batch, commit, offsets = await self._committed(batch)
+        check_provider(offsets, subject=f"{OFFSETS}/{batch}")
+        metadata = await self._operator(operator, batch)
+        if metadata is None:
+            raise _no_such(f"the query has no stateful operator {operator}", batch)
+        return _OperatorAt(commit, offsets, _state_operator(metadata, commit, offsets))
+
+    async def _operator(self, operator: int, batch: int) -> OperatorMetadata | None:
+        """The metadata of an operator that applies to a batch; None if there is none."""
+        root = self._directory.child(f"{_STATE}/{operator}")
+        statuses = await root.list(_OPERATOR_BY_BATCH)
+        by_batch = [found for status in statuses if (found := parse_batch_name(status.name)) is not None]
+        if by_batch:
+            applies = [found for found in by_batch if found <= batch]
+            if not applies:
+                return None
+            name = f"{_OPERATOR_BY_BATCH}/{max(applies)}"
+        else:
+            name = _OPERATOR
+        try:
+            data = await root.read(name, size_bytes_max=ENTRY_BYTES_MAX)
+        except BlobNotFoundError:
+            return None
+        return decode_operator(data, subject=f"{_STATE}/{operator}/{name}")
+
+
+async def open_query_state(
+    location: str | Path,
+    directory: Path,
+    *,
+    batch: int | None = None,
+    operator: int = 0,
+    partition: int = 0,
+    store: str = DEFAULT_STORE,
+) -> StateStore:
+    """One store of a query as a batch left it, loaded to be read.
+
+    Args:
+        location: The root of the checkpoint: a path, or a URL as `open_store` takes it.
+        directory: As for `StateStore.open`.
+        batch: A committed one; None: the newest.
+        operator: Of the query, as its state is numbered.
+        partition: Of the operator.
+        store: Of the operator; most have the one.
+
+    Raises:
+        NotFoundError: The batch is not committed, or had no such operator, partition or store.
+        ProviderError: The state is not RocksDB's (design 0004, B4).
+        EngineError, FormatError, StoreError: As `StateStore.open` and `StateStore.load`.
+    """
+    checkpoint = await StreamingCheckpoint.open(location)
+    try:
+        if batch is None:
+            batch = await checkpoint.newest_batch()
+        at = await checkpoint.state_version(batch, operator, partition, store)
+        settings = await checkpoint.settings(batch, operator)
+    finally:
+        await checkpoint.close()
+    files = await CheckpointDir.open(location, _state_path(operator, partition, store))
+    opened = await StateStore.open(files, directory, settings, owns_files=True)
+    try:
+        await opened.load(at.version, at.unique_id, read_only=True)
+    except BaseException:
+        await opened.close()
+        raise
+    return opened
+
+
+def _state_path(operator: int, partition: int, store: str) -> str:
+    if operator < 0 or partition < 0:
+        raise UsageError("is negative", operation="open state", subject=f"{operator}/{partition}")
+    path = f"{_STATE}/{operator}/{partition}"
+    return path if store == DEFAULT_STORE else f"{path}/{check_file_name(store)}"
+
+
+def check_provider(offsets: BatchOffsets, *, subject: str = OFFSETS) -> None:
+    """Refuse a checkpoint whose pinned state store provider is not RocksDB's (design 0004, B4).
+
+    Spark pins the provider since before it had one for RocksDB: where none is pinned, it was the HDFS-backed one.
+
+    Raises:
+        ProviderError: It names the provider.
+    """
+    provider = offsets.conf.get(_PROVIDER_KEY, HDFS_PROVIDER)
+    if provider != ROCKSDB_PROVIDER:
+        pinned = "the query is pinned to" if _PROVIDER_KEY in offsets.conf else "nothing is pinned, so it is"
+        raise ProviderError(f"{pinned} the state store provider {provider}", operation="read state", subject=subject)
+
+
+def _state_operator(metadata: OperatorMetadata, commit: BatchCommit, offsets: BatchOffsets) -> StateOperator:
+    """An operator as a batch left it: the commit knows best how many partitions it has, then the pinned settings."""
+    stores = order_stores(store.name for store in metadata.stores)
+    if commit.unique_ids is not None:
+        count = len(commit.unique_ids.get(metadata.id, ()))
+    elif metadata.name in _SINGLE_PARTITION:
+        count = 1
+    else:
+        # After an offline repartition the metadata of the operator still has the old number.
+        pinned = offsets.conf.get(_PARTITIONS_KEY, "")
+        count = int(pinned) if pinned.isdecimal() else max((s.partitions_count for s in metadata.stores), default=0)
+    return StateOperator(
+        id=metadata.id,
+        name=metadata.name,
+        stores=stores,
+        partitions_count=count,
+        # Spark describes an operator in this form exactly if its stores have virtual column families.
+        column_families=metadata.version > 1,
+    )
+
+
+def _no_such(reason: str, batch: int) -> NotFoundError:
+    hint = "see `committed_batches` and `operators` for what there is"
+    return NotFoundError(reason, operation="read", subject=f"batch {batch}", hint=hint)

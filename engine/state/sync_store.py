@@ -1,0 +1,190 @@
+"""The state store for callers without an event loop: Spark workers, scripts, notebooks."""
+
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from engine.clock import Ambient
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.families import DEFAULT_FAMILY
+from engine.state.files import StateFiles
+from engine.state.metrics import LoadMetrics, SaveMetrics
+from engine.state.settings import StateStoreSettings
+from engine.state.streaming_checkpoint import open_query_state
+from engine.state_store import StateStore
+from engine.sync import LoopThread
+from index.batch_log import DEFAULT_STORE
+from index.model import LineageItem, UniqueId
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Blocking(Generic[P, R]):
+    """Turns a method of `StateStore` that waits into one of `SyncStateStore`: same arguments, result and errors."""
+
+    def __init__(self, method: Callable[Concatenate[StateStore, P], Awaitable[R]]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: "SyncStateStore", owner: type["SyncStateStore"]) -> Callable[P, R]:
+        """The bound blocking method."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            async def work() -> R:
+                return await self._method(instance.asynchronous, *args, **kwargs)
+
+            return instance.loop.run(work())
+
+        call.__doc__ = self.__doc__
+        return call
+
+
+class SyncStateStore:
+    """The methods of `StateStore`, blocking. Use it as a context manager, or call `close`.
+
+    Rows are read and written in the calling thread; snapshots go on their way in a thread of the store's own.
+    """
+
+    def __init__(self, loop: LoopThread, asynchronous: StateStore) -> None:
+        """Prefer `SyncStateStore.open`."""
+        self.loop = loop
+        self.asynchronous = asynchronous
+
+    @classmethod
+    def open(
+        cls,
+        files: StateFiles | CheckpointDir | str | Path,
+        directory: Path,
+        settings: StateStoreSettings | None = None,
+        *,
+        ambient: Ambient | None = None,
+    ) -> Self:
+        """As `StateStore.open`."""
+        return cls._begin(StateStore.open(files, directory, settings, ambient=ambient))
+
+    @classmethod
+    def of_query(
+        cls,
+        location: str | Path,
+        directory: Path,
+        *,
+        batch: int | None = None,
+        operator: int = 0,
+        partition: int = 0,
+        store: str = DEFAULT_STORE,
+    ) -> Self:
+        """As `open_query_state`: one store of a query as a batch left it, loaded to be read."""
+        opening = open_query_state(
+            location, directory, batch=batch, operator=operator, partition=partition, store=store
+        )
+        return cls._begin(opening)
+
+    @classmethod
+    def _begin(cls, opening: Coroutine[Any, Any, StateStore]) -> Self:
+        loop = LoopThread()
+        try:
+            return cls(loop, loop.run(opening))
+        except BaseException:
+            loop.stop()
+            raise
+
+    load = _Blocking(StateStore.load)
+    commit = _Blocking(StateStore.commit)
+    abort = _Blocking(StateStore.abort)
+    maintain = _Blocking(StateStore.maintain)
+
+    @property
+    def version(self) -> int | None:
+        """As `StateStore.version`."""
+        return self.asynchronous.version
+
+    @property
+    def unique_id(self) -> UniqueId | None:
+        """As `StateStore.unique_id`."""
+        return self.asynchronous.unique_id
+
+    @property
+    def lineage(self) -> tuple[LineageItem, ...]:
+        """As `StateStore.lineage`."""
+        return self.asynchronous.lineage
+
+    @property
+    def num_keys(self) -> int:
+        """As `StateStore.num_keys`."""
+        return self.asynchronous.num_keys
+
+    @property
+    def num_internal_keys(self) -> int:
+        """As `StateStore.num_internal_keys`."""
+        return self.asynchronous.num_internal_keys
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """As `StateStore.families`."""
+        return self.asynchronous.families
+
+    @property
+    def last_load(self) -> LoadMetrics | None:
+        """As `StateStore.last_load`."""
+        return self.asynchronous.last_load
+
+    @property
+    def last_save(self) -> SaveMetrics:
+        """As `StateStore.last_save`."""
+        return self.asynchronous.last_save
+
+    def get(self, key: bytes, family: str = DEFAULT_FAMILY) -> bytes | None:
+        """As `StateStore.get`."""
+        return self.asynchronous.get(key, family)
+
+    def items(
+        self, prefix: bytes = b"", *, family: str = DEFAULT_FAMILY, start: bytes = b""
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """As `StateStore.items`."""
+        return self.asynchronous.items(prefix, family=family, start=start)
+
+    def put(self, key: bytes, value: bytes, family: str = DEFAULT_FAMILY) -> None:
+        """As `StateStore.put`."""
+        self.asynchronous.put(key, value, family)
+
+    def merge(self, key: bytes, operand: bytes, family: str = DEFAULT_FAMILY) -> None:
+        """As `StateStore.merge`."""
+        self.asynchronous.merge(key, operand, family)
+
+    def delete(self, key: bytes, family: str = DEFAULT_FAMILY) -> None:
+        """As `StateStore.delete`."""
+        self.asynchronous.delete(key, family)
+
+    def add_family(self, name: str, *, internal: bool = False) -> bool:
+        """As `StateStore.add_family`."""
+        return self.asynchronous.add_family(name, internal=internal)
+
+    def drop_family(self, name: str) -> bool:
+        """As `StateStore.drop_family`."""
+        return self.asynchronous.drop_family(name)
+
+    def close(self) -> None:
+        """As `StateStore.close`; the loop ends too."""
+        if not self.loop.is_running:
+            return
+        try:
+            self.loop.run(self.asynchronous.close())
+        finally:
+            self.loop.stop()
+
+    def __enter__(self) -> Self:
+        """The store itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it, as `StateStore` does."""
+        if not self.loop.is_running:
+            return
+        try:
+            self.loop.run(self.asynchronous.__aexit__(kind, error, trace))
+        finally:
+            self.loop.stop()

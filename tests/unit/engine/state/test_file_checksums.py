@@ -1,0 +1,121 @@
+"""Files with a checksum beside them, with Spark's outcomes of its own suite of them."""
+
+from pathlib import Path
+
+import pytest
+
+from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
+from blobstore.memory import MemoryStore
+from engine.clock import SystemAmbient
+from engine.hashing import crc32c
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.file_checksums import CREATOR, fetch_checked, publish_checked, read_checked
+from engine.state.files import DirectoryStateFiles
+from index.errors import FileChecksumError
+from index.file_checksum import decode_file_checksum
+from tests.doubles import InterposedStore
+from tests.unit.engine.state.state_bench import tree
+
+AMBIENT = SystemAmbient()
+
+
+@pytest.fixture
+def store() -> InterposedStore:
+    return InterposedStore(MemoryStore())
+
+
+@pytest.fixture
+async def directory(store: InterposedStore) -> CheckpointDir:
+    return await CheckpointDir.open(store)
+
+
+async def publish(
+    directory: CheckpointDir, data: bytes | Path, *, overwrite: bool = False, skip_where_missing: bool = True
+) -> None:
+    await publish_checked(
+        directory, "file", data, overwrite=overwrite, ambient=AMBIENT, skip_where_missing=skip_where_missing
+    )
+
+
+@pytest.mark.parametrize("source", ["bytes", "file"])
+async def test_a_checksum_says_what_the_file_is(directory: CheckpointDir, tmp_path: Path, source: str) -> None:
+    (tmp_path / "source").write_bytes(b"content")
+    await publish(directory, b"content" if source == "bytes" else tmp_path / "source")
+    checksum = decode_file_checksum(await directory.read("file.crc"), subject="file.crc")
+    assert (checksum.crc32c, checksum.main_file_size_bytes) == (crc32c(b"content"), 7)
+    assert checksum.executor_id == CREATOR
+    assert await directory.read("file") == b"content"
+
+
+@pytest.mark.spark_case(51)
+@pytest.mark.parametrize("corrupt", [b"Content", b"content and more", b""])
+async def test_a_corrupt_file_is_detected(directory: CheckpointDir, tmp_path: Path, corrupt: bytes) -> None:
+    await publish(directory, b"content")
+    files = DirectoryStateFiles(directory)
+    assert await read_checked(files, "file") == b"content"
+    await directory.publish_bytes("file", corrupt, overwrite=True)
+    with pytest.raises(FileChecksumError, match="file"):
+        await read_checked(files, "file")
+    with pytest.raises(FileChecksumError, match="file"):
+        await fetch_checked(files, "file", tmp_path / "target")
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.spark_case(53)
+async def test_a_file_without_a_checksum_is_read_unverified(directory: CheckpointDir, tmp_path: Path) -> None:
+    await directory.publish_bytes("file", b"content", overwrite=False)
+    files = DirectoryStateFiles(directory)
+    assert await read_checked(files, "file") == b"content"
+    assert await fetch_checked(files, "file", tmp_path / "target") == 7
+    assert (tmp_path / "target").read_bytes() == b"content"
+    with pytest.raises(BlobNotFoundError):
+        await read_checked(files, "not-there")
+
+
+@pytest.mark.spark_case(54)
+async def test_a_file_without_a_checksum_is_overwritten_without_one(directory: CheckpointDir) -> None:
+    files = DirectoryStateFiles(directory)
+    await directory.publish_bytes("file", b"0", overwrite=True)
+    await publish(directory, b"1", overwrite=True)
+    assert await read_checked(files, "file") == b"1"
+    assert not await directory.exists("file.crc")
+    await publish(directory, b"2", overwrite=True, skip_where_missing=False)
+    assert await read_checked(files, "file") == b"2"
+    assert await directory.exists("file.crc")
+    await publish(directory, b"3", overwrite=True)
+    assert await read_checked(files, "file") == b"3"
+    assert await directory.exists("file.crc")
+
+
+async def test_a_file_that_is_there_keeps_its_bytes_and_its_checksum(directory: CheckpointDir) -> None:
+    await publish(directory, b"first")
+    with pytest.raises(CheckpointFileExistsError, match="file"):
+        await publish(directory, b"second")
+    assert await read_checked(DirectoryStateFiles(directory), "file") == b"first"
+
+
+@pytest.mark.parametrize("step", ["file", "file.crc"])
+async def test_a_crash_while_a_file_is_replaced_leaves_no_checksum_of_another_file(
+    directory: CheckpointDir, store: InterposedStore, step: str
+) -> None:
+    await publish(directory, b"old")
+
+    class CrashError(Exception):
+        pass
+
+    async def crash() -> None:
+        raise CrashError
+
+    store.before("put", step, crash)
+    with pytest.raises(CrashError):
+        await publish(directory, b"new", overwrite=True)
+    expected = b"old" if step == "file" else b"new"
+    assert await read_checked(DirectoryStateFiles(directory), "file") == expected
+
+
+async def test_a_name_that_is_taken_by_a_file_without_a_checksum_gets_none(directory: CheckpointDir) -> None:
+    await directory.publish_bytes("file", b"first", overwrite=False)
+    with pytest.raises(CheckpointFileExistsError, match="file"):
+        await publish(directory, b"second")
+    assert not await directory.exists("file.crc")
+    assert await read_checked(DirectoryStateFiles(directory), "file") == b"first"
