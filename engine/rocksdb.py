@@ -368,18 +368,29 @@ def _open(
         # Without options for the column family rocksdict would take those in the directory's OPTIONS file, whatever
         # else it is given: with their comparator and merge operator.
         db = rocksdict.Rdict(str(directory), options, {"default": options}, access)
-        if settings.merge_delimiter is not None:
-            return db
-        # Reading an operand without an operator would end the process with a segmentation fault.
+    except Exception as error:
+        raise _typed(error, "open", directory) from error
+    if settings.merge_delimiter is not None:
+        return db
+    try:
+        _check_no_operands(db, directory)
+    except BaseException:
+        # Nobody else knows of it, and the directory would stay locked.
+        db.close()
+        raise
+    return db
+
+
+def _check_no_operands(db: rocksdict.Rdict, directory: Path) -> None:
+    """Refuse a store that nobody knows how to read: an operand without an operator would end the process at once."""
+    try:
         properties = db.property_value(_TABLE_PROPERTIES) or ""
     except Exception as error:
         raise _typed(error, "open", directory) from error
     operands = _OPERANDS.search(properties)
     if operands is None or int(operands[1]):
-        db.close()
         hint = "open it with the merge_delimiter of its writer: Spark's is a comma or nothing"
         raise UsageError("holds operands to be merged", operation="open", subject=str(directory), hint=hint)
-    return db
 
 
 def _typed(error: Exception, operation: str, directory: Path) -> EngineError:

@@ -11,27 +11,27 @@ async with await StateStore.open("s3://bucket/checkpoint/state/0/0", Path("/tmp/
 A store is one task's: its methods that wait take turns, and rows are read and written between them.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from blobstore.local_files import run_blocking
 from engine.clock import Ambient, SystemAmbient
-from engine.errors import UsageError
+from engine.errors import DamagedError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.commit import Committed, Maintained, StateCommits
 from engine.state.errors import NotLoadedError
 from engine.state.families import DEFAULT_FAMILY
 from engine.state.file_manager import StateFileManager
+from engine.state.file_metrics import Deleted
 from engine.state.files import StateFiles, as_state_files
 from engine.state.load import StateLoader, check_target
-from engine.state.loaded import UNCOUNTED, LoadedState
+from engine.state.loaded import UNCOUNTED, LoadedState, rebased
 from engine.state.metrics import LoadMetrics, SaveMetrics
 from engine.state.settings import StateStoreSettings
-from engine.state.working_dir import WorkingDir, no_room
+from engine.state.turns import Turns
+from engine.state.working_dir import WorkingDir
 from index.lineage import Lineage, Resolution
 from index.model import LineageItem, UniqueId
 from index.state_names import StateVersion
@@ -76,13 +76,12 @@ class StateStore:
             self._manager, place, settings, ambient, rocksdb=self._loader.rocksdb, rebase=self._rebase
         )
         self._loaded: LoadedState | None = None
-        # Of the last version that was loaded to be written on, or committed. A deletion spares what it needs (design
-        # 0004, G4), also after an abort: the query will want it again.
+        # Of the last version that was loaded to be written on, or committed. A deletion counts from it and spares what
+        # it needs (design 0004, G4), also after an abort: the query will want it again. What was only looked at counts
+        # for nothing, and before there is such a version nothing is deleted.
         self._needed: Resolution | None = None
-        self._turn = asyncio.Lock()
-        # The method under way, during which rows stand still.
-        self._busy_with = ""
-        self._is_closed = self._is_released = False
+        self._turns = Turns(files.location)
+        self._is_released = False
 
     @classmethod
     async def open(
@@ -195,13 +194,16 @@ class StateStore:
         target = check_target(
             version, unique_id, self._files, self.settings.format_version, read_only=read_only, empty=empty
         )
-        async with self._at_work("load"):
+        async with self._turns.take("load"):
             try:
+                if not read_only:
+                    # Without ids, the snapshot of an abandoned attempt would take the place of its successor's.
+                    await self._commits.uploads.revoke(lambda made: made.of.unique_id is None and made.of > target)
                 loaded = self._loaded
-                if loaded is None or empty or loaded.is_dirty or loaded.is_empty_start or loaded.target != target:
+                if loaded is None or empty or not loaded.still_is(target, read_only=read_only):
                     loaded = await self._load(target, read_only=read_only, empty=empty)
                 else:
-                    self.last_load = LoadMetrics(of=target, base=loaded.base, was_loaded=True)
+                    self.last_load = LoadMetrics(of=target, base=loaded.resolution.base, was_loaded=True)
                 if read_only:
                     loaded.cancel()
                     loaded.is_read_only = True
@@ -218,14 +220,11 @@ class StateStore:
             if at and StateVersion(item.version, item.unique_id) == target:
                 known[target] = self.lineage[:at]
         await self._unload()
-        # Without ids, a snapshot that an abandoned attempt left waiting would take the place of its successor's.
-        if not read_only:
-            await self._commits.uploads.give_up(lambda captured: captured.of.unique_id is None and captured.of > target)
         try:
             if empty:
                 self._loaded, metrics = await self._loader.load_empty(target.version)
             else:
-                self._loaded, metrics = await self._loader.load(target.version, target.unique_id, known)
+                self._loaded, metrics = await self._loader.load(target, known, read_only=read_only)
         finally:
             # Also what a failed load has fetched: before the next one, somebody may have healed it in the store.
             await run_blocking(self._place.clear_fetched)
@@ -236,6 +235,8 @@ class StateStore:
         """A snapshot has arrived in the store."""
         if self._loaded is not None:
             self._loaded.rebase(snapshot)
+        if self._needed is not None:
+            self._needed = rebased(self._needed, snapshot)
 
     async def _begin(self, loaded: LoadedState) -> None:
         """Make ready for the next version: with its id and its changelog."""
@@ -246,6 +247,9 @@ class StateStore:
         """Forget what is loaded. The files stay, for the next load to find the same SSTs."""
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
+            if loaded.is_damaged:
+                # On this machine, perhaps, and not in the store.
+                self._manager.forget_local()
             try:
                 await run_blocking(loaded.cancel)
             finally:
@@ -305,16 +309,14 @@ class StateStore:
 
     def _reading(self, operation: str) -> LoadedState:
         loaded = self._loaded
-        if self._busy_with or self._is_closed or loaded is None:
-            self._check_usable(operation)
+        if loaded is None or self._turns.are_rows_still:
+            self._turns.check_usable(operation)
             raise NotLoadedError("no version is loaded", operation=operation, subject=self._files.location)
         return loaded
 
     def _writing(self, operation: str) -> LoadedState:
         loaded = self._reading(operation)
-        if loaded.is_read_only:
-            hint = "load it without read_only"
-            raise UsageError("was loaded to be read only", operation=operation, subject=str(loaded.target), hint=hint)
+        loaded.check_writable(operation)
         return loaded
 
     # --- commit and abort
@@ -323,7 +325,8 @@ class StateStore:
         """Make the changes the next version: durable, and whole or not at all (design 0004, C3 to C6).
 
         After that the new version is the loaded one. After an error nothing is loaded: load the version from before and
-        do the work again. With format 1 its second attempt takes the place of the first.
+        do the work again. With format 1 its second attempt takes the place of the first. If only the working directory
+        is too full to go on, the version is there, and nothing is loaded either.
 
         Args:
             snapshot: Make a snapshot, and wait for it.
@@ -334,30 +337,31 @@ class StateStore:
             RowChecksumError: A row of a snapshot that is waited for is damaged.
             StoreError, EngineError: The version is not there.
         """
-        async with self._at_work("commit"):
+        async with self._turns.take("commit"):
+            loaded = self._loaded
+            if loaded is None:
+                raise NotLoadedError("no version is loaded", operation="commit", subject=self._files.location)
             try:
-                loaded = self._writing_now()
+                loaded.check_committable()
                 committed = await self._commits.commit(loaded, force=snapshot)
                 self._needed = loaded.resolution
+            except BaseException as error:
+                loaded.is_damaged = loaded.is_damaged or isinstance(error, DamagedError)
+                await self._unload()
+                raise
+            try:
                 await self._begin(loaded)
+            except OSError:
+                # The version stands, and whoever does it again would do it twice.
+                await self._unload()
             except BaseException:
                 await self._unload()
                 raise
             return committed
 
-    def _writing_now(self) -> LoadedState:
-        """As `_writing`, for the method under way itself."""
-        operation, self._busy_with = self._busy_with, ""
-        loaded = self._writing(operation)
-        self._busy_with = operation
-        if loaded.is_torn:
-            hint = "load the version again and repeat the work: an earlier write has failed half way"
-            raise UsageError("a write has failed", operation=operation, subject=str(loaded.target), hint=hint)
-        return loaded
-
     async def abort(self) -> None:
         """Forget what was written since the last commit, and what is loaded (design 0004, C5)."""
-        async with self._at_work("abort"):
+        async with self._turns.take("abort"):
             await self._unload()
 
     # --- maintenance and the end
@@ -365,24 +369,32 @@ class StateStore:
     async def maintain(self) -> Maintained:
         """Wait for the snapshot that is on its way, and delete versions that nobody needs any more.
 
-        Uploads stand in nobody's way; the deletion takes its turn with `load` and `commit`.
+        Uploads stand in nobody's way; the deletion takes its turn with `load` and `commit`. Nothing is deleted before a
+        version was loaded to be written on, or committed.
 
         Raises:
             SnapshotUploadError: The last snapshot was not uploaded, for the reason given. Nothing was deleted.
             StoreError: As the store says.
         """
-        self._check_open("maintain")
+        self._turns.check_open("maintain")
         await self._commits.uploads.settle()
         self._commits.tell_failure("maintain")
-        async with self._turn:
-            self._check_open("maintain")
-            deleted = await self._manager.delete_old_versions(
-                versions_retained_min=self.settings.versions_retained_min,
-                versions_deleted_min=self.settings.stale_versions_min,
-                versions_deleted_max=self.settings.versions_deleted_max,
-                needed=self._needed if self._loaded is None else self._loaded.resolution,
-            )
-        return Maintained(uploaded=self._commits.take_uploaded(), deleted=deleted)
+        deleted = Deleted()
+        async with self._turns.lock:
+            self._turns.check_open("maintain")
+            # A picture of a directory says itself that it cannot be written.
+            if self._needed is not None or not self._files.is_writable:
+                if self._loaded is not None and self._loaded.is_read_only:
+                    # It stays readable, but what it is made of may go.
+                    self._loaded.is_outlived = True
+                deleted = await self._manager.delete_old_versions(
+                    versions_retained_min=self.settings.versions_retained_min,
+                    versions_deleted_min=self.settings.stale_versions_min,
+                    versions_deleted_max=self.settings.versions_deleted_max,
+                    needed=self._needed,
+                )
+        uploaded = self._commits.take_uploaded()
+        return Maintained(uploaded=uploaded, deleted=deleted, deletion_waits=self._needed is None)
 
     async def close(self) -> None:
         """Finish uploads that go on in the background, and give everything back; once is enough.
@@ -391,8 +403,8 @@ class StateStore:
             SnapshotUploadError: The last snapshot was not uploaded. Everything was given back.
             TargetError: The working directory could not be cleared.
         """
-        self._is_closed = True
-        async with self._turn:
+        self._turns.is_closed = True
+        async with self._turns.lock:
             if self._is_released:
                 return
             try:
@@ -423,27 +435,3 @@ class StateStore:
             if error is None:
                 raise
             error.add_note(f"and closing the state store failed: {failure}")
-
-    @asynccontextmanager
-    async def _at_work(self, operation: str) -> AsyncIterator[None]:
-        self._check_open(operation)
-        async with self._turn:
-            self._check_open(operation)
-            self._busy_with = operation
-            try:
-                yield
-            except OSError as error:
-                raise no_room(operation, error) from error
-            finally:
-                self._busy_with = ""
-
-    def _check_usable(self, operation: str) -> None:
-        self._check_open(operation)
-        if self._busy_with:
-            hint = "wait for it: rows stand still meanwhile"
-            reason = f"a {self._busy_with} is under way"
-            raise UsageError(reason, operation=operation, subject=self._files.location, hint=hint)
-
-    def _check_open(self, operation: str) -> None:
-        if self._is_closed:
-            raise UsageError("the state store is closed", operation=operation, subject=self._files.location)

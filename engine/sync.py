@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from blobstore.base import BlobStore
 from engine.clock import Ambient
@@ -70,14 +70,76 @@ async def _settle(cancelled: list[asyncio.Task[Any]]) -> None:
         await asyncio.wait(cancelled)
 
 
-class Blocking(Generic[P, R]):
-    """Turns a method of `Repository` into one of `SyncRepository` with the same arguments, result and errors."""
+class Closing(Protocol):
+    """What a `Facade` can stand for."""
 
-    def __init__(self, method: Callable[Concatenate[Repository, P], Awaitable[R]]) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        ...
+
+
+A = TypeVar("A", bound=Closing)
+# Covariant, so that a method of a base class is one of the facade's too.
+A_co = TypeVar("A_co", bound=Closing, covariant=True)
+
+
+class Facade(Generic[A_co]):
+    """An asynchronous object for callers without an event loop. Use it as a context manager, or call `close`.
+
+    Attributes:
+        loop: Where its methods run.
+        asynchronous: The object.
+    """
+
+    def __init__(self, loop: LoopThread, asynchronous: A_co) -> None:
+        """Prefer the ways of the class to open one."""
+        self.loop = loop
+        self.asynchronous = asynchronous
+
+    @classmethod
+    def _begin(cls, opening: Coroutine[Any, Any, Any]) -> Self:
+        loop = LoopThread()
+        try:
+            return cls(loop, loop.run(opening))
+        except BaseException:
+            loop.stop()
+            raise
+
+    def close(self) -> None:
+        """Close the object and its loop; once is enough."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        """The object itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it, as the object does."""
+        if not self.loop.is_running:
+            return
+        try:
+            self.loop.run(self._leave(kind, error, trace))
+        finally:
+            self.loop.stop()
+
+    async def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.asynchronous.__aexit__(kind, error, trace)
+
+
+class Blocking(Generic[A, P, R]):
+    """Turns a method that waits into one of a `Facade` with the same arguments, result and errors."""
+
+    def __init__(self, method: Callable[Concatenate[A, P], Awaitable[R]]) -> None:
         self._method = method
         self.__doc__ = method.__doc__
 
-    def __get__(self, instance: "SyncRepository", owner: type["SyncRepository"]) -> Callable[P, R]:
+    def __get__(self, instance: Facade[A], owner: type[Facade[A]]) -> Callable[P, R]:
         """The bound blocking method."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -90,13 +152,8 @@ class Blocking(Generic[P, R]):
         return call
 
 
-class SyncRepository:
+class SyncRepository(Facade[Repository]):
     """The methods of `Repository`, blocking. Use it as a context manager, or call `close`."""
-
-    def __init__(self, loop: LoopThread, asynchronous: Repository) -> None:
-        """Prefer `SyncRepository.open` or `SyncRepository.init`."""
-        self.loop = loop
-        self.asynchronous = asynchronous
 
     @classmethod
     def open(
@@ -122,34 +179,6 @@ class SyncRepository:
     ) -> Self:
         """As `Repository.init`; `times_ms` are its `ttl_ms`, `margin_ms` and `collection_period_ms`."""
         return cls._begin(Repository.init(store, settings=settings, ambient=ambient, cache_dir=cache_dir, **times_ms))
-
-    @classmethod
-    def _begin(cls, opening: Coroutine[Any, Any, Repository]) -> Self:
-        loop = LoopThread()
-        try:
-            return cls(loop, loop.run(opening))
-        except BaseException:
-            loop.stop()
-            raise
-
-    def __enter__(self) -> Self:
-        """The repository itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        self.close()
-
-    def close(self) -> None:
-        """Release the store and the loop; once is enough."""
-        if not self.loop.is_running:
-            return
-        try:
-            self.loop.run(self.asynchronous.close())
-        finally:
-            self.loop.stop()
 
     @property
     def record(self) -> RepositoryRecord:

@@ -415,5 +415,5 @@ def _join(version: int, lines: Iterable[str]) -> bytes:
 def _parse(text: str, kind: type[T], subject: str) -> T:
     try:
         return msgspec.json.decode(text, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise BatchLogError(f"is not what Spark writes: {error}", subject=subject) from error

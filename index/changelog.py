@@ -14,6 +14,7 @@ from index.errors import DamagedChangelogError, LineageError, UnknownFormatError
 from index.java_utf import decode_utf, encode_utf
 from index.lineage import decode_lineage, encode_lineage
 from index.model import LineageItem
+from index.state_names import StateVersion, changelog_name
 
 PUT: Final = 0x01
 DELETE: Final = 0x10
@@ -64,6 +65,51 @@ def changelog_version(*, column_families: bool, unique_ids: bool) -> ChangelogVe
     if unique_ids:
         return 4 if column_families else 3
     return 2 if column_families else 1
+
+
+def check_header(header: ChangelogHeader, of: StateVersion, *, subject: str = "changelog") -> None:
+    """Refuse a changelog that is of another kind than its name says (design 0004, L6).
+
+    Args:
+        header: What stands in the file.
+        of: What stands in its name.
+        subject: The name, for errors.
+
+    Raises:
+        DamagedChangelogError: The name has an id and the content no lineage, not even an empty one, or the reverse.
+    """
+    if (of.unique_id is not None) == (header.version in _WITH_LINEAGE):
+        return
+    kind = "an id" if of.unique_id is not None else "no id"
+    raise DamagedChangelogError(
+        f"has {kind} in its name, and its content is of version {header.version}, which goes with another kind of name",
+        subject=subject,
+        hint="another file was copied to this name; take the file from a backup",
+    )
+
+
+def check_leads_back(header: ChangelogHeader, of: StateVersion, before: StateVersion) -> None:
+    """Refuse a changelog that was not written on top of the version that it is to be replayed on (design 0004, R8).
+
+    Args:
+        header: Of the changelog.
+        of: Whose changelog it is.
+        before: What was replayed before it, or the base; version 0 if it is to be replayed on nothing.
+
+    Raises:
+        LineageError: Its lineage ends with another version, or there is one where it is to follow a version without
+            an id, or none where it is to follow one with an id.
+    """
+    if of.unique_id is None:
+        return
+    newest = max((StateVersion(item.version, item.unique_id) for item in header.lineage), default=None)
+    if newest == (None if before.unique_id is None else before):
+        return
+    raise LineageError(
+        f"does not lead back: it was written on top of {newest or 'no version with an id'}, not of {before}",
+        subject=changelog_name(of),
+        hint=_HINT,
+    )
 
 
 def decode_header(start: bytes, *, complete: bool, subject: str = "changelog") -> ChangelogHeader | None:

@@ -65,7 +65,11 @@ class Present(msgspec.Struct, frozen=True):
 
     def with_header(self, of: StateVersion, lineage: Iterable[LineageItem]) -> "Present":
         """The same, once the header of the changelog of `of` is known."""
-        return Present(self.snapshots, self.changelogs, {**self.headers, of: tuple(lineage)})
+        return self.with_headers({of: tuple(lineage)})
+
+    def with_headers(self, headers: Mapping[StateVersion, Lineage]) -> "Present":
+        """The same, once the headers of these changelogs are known: one copy, however many they are."""
+        return Present(self.snapshots, self.changelogs, {**self.headers, **headers})
 
     def without_snapshot(self, of: StateVersion) -> "Present":
         """The same without a snapshot that does not open (design 0004, R7)."""

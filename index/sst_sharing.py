@@ -2,7 +2,8 @@
 
 Spark goes by name and size along one RocksDB history, which has failed it eight times (SPARK-43404 to SPARK-52637).
 Here a file also has to be what it was when it was put there or fetched: by the identity that RocksDB wrote into it, or
-by its hash if it has none.
+by its hash if it has none. An identity says which file it was, not that nobody has altered it since: for that it also
+has to be the same inode with the same time of its last change (S5).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +17,13 @@ from index.state_metadata import StoredFile
 FileIdentity = SstIdentity | bytes
 
 
+class FileStamp(msgspec.Struct, frozen=True):
+    """What the file system says of a file. Not the time of its inode: that changes with each hard link to it."""
+
+    inode: int
+    modified_at_ns: int
+
+
 class LocalStateFile(msgspec.Struct, frozen=True):
     """An SST or an archived WAL as it stands on this machine."""
 
@@ -23,6 +31,10 @@ class LocalStateFile(msgspec.Struct, frozen=True):
     name: str
     size_bytes: int
     identity: FileIdentity
+    # None: nobody has looked, and it counts as altered.
+    stamp: FileStamp | None = None
+    # Whether it has other names: as a file of a rocksdb_checkpoint has, unless the file system knows no hard links.
+    is_linked: bool = False
 
 
 class SharedFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +42,8 @@ class SharedFile(msgspec.Struct, frozen=True, kw_only=True):
 
     stored: StoredFile
     identity: FileIdentity
+    # Of the local file, when it was put there or fetched.
+    stamp: FileStamp | None = None
     # The version that put it there; of a file that was fetched, the one that it was fetched for.
     version: int
     # The upload that puts it there; empty for a file that was fetched.
@@ -40,15 +54,26 @@ class SharedFile(msgspec.Struct, frozen=True, kw_only=True):
 SharedFiles = Mapping[str, SharedFile]
 
 
-def forget_newer(shared: SharedFiles, version: int) -> dict[str, SharedFile]:
-    """What is still true of local files when a version is loaded: nothing that this version or a later one put there.
+def as_fetched(shared: SharedFiles, kept: Collection[str], version: int) -> dict[str, SharedFile]:
+    """What is known of local files when a version is loaded: of those that stay, what would be if they were fetched.
 
-    A later one may be of a history that is being left, and this one may have been overwritten since.
+    The snapshot names them, and no stored name ever gets other bytes: so it does not matter which version, of which
+    history, has put them there, and the next snapshot may name them as well (S1). Everything else goes.
+
+    Args:
+        shared: What was known.
+        kept: As `choose_kept` answers.
+        version: Of the snapshot.
 
     Source:
-        Spark `RocksDBFileMapping.purgeIncompatibleMappingsForLoad`; SPARK-45419.
+        Spark `RocksDBFileMapping.purgeIncompatibleMappingsForLoad`, which forgets what newer versions put there and
+        fetches it again; SPARK-45419.
     """
-    return {name: file for name, file in shared.items() if file.version < version}
+    return {
+        name: msgspec.structs.replace(file, version=min(file.version, version), upload_id="")
+        for name, file in shared.items()
+        if name in kept
+    }
 
 
 def choose_kept(
@@ -62,7 +87,7 @@ def choose_kept(
     Args:
         local: What is there.
         wanted: What the snapshot names.
-        shared: What is known of local files, after `forget_newer`.
+        shared: What is known of local files.
         pending: Uploads that are not complete.
 
     Returns:
@@ -106,6 +131,27 @@ def choose_reused(
     )
 
 
+def find_altered(local: Iterable[LocalStateFile], shared: SharedFiles) -> tuple[str, ...]:
+    """The local names of files that somebody has written to since they were put there or fetched (S5).
+
+    RocksDB never writes to an SST again. Another inode of the same identity is no proof, but a copy that somebody made:
+    the file system, if it knows no hard links, and that may use an inode again.
+    """
+    return tuple(
+        file.name
+        for file in local
+        if file.is_linked
+        and file.name in shared
+        and not isinstance(file.identity, bytes)
+        and file.identity == shared[file.name].identity
+        and _has_changed(file.stamp, shared[file.name].stamp)
+    )
+
+
+def _has_changed(now: FileStamp | None, then: FileStamp | None) -> bool:
+    return now is not None and then is not None and now.inode == then.inode and now != then
+
+
 def is_stale(newest_use: int, newest_snapshot: int, versions_retained: int) -> bool:
     """Whether somebody who retains so many versions may have deleted a file that was last used by `newest_use` (S4).
 
@@ -125,4 +171,10 @@ def _is_same(local: LocalStateFile, shared: SharedFile, pending: Collection[str]
         shared.upload_id not in pending
         and local.size_bytes == shared.stored.size_bytes
         and local.identity == shared.identity
+        and _is_untouched(local, shared)
     )
+
+
+def _is_untouched(local: LocalStateFile, shared: SharedFile) -> bool:
+    # A hash is of all bytes that are there now.
+    return isinstance(local.identity, bytes) or (local.stamp is not None and local.stamp == shared.stamp)

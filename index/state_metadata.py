@@ -9,8 +9,8 @@ from index.jackson import encode_jackson
 from index.model import SIZE_BYTES_MAX
 from index.state_names import check_log_name, check_sst_name, check_stored_name
 
-# More than any RocksDB has, and few enough to be read at once.
-STATE_METADATA_BYTES_MAX: Final = 256 * 1024 * 1024
+# Some 250,000 files, more than any RocksDB has, and few enough to be read at once: what is read takes ten times that.
+STATE_METADATA_BYTES_MAX: Final = 32 * 1024 * 1024
 STATE_FILES_MAX: Final = 1_000_000
 # A column family's number is a Java short.
 COLUMN_FAMILY_ID_MAX: Final = 0x7FFF
@@ -148,8 +148,9 @@ def _from_wire(wire: _SparkMetadata) -> StateMetadata:
     return StateMetadata(
         sst_files=tuple(StoredFile(f.local_file_name, f.dfs_sst_file_name, f.size_bytes) for f in wire.sst_files),
         log_files=tuple(StoredFile(f.local_file_name, f.dfs_log_file_name, f.size_bytes) for f in wire.log_files or ()),
-        num_keys=wire.num_keys,
-        num_internal_keys=wire.num_internal_keys or 0,
+        # Some of Spark 4.0 counts a removal of what is not there: a number below nothing is none.
+        num_keys=max(NOT_COUNTED, wire.num_keys),
+        num_internal_keys=max(NOT_COUNTED, wire.num_internal_keys or 0),
         column_family_ids=None if ids is None else tuple(ids.items()),
         column_family_internal=None if internal is None else tuple(internal.items()),
         column_family_id_max=wire.max_column_family_id,

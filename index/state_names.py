@@ -18,12 +18,18 @@ METADATA: Final = "metadata"
 # What exists is never newer: 2^63 - 1, as in the grammar.
 STATE_VERSION_MAX: Final = SIZE_BYTES_MAX
 
-_UNIQUE_ID = re.compile(r"[^_/\0]+")
+# A component of a key, as every store takes it (`blobstore.base`); a name outside this grammar is in no store.
+_COMPONENT = re.compile(r"[A-Za-z0-9_@~%+=,-][A-Za-z0-9_@~%+=,.-]{0,254}")
+_ID: Final = r"[A-Za-z0-9@~%+=,.-]+"
+_UNIQUE_ID = re.compile(_ID)
 _STATE_NAME = re.compile(
-    r"(?P<version>0|[1-9][0-9]{0,18})(?:_(?P<unique_id>[^_/\0]+))?\.(?P<kind>zip|changelog)(?P<checksum>\.crc)?"
+    rf"(?P<version>0|[1-9][0-9]{{0,18}})(?:_(?P<unique_id>{_ID}))?\.(?P<kind>zip|changelog)(?P<checksum>\.crc)?"
 )
 _SST = re.compile(r"[0-9]+\.sst")
 _LOG = re.compile(r"[0-9]+\.log")
+_UUID: Final = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_SHARED = re.compile(rf"SSTs/[0-9]+-{_UUID}\.sst|logs/[0-9]+-{_UUID}\.log")
+_NO_ENTRY = re.compile(r"LOG(\.old\..*)?|LOCK|IDENTITY|rocksdict-config\.json|archive|\..*", re.DOTALL)
 _SUFFIXES: Final = {"snapshot": ".zip", "changelog": ".changelog"}
 _HINT: Final = "the snapshot is damaged or hostile; nothing was written"
 
@@ -76,7 +82,7 @@ def parse_state_name(name: str) -> StateFileName | None:
         return None
     version = int(m["version"])
     unique_id = m["unique_id"]
-    if version > STATE_VERSION_MAX or (unique_id is not None and not _is_unicode(unique_id)):
+    if version > STATE_VERSION_MAX:
         return None
     kind: StateFileKind = "snapshot" if m["kind"] == "zip" else "changelog"
     of = StateVersion(version, None if unique_id is None else UniqueId(unique_id))
@@ -117,14 +123,20 @@ def stored_name(local_name: str, upload_id: str) -> str:
     return f"{stem}-{upload_id}{dot}{extension}"
 
 
+def is_shared_path(path: str) -> bool:
+    """Whether a path is one that Spark or tidemark gives a file in `SSTs/` or `logs/` (design 0004, N3)."""
+    return _SHARED.fullmatch(path) is not None
+
+
 def check_unique_id(unique_id: str) -> UniqueId:
     """An id from outside, once it is known to make a safe file name that parses back to it (design 0004, N1).
 
     Raises:
-        UnsafeNameError: It is empty, has `_`, `/` or NUL, is not valid Unicode, or makes a name of over 255 bytes.
+        UnsafeNameError: It is empty, has a character that no key of a store has, or `_`, or makes a name of over 255
+            bytes.
     """
     hint = "unique ids are UUIDs; take the one that stands in the commit log"
-    if _UNIQUE_ID.fullmatch(unique_id) is None or not _is_unicode(unique_id):
+    if _UNIQUE_ID.fullmatch(unique_id) is None:
         raise UnsafeNameError("cannot stand in the name of a state file", subject=f"unique id {unique_id!r}", hint=hint)
     check_file_name(checksum_name(changelog_name(StateVersion(STATE_VERSION_MAX, UniqueId(unique_id)))))
     return UniqueId(unique_id)
@@ -149,7 +161,7 @@ def check_log_name(name: str) -> str:
 
 
 def check_stored_name(name: str, extension: str) -> str:
-    """A name in `SSTs/` or `logs/` from outside, once it is one safe component with this extension (0004, N4).
+    """A name in `SSTs/` or `logs/` from outside, once it is one component of a key with this extension (0004, N4).
 
     Args:
         name: For example `000008-<uuid>.sst`. What stands before the extension is up to its writer.
@@ -161,18 +173,29 @@ def check_stored_name(name: str, extension: str) -> str:
     check_file_name(name)
     if not name.endswith(extension):
         raise UnsafeNameError(f"does not end in {extension}", subject=repr(name), hint=_HINT)
+    if _COMPONENT.fullmatch(name) is None:
+        raise UnsafeNameError("has a character that no name in a store has", subject=repr(name), hint=_HINT)
     return name
 
 
+def is_zip_entry(name: str) -> bool:
+    """Whether a file at the top of a RocksDB directory is part of a snapshot's zip (design 0004, Z3).
+
+    Not so: SSTs, what RocksDB and rocksdict leave beside the files that matter, leftovers of ours, and what would take
+    the place of the directory of archived WALs.
+    """
+    return not name.endswith(".sst") and _NO_ENTRY.fullmatch(name) is None
+
+
 def check_zip_entry(name: str) -> str:
-    """The name of an entry of a snapshot, once it is one safe component and no SST (design 0004, N4).
+    """The name of an entry of a snapshot, once it is one safe component that belongs there (design 0004, N4).
 
     Raises:
-        UnsafeNameError: It is not a single path component, or names an SST, which never stands in a snapshot.
+        UnsafeNameError: It is not a single path component, or names what never stands in a snapshot: an SST for one.
     """
     check_file_name(name)
-    if name.endswith(".sst"):
-        raise UnsafeNameError("is an SST inside a snapshot", subject=repr(name), hint=_HINT)
+    if not is_zip_entry(name):
+        raise UnsafeNameError("never stands in a snapshot", subject=repr(name), hint=_HINT)
     return name
 
 
@@ -181,11 +204,3 @@ def _check_local_name(name: str, form: re.Pattern[str], message: str) -> str:
     if form.fullmatch(name) is None:
         raise UnsafeNameError(message, subject=repr(name), hint=_HINT)
     return name
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -4,12 +4,14 @@ Spark counts versions over all unique ids, and knows neither the commit log nor 
 are Spark's where that does no harm; where a query was taken back to an older version, its own past stays (G4).
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from index.lineage import Resolution
-from index.state_names import StateFileName, StateVersion, parse_state_name
+from index.lineage import HeaderNeeded, Present, Resolution, full_lineage, resolve
+from index.model import LineageItem
+from index.state_names import StateFileName, StateVersion, is_shared_path, parse_state_name
 
 
 class StateListing(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,32 +82,96 @@ def deletion_is_due(*, oldest_seen: int, newest_seen: int | None, retained_min: 
     return newest_seen - oldest_seen + 1 - retained_min >= deleted_min
 
 
+class BaseNeeded(msgspec.Struct, frozen=True):
+    """The version whose base has to be known before it is known what goes; see `find_base`."""
+
+    version: int
+
+
 def choose_oldest_kept(
-    snapshots: Iterable[StateVersion], *, retained_min: int, deleted_max: int = -1, current: int | None = None
-) -> int:
+    listing: StateListing, *, retained_min: int, deleted_max: int = -1, needed: Resolution | None = None
+) -> int | BaseNeeded:
     """The oldest snapshot that stays: the newest one from which the oldest version to retain can be put together (G1).
 
+    Numbers alone tell that only where one history is there. A snapshot of an attempt that lost, or of a history that
+    was left, is no base of anything that is to be retained (G7).
+
     Args:
-        snapshots: All that there are, of every unique id.
+        listing: All that is there, of every unique id.
         retained_min: How many versions stay loadable.
         deleted_max: The oldest that stays is at most so many versions above the oldest there is; -1: any number.
-        current: The version that the caller stands at. If newer snapshots are there, of a history that was left, the
-            versions to retain are counted from this one (G4).
+        needed: What the version that the caller stands at is made of. If newer snapshots are there, of a history that
+            was left, the versions to retain are counted from this one (G4). None: the caller does not know; then they
+            are counted from where the first two histories part.
 
     Returns:
-        Its version; 0 if nothing can go.
+        Its version, 0 if nothing can go; or the version that it is the base of, if only headers tell.
 
     Source:
         Spark `RocksDBFileManager.deleteOldVersions`.
     """
-    versions = sorted(of.version for of in snapshots)
-    if not versions:
+    snapshots = listing.snapshots
+    target = None if needed is None else needed.target
+    if target is not None and target.unique_id is None:
+        # Without ids nothing with an id is ever replayed.
+        snapshots = tuple(of for of in snapshots if of.unique_id is None)
+    if not snapshots:
         return 0
-    newest = versions[-1] if current is None else min(current, versions[-1])
+    newest = snapshots[-1].version
+    newest = min([newest, *_forks(listing)] if target is None else [newest, target.version])
     limit = newest - retained_min + 1
     if deleted_max != -1:
-        limit = min(limit, versions[0] + deleted_max)
-    return max((version for version in versions if version <= limit), default=0)
+        limit = min(limit, listing.snapshots[0].version + deleted_max)
+    candidates = sorted({of.version for of in snapshots if of.version <= limit}, reverse=True)
+    if not candidates or (target is not None and target.unique_id is None):
+        return candidates[0] if candidates else 0
+    if needed is not None:
+        return candidates[0] if _is_certain(candidates[0], listing, needed) else BaseNeeded(limit)
+    return next((version for version in candidates if _is_certain(version, listing, None)), 0)
+
+
+def _forks(listing: StateListing) -> list[int]:
+    """The versions of which more than one attempt is there."""
+    counts = Counter(of.version for of in {*listing.snapshots, *listing.changelogs})
+    return [version for version, count in counts.items() if count > 1]
+
+
+def _is_certain(version: int, listing: StateListing, needed: Resolution | None) -> bool:
+    """Whether every history that goes through this version has a snapshot of it.
+
+    Of each version between its base and its end a history has a file. So where all files of a version are snapshots or
+    lie beside one, the one that counts has one too, whichever it is.
+    """
+    snapshots = frozenset(of for of in listing.snapshots if of.version == version)
+    if all(of in snapshots for of in listing.changelogs if of.version == version):
+        return True
+    if needed is None:
+        return False
+    known = {StateVersion(item.version, item.unique_id) for item in needed.lineage}
+    return needed.base in snapshots or not known.isdisjoint(snapshots)
+
+
+def find_base(needed: BaseNeeded, target: StateVersion, present: Present) -> Resolution | HeaderNeeded:
+    """What an older version of the history that leads to `target` is made of.
+
+    Args:
+        needed: The older version; if it is below 1, version 1 is meant.
+        target: Where the caller stands, with its id.
+        present: What is there, and the headers that are known.
+
+    Returns:
+        Its base is the oldest that stays; or the changelog whose header has to be known next.
+
+    Raises:
+        LineageError: The headers do not lead back so far.
+        VersionMissingError: A file of the older version is not there.
+    """
+    assert target.unique_id is not None  # noqa: S101  # `choose_oldest_kept` asks for no other
+    end = LineageItem(target.version, target.unique_id)
+    lineage = full_lineage(max(1, needed.version), end, present.headers)
+    if isinstance(lineage, HeaderNeeded):
+        return lineage
+    return resolve(lineage[0].version, lineage[0].unique_id, present)
 
 
 def snapshots_to_delete(
@@ -163,7 +229,7 @@ def find_orphan_files(named: Collection[str], shared: Sequence[SharedStatus], *,
     """SSTs and logs that no snapshot names and that no upload under way can be about to name (G3).
 
     An upload puts its files before its snapshot, so what no snapshot names may be of one that is not there yet. What is
-    older than every file that is named is not.
+    older than every file that is named is not. What has not the form of such a name is somebody else's (G5).
 
     Args:
         named: Paths that snapshots name, those included that are about to go.
@@ -177,4 +243,5 @@ def find_orphan_files(named: Collection[str], shared: Sequence[SharedStatus], *,
     if snapshots < 2 or not times:  # noqa: PLR2004 — the rule says two
         return ()
     oldest_ms = min(times)
-    return tuple(sorted(f.path for f in shared if f.path not in named and f.modified_at_ms < oldest_ms))
+    unnamed = (file for file in shared if file.path not in named and file.modified_at_ms < oldest_ms)
+    return tuple(sorted(file.path for file in unnamed if is_shared_path(file.path)))

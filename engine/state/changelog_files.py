@@ -16,6 +16,7 @@ from index.changelog import (
     ChangelogHeader,
     ChangelogVersion,
     Record,
+    check_header,
     encode_delete,
     encode_delete_range,
     encode_end,
@@ -24,6 +25,7 @@ from index.changelog import (
     encode_put,
 )
 from index.model import LineageItem
+from index.state_names import StateVersion, changelog_name
 
 # Records are compressed together once they take this much. Each write is one system call.
 _BUFFER_BYTES: Final = 128 * 1024
@@ -144,7 +146,7 @@ class ChangelogReader:
     def __init__(self, path: Path, codec: Codec) -> None:
         self._path = path
         self._file = path.open("rb", buffering=0)
-        self._pieces = decompress_chunks(codec, iter(self._next_chunk, b""), subject=path.name)
+        self._pieces = _slices(decompress_chunks(codec, iter(self._next_chunk, b""), subject=path.name))
         self._decoder = ChangelogDecoder(path.name)
         self._first: list[Record] = []
         self._finished = False
@@ -208,17 +210,33 @@ class ChangelogReader:
         self.close()
 
 
-def open_changelog(path: Path, codec: Codec) -> ChangelogReader:
+def _slices(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of bounded size: of the smallest records, a piece becomes thirty times its size."""
+    for piece in pieces:
+        for at in range(0, len(piece), _CHUNK_BYTES):
+            yield piece[at : at + _CHUNK_BYTES]
+
+
+def open_changelog(path: Path, codec: Codec, of: StateVersion | None = None) -> ChangelogReader:
     """Open a changelog and read its header.
 
     Args:
         path: A whole file; errors name it.
         codec: How it is compressed: what the offset log says.
+        of: The version that the file's name in the store says, which its content has to go with (design 0004, L6);
+            None: nobody knows.
 
     Raises:
-        DamagedChangelogError: Header or lineage are cut short or none.
+        DamagedChangelogError: Header or lineage are cut short or none, or go with another kind of name.
         DamagedError: Its beginning does not decompress.
         UnknownFormatError: A newer Spark wrote it.
         OSError: It cannot be read.
     """
-    return ChangelogReader(path, codec)
+    reader = ChangelogReader(path, codec)
+    try:
+        if of is not None:
+            check_header(reader.header, of, subject=changelog_name(of))
+    except BaseException:
+        reader.close()
+        raise
+    return reader

@@ -9,6 +9,7 @@ So the hidden one goes before the file is replaced or deleted; without one, the 
 """
 
 import itertools
+import os
 import re
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
@@ -191,7 +192,7 @@ class CheckpointDir:
         """
         self._checked(path, "fetch")
         at_most = size_bytes if size_bytes is not None else size_bytes_max
-        temp = target.with_name(f".{target.name[:200]}.{next(_fetches)}.tmp")
+        temp = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:200])}.{next(_fetches)}.tmp")
         try:
             got = await self._fetch(path, temp, at_most)
             if size_bytes is not None and got != size_bytes:

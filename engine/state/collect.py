@@ -13,19 +13,22 @@ from engine.state.file_metrics import Deleted
 from engine.state.local_files import shared_path
 from engine.state.zips import StateZip
 from index.errors import FormatError, VersionMissingError
-from index.lineage import Resolution
+from index.lineage import HeaderNeeded, Lineage, Present, Resolution
 from index.state_names import LOGS, SSTS, StateVersion, changelog_name, checksum_name, snapshot_name, state_name
 from index.state_retention import (
+    BaseNeeded,
     SharedStatus,
     StateListing,
     choose_oldest_kept,
     deletion_is_due,
+    find_base,
     find_orphan_files,
     plan_deletion,
     snapshots_to_delete,
 )
 
 ReadSnapshot = Callable[[StateVersion], Awaitable[StateZip]]
+ReadHeader = Callable[[StateVersion], Awaitable[Lineage]]
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -41,6 +44,7 @@ async def delete_old_versions(
     directory: CheckpointDir,
     known: StateFileMap,
     read_snapshot: ReadSnapshot,
+    read_header: ReadHeader,
     *,
     retained_min: int,
     deleted_min: int,
@@ -49,45 +53,74 @@ async def delete_old_versions(
     gets_max: int,
 ) -> Deleted:
     """As `StateFileManager.delete_old_versions`."""
+    known.retains(retained_min)
     oldest_seen, newest_seen = known.seen
     if not deletion_is_due(
         oldest_seen=oldest_seen, newest_seen=newest_seen, retained_min=retained_min, deleted_min=deleted_min
     ):
         return Deleted()
-    statuses = await directory.list()
-    listing = _listing(statuses)
-    oldest_kept = choose_oldest_kept(
-        listing.snapshots,
-        retained_min=retained_min,
-        deleted_max=deleted_max,
-        current=None if needed is None else needed.target.version,
-    )
-    going = snapshots_to_delete(listing.snapshots, oldest_kept, needed)
-    if not going:
-        return Deleted()
-    # Before the zips are looked at: an upload that ends in between is of files that are younger than what is listed.
-    shared = await _list_shared(directory)
-    look = _Look(statuses, listing, going, oldest_kept)
-    files_of = await _files_of(look, known, read_snapshot, gets_max)
-    plan = plan_deletion(listing, files_of, shared, oldest_kept=oldest_kept, needed=needed)
-    if plan is None:
-        return Deleted()
+    # From before the listing on: what an upload has named that ended since is in no zip that is listed.
+    with known.watch_uploads() as uploaded_paths:
+        look = await _look(directory, read_header, retained_min=retained_min, deleted_max=deleted_max, needed=needed)
+        if not look.going:
+            return Deleted()
+        # Before the zips are looked at: an upload that ends in between is of files that are younger than what is
+        # listed.
+        shared = await _list_shared(directory)
+        files_of = await _files_of(look, known, read_snapshot, gets_max)
+        plan = plan_deletion(look.listing, files_of, shared, oldest_kept=look.oldest_kept, needed=needed)
+        if plan is None:
+            return Deleted()
+        unnamed = known.give_up(plan.unnamed, uploaded_paths)
+        orphans = known.give_up(plan.orphans, uploaded_paths)
     # Each step before the next (G2): what is left of an interrupted one is found again.
-    unnamed, orphans = known.give_up(plan.unnamed), known.give_up(plan.orphans)
     await directory.delete((*unnamed, *orphans))
     await directory.delete([snapshot_name(of) for of in plan.snapshots])
     known.forget_named(plan.snapshots)
     await directory.delete([changelog_name(of) for of in plan.changelogs])
     await directory.delete([checksum_name(state_name(file.kind, file.of)) for file in plan.checksums])
-    known.deleted_below(oldest_kept)
+    known.deleted_below(look.oldest_kept)
     return Deleted(
-        oldest_kept=oldest_kept,
+        oldest_kept=look.oldest_kept,
         snapshots=len(plan.snapshots),
         changelogs=len(plan.changelogs),
         files=len(unnamed),
         orphans=len(orphans),
         checksums=len(plan.checksums),
     )
+
+
+async def _look(
+    directory: CheckpointDir,
+    read_header: ReadHeader,
+    *,
+    retained_min: int,
+    deleted_max: int,
+    needed: Resolution | None,
+) -> _Look:
+    """List the directory, and find out which snapshots can go."""
+    statuses = await directory.list()
+    listing = _listing(statuses)
+    chosen = choose_oldest_kept(listing, retained_min=retained_min, deleted_max=deleted_max, needed=needed)
+    if isinstance(chosen, BaseNeeded):
+        # It asks for a base only where a caller's version is known.
+        chosen = 0 if needed is None else await _walk_back(chosen, needed, listing, read_header)
+    return _Look(statuses, listing, snapshots_to_delete(listing.snapshots, chosen, needed), chosen)
+
+
+async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListing, read_header: ReadHeader) -> int:
+    """The base of an older version by the headers that lead there (G7); 0, so that nothing goes, if they do not."""
+    present = Present(frozenset(listing.snapshots), frozenset(listing.changelogs))
+    # What the caller knows needs no reading.
+    versions = [StateVersion(item.version, item.unique_id) for item in needed.lineage]
+    present = present.with_headers({of: needed.lineage[:at] for at, of in enumerate(versions) if at})
+    try:
+        while isinstance(answer := find_base(wanted, needed.target, present), HeaderNeeded):
+            present = present.with_headers({answer.changelog: await read_header(answer.changelog)})
+    except (DamagedError, FormatError):
+        # A version that cannot be put together says nothing about what may go. Whoever loads it is told why.
+        return 0
+    return 0 if answer.base is None else answer.base.version
 
 
 async def find_orphans(
@@ -107,17 +140,7 @@ def _listing(statuses: tuple[FileStatus, ...]) -> StateListing:
 
 async def _list_shared(directory: CheckpointDir) -> tuple[SharedStatus, ...]:
     found = [*await directory.list(SSTS), *await directory.list(LOGS)]
-    return tuple(
-        SharedStatus(status.path, status.modified_at_ms)
-        for status in found
-        if not status.is_directory and _is_ours(status.path)
-    )
-
-
-def _is_ours(path: str) -> bool:
-    """Whether this is what N3 has in these two directories; anything else is foreign (G5)."""
-    name = path.rpartition("/")[2]
-    return name.endswith((".sst", ".log")) and shared_path(name) == path
+    return tuple(SharedStatus(status.path, status.modified_at_ms) for status in found if not status.is_directory)
 
 
 async def _files_of(

@@ -44,6 +44,9 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
     # The newest snapshot that is in the store and was uploaded since the last `maintain`; None: there was none.
     uploaded: StateVersion | None
     deleted: Deleted
+    # Nothing was deleted because nothing has been loaded to be written on yet, nor committed: which version has to stay
+    # is not known (design 0004, G4).
+    deletion_waits: bool = False
 
 
 class StateCommits:
@@ -59,7 +62,6 @@ class StateCommits:
 
     Attributes:
         uploads: Snapshots on their way.
-        last_save: Metrics of the last commit, and of the last upload.
     """
 
     def __init__(
@@ -79,10 +81,17 @@ class StateCommits:
         self._rocksdb = rocksdb
         self._rebase = rebase
         self._uploaded: StateVersion | None = None
-        self.last_save = SaveMetrics()
+        # Versions without ids whose zip may be there, as this process has put it there or tried to.
+        self._zips_begun: set[StateVersion] = set()
+        self._last_save = SaveMetrics()
         self.uploads = SnapshotUploads(
-            self._upload, self._drop, self._free, self._note_uploaded, in_background=settings.background_uploads
+            self._upload, manager.discard, self._free, self._note_uploaded, in_background=settings.background_uploads
         )
+
+    @property
+    def last_save(self) -> SaveMetrics:
+        """Metrics of the last commit, and of the last upload."""
+        return msgspec.structs.replace(self._last_save, uploads_failed=self.uploads.failures_count)
 
     async def commit(self, loaded: LoadedState, *, force: bool) -> Committed:
         """Publish the changes as the next version, and note in `loaded` that it is the loaded one (design 0004, C3).
@@ -92,24 +101,33 @@ class StateCommits:
         began_s = self._ambient.monotonic_s()
         of = StateVersion(loaded.target.version + 1, loaded.next_id)
         writer = loaded.writer
-        # Waited for: without changelogs it is the commit itself, and what no changelog can say must not be lost.
-        inline = force or writer is None or loaded.needs_snapshot or loaded.is_lineage_cut
+        # Waited for: without changelogs it is the commit itself, and what no changelog can say must not be lost. Nor
+        # may the zip of an attempt that failed stand for this one.
+        inline = force or writer is None or loaded.needs_snapshot or loaded.is_lineage_cut or of in self._zips_begun
+        if of.unique_id is None and not inline:
+            # Nor that of a history that was left: no changelog is looked at where a snapshot of the version is (C4).
+            inline = await self._manager.has_snapshot(of)
         overdue = of.version - loaded.snapshot_version >= self._settings.deltas_per_snapshot
         captured: CapturedSnapshot | None = None
         changelog_bytes = 0
         changelog_s = 0.0
-        self.last_save = msgspec.structs.replace(self.last_save, flush_s=0.0, compact_s=0.0, checkpoint_s=0.0)
+        self._last_save = msgspec.structs.replace(self._last_save, flush_s=0.0, compact_s=0.0, checkpoint_s=0.0)
         try:
             if inline or overdue or self.uploads.is_due_again:
                 captured = await self._capture(loaded, of)
             if captured is not None and inline:
+                if of.unique_id is None:
+                    # One that began earlier must not end later: names are all that tells them apart.
+                    await self.uploads.wait()
                 # Before the changelog: a failure is no commit then, and Spark never looks beyond a version's zip.
                 self._note_uploaded(captured, await self._upload(captured))
             if writer is not None:
                 changelog_began_s = self._ambient.monotonic_s()
                 await run_blocking(writer.finish)
                 changelog_bytes = await self._manager.publish_changelog(of, writer.path)
-                await run_blocking(writer.path.unlink, missing_ok=True)
+                with suppress(OSError):
+                    # The version is there; what cannot be removed now is removed when the store is closed.
+                    await run_blocking(writer.path.unlink, missing_ok=True)
                 changelog_s = self._ambient.monotonic_s() - changelog_began_s
         except BaseException:
             if captured is not None:
@@ -120,13 +138,12 @@ class StateCommits:
         if captured is not None:
             loaded.snapshot_version = of.version
             if inline:
-                # Whatever waits is older, and has become useless.
-                await self.uploads.give_up(lambda _: True)
+                await self.uploads.supersede()
                 await self._free(captured)
             else:
                 await self.uploads.offer(captured)
-        self.last_save = msgspec.structs.replace(
-            self.last_save,
+        self._last_save = msgspec.structs.replace(
+            self._last_save,
             of=of,
             records=0 if writer is None else writer.records,
             changelog_bytes=changelog_bytes,
@@ -134,7 +151,6 @@ class StateCommits:
             snapshot_inline=inline,
             total_s=self._ambient.monotonic_s() - began_s,
             changelog_s=changelog_s,
-            uploads_failed=self.uploads.failures_count,
         )
         return Committed(
             version=of.version,
@@ -155,29 +171,37 @@ class StateCommits:
             column_family_id_max=loaded.families.id_max,
         )
 
-        def capture() -> tuple[CapturedSnapshot, list[float]]:
+        made: list[CapturedSnapshot] = []
+
+        def capture() -> list[float]:
             times_s = [self._ambient.monotonic_s()]
+            loaded.write_operands()
             loaded.db.flush()
             times_s.append(self._ambient.monotonic_s())
             if self._settings.compact_on_commit:
                 loaded.db.compact()
             times_s.append(self._ambient.monotonic_s())
             loaded.db.checkpoint(directory)
-            captured = self._manager.capture(directory, of, metadata)
+            made.append(self._manager.capture(directory, of, metadata))
             times_s.append(self._ambient.monotonic_s())
-            return captured, [after - before for before, after in pairwise(times_s)]
+            return [after - before for before, after in pairwise(times_s)]
 
         try:
-            captured, (flush_s, compact_s, checkpoint_s) = await run_blocking(capture)
+            flush_s, compact_s, checkpoint_s = await run_blocking(capture)
         except BaseException:
+            # The thread may have come to its end although this was cancelled.
+            for captured in made:
+                self._manager.discard(captured)
             await run_blocking(remove_tree, directory)
             raise
-        self.last_save = msgspec.structs.replace(
-            self.last_save, flush_s=flush_s, compact_s=compact_s, checkpoint_s=checkpoint_s
+        self._last_save = msgspec.structs.replace(
+            self._last_save, flush_s=flush_s, compact_s=compact_s, checkpoint_s=checkpoint_s
         )
-        return captured
+        return made[0]
 
     async def _upload(self, captured: CapturedSnapshot) -> SnapshotUploaded:
+        if captured.of.unique_id is None:
+            self._zips_begun.add(captured.of)
         if self._settings.row_checksums:
             checks = RowChecks(self._settings.merge_delimiter, self._settings.row_check_ratio)
             try:
@@ -199,8 +223,8 @@ class StateCommits:
 
     def _note_uploaded(self, captured: CapturedSnapshot, uploaded: SnapshotUploaded) -> None:
         self._uploaded = captured.of
-        self.last_save = msgspec.structs.replace(
-            self.last_save,
+        self._last_save = msgspec.structs.replace(
+            self._last_save,
             uploaded=captured.of,
             files_copied=uploaded.files_copied,
             files_reused=uploaded.files_reused,

@@ -105,7 +105,7 @@ async def read_checked(files: StateFiles, path: str, *, size_bytes_max: int = RE
         BlobNotFoundError: There is no such file.
         FileChecksumError: It does not fit its checksum.
         UnknownFormatError: Its checksum is of another algorithm.
-        InvalidRequestError: It is larger than `size_bytes_max`.
+        DamagedError: It is larger than `size_bytes_max`, or its checksum is larger than any.
         StoreError: As the store says.
     """
     async with asyncio.TaskGroup() as both:
@@ -126,13 +126,14 @@ async def fetch_checked(files: StateFiles, path: str, target: Path, *, size_byte
 
     Raises:
         BlobNotFoundError: There is no such file.
-        DamagedError: It is larger than `size_bytes_max`.
+        DamagedError: It is larger than `size_bytes_max`, or its checksum is larger than any.
         FileChecksumError: It does not fit its checksum.
         UnknownFormatError: Its checksum is of another algorithm.
         TargetError: The target cannot be written.
         StoreError: As the store says.
     """
-    unverified = target.with_name(f".{target.name[:200]}.unverified")
+    # Cut by bytes: that is what a file system counts.
+    unverified = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:200])}.unverified")
     try:
         async with asyncio.TaskGroup() as both:
             fetching = both.create_task(_outcome(files.fetch(path, unverified, size_bytes_max=size_bytes_max)))

@@ -17,7 +17,7 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.local_files import run_blocking
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import UsageError
-from engine.state.changelog_files import open_changelog
+from engine.state.changelog_files import ChangelogReader, ChangelogWriter, open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.collect import delete_old_versions, find_orphans
 from engine.state.compression import Codec
@@ -29,6 +29,7 @@ from engine.state.files import DirectoryStateFiles, StateFiles, as_state_files
 from engine.state.local_files import list_shared, look_at_all
 from engine.state.upload import CapturedSnapshot, upload_snapshot
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
+from index.changelog import changelog_version
 from index.errors import VersionMissingError
 from index.lineage import Lineage, Present, Resolution, resolve
 from index.model import UniqueId
@@ -135,8 +136,7 @@ class StateFileManager:
         present = Present.of_names(await self._names())
         for of in put_aside:
             present = present.without_snapshot(of)
-        for of, lineage in {**self._headers, **(known or {})}.items():
-            present = present.with_header(of, lineage)
+        present = present.with_headers({**self._headers, **(known or {})})
         while True:
             answer = resolve(version, unique_id, present)
             if isinstance(answer, Resolution):
@@ -144,13 +144,15 @@ class StateFileManager:
             present = present.with_header(answer.changelog, await self._read_header(answer.changelog, scratch))
 
     async def _read_header(self, of: StateVersion, scratch: Path | None) -> Lineage:
-        lineage = self.files.known_lineage(of)
+        lineage = self._headers.get(of)
+        if lineage is None:
+            lineage = self.files.known_lineage(of)
         if lineage is None:
             with contextlib.ExitStack() as resources:
                 if scratch is None:
                     scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tidemark-")))
-                path = await self._fetch_changelog(of, scratch)
-                lineage = await run_blocking(_header, path, self._codec)
+                with await self.open_changelog(of, scratch) as changelog:
+                    lineage = changelog.header.lineage
         if of.unique_id is not None:
             self._headers[of] = lineage
         return lineage
@@ -197,6 +199,13 @@ class StateFileManager:
         self.last_load = msgspec.structs.replace(loaded, seconds=self._ambient.monotonic_s() - began_s)
         return state.metadata
 
+    def forget_local(self) -> None:
+        """Believe nothing of what stands in the working directory: RocksDB has found it damaged (design 0004, S5).
+
+        The next load fetches every file, and the next snapshot names none that is in the store already.
+        """
+        self._map.forget_all()
+
     async def read_snapshot(self, of: StateVersion) -> StateZip:
         """A snapshot's zip, checked, without its SSTs. Raises as `load_snapshot`."""
         name = snapshot_name(of)
@@ -208,6 +217,42 @@ class StateFileManager:
         except BlobNotFoundError as error:
             raise self._missing(name) from error
         return await run_blocking(read_state_zip, data, subject=f"{self.files.location}/{name}")
+
+    async def open_changelog(self, of: StateVersion, scratch: Path) -> ChangelogReader:
+        """The changelog of a version, open to be read, once it is known to go with its name (L6).
+
+        Requests and errors as `fetch_changelogs`, and as `engine.state.changelog_files.open_changelog`.
+        """
+        path = await self._fetch_changelog(of, scratch)
+        return await run_blocking(open_changelog, path, self._codec, of)
+
+    def new_changelog(
+        self, of: StateVersion, path: Path, *, column_families: bool, lineage: Lineage = ()
+    ) -> ChangelogWriter:
+        """A changelog to be written for `publish_changelog`. Blocks, as its methods do.
+
+        Args:
+            of: The version that it will be of.
+            path: A private file.
+            column_families: Whether the store uses them.
+            lineage: Of a version with an id: from the newest known snapshot to the version before; else empty.
+
+        Raises:
+            LineageError: The lineage does not fit (C6).
+            UnsupportedRecordError: There is one, and no id.
+            OSError: The file cannot be written.
+        """
+        version = changelog_version(column_families=column_families, unique_ids=of.unique_id is not None)
+        return ChangelogWriter(path, self._codec, version, lineage)
+
+    async def has_snapshot(self, of: StateVersion) -> bool:
+        """Whether the last listing showed a snapshot of this version, or one was put there since.
+
+        One LIST if there was none yet.
+        """
+        if self._listed is None:
+            await self._names()
+        return snapshot_name(of) in (self._listed or ())
 
     async def fetch_changelogs(self, items: Collection[StateVersion], scratch: Path) -> tuple[Path, ...]:
         """Copy changelogs to this machine, in parallel: one GET for each, and one for a checksum that may be there.
@@ -311,7 +356,8 @@ class StateFileManager:
     async def publish_changelog(self, of: StateVersion, path: Path) -> int:
         """Publish a changelog that was written: the commit point of a version (design 0004, C3).
 
-        One PUT, and one for its checksum. With an id nothing is overwritten; without one, the last writer wins (C4).
+        With an id one PUT, and one for its checksum; nothing is overwritten. Without one a DELETE of the checksum that
+        may be there, and one PUT; the last writer wins (C4).
 
         Returns:
             How many bytes it has.
@@ -330,10 +376,12 @@ class StateFileManager:
             if self._file_checksums:
                 return await publish_checked(directory, name, source, overwrite=False, ambient=self._ambient)
             return await publish(directory, name, source, overwrite=False)
-        if self._listed is None or checksum_name(name) in self._listed:
-            # It was that of the file that is replaced now.
-            await directory.delete((checksum_name(name),))
-        return await publish(directory, name, source, overwrite=True)
+        # It was that of the file that is replaced now; and no listing says what somebody else has put there since.
+        await directory.delete((checksum_name(name),))
+        size_bytes = await publish(directory, name, source, overwrite=True)
+        if self._listed is not None:
+            self._listed |= {name}
+        return size_bytes
 
     # ------------------------------------------------------------------ deleting
 
@@ -376,6 +424,7 @@ class StateFileManager:
             directory,
             self._map,
             self.read_snapshot,
+            lambda of: self._read_header(of, None),
             retained_min=versions_retained_min,
             deleted_min=versions_deleted_min,
             deleted_max=versions_deleted_max,
@@ -413,8 +462,3 @@ class StateFileManager:
 def _has_id(name: str) -> bool:
     parsed = parse_state_name(name)
     return parsed is not None and parsed.of.unique_id is not None
-
-
-def _header(path: Path, codec: Codec) -> Lineage:
-    with open_changelog(path, codec) as changelog:
-        return changelog.header.lineage

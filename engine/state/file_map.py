@@ -5,13 +5,15 @@ threads with an event loop each.
 """
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from engine.errors import DamagedError
 from engine.state.local_files import shared_path
-from index.sst_sharing import LocalStateFile, SharedFile, choose_kept, choose_reused, forget_newer
+from index.sst_sharing import LocalStateFile, SharedFile, as_fetched, choose_kept, choose_reused, find_altered
 from index.state_metadata import StoredFile
 from index.state_names import StateVersion, stored_name
 
@@ -51,13 +53,17 @@ class StateFileMap:
         # they put there (S1), and nothing of it may be deleted.
         self._pending: dict[str, frozenset[str]] = {}
         self._named: dict[StateVersion, _Named] = {}
+        # What uploads have named that ended while somebody watches; one list for each who does.
+        self._watches: list[list[str]] = []
+        # How few versions anybody here has asked a deletion to retain; None: nobody has.
+        self._retained_min: int | None = None
         self._oldest_seen = 1
         self._newest_seen: int | None = None
 
     # --- the working directory ---
 
     def forget_all(self) -> None:
-        """The working directory is empty."""
+        """The working directory is empty, or what stands there is not to be believed."""
         with self._lock:
             self._shared = {}
 
@@ -68,20 +74,34 @@ class StateFileMap:
             Local names. If the load then fails, what is known of these is still true.
         """
         with self._lock:
-            shared = forget_newer(self._shared, version)
-            kept = choose_kept(local, wanted, shared, self._pending)
-            self._shared = {name: file for name, file in shared.items() if name in kept}
+            kept = choose_kept(local, wanted, self._shared, self._pending)
+            self._shared = as_fetched(self._shared, kept, version)
             return kept
 
     def end_load(self, version: int, fetched: Sequence[tuple[StoredFile, LocalStateFile]]) -> None:
         """Remember files that were fetched for a snapshot."""
         with self._lock:
             for stored, local in fetched:
-                self._shared[local.name] = SharedFile(stored=stored, identity=local.identity, version=version)
+                self._shared[local.name] = SharedFile(
+                    stored=stored, identity=local.identity, stamp=local.stamp, version=version
+                )
 
     def capture(self, local: Sequence[LocalStateFile], *, version: int, upload_id: str) -> tuple[CapturedFile, ...]:
-        """Decide under which name each file of a new snapshot stands, once and for all (S1 to S3)."""
+        """Decide under which name each file of a new snapshot stands, once and for all (S1 to S3).
+
+        Raises:
+            DamagedError: A file was altered; nothing is known of any file then (S5).
+        """
         with self._lock:
+            altered = find_altered(local, self._shared)
+            if altered:
+                self._shared = {}
+                raise DamagedError(
+                    f"was written to since it was fetched or uploaded, as {len(altered)} of {len(local)} files were",
+                    operation="snapshot",
+                    subject=altered[0],
+                    hint="RocksDB never does that; load the version again, which fetches every file",
+                )
             reused = choose_reused(local, self._shared, version=version, pending=self._pending)
             files: list[CapturedFile] = []
             shared: dict[str, SharedFile] = {}
@@ -91,7 +111,7 @@ class StateFileMap:
                 else:
                     new = StoredFile(file.name, stored_name(file.name, upload_id), file.size_bytes)
                     shared[file.name] = SharedFile(
-                        stored=new, identity=file.identity, version=version, upload_id=upload_id
+                        stored=new, identity=file.identity, stamp=file.stamp, version=version, upload_id=upload_id
                     )
                 files.append(CapturedFile(shared[file.name].stored, file, file.name in reused))
             # Files that are gone from the working directory go from here: another history may make them anew.
@@ -107,13 +127,19 @@ class StateFileMap:
     def uploaded(self, upload_id: str) -> None:
         """Everything that an upload was to put there is there, its zip included."""
         with self._lock:
-            self._pending.pop(upload_id, None)
+            self._end(upload_id)
 
     def discard(self, upload_id: str) -> None:
         """An upload will never be complete: forget what it was to put there."""
         with self._lock:
             self._shared = {name: file for name, file in self._shared.items() if file.upload_id != upload_id}
-            self._pending.pop(upload_id, None)
+            # Its zip may be there all the same, if the store never said.
+            self._end(upload_id)
+
+    def _end(self, upload_id: str) -> None:
+        paths = self._pending.pop(upload_id, frozenset())
+        for watch in self._watches:
+            watch.extend(paths)
 
     def rename(self, files: Sequence[CapturedFile], *, version: int, upload_id: str) -> None:
         """Files that were reused stand under new names now; what was loaded meanwhile is not touched (S4)."""
@@ -121,8 +147,8 @@ class StateFileMap:
             for file in files:
                 known = self._shared.get(file.local.name)
                 if known is not None and known.identity == file.local.identity and known.version < version:
-                    self._shared[file.local.name] = SharedFile(
-                        stored=file.stored, identity=known.identity, version=version, upload_id=upload_id
+                    self._shared[file.local.name] = msgspec.structs.replace(
+                        known, stored=file.stored, version=version, upload_id=upload_id
                     )
 
     # --- what snapshots name ---
@@ -160,20 +186,44 @@ class StateFileMap:
 
     # --- what is deleted ---
 
-    def give_up(self, paths: Collection[str]) -> tuple[str, ...]:
-        """Those files that may be deleted, as no upload under way names them; from now on none that begins will.
+    @contextmanager
+    def watch_uploads(self) -> Iterator[Collection[str]]:
+        """While the block runs, the paths that uploads have named which ended since it began."""
+        watch: list[str] = []
+        with self._lock:
+            self._watches.append(watch)
+        try:
+            yield watch
+        finally:
+            with self._lock:
+                self._watches = [other for other in self._watches if other is not watch]
+
+    def give_up(self, paths: Collection[str], uploaded: Collection[str]) -> tuple[str, ...]:
+        """Those files that may be deleted, as no upload names them; from now on none that begins will.
 
         Args:
             paths: Of files in `SSTs/` and `logs/` that no snapshot which stays names.
+            uploaded: What `watch_uploads` has shown since before the snapshots were listed.
         """
         with self._lock:
-            in_use = known_names(self._pending)
+            in_use = known_names(self._pending) | frozenset(uploaded)
             given_up = tuple(path for path in paths if path not in in_use)
             gone = frozenset(given_up)
             self._shared = {
                 name: file for name, file in self._shared.items() if shared_path(file.stored.stored_name) not in gone
             }
             return given_up
+
+    def retains(self, versions: int) -> None:
+        """A deletion here is to retain so many versions."""
+        with self._lock:
+            self._retained_min = versions if self._retained_min is None else min(versions, self._retained_min)
+
+    @property
+    def retained_min(self) -> int | None:
+        """The fewest versions that a deletion here was to retain; None if there was none."""
+        with self._lock:
+            return self._retained_min
 
     @property
     def seen(self) -> tuple[int, int | None]:

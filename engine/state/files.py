@@ -5,6 +5,8 @@ from typing import Protocol, runtime_checkable
 
 from typing_extensions import override
 
+from blobstore.errors import InvalidRequestError
+from engine.errors import DamagedError
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
 from index.model import LineageItem
 from index.state_names import StateVersion
@@ -33,7 +35,7 @@ class StateFiles(Protocol):
 
         Raises:
             BlobNotFoundError: There is no such file.
-            InvalidRequestError: It is larger than `size_bytes_max`.
+            DamagedError: It is larger than `size_bytes_max`, and so not what it has to be.
             StoreError: As the store says.
         """
         ...
@@ -98,7 +100,16 @@ class DirectoryStateFiles(StateFiles):
 
     @override
     async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
-        return await self.directory.read(path, size_bytes_max=size_bytes_max)
+        try:
+            return await self.directory.read(path, size_bytes_max=size_bytes_max)
+        except InvalidRequestError as error:
+            # Names are checked long before: it is the size that no caller can do anything about.
+            raise DamagedError(
+                f"is larger than the {size_bytes_max} bytes that are read of it",
+                operation="load",
+                subject=f"{self.location}/{path}",
+                hint="it is not what its name says; an older version may be whole",
+            ) from error
 
     @override
     async def fetch(

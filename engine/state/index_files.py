@@ -9,7 +9,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.errors import BlobNotFoundError, InvalidRequestError
+from blobstore.errors import BlobNotFoundError
 from blobstore.local_files import run_blocking
 from engine.download import Downloader
 from engine.errors import DamagedError
@@ -76,8 +76,7 @@ class IndexStateFiles(StateFiles):
     async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
         size_bytes = self._find(path).metadata.size_bytes
         if size_bytes > size_bytes_max:
-            message = f"has {size_bytes} bytes, and at most {size_bytes_max} are read"
-            raise InvalidRequestError(message, operation="get", key=f"{self.location}/{path}")
+            raise self._misfit(path, f"has {size_bytes} bytes, and at most {size_bytes_max} are read")
         with tempfile.TemporaryDirectory(prefix="tidemark-") as scratch:
             target = Path(scratch) / "content"
             await self.fetch(path, target)
@@ -92,14 +91,21 @@ class IndexStateFiles(StateFiles):
             raise self._misfit(path, f"has {found} bytes instead of {size_bytes}")
         if size_bytes_max is not None and found > size_bytes_max:
             raise self._misfit(path, f"has {found} bytes, and at most {size_bytes_max} were expected")
-        with target_errors(target):
-            room = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix=".tidemark-", dir=target.parent))
+        # Noted in the thread, which makes it even if this is cancelled meanwhile.
+        rooms: list[tempfile.TemporaryDirectory[str]] = []
+
+        def make_room() -> None:
+            rooms.append(tempfile.TemporaryDirectory(prefix=".tidemark-", dir=target.parent))
+
         try:
-            await self._download(path, Path(room.name), target)
             with target_errors(target):
-                await run_blocking(Path(room.name, path).replace, target)
+                await run_blocking(make_room)
+            await self._download(path, Path(rooms[0].name), target)
+            with target_errors(target):
+                await run_blocking(Path(rooms[0].name, path).replace, target)
         finally:
-            await run_blocking(room.cleanup)
+            for room in rooms:
+                await run_blocking(room.cleanup)
         return found
 
     @override

@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,23 +15,22 @@ from blobstore.bounded import first_error
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from blobstore.local_files import run_blocking
 from engine.clock import Ambient
-from engine.errors import DamagedError, EngineError, NotFoundError, TargetError, UnsafeSourceError, UsageError
+from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
 from engine.rocksdb import RocksDbSettings, StoreWriter
 from engine.state.changelog_files import ChangelogReader, open_changelog
 from engine.state.errors import SnapshotRepairError
 from engine.state.families import DEFAULT_FAMILY, ColumnFamilies, ColumnFamily
 from engine.state.file_manager import StateFileManager
 from engine.state.files import StateFiles
-from engine.state.loaded import UNCOUNTED, LoadedState, RunningCounts, check_families_known
+from engine.state.loaded import LoadedState, RunningCounts, check_families_known
 from engine.state.metrics import LoadMetrics
 from engine.state.replay import KeyCounts, Replayed, count_store, replay
 from engine.state.rows import RowChecks
-from engine.state.settings import StateStoreSettings
+from engine.state.settings import HDFS_PROVIDER, StateStoreSettings
 from engine.state.working_dir import WorkingDir
-from index.changelog import changelog_version
+from index.changelog import changelog_version, check_leads_back
 from index.errors import FormatError, LineageError, VersionMissingError
 from index.lineage import Lineage, Resolution
-from index.model import UniqueId
 from index.state_metadata import StateMetadata
 from index.state_names import StateVersion, check_unique_id
 
@@ -40,7 +40,13 @@ _DOES_NOT_OPEN: Final = (FormatError, DamagedError, NotFoundError, BlobNotFoundE
 
 # The file that leads RocksDB to all others.
 _CURRENT: Final = "CURRENT"
-_NO_SPACE: Final = os.strerror(errno.ENOSPC)
+# How RocksDB begins when it refuses files for what is in them, and what it says of one that is not there. Anything
+# else, such as too many open files or a full disk, it would say of an older snapshot as well.
+_REFUSES: Final = ("Corruption", "Invalid argument", "Not implemented")
+_NO_SUCH_FILE: Final = os.strerror(errno.ENOENT)
+
+# What Spark's other provider leaves in the directory of a state store.
+_HDFS_FILE: Final = re.compile(r"[0-9]+\.(delta|snapshot)")
 
 
 class _Opened(msgspec.Struct, frozen=True):
@@ -83,6 +89,8 @@ class StateLoader:
         self._place = place
         self._settings = settings
         self._ambient = ambient
+        # Whether files that were here already are part of what is being built.
+        self._has_reused = False
         self._rocksdb: RocksDbSettings = msgspec.structs.replace(
             settings.rocksdb, merge_delimiter=settings.merge_delimiter
         )
@@ -93,14 +101,15 @@ class StateLoader:
         return self._rocksdb
 
     async def load(
-        self, version: int, unique_id: UniqueId | None, known: Mapping[StateVersion, Lineage]
+        self, target: StateVersion, known: Mapping[StateVersion, Lineage], *, read_only: bool
     ) -> tuple[LoadedState, LoadMetrics]:
         """Build a version. Nothing may have the working directory open.
 
         Args:
-            version: 0 is empty.
-            unique_id: Of the version; None without ids.
+            target: The version; 0 is empty.
             known: Lineages that need not be read again (design 0004, C2).
+            read_only: Nothing will be built on it. Whoever reads somebody else's state may not know whether there are
+                changelogs: a repair tries.
 
         Raises:
             VersionMissingError: The version is not there.
@@ -108,27 +117,31 @@ class StateLoader:
             FormatError, EngineError, StoreError: As they say.
         """
         timer = _Timer(self._ambient)
-        scratch = self._place.fetched
-        resolution = await self._manager.resolve(version, unique_id, scratch=scratch, known=known)
+        resolution = await self._resolve(target, known)
         timer.note("resolve")
         changelogs: dict[StateVersion, Path] = {}
         put_aside: list[StateVersion] = []
         failures = 0
         while True:
-            opened = await self._open(resolution, changelogs, timer)
-            if isinstance(opened, _Opened):
+            self._has_reused = False
+            built = await self._build(resolution, changelogs, timer)
+            if not isinstance(built, Exception):
                 break
+            if self._has_reused:
+                # Perhaps only what this machine kept is damaged, and all is well in the store.
+                self._manager.forget_local()
+                continue
             failures += 1
-            if resolution.base is None or not self._may_repair:
-                raise opened
+            if resolution.base is None or not self._may_repair(read_only=read_only):
+                raise built
             if not put_aside and failures < self._settings.repair_after_failures:
                 continue
             put_aside.append(resolution.base)
-            resolution = await self._next_best(resolution, known, put_aside, opened)
+            resolution = await self._next_best(resolution, known, put_aside, built)
             timer.note("resolve")
-        paths = [changelogs[of] for of in resolution.changelogs]
-        state, replayed = await self._finish(resolution, opened, paths)
-        timer.note("replay")
+        state, replayed = built
+        # Until there is a snapshot again, everybody who loads has to repair. It also names the families.
+        state.needs_snapshot = state.needs_snapshot or bool(put_aside)
         fetched = self._manager.last_load
         metrics = LoadMetrics(
             of=resolution.target,
@@ -147,16 +160,26 @@ class StateLoader:
         """An empty store that counts as a version, whatever there is of it (SPARK-54420)."""
         timer = _Timer(self._ambient)
         resolution = Resolution(StateVersion(version), None)
-        opened = await self._open(resolution, {}, timer)
-        if not isinstance(opened, _Opened):
-            raise opened
-        state, _ = await self._finish(resolution, opened, [], is_empty_start=True)
-        return state, timer.add_to(LoadMetrics(of=resolution.target))
+        built = await self._build(resolution, {}, timer, is_empty_start=True)
+        if isinstance(built, Exception):
+            raise built
+        return built[0], timer.add_to(LoadMetrics(of=resolution.target))
 
-    @property
-    def _may_repair(self) -> bool:
+    def _may_repair(self, *, read_only: bool) -> bool:
         # Without changelogs there is nothing to bring an older snapshot up to date with.
-        return self._settings.snapshot_repair and self._settings.changelogs
+        return self._settings.snapshot_repair and (self._settings.changelogs or read_only)
+
+    async def _resolve(self, target: StateVersion, known: Mapping[StateVersion, Lineage]) -> Resolution:
+        try:
+            return await self._manager.resolve(
+                target.version, target.unique_id, scratch=self._place.fetched, known=known
+            )
+        except VersionMissingError as error:
+            foreign = next(filter(_HDFS_FILE.fullmatch, await self._manager.files.names()), None)
+            if foreign is None:
+                raise
+            reason = f"it holds {foreign}: its state is of the state store provider {HDFS_PROVIDER}"
+            raise ProviderError(reason, operation="load", subject=self._manager.files.location) from error
 
     async def _next_best(
         self,
@@ -173,6 +196,8 @@ class StateLoader:
                 target.version, target.unique_id, scratch=self._place.fetched, known=known, put_aside=put_aside
             )
         except (VersionMissingError, LineageError) as error:
+            if not self._settings.changelogs:
+                raise failure from None
             failure.add_note(f"and there is no older one: {error}")
             raise _beyond_repair(
                 target, f"the snapshots {tried} do not open, and nothing else leads to it"
@@ -186,6 +211,36 @@ class StateLoader:
             ) from failure
         return found
 
+    async def _build(
+        self,
+        resolution: Resolution,
+        changelogs: dict[StateVersion, Path],
+        timer: _Timer,
+        *,
+        is_empty_start: bool = False,
+    ) -> tuple[LoadedState, Replayed] | Exception:
+        """A version from one of the snapshots that it can be made of, or why that one does not open.
+
+        Args:
+            resolution: Which.
+            changelogs: Those that are here already; more afterwards.
+            timer: Of the load.
+            is_empty_start: As of `LoadedState`.
+        """
+        opened = await self._open(resolution, changelogs, timer)
+        if isinstance(opened, Exception):
+            return opened
+        paths = [changelogs[of] for of in resolution.changelogs]
+        try:
+            return await self._finish(resolution, opened, paths, is_empty_start=is_empty_start)
+        except DamagedError as error:
+            # It opens. But where files were here already, those in the store deserve a try.
+            if self._has_reused:
+                return error
+            raise
+        finally:
+            timer.note("replay")
+
     async def _open(
         self, resolution: Resolution, changelogs: dict[StateVersion, Path], timer: _Timer
     ) -> _Opened | Exception:
@@ -196,16 +251,22 @@ class StateLoader:
         changelogs.update(zip(missing, paths, strict=True))
         if isinstance(metadata, Exception):
             return metadata
+        self._has_reused = self._manager.last_load.files_reused > 0
+        opened: list[StoreWriter] = []
         try:
-            db = await run_blocking(self._open_db, resolution.base)
+            # Noted in the thread: it opens it to the end even if this is cancelled, and somebody has to close it.
+            await run_blocking(lambda: opened.append(self._open_db(resolution.base)))
         except EngineError as error:
-            # Whatever RocksDB says of the files; but not that there is no room for what it writes itself.
-            if isinstance(error, UsageError | UnsafeSourceError | TargetError) or _NO_SPACE in str(error):
+            if not _is_refusal(error):
                 raise
             return error
+        except BaseException:
+            for db in opened:
+                await run_blocking(db.close)
+            raise
         finally:
             timer.note("open")
-        return _Opened(db, metadata)
+        return _Opened(opened[0], metadata)
 
     def _open_db(self, base: StateVersion | None) -> StoreWriter:
         # RocksDB would make an empty store where there is none.
@@ -249,23 +310,24 @@ class StateLoader:
             replayed = await run_blocking(
                 replay,
                 opened.db,
-                [partial(_open_changelog, path, settings) for path in changelogs],
+                _openers(resolution, changelogs, settings),
                 delimiter=settings.merge_delimiter,
                 count_keys=before is not None,
                 is_internal=families.is_internal if settings.column_families else None,
                 check_row=None if rows is None else rows.replayed,
                 counted_before=before,
             )
-            counts = RunningCounts(UNCOUNTED, UNCOUNTED)
+            counted = None
             if before is not None:
-                counts.keys = before.keys + replayed.keys_delta
-                counts.internal_keys = before.internal_keys + replayed.internal_keys_delta
+                counted = KeyCounts(
+                    before.keys + replayed.keys_delta, before.internal_keys + replayed.internal_keys_delta
+                )
             state = LoadedState(
                 opened.db,
                 settings,
                 resolution,
                 families=families,
-                counts=counts,
+                counts=RunningCounts(counted),
                 rows=rows,
                 is_empty_start=is_empty_start,
             )
@@ -273,7 +335,8 @@ class StateLoader:
                 families.add(DEFAULT_FAMILY, is_internal=False)
                 # As Spark does: changelogs do not tell names, so the first commit is a snapshot.
                 state.needs_snapshot = True
-            if settings.column_families and resolution.base is None:
+            # A family comes with a snapshot, which may be one that was put aside or has been lost.
+            if settings.column_families and replayed.changelogs:
                 await run_blocking(check_families_known, opened.db, families)
         except BaseException:
             await run_blocking(opened.db.close)
@@ -324,6 +387,11 @@ def _families(metadata: StateMetadata, resolution: Resolution, settings: StateSt
             subject=f"snapshot {resolution.base}",
             hint="set `column_families` as the operator has it: transformWithState and joins of format 3 use them",
         )
+    if any(id_ == 0 for _, id_ in ids):
+        # Keys of such a family would have no prefix, or one that is not known: Spark gives numbers from 1 on.
+        hint = "load another version"
+        reason = "gives a column family the number 0"
+        raise DamagedError(reason, operation="load", subject=f"snapshot {resolution.base}", hint=hint)
     families = tuple(ColumnFamily(name, id_, internal.get(name, False)) for name, id_ in ids)
     return ColumnFamilies(
         is_enabled=settings.column_families, families=families, id_max=metadata.column_family_id_max or 0
@@ -333,23 +401,51 @@ def _families(metadata: StateMetadata, resolution: Resolution, settings: StateSt
 def _count(opened: _Opened, families: ColumnFamilies) -> KeyCounts:
     """What the snapshot says, or a scan if whoever made it did not count."""
     metadata = opened.metadata
-    if metadata.num_keys < 0:
+    if min(metadata.num_keys, metadata.num_internal_keys) < 0:
         return count_store(opened.db, families.is_internal if families.is_enabled else None)
-    return KeyCounts(metadata.num_keys, max(0, metadata.num_internal_keys))
+    return KeyCounts(metadata.num_keys, metadata.num_internal_keys)
 
 
-def _open_changelog(path: Path, settings: StateStoreSettings) -> ChangelogReader:
-    reader = open_changelog(path, settings.codec)
-    fitting = {changelog_version(column_families=settings.column_families, unique_ids=ids) for ids in (False, True)}
-    if reader.header.version not in fitting:
+def _is_refusal(error: EngineError) -> bool:
+    """Whether RocksDB refuses a directory for what is in it, or for what is not."""
+    if isinstance(error, DamagedError | NotFoundError):
+        return True
+    said = str(error.__cause__ or "")
+    return said.startswith(_REFUSES) or (said.startswith("IO error") and _NO_SUCH_FILE in said)
+
+
+def _openers(
+    resolution: Resolution, paths: list[Path], settings: StateStoreSettings
+) -> list[Callable[[], ChangelogReader]]:
+    before = (resolution.base or StateVersion(0), *resolution.changelogs)
+    return [
+        partial(_open_changelog, path, of, below, settings)
+        for path, of, below in zip(paths, resolution.changelogs, before, strict=False)
+    ]
+
+
+def _open_changelog(
+    path: Path, of: StateVersion, before: StateVersion, settings: StateStoreSettings
+) -> ChangelogReader:
+    reader = open_changelog(path, settings.codec, of)
+    try:
+        _check_families_fit(reader, of, settings)
+        check_leads_back(reader.header, of, before)
+    except BaseException:
         reader.close()
+        raise
+    return reader
+
+
+def _check_families_fit(reader: ChangelogReader, of: StateVersion, settings: StateStoreSettings) -> None:
+    fitting = changelog_version(column_families=settings.column_families, unique_ids=of.unique_id is not None)
+    if reader.header.version != fitting:
         raise UsageError(
             f"is of version {reader.header.version}, which the settings' column families do not go with",
             operation="load",
-            subject=path.name,
+            subject=reader.path.name,
             hint="set `column_families` as the operator has it: transformWithState and joins of format 3 use them",
         )
-    return reader
 
 
 def _beyond_repair(target: StateVersion, reason: str) -> SnapshotRepairError:

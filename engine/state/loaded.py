@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from engine.errors import UsageError
+from engine.errors import DamagedError, UsageError
 from engine.rocksdb import StoreWriter
 from engine.state.changelog_files import ChangelogWriter
 from engine.state.families import DEFAULT_FAMILY, PREFIX_BYTES, ColumnFamilies, after_prefix
+from engine.state.operands import PendingOperands
+from engine.state.replay import KeyCounts
 from engine.state.rows import RowChecks
 from engine.state.settings import StateStoreSettings
 from engine.state.working_dir import no_room
@@ -24,16 +26,25 @@ _ITEM_BYTES_MAX: Final = 64
 
 
 class RunningCounts:
-    """How many keys there are, those of internal families apart; UNCOUNTED if nobody counts."""
+    """How many keys there are, those of internal families apart.
 
-    def __init__(self, keys: int, internal_keys: int) -> None:
-        self.keys = keys
-        self.internal_keys = internal_keys
+    Args:
+        counted: Where they are counted from; None: nobody counts.
 
-    @property
-    def is_on(self) -> bool:
-        """Whether they are counted."""
-        return self.keys != UNCOUNTED
+    Attributes:
+        is_on: Whether they are counted.
+        keys: Without those of internal families; UNCOUNTED if nobody counts.
+        internal_keys: Those.
+    """
+
+    def __init__(self, counted: KeyCounts | None) -> None:
+        self._begin(counted)
+
+    def _begin(self, counted: KeyCounts | None) -> None:
+        self.is_on = counted is not None
+        self.keys, self.internal_keys = (
+            (UNCOUNTED, UNCOUNTED) if counted is None else (counted.keys, counted.internal_keys)
+        )
 
     def add(self, count: int, *, is_internal: bool) -> None:
         """So many more keys, or fewer."""
@@ -41,6 +52,10 @@ class RunningCounts:
             self.internal_keys += count
         else:
             self.keys += count
+        if min(self.keys, self.internal_keys) < 0:
+            # The snapshot said too few, as some of Spark 4.0 do: a number known to be wrong is worse than none, and
+            # where there is none, the next load counts.
+            self._begin(None)
 
 
 class LoadedState:
@@ -69,32 +84,67 @@ class LoadedState:
     ) -> None:
         self.db = db
         self.settings = settings
-        self.target = resolution.target
-        # The newest snapshot of it that is known to be in the store, and the changelogs after that: what G4 keeps.
-        self.base = resolution.base
-        self.changelogs = resolution.changelogs
-        self.lineage = resolution.lineage
+        # What it would take to load the version once more: what G4 keeps.
+        self.resolution = resolution
         # The newest snapshot that was made, uploaded or not: what the next one is counted from.
         self.snapshot_version = resolution.base.version if resolution.base is not None else 0
         self.families = families
         self.counts = counts
         self.is_empty_start = is_empty_start
         self.is_read_only = True
+        # Versions were deleted since, and what this one is made of was not spared: nothing can be built on it.
+        self.is_outlived = False
         self.is_dirty = False
         # A change stands in RocksDB, in the changelog or in neither, and nobody knows where: an error came between.
         self.is_torn = False
-        # A family came or went, which only a snapshot can tell.
+        # RocksDB has found a damaged block.
+        self.is_damaged = False
+        # A family came or went, which only a snapshot can tell; or the store has no snapshot that opens.
         self.needs_snapshot = False
         # The header of the changelog that is being written does not hold the whole lineage (design 0004, C6).
         self.is_lineage_cut = False
         self.next_id: UniqueId | None = None
         self.writer: ChangelogWriter | None = None
         self._rows = rows
+        self._operands = PendingOperands(db)
+
+    # --- what it is good for
+
+    def still_is(self, target: StateVersion, *, read_only: bool) -> bool:
+        """Whether this is a version, whole and as it was committed (design 0004, C2)."""
+        changed = self.is_dirty or self.is_empty_start or self.is_damaged
+        return self.target == target and not changed and (read_only or not self.is_outlived)
+
+    def check_writable(self, operation: str) -> None:
+        """Refuse a write if it was loaded to be read only.
+
+        Raises:
+            UsageError: It was.
+        """
+        if self.is_read_only:
+            hint = "load it without read_only"
+            raise UsageError("was loaded to be read only", operation=operation, subject=str(self.target), hint=hint)
+
+    def check_committable(self) -> None:
+        """Refuse a commit of what is not what its writer believes.
+
+        Raises:
+            UsageError: It is read only, or a write has failed.
+        """
+        self.check_writable("commit")
+        if self.is_torn:
+            hint = "load the version again and repeat the work: an earlier write has failed half way"
+            raise UsageError("a write has failed", operation="commit", subject=str(self.target), hint=hint)
 
     @property
-    def resolution(self) -> Resolution:
-        """What it would take to load the version once more."""
-        return Resolution(self.target, self.base, self.changelogs, self.lineage)
+    def target(self) -> StateVersion:
+        """The version."""
+        return self.resolution.target
+
+    @property
+    def lineage(self) -> tuple[LineageItem, ...]:
+        """From the newest snapshot that is known to the version; empty without ids."""
+        return self.resolution.lineage
 
     # --- what is written next
 
@@ -119,35 +169,40 @@ class LoadedState:
         self.writer = ChangelogWriter(changelog, self.settings.codec, version, header)
 
     def cancel(self) -> None:
-        """Forget the changelog that is being written."""
-        if self.writer is not None:
-            self.writer.cancel()
-            self.writer = None
+        """Forget the changelog that is being written, or was written and not taken by the store."""
+        writer, self.writer = self.writer, None
+        if writer is not None:
+            writer.cancel()
+            writer.path.unlink(missing_ok=True)
 
     def advance(self, of: StateVersion, *, snapshot_is_uploaded: bool) -> None:
         """Take a commit for the version that is loaded now."""
-        self.target = of
         self.is_dirty = self.is_torn = self.needs_snapshot = self.is_empty_start = False
-        self.changelogs = (*self.changelogs, of)
-        if of.unique_id is not None:
-            self.lineage = (*self.lineage, LineageItem(of.version, of.unique_id))
+        before = self.resolution
+        own = () if of.unique_id is None else (LineageItem(of.version, of.unique_id),)
+        self.resolution = Resolution(of, before.base, (*before.changelogs, of), (*before.lineage, *own))
         if snapshot_is_uploaded:
             self.rebase(of)
 
     def rebase(self, snapshot: StateVersion) -> None:
-        """A snapshot of this version, or of one that it was built on, is in the store: nothing older is needed."""
-        if snapshot != self.target and snapshot not in self.changelogs:
-            return
-        self.base = snapshot
-        self.changelogs = tuple(of for of in self.changelogs if of.version > snapshot.version)
-        self.lineage = tuple(item for item in self.lineage if item.version >= snapshot.version)
+        """A snapshot is in the store: see `rebased`."""
+        self.resolution = rebased(self.resolution, snapshot)
+
+    def write_operands(self) -> None:
+        """Bring RocksDB up to date with what was merged: before anybody but `get` and `items` looks at it."""
+        self._operands.write()
 
     # --- rows
 
     def get(self, key: bytes, family: str = DEFAULT_FAMILY) -> bytes | None:
         """The value of a key, with what was written since the load."""
         stored_key = self.families.prefix(family) + key
-        value = self.db.get(stored_key)
+        try:
+            self._operands.write_one(stored_key)
+            value = self.db.get(stored_key)
+        except DamagedError:
+            self.is_damaged = True
+            raise
         if value is None or self._rows is None:
             return value
         return self._rows.read(stored_key, value)
@@ -155,13 +210,18 @@ class LoadedState:
     def items(self, prefix: bytes, family: str, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values in the order of the keys; the picture is the one at this call."""
         before = self.families.prefix(family)
+        self._operands.write()
         scan = self.db.items(before + prefix, start=before + start)
         return self._without_prefix(scan, len(before))
 
     def _without_prefix(self, scan: Iterator[tuple[bytes, bytes]], skip: int) -> Iterator[tuple[bytes, bytes]]:
         rows = self._rows
-        for stored_key, value in scan:
-            yield stored_key[skip:], value if rows is None else rows.read(stored_key, value)
+        try:
+            for stored_key, value in scan:
+                yield stored_key[skip:], value if rows is None else rows.read(stored_key, value)
+        except DamagedError:
+            self.is_damaged = True
+            raise
 
     def put(self, key: bytes, value: bytes, family: str) -> None:
         """Set the value of a key."""
@@ -169,6 +229,7 @@ class LoadedState:
         if self._rows is not None:
             value = self._rows.wrap(stored_key, value)
         self._note_new(stored_key)
+        self._operands.drop(stored_key)
         self.db.put(stored_key, value)
         if self.writer is not None:
             self._log(self.writer.put, stored_key, value)
@@ -183,7 +244,7 @@ class LoadedState:
         if self._rows is not None:
             operand = self._rows.wrap(stored_key, operand)
         self._note_new(stored_key)
-        self.db.merge(stored_key, operand)
+        self._operands.add(stored_key, operand)
         if self.writer is not None:
             self._log(self.writer.merge, stored_key, operand)
         self.is_torn = False
@@ -192,8 +253,9 @@ class LoadedState:
         """Remove a key; one that is not there is no error."""
         stored_key = self.families.prefix(family) + key
         self.is_dirty = self.is_torn = True
-        if self.counts.is_on and self.db.get(stored_key) is not None:
+        if self.counts.is_on and self._is_there(stored_key):
             self.counts.add(-1, is_internal=self.families.is_internal(stored_key))
+        self._operands.drop(stored_key)
         self.db.delete(stored_key)
         if self.writer is not None:
             self._log(self.writer.delete, stored_key if self._rows is None else self._rows.wrap_deleted(stored_key))
@@ -215,6 +277,8 @@ class LoadedState:
             raise UsageError("cannot be dropped", operation="drop", subject=repr(name), hint=hint)
         begin = self.families.prefix(name)
         end = after_prefix(begin)
+        # It is the range that removes them.
+        self._operands.write()
         if self.counts.is_on:
             count = sum(1 for _ in self.db.items(begin))
             self.counts.add(-count, is_internal=self.families.is_internal(begin))
@@ -234,8 +298,27 @@ class LoadedState:
 
     def _note_new(self, stored_key: bytes) -> None:
         self.is_dirty = self.is_torn = True
-        if self.counts.is_on and self.db.get(stored_key) is None:
+        if self.counts.is_on and not self._is_there(stored_key):
             self.counts.add(1, is_internal=self.families.is_internal(stored_key))
+
+    def _is_there(self, stored_key: bytes) -> bool:
+        try:
+            return stored_key in self._operands or self.db.get(stored_key) is not None
+        except DamagedError:
+            self.is_damaged = True
+            raise
+
+
+def rebased(made_of: Resolution, snapshot: StateVersion) -> Resolution:
+    """What a version is made of once a snapshot of it, or of one that it was built on, is in the store.
+
+    A snapshot of another history changes nothing. Nothing older than the base is needed any more.
+    """
+    if snapshot != made_of.target and snapshot not in made_of.changelogs:
+        return made_of
+    changelogs = tuple(of for of in made_of.changelogs if of.version > snapshot.version)
+    lineage = tuple(item for item in made_of.lineage if item.version >= snapshot.version)
+    return Resolution(made_of.target, snapshot, changelogs, lineage)
 
 
 def newest_that_fit(lineage: tuple[LineageItem, ...]) -> tuple[LineageItem, ...]:

@@ -19,7 +19,7 @@ from engine.hashing import FileHasher
 from engine.local_stat import READ_FLAGS
 from index.errors import UnsafeNameError
 from index.sst_properties import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
-from index.sst_sharing import FileIdentity, LocalStateFile
+from index.sst_sharing import FileIdentity, FileStamp, LocalStateFile
 from index.state_names import LOGS, SSTS, check_log_name, check_sst_name
 
 # Where RocksDB keeps WALs that it does not write any more.
@@ -61,7 +61,7 @@ def list_shared(directory: Path) -> tuple[Path, ...]:
 
 
 def look_at(path: Path) -> LocalStateFile:
-    """Name, size and identity of an SST or an archived WAL: a read of its end, or of all of it if that has none.
+    """Name, size, identity and stamp of an SST or an archived WAL: a read of its end, or of all of it if that has none.
 
     Raises:
         UnsafeSourceError: It is no regular file, or cannot be read.
@@ -73,11 +73,28 @@ def look_at(path: Path) -> LocalStateFile:
             if not stat.S_ISREG(status.st_mode):
                 raise UnsafeSourceError("is not a regular file", operation="identify", subject=str(path))
             identity = _identity(descriptor, status.st_size) if path.name.endswith(".sst") else None
-            return LocalStateFile(path.name, status.st_size, identity or _hash(descriptor))
+            return LocalStateFile(
+                path.name,
+                status.st_size,
+                identity or _hash(descriptor),
+                # From before it was read: a change in between shows.
+                FileStamp(status.st_ino, status.st_mtime_ns),
+                is_linked=status.st_nlink > 1,
+            )
         finally:
             os.close(descriptor)
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def is_untouched(path: Path, file: LocalStateFile) -> bool:
+    """Whether a file is still the one that was looked at, by its size and stamp.
+
+    Raises:
+        OSError: It is not there.
+    """
+    status = path.lstat()
+    return status.st_size == file.size_bytes and FileStamp(status.st_ino, status.st_mtime_ns) == file.stamp
 
 
 def look_at_all(paths: Iterable[Path]) -> tuple[LocalStateFile, ...]:

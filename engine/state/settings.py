@@ -9,6 +9,10 @@ import msgspec
 from engine.errors import UsageError
 from engine.rocksdb import MIB, RocksDbSettings, spark_settings
 
+# What the setting `stateStore.providerClass` names.
+ROCKSDB_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+HDFS_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
 # Spark's names of codecs; what they mean is the business of `engine.state.compression`.
 CodecName = Literal["lz4", "zstd", "snappy", "lzf"]
 _Compression = Literal["none", "lz4", "snappy", "zstd"]

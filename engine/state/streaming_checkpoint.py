@@ -13,7 +13,7 @@ from blobstore.errors import BlobNotFoundError
 from engine.errors import NotFoundError, ProviderError, UsageError
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS, CommitLog, OffsetLog
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
+from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state_store import StateStore
 from index.batch_log import (
     DEFAULT_STORE,
@@ -29,8 +29,14 @@ from index.errors import BatchLogError
 from index.keys import check_file_name
 from index.state_names import StateVersion, check_unique_id
 
-ROCKSDB_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-HDFS_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+__all__ = [
+    "HDFS_PROVIDER",
+    "ROCKSDB_PROVIDER",
+    "StateOperator",
+    "StreamingCheckpoint",
+    "check_provider",
+    "open_query_state",
+]
 
 _PROVIDER_KEY: Final = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"

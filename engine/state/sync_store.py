@@ -1,9 +1,8 @@
 """The state store for callers without an event loop: Spark workers, scripts, notebooks."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Self
 
 from engine.clock import Ambient
 from engine.state.checkpoint_dir import CheckpointDir
@@ -13,44 +12,16 @@ from engine.state.metrics import LoadMetrics, SaveMetrics
 from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import open_query_state
 from engine.state_store import StateStore
-from engine.sync import LoopThread
+from engine.sync import Blocking, Facade
 from index.batch_log import DEFAULT_STORE
 from index.model import LineageItem, UniqueId
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class _Blocking(Generic[P, R]):
-    """Turns a method of `StateStore` that waits into one of `SyncStateStore`: same arguments, result and errors."""
-
-    def __init__(self, method: Callable[Concatenate[StateStore, P], Awaitable[R]]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    def __get__(self, instance: "SyncStateStore", owner: type["SyncStateStore"]) -> Callable[P, R]:
-        """The bound blocking method."""
-
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            async def work() -> R:
-                return await self._method(instance.asynchronous, *args, **kwargs)
-
-            return instance.loop.run(work())
-
-        call.__doc__ = self.__doc__
-        return call
-
-
-class SyncStateStore:
+class SyncStateStore(Facade[StateStore]):
     """The methods of `StateStore`, blocking. Use it as a context manager, or call `close`.
 
     Rows are read and written in the calling thread; snapshots go on their way in a thread of the store's own.
     """
-
-    def __init__(self, loop: LoopThread, asynchronous: StateStore) -> None:
-        """Prefer `SyncStateStore.open`."""
-        self.loop = loop
-        self.asynchronous = asynchronous
 
     @classmethod
     def open(
@@ -81,19 +52,10 @@ class SyncStateStore:
         )
         return cls._begin(opening)
 
-    @classmethod
-    def _begin(cls, opening: Coroutine[Any, Any, StateStore]) -> Self:
-        loop = LoopThread()
-        try:
-            return cls(loop, loop.run(opening))
-        except BaseException:
-            loop.stop()
-            raise
-
-    load = _Blocking(StateStore.load)
-    commit = _Blocking(StateStore.commit)
-    abort = _Blocking(StateStore.abort)
-    maintain = _Blocking(StateStore.maintain)
+    load = Blocking(StateStore.load)
+    commit = Blocking(StateStore.commit)
+    abort = Blocking(StateStore.abort)
+    maintain = Blocking(StateStore.maintain)
 
     @property
     def version(self) -> int | None:
@@ -164,27 +126,3 @@ class SyncStateStore:
     def drop_family(self, name: str) -> bool:
         """As `StateStore.drop_family`."""
         return self.asynchronous.drop_family(name)
-
-    def close(self) -> None:
-        """As `StateStore.close`; the loop ends too."""
-        if not self.loop.is_running:
-            return
-        try:
-            self.loop.run(self.asynchronous.close())
-        finally:
-            self.loop.stop()
-
-    def __enter__(self) -> Self:
-        """The store itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it, as `StateStore` does."""
-        if not self.loop.is_running:
-            return
-        try:
-            self.loop.run(self.asynchronous.__aexit__(kind, error, trace))
-        finally:
-            self.loop.stop()

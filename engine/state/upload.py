@@ -1,6 +1,6 @@
 """Uploading a captured snapshot: new files first, the zip last (design 0004, Z1 and S4)."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,7 @@ from engine.errors import UnsafeSourceError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_map import CapturedFile, StateFileMap
 from engine.state.file_metrics import SnapshotUploaded
-from engine.state.local_files import local_path, shared_path
+from engine.state.local_files import is_untouched, local_path, shared_path
 from engine.state.zips import build_state_zip
 from index.sst_sharing import is_stale
 from index.state_metadata import StateMetadata, StoredFile
@@ -56,25 +56,27 @@ async def upload_snapshot(
         StoreError: As the store says.
     """
     files = captured.files
-    if versions_retained is not None and any(file.is_reused for file in files):
-        files = await _renew_stale(directory, captured, known, versions_retained)
     known.begin_upload(captured.upload_id, files)
-    new = [file for file in files if not file.is_reused]
 
     async def put(file: CapturedFile) -> None:
         await _put(directory, captured.directory, file)
 
-    metadata = msgspec.structs.replace(
-        captured.metadata,
-        sst_files=tuple(file.stored for file in files if file.stored.local_name.endswith(".sst")),
-        log_files=tuple(file.stored for file in files if file.stored.local_name.endswith(".log")),
-    )
     # Before the first byte is sent: what must not be empty is not.
-    zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, metadata)
-    await carry_out_all(put, new, in_flight_max=puts_max)
+    zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, _metadata(captured, files))
+    await carry_out_all(put, [file for file in files if not file.is_reused], in_flight_max=puts_max)
+    # As late as can be, when what takes long is done: a file that was there at the beginning may be deleted meanwhile.
+    renewed: list[CapturedFile] = []
+    if versions_retained is not None and any(file.is_reused for file in files):
+        renewed = await _renew_stale(directory, captured, known, versions_retained)
+    if renewed:
+        known.begin_upload(captured.upload_id, renewed)
+        await carry_out_all(put, renewed, in_flight_max=puts_max)
+        by_name = {file.local.name: file for file in renewed}
+        files = tuple(by_name.get(file.local.name, file) for file in files)
+        zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, _metadata(captured, files))
     await publish(zipped)
+    new = [file for file in files if not file.is_reused]
     known.remember_named(captured.of, [shared_path(file.stored.stored_name) for file in files], None)
-    renewed = [file for file in new if file not in captured.files]
     known.rename(renewed, version=captured.of.version, upload_id=captured.upload_id)
     known.uploaded(captured.upload_id)
     known.saw_snapshot(captured.of.version)
@@ -87,33 +89,45 @@ async def upload_snapshot(
     )
 
 
+def _metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) -> StateMetadata:
+    return msgspec.structs.replace(
+        captured.metadata,
+        sst_files=tuple(file.stored for file in files if file.stored.local_name.endswith(".sst")),
+        log_files=tuple(file.stored for file in files if file.stored.local_name.endswith(".log")),
+    )
+
+
 async def _renew_stale(
     directory: CheckpointDir, captured: CapturedSnapshot, known: StateFileMap, versions_retained: int
-) -> tuple[CapturedFile, ...]:
-    """The files, those that somebody may have deleted under new names."""
+) -> list[CapturedFile]:
+    """The reused files that somebody may have deleted, under new names."""
     newest = StateListing.of_names(status.name for status in await directory.list()).latest_snapshot_version
-
-    def renew(file: CapturedFile) -> CapturedFile:
+    # Whoever deletes here with another number than ours is not to be left out.
+    if known.retained_min is not None:
+        versions_retained = min(versions_retained, known.retained_min)
+    renewed: list[CapturedFile] = []
+    for file in captured.files:
         used = known.newest_use(shared_path(file.stored.stored_name))
-        if not file.is_reused or not is_stale(used, newest, versions_retained):
-            return file
-        name = stored_name(file.local.name, captured.upload_id)
-        return CapturedFile(StoredFile(file.local.name, name, file.local.size_bytes), file.local, is_reused=False)
-
-    return tuple(renew(file) for file in captured.files)
+        if file.is_reused and is_stale(used, newest, versions_retained):
+            name = stored_name(file.local.name, captured.upload_id)
+            stored = StoredFile(file.local.name, name, file.local.size_bytes)
+            renewed.append(CapturedFile(stored, file.local, is_reused=False))
+    return renewed
 
 
 async def _put(directory: CheckpointDir, source: Path, file: CapturedFile) -> None:
     path = local_path(source, file.local.name)
     try:
+        if not await run_blocking(is_untouched, path, file.local):
+            raise _changed(path, "was written to since it was captured")
         # The name is new and this upload's alone: sent twice, it is the same.
         size_bytes = await directory.publish_file(shared_path(file.stored.stored_name), path, overwrite=True)
     except OSError as error:
         raise UnsafeSourceError(error.strerror or str(error), operation="snapshot", subject=str(path)) from error
     if size_bytes != file.stored.size_bytes:
-        raise UnsafeSourceError(
-            f"has {size_bytes} bytes, and had {file.stored.size_bytes} when it was captured",
-            operation="snapshot",
-            subject=str(path),
-            hint="nobody may write to a rocksdb_checkpoint",
-        )
+        raise _changed(path, f"has {size_bytes} bytes, and had {file.stored.size_bytes} when it was captured")
+
+
+def _changed(path: Path, message: str) -> UnsafeSourceError:
+    hint = "nobody may write to a rocksdb_checkpoint, nor to the SSTs that it has in common with the working directory"
+    return UnsafeSourceError(message, operation="snapshot", subject=str(path), hint=hint)

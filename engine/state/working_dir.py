@@ -158,6 +158,9 @@ def _take(lock: int, directory: Path) -> None:
 def _release(lock: int) -> None:
     if lock >= 0:
         with contextlib.suppress(OSError):
+            # Closing alone would leave it to a process that was forked off meanwhile.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):
             os.close(lock)
 
 

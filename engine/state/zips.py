@@ -5,8 +5,8 @@ writer has it. Whoever reads one here believes nothing of it before all of it ha
 """
 
 import io
-import re
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -17,8 +17,13 @@ import msgspec
 from typing_extensions import override
 
 from engine.errors import DamagedError, UnsafeSourceError
-from index.state_metadata import StateMetadata, decode_state_metadata, encode_state_metadata
-from index.state_names import METADATA, check_zip_entry
+from index.state_metadata import (
+    STATE_METADATA_BYTES_MAX,
+    StateMetadata,
+    decode_state_metadata,
+    encode_state_metadata,
+)
+from index.state_names import METADATA, check_zip_entry, is_zip_entry
 
 # A zip of some thousand SSTs has less than a megabyte; nearly all of it is MANIFEST.
 ZIP_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -26,8 +31,15 @@ ZIP_BYTES_MAX: Final = 64 * 1024 * 1024
 CONTENT_BYTES_MAX: Final = 256 * 1024 * 1024
 ENTRIES_MAX: Final = 1024
 
-# What rocksdict and RocksDB leave beside the files that matter (Z3), and our own leftovers.
-_NEVER: Final = re.compile(r"LOG(\.old\..*)?|LOCK|IDENTITY|rocksdict-config\.json|\..*")
+# The list of entries at the end of a zip: their names of up to 255 bytes, 46 bytes beside each, and extra fields.
+_DIRECTORY_BYTES_MAX: Final = 1024 * 1024
+# How a zip ends: count of entries and size of their list, in an end record that a comment may follow. One of zip64,
+# before it, would count in its place.
+_END: Final = struct.Struct("<4s4H2LH")
+_END_MAGIC: Final = b"PK\x05\x06"
+_END64: Final = struct.Struct("<4sLQL")
+_END64_MAGIC: Final = b"PK\x06\x07"
+_COMMENT_BYTES_MAX: Final = 0xFFFF
 
 _ENCRYPTED: Final = 0x1
 _METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
@@ -69,7 +81,7 @@ class _Stream(io.RawIOBase):
 
 def is_zipped(name: str) -> bool:
     """Whether a file that stands at the top of a rocksdb_checkpoint goes into the zip (Z3)."""
-    return not name.endswith(".sst") and name != METADATA and _NEVER.fullmatch(name) is None
+    return name != METADATA and is_zip_entry(name)
 
 
 def build_state_zip(directory: Path, metadata: StateMetadata) -> tuple[bytes, int]:
@@ -140,9 +152,10 @@ def read_state_zip(data: bytes, *, subject: str) -> StateZip:
     Raises:
         DamagedError: It is no zip, is cut short, fails a checksum, lacks `metadata`, or is larger inside than a
             snapshot is; or it has a directory, a symbolic link, an encrypted entry, or a name twice (N4).
-        UnsafeNameError: A name in it is not one safe component.
+        UnsafeNameError: A name in it is not one safe component, or is one that is no part of a snapshot (Z3).
         FormatError: The metadata cannot be read.
     """
+    _check_end(data, subject)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as source:
             entries = source.infolist()
@@ -154,6 +167,20 @@ def read_state_zip(data: bytes, *, subject: str) -> StateZip:
     if last is None:
         raise _refused(f"has no entry `{METADATA}`", subject)
     return StateZip(metadata=decode_state_metadata(last, subject=f"{subject}/{METADATA}"), files=files)
+
+
+def _check_end(data: bytes, subject: str) -> None:
+    """Refuse a zip by its last bytes: the library reads the whole list of entries before anybody can count them."""
+    at = len(data) - _END.size
+    if at < 0 or data[at : at + 4] != _END_MAGIC or data[-2:] != b"\0\0":
+        at = data.rfind(_END_MAGIC, max(0, at - _COMMENT_BYTES_MAX))
+    if at < 0 or at + _END.size > len(data):
+        raise _refused("cannot be read as a zip: it has no end record", subject)
+    _, _, _, _, count, size_bytes, _, _ = _END.unpack_from(data, at)
+    if at >= _END64.size and data.startswith(_END64_MAGIC, at - _END64.size):
+        raise _refused("is a zip64, and no snapshot is large enough to be one", subject)
+    if count > ENTRIES_MAX or size_bytes > _DIRECTORY_BYTES_MAX:
+        raise _refused(f"has {count} entries in a list of {size_bytes} bytes; at most {ENTRIES_MAX} are read", subject)
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], subject: str) -> None:
@@ -173,6 +200,8 @@ def _check_entries(entries: list[zipfile.ZipInfo], subject: str) -> None:
         mode = entry.external_attr >> 16 if entry.create_system == _UNIX else 0
         if stat.S_IFMT(mode) not in {0, stat.S_IFREG}:
             raise _refused(f"has the entry {name!r}, which is no regular file", subject)
+        if name == METADATA and entry.file_size > STATE_METADATA_BYTES_MAX:
+            raise _refused(f"has {entry.file_size} bytes of `{METADATA}`", subject)
     if sum(entry.file_size for entry in entries) > CONTENT_BYTES_MAX:
         raise _refused(f"holds more than {CONTENT_BYTES_MAX} bytes", subject)
 

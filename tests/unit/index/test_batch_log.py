@@ -203,6 +203,17 @@ def test_what_spark_does_not_write_is_refused(decode: Callable[..., object], dat
 
 
 @pytest.mark.parametrize(
+    "decode, first",
+    [(decode_offsets, b"v1\n"), (decode_commit, b"v1\n"), (decode_operator, b"v1\n"), (decode_query_id, b"")],
+    ids=["offsets", "commit", "operator", "query"],
+)
+def test_what_is_nested_too_deeply_is_refused(decode: Callable[..., object], first: bytes) -> None:
+    depth = 100_000
+    with pytest.raises(BatchLogError, match="a-file"):
+        decode(first + b'{"x":' + b"[" * depth + b"]" * depth + b"}", subject="a-file")
+
+
+@pytest.mark.parametrize(
     "offsets",
     [
         BatchOffsets(offsets=(SourceOffset("0", "two\nlines"),)),

@@ -436,3 +436,12 @@ def test_an_index_of_a_plain_directory_is_refused() -> None:
     with pytest.raises(VersionMissingError, match="default at version 4: holds no snapshot or changelog") as error:
         resolve_index(4, A, index)
     assert "plain directory" in error.value.hint
+
+
+def test_many_headers_become_known_in_one_copy() -> None:
+    headers = {v("2_a"): items("1_a"), v("3_a"): items("2_a")}
+    files = present("1_a.zip 2_a.changelog 3_a.changelog").with_header(v("2_a"), ())
+    known = files.with_headers(headers)
+    assert known.headers == headers
+    assert files.headers == {v("2_a"): ()}
+    assert resolve(3, A, known) == answer("3_a", "1_a", "2_a 3_a", "1_a 2_a 3_a")

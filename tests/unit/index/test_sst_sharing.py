@@ -1,15 +1,18 @@
 """Which files a snapshot shares with older ones, as tables: what is local, what is known of it, what comes out."""
 
+import msgspec
 import pytest
 
 from index.model import SstIdentity
 from index.sst_sharing import (
     FileIdentity,
+    FileStamp,
     LocalStateFile,
     SharedFile,
+    as_fetched,
     choose_kept,
     choose_reused,
-    forget_newer,
+    find_altered,
     is_stale,
 )
 from index.state_metadata import StoredFile
@@ -17,15 +20,29 @@ from index.state_metadata import StoredFile
 ONE, OTHER = SstIdentity("SESSION0000000000001", 7), SstIdentity("SESSION0000000000002", 7)
 
 
-def local(name: str = "000007.sst", size: int = 10, identity: FileIdentity = ONE) -> LocalStateFile:
-    return LocalStateFile(name, size, identity)
+STAMP, TOUCHED, COPIED = FileStamp(1, 100), FileStamp(1, 101), FileStamp(2, 100)
+
+
+def local(
+    name: str = "000007.sst",
+    size: int = 10,
+    identity: FileIdentity = ONE,
+    stamp: FileStamp | None = STAMP,
+    *,
+    linked: bool = True,
+) -> LocalStateFile:
+    return LocalStateFile(name, size, identity, stamp, is_linked=linked)
 
 
 def shared(
     stored: str = "000007-x.sst", size: int = 10, identity: FileIdentity = ONE, version: int = 5, upload: str = "x"
 ) -> dict[str, SharedFile]:
     file = SharedFile(
-        stored=StoredFile("000007.sst", stored, size), identity=identity, version=version, upload_id=upload
+        stored=StoredFile("000007.sst", stored, size),
+        identity=identity,
+        stamp=STAMP,
+        version=version,
+        upload_id=upload,
     )
     return {"000007.sst": file}
 
@@ -47,6 +64,12 @@ def shared(
         pytest.param(local(identity=b"h"), shared(identity=b"h"), 6, (), True, id="no identity, and the same hash"),
         pytest.param(local(identity=b"h"), shared(identity=b"i"), 6, (), False, id="no identity, and another hash"),
         pytest.param(local(identity=b"h"), shared(), 6, (), False, id="it has lost its identity"),
+        pytest.param(local(stamp=TOUCHED), shared(), 6, (), False, id="somebody has written to it"),
+        pytest.param(local(stamp=COPIED), shared(), 6, (), False, id="it is a copy, and nobody knows of what"),
+        pytest.param(local(stamp=None), shared(), 6, (), False, id="nobody has looked"),
+        pytest.param(
+            local(identity=b"h", stamp=COPIED), shared(identity=b"h"), 6, (), True, id="a hash is of what is there now"
+        ),
     ],
 )
 def test_what_is_shared(
@@ -65,6 +88,7 @@ def test_what_is_shared(
         pytest.param(local(size=11), shared(), "000007-x.sst", False, id="it has another size than it had"),
         pytest.param(local(identity=OTHER), shared(), "000007-x.sst", False, id="it was replaced by another session"),
         pytest.param(local("000008.sst"), shared(), "000007-x.sst", False, id="the snapshot does not want it"),
+        pytest.param(local(stamp=TOUCHED), shared(), "000007-x.sst", False, id="somebody has written to it"),
     ],
 )
 def test_what_stays_for_a_load(file: LocalStateFile, known: dict[str, SharedFile], wanted: str, kept: bool) -> None:
@@ -81,9 +105,30 @@ def test_a_file_whose_upload_is_not_complete_does_not_stay() -> None:
     assert choose_kept([local()], wanted, shared(), ("x",)) == frozenset()
 
 
-@pytest.mark.parametrize("version,known", [(4, False), (5, False), (6, True)])
-def test_a_load_forgets_what_its_version_and_newer_ones_put_there(version: int, known: bool) -> None:
-    assert forget_newer(shared(version=5), version) == (shared(version=5) if known else {})
+@pytest.mark.parametrize(
+    "file,known,altered",
+    [
+        pytest.param(local(), shared(), False, id="nobody has written to it"),
+        pytest.param(local(stamp=TOUCHED), shared(), True, id="somebody has"),
+        pytest.param(local(stamp=COPIED), shared(), False, id="another inode: it was replaced, perhaps by itself"),
+        pytest.param(local(stamp=TOUCHED, linked=False), shared(), False, id="a copy, and inodes are used again"),
+        pytest.param(local(stamp=TOUCHED, identity=OTHER), shared(), False, id="another file, made anew"),
+        pytest.param(local(stamp=TOUCHED), {}, False, id="nothing is known of it"),
+        pytest.param(local(stamp=TOUCHED, identity=b"h"), shared(identity=b"h"), False, id="its bytes are the same"),
+    ],
+)
+def test_what_was_altered(file: LocalStateFile, known: dict[str, SharedFile], altered: bool) -> None:
+    assert find_altered([file], known) == ((file.name,) if altered else ())
+
+
+@pytest.mark.parametrize("version,of", [(4, 4), (5, 5), (6, 5)])
+def test_a_file_that_stays_is_as_good_as_one_that_was_fetched(version: int, of: int) -> None:
+    before = shared(version=5)
+    (name,) = before
+    assert as_fetched(before, {name}, version) == {
+        name: msgspec.structs.replace(before[name], version=of, upload_id="")
+    }
+    assert as_fetched(before, (), version) == {}
 
 
 @pytest.mark.parametrize(

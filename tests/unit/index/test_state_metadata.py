@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from index.errors import FormatError, StateMetadataError, UnknownFormatError, UnsafeNameError
-from index.state_metadata import StateMetadata, StoredFile, decode_state_metadata, encode_state_metadata
+from index.state_metadata import NOT_COUNTED, StateMetadata, StoredFile, decode_state_metadata, encode_state_metadata
 
 SST = StoredFile("00001.sst", "00001-uuid.sst", 12345678901234)
 LOG = StoredFile("00001.log", "00001-uuid.log", 12345678901234)
@@ -150,8 +150,6 @@ FAMILIES = StateMetadata(
         (changed(FAMILIES, column_family_ids=(("default", 1), ("a", 1))), "twice"),
         (changed(FAMILIES, column_family_ids=(("a", 1), ("a", 2))), "twice"),
         (changed(FAMILIES, column_family_id_max=0x8000), "greatest column family id of 32768"),
-        (StateMetadata(num_keys=-2), "counts -2 keys"),
-        (StateMetadata(num_keys=0, num_internal_keys=-2), "counts -2 internal keys"),
         (StateMetadata(num_keys=0, sst_files=(SST, StoredFile(SST.local_name, "b.sst", 1))), "twice"),
         (StateMetadata(num_keys=0, sst_files=(StoredFile("00001.sst", "b.sst", -1),)), r"00001\.sst a size of -1"),
         (StateMetadata(num_keys=0, sst_files=(StoredFile("00001.sst", "b.sst", 2**63),)), r"00001\.sst a size of"),
@@ -166,6 +164,22 @@ def test_values_out_of_range_are_refused_in_both_directions(metadata: StateMetad
     with pytest.raises(FormatError) as read_error:
         decode_state_metadata(b"v1\n" + json.dumps(wire(metadata)).encode(), subject="3.zip/metadata")
     assert "3.zip/metadata" in "".join([str(read_error.value), *getattr(read_error.value, "__notes__", [])])
+
+
+@pytest.mark.parametrize(
+    "metadata, message",
+    [
+        (StateMetadata(num_keys=-2, num_internal_keys=3), "counts -2 keys"),
+        (StateMetadata(num_keys=3, num_internal_keys=-2), "counts -2 internal keys"),
+    ],
+)
+def test_a_number_of_keys_below_nothing_is_never_written_and_read_as_none(
+    metadata: StateMetadata, message: str
+) -> None:
+    with pytest.raises(StateMetadataError, match=message):
+        encode_state_metadata(metadata)
+    read = decode_state_metadata(b"v1\n" + json.dumps(wire(metadata)).encode())
+    assert sorted([read.num_keys, read.num_internal_keys]) == [NOT_COUNTED, 3]
 
 
 def wire(metadata: StateMetadata) -> dict[str, Any]:

@@ -101,14 +101,16 @@ def test_a_stored_file_keeps_stem_and_extension_around_the_id_of_its_upload() ->
     assert stored_name("00001.log", UID) == f"00001-{UID}.log"
 
 
-@pytest.mark.parametrize("unique_id", ["", "a_b", "a/b", "../a", "a\0", "\ud800", "x" * 400, "a\\b"])
+@pytest.mark.parametrize(
+    "unique_id", ["", "a_b", "a/b", "../a", "a\0", "\ud800", "x" * 400, "a\\b", "na\u00efve", "a b"]
+)
 def test_an_id_that_cannot_stand_in_a_file_name_is_refused(unique_id: str) -> None:
     with pytest.raises(UnsafeNameError) as error:
         check_unique_id(unique_id)
     assert error.value.hint
 
 
-@pytest.mark.parametrize("unique_id", ["i3", UID, "a.zip", "naïve"])
+@pytest.mark.parametrize("unique_id", ["i3", UID, "a.zip", "a,b=c+d%e~f@g"])
 def test_an_id_that_passes_makes_a_name_that_parses_back_to_it(unique_id: str) -> None:
     of = StateVersion(7, check_unique_id(unique_id))
     assert parse_state_name(snapshot_name(of)) == StateFileName("snapshot", of)
@@ -132,14 +134,28 @@ def test_a_local_wal_is_digits_and_nothing_else(name: str) -> None:
         check_log_name(name)
 
 
-@pytest.mark.parametrize("name", [*BAD_COMPONENTS, f"000008-{UID}.log", f"000008-{UID}.sst/x", "x" * 252 + ".sst"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *BAD_COMPONENTS,
+        f"000008-{UID}.log",
+        f"000008-{UID}.sst/x",
+        "x" * 252 + ".sst",
+        "8-a b.sst",
+        "8-\u00e9.sst",
+        ".8-a.sst",
+    ],
+)
 def test_a_stored_name_is_one_component_with_its_extension(name: str) -> None:
     with pytest.raises(UnsafeNameError):
         check_stored_name(name, ".sst")
 
 
-@pytest.mark.parametrize("name", [*BAD_COMPONENTS, "000008.sst", "archive/000003.log"])
-def test_an_entry_of_a_snapshot_is_one_component_and_no_sst(name: str) -> None:
+NEVER_ZIPPED = ["LOG", "LOG.old.123", "LOCK", "IDENTITY", "rocksdict-config.json", "archive", ".hidden", ".a\nb"]
+
+
+@pytest.mark.parametrize("name", [*BAD_COMPONENTS, *NEVER_ZIPPED, "000008.sst", "archive/000003.log"])
+def test_an_entry_of_a_snapshot_is_one_component_and_belongs_there(name: str) -> None:
     with pytest.raises(UnsafeNameError):
         check_zip_entry(name)
 

@@ -2,14 +2,17 @@
 
 import pytest
 
-from index.lineage import Resolution
-from index.model import UniqueId
+from index.errors import LineageError
+from index.lineage import HeaderNeeded, Present, Resolution
+from index.model import LineageItem, UniqueId
 from index.state_names import StateVersion
 from index.state_retention import (
+    BaseNeeded,
     SharedStatus,
     StateListing,
     choose_oldest_kept,
     deletion_is_due,
+    find_base,
     find_orphan_files,
     plan_deletion,
 )
@@ -24,13 +27,30 @@ def vs(texts: str) -> tuple[StateVersion, ...]:
     return tuple(map(v, texts.split()))
 
 
+def path(name: str) -> str:
+    """A path as Spark makes it, another one for each name and in their order."""
+    number = int.from_bytes(name.encode().ljust(8))
+    return f"SSTs/{number:020d}-00000000-0000-4000-8000-000000000000.sst"
+
+
 def listed(**names: int) -> list[SharedStatus]:
-    """`a=3`: `SSTs/a.sst` of the time 3."""
-    return [SharedStatus(f"SSTs/{name}.sst", time) for name, time in names.items()]
+    """`a=3`: a file that stands for `a`, of the time 3."""
+    return [SharedStatus(path(name), time) for name, time in names.items()]
 
 
 def paths(names: str) -> tuple[str, ...]:
-    return tuple(f"SSTs/{name}.sst" for name in names.split())
+    return tuple(path(name) for name in names.split())
+
+
+def listing_of(snapshots: str, changelogs: str = "") -> StateListing:
+    return StateListing(snapshots=tuple(sorted(vs(snapshots))), changelogs=tuple(sorted(vs(changelogs))))
+
+
+def standing_at(target: str, lineage: str = "") -> Resolution:
+    """Of a caller whose memory reaches back to the first of these, a snapshot."""
+    known = vs(lineage)
+    items = tuple(LineageItem(of.version, of.unique_id) for of in known if of.unique_id is not None)
+    return Resolution(v(target), known[0] if known else None, known[1:], items)
 
 
 @pytest.mark.parametrize(
@@ -48,11 +68,11 @@ def paths(names: str) -> tuple[str, ...]:
         pytest.param("7", 1, -1, 7, id="one snapshot stays"),
         pytest.param("2 10 20", 100, -1, 0, id="all are young"),
         pytest.param("1 10 20", 5, 3, 1, id="the next one is further away than may be deleted at once"),
-        pytest.param("1_a 1_b 2_a 3_b", 1, -1, 3, id="versions count over all ids"),
+        pytest.param("1_a 2_a 3_b", 1, -1, 3, id="versions count over all ids"),
     ],
 )
 def test_the_oldest_snapshot_that_stays(snapshots: str, retained: int, deleted_max: int, oldest: int) -> None:
-    assert choose_oldest_kept(vs(snapshots), retained_min=retained, deleted_max=deleted_max) == oldest
+    assert choose_oldest_kept(listing_of(snapshots), retained_min=retained, deleted_max=deleted_max) == oldest
 
 
 @pytest.mark.parametrize(
@@ -66,7 +86,61 @@ def test_the_oldest_snapshot_that_stays(snapshots: str, retained: int, deleted_m
     ],
 )
 def test_versions_to_retain_are_counted_from_where_the_query_stands(current: int | None, oldest: int) -> None:
-    assert choose_oldest_kept(vs("2 4 6 8 10 12 14"), retained_min=2, current=current) == oldest
+    needed = None if current is None else standing_at(str(current))
+    assert choose_oldest_kept(listing_of("2 4 6 8 10 12 14"), retained_min=2, needed=needed) == oldest
+
+
+@pytest.mark.parametrize(
+    "snapshots,changelogs,needed,expected",
+    [
+        pytest.param("8_a 14_a 16_a", "14_a 15_a 16_a", ("16_a", "16_a"), 14, id="one history alone"),
+        pytest.param("8_a 14_x 16_a", "14_a 15_a 16_a", ("16_a", "16_a"), BaseNeeded(15), id="14 is of a lost attempt"),
+        pytest.param("8_a 14_x 16_a", "14_a 14_x 16_a", ("16_a", "16_a"), BaseNeeded(15), id="and it has a changelog"),
+        pytest.param("8_a 14_a 16_a", "14_a 14_x 16_a", ("16_a", "16_a"), BaseNeeded(15), id="14 is the caller's own"),
+        pytest.param("8_a 14_a 16_a", "14_a 14_x 16_a", ("16_a", "14_a 15_a 16_a"), 14, id="and the caller knows it"),
+        pytest.param("8_a 14_a 14_x 16_a", "14_a 16_a", ("16_a", "16_a"), 14, id="all attempts have a snapshot"),
+        pytest.param("8 14_x 16", "14 15 16", ("16", "16"), 8, id="a caller without ids needs nothing with one"),
+    ],
+)
+def test_a_snapshot_that_may_be_of_another_history_is_no_base(
+    snapshots: str, changelogs: str, needed: tuple[str, str], expected: int | BaseNeeded
+) -> None:
+    listing = listing_of(snapshots, changelogs)
+    assert choose_oldest_kept(listing, retained_min=2, needed=standing_at(*needed)) == expected
+
+
+@pytest.mark.parametrize(
+    "snapshots,changelogs,retained,oldest",
+    [
+        pytest.param("2_a 6_a 8_a 14_a", "7_a 7_b", 2, 6, id="two histories part at 7, and either may count"),
+        pytest.param("2_a 6_a 8_a 14_a", "6_a 7_a", 2, 8, id="one history"),
+        pytest.param("2_a 6_a 6_b 14_a", "", 1, 6, id="both have a snapshot"),
+        pytest.param("2_a 6_a 14_a", "6_b", 1, 2, id="one has none, and stands on an older one"),
+        pytest.param("2_a 6_a", "1_a 1_b", 1, 0, id="they part before all snapshots"),
+    ],
+)
+def test_whoever_does_not_know_where_the_query_stands_deletes_nothing_that_any_history_needs(
+    snapshots: str, changelogs: str, retained: int, oldest: int
+) -> None:
+    assert choose_oldest_kept(listing_of(snapshots, changelogs), retained_min=retained) == oldest
+
+
+def test_the_base_of_an_older_version_is_found_by_headers() -> None:
+    present = Present(frozenset(vs("8_a 14_x 16_a")), frozenset(vs("9_a 10_a 11_a 14_x 14_a 15_a 16_a 12_a 13_a")))
+    target, wanted = v("16_a"), BaseNeeded(15)
+    assert find_base(wanted, target, present) == HeaderNeeded(v("16_a"))
+    below = tuple(LineageItem(version, UniqueId("a")) for version in range(8, 16))
+    found = find_base(wanted, target, present.with_header(v("16_a"), below))
+    assert found == HeaderNeeded(v("15_a"))
+    found = find_base(wanted, target, present.with_headers({v("16_a"): below, v("15_a"): below[:-1]}))
+    assert isinstance(found, Resolution)
+    assert (found.target, found.base) == (v("15_a"), v("8_a"))
+
+
+def test_an_older_version_that_headers_do_not_lead_to_has_no_base() -> None:
+    present = Present(frozenset(vs("8_a 14_x")), frozenset(vs("14_a 15_a 16_a")))
+    with pytest.raises(LineageError):
+        find_base(BaseNeeded(15), v("16_a"), present.with_header(v("16_a"), ()))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +187,7 @@ def test_everything_below_the_oldest_that_stays_goes_of_every_id() -> None:
     assert plan is not None
     assert plan.snapshots == vs("1_a 1_b 2_a")
     assert plan.changelogs == vs("1_a 2_b")
-    assert plan.unnamed == paths("lost one shared")
+    assert set(plan.unnamed) == set(paths("lost one shared"))
     assert plan.orphans == paths("older")
     assert [str(file.of) for file in plan.checksums] == ["1_b", "2_z"]
 
@@ -160,3 +234,25 @@ def test_what_only_a_snapshot_names_that_cannot_be_read_is_judged_as_an_orphan()
 @pytest.mark.spark_case(16, 17)
 def test_orphans(named: str, there: list[SharedStatus], snapshots: int, orphans: str) -> None:
     assert find_orphan_files(paths(named), there, snapshots=snapshots) == paths(orphans)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        "SSTs/my-backup.sst",
+        "SSTs/000001.sst",
+        "logs/driver.log",
+        "SSTs/notes.txt",
+        "SSTs/000001-00000000-0000-4000-8000-000000000000.log",
+        "logs/000001-00000000-0000-4000-8000-000000000000.sst",
+        "SSTs/x000001-00000000-0000-4000-8000-000000000000.sst",
+    ],
+)
+def test_what_spark_would_not_have_named_is_no_orphan(foreign: str) -> None:
+    there = [*listed(a=10, b=20, old=9), SharedStatus(foreign, 1)]
+    assert find_orphan_files(paths("a b"), there, snapshots=2) == paths("old")
+
+
+def test_a_named_file_counts_for_the_age_of_orphans_whatever_its_name() -> None:
+    there = [SharedStatus("SSTs/strange.sst", 5), *listed(a=10, younger=6)]
+    assert find_orphan_files(("SSTs/strange.sst", *paths("a")), there, snapshots=2) == ()

@@ -19,6 +19,7 @@ from index.changelog import (
 )
 from index.errors import DamagedChangelogError, LineageError, UnknownFormatError, UnsupportedRecordError
 from index.model import LineageItem, UniqueId
+from index.state_names import StateVersion
 
 LINEAGE = (LineageItem(3, UniqueId("3f2a")), LineageItem(4, UniqueId("77b0")))
 VERSIONS: tuple[ChangelogVersion, ...] = (1, 2, 3, 4)
@@ -233,3 +234,16 @@ def test_records_after_the_first_read_are_not_given_twice(tmp_path: Path) -> Non
     with open_changelog(writer.path, "lz4") as reader:
         assert records_of(reader) == [(PUT, b"k", b"v")]
         assert records_of(reader) == []
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
+def test_the_content_of_a_changelog_goes_with_its_name(tmp_path: Path, version: ChangelogVersion) -> None:
+    with ChangelogWriter(tmp_path / "fetched", "lz4", version) as writer:
+        writer.finish()
+    fitting, other = StateVersion(7), StateVersion(7, UniqueId("id"))
+    if version > 2:
+        fitting, other = other, fitting
+    with open_changelog(writer.path, "lz4", fitting) as reader:
+        assert reader.header.version == version
+    with pytest.raises(DamagedChangelogError, match=rf"^{other}\.changelog: has .* in its name"):
+        open_changelog(writer.path, "lz4", other)

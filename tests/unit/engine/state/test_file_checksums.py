@@ -7,12 +7,13 @@ import pytest
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.memory import MemoryStore
 from engine.clock import SystemAmbient
+from engine.errors import DamagedError
 from engine.hashing import crc32c
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_checksums import CREATOR, fetch_checked, publish_checked, read_checked
 from engine.state.files import DirectoryStateFiles
 from index.errors import FileChecksumError
-from index.file_checksum import decode_file_checksum
+from index.file_checksum import FILE_CHECKSUM_BYTES_MAX, decode_file_checksum
 from tests.doubles import InterposedStore
 from tests.unit.engine.state.state_bench import tree
 
@@ -119,3 +120,23 @@ async def test_a_name_that_is_taken_by_a_file_without_a_checksum_gets_none(direc
         await publish(directory, b"second")
     assert not await directory.exists("file.crc")
     assert await read_checked(DirectoryStateFiles(directory), "file") == b"first"
+
+
+async def test_a_name_as_long_as_a_file_system_takes_is_fetched(directory: CheckpointDir, tmp_path: Path) -> None:
+    await publish(directory, b"content")
+    # 255 bytes, in 128 characters.
+    target = tmp_path / ("\u00e9" * 127 + "x")
+    assert await fetch_checked(DirectoryStateFiles(directory), "file", target) == 7
+    assert target.read_bytes() == b"content"
+
+
+async def test_a_checksum_that_is_too_large_is_damage(directory: CheckpointDir, tmp_path: Path) -> None:
+    await publish(directory, b"content")
+    await directory.publish_bytes("file.crc", b" " * (FILE_CHECKSUM_BYTES_MAX + 1), overwrite=True)
+    files = DirectoryStateFiles(directory)
+    with pytest.raises(DamagedError, match=r"file\.crc"):
+        await read_checked(files, "file")
+    with pytest.raises(DamagedError, match=r"file\.crc"):
+        await fetch_checked(files, "file", tmp_path / "target")
+    with pytest.raises(DamagedError, match="is larger than the 3 bytes"):
+        await read_checked(files, "file", size_bytes_max=3)

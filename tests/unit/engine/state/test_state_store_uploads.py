@@ -68,7 +68,7 @@ async def test_commits_loads_and_aborts_change_nothing_in_a_snapshot_on_its_way(
         await write_numbers(store, ids, range(4, 6))
         store.put(b"lost", b"1")
         await store.abort()
-        await store.load(0)
+        await store.load(0, read_only=True)
         await store.load(5, ids[5])
         assert _files_of(captured) == before
         assert bench.snapshots() == []

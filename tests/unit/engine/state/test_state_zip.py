@@ -13,7 +13,7 @@ from engine.errors import DamagedError, UnsafeSourceError
 from engine.state import zips as state_zip
 from engine.state.zips import build_state_zip, read_state_zip
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
-from index.state_metadata import StateMetadata, StoredFile, encode_state_metadata
+from index.state_metadata import STATE_METADATA_BYTES_MAX, StateMetadata, StoredFile, encode_state_metadata
 from tests.unit.engine.state.state_bench import files, fill
 
 METADATA = StateMetadata(
@@ -102,9 +102,13 @@ def link(name: str) -> zipfile.ZipInfo:
 
 @pytest.mark.parametrize(
     "name",
-    ["../CURRENT", "/etc/passwd", "a/b", "archive/", "..", "a\\b", "x.sst"],
+    [
+        *("../CURRENT", "/etc/passwd", "a/b", "archive/", "..", "a\\b", "x.sst"),
+        # What would take the place of the archive, of what RocksDB makes itself, or of a file that is fetched (Z3).
+        *("archive", "LOG", "LOCK", "IDENTITY", "rocksdict-config.json", ".hidden"),
+    ],
 )
-def test_an_entry_that_is_no_single_safe_component_is_refused(name: str) -> None:
+def test_an_entry_that_does_not_belong_into_a_snapshot_is_refused(name: str) -> None:
     with pytest.raises(UnsafeNameError):
         read_state_zip(zipped((name, b"x"), LAST), subject="1.zip")
 
@@ -158,6 +162,46 @@ def test_an_entry_that_is_larger_than_it_says_is_refused() -> None:
     struct.pack_into("<L", data, at, 10)
     with pytest.raises(DamagedError):
         read_state_zip(bytes(data), subject="1.zip")
+
+
+def listed_only(count: int, *, comment: bytes = b"", said: int | None = None) -> bytes:
+    """A zip that is all list: as many entries of one name, and nothing in them."""
+    head = struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 3, 20, 0, 0, 0, 0, 0x21, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+    entries = (head + b"a") * count
+    said = min(count, 0xFFFF) if said is None else said
+    return entries + struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, said, said, len(entries), 0, len(comment)) + comment
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(listed_only(200_000), id="200,000 entries"),
+        pytest.param(listed_only(200_000, said=1), id="which say that they are one"),
+        pytest.param(listed_only(200_000, comment=b"about them"), id="with a comment"),
+        pytest.param(listed_only(2_000), id="few more than are read"),
+    ],
+)
+def test_entries_are_counted_before_they_are_listed(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def list_them(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(zipfile.ZipFile, "_RealGetContents", list_them)
+    with pytest.raises(DamagedError, match="entries in a list of"):
+        read_state_zip(data, subject="1.zip")
+
+
+def test_a_zip64_is_refused() -> None:
+    data = zipped(LAST)
+    hidden = struct.pack("<4sLQL", b"PK\6\7", 0, 0, 1)
+    with pytest.raises(DamagedError, match="zip64"):
+        read_state_zip(data[:-22] + hidden + data[-22:], subject="1.zip")
+
+
+def test_metadata_that_nobody_wrote_is_refused_before_it_is_unpacked() -> None:
+    item = b'{"localFileName":"0","dfsSstFileName":"0","sizeBytes":1},'
+    bomb = b'v1\n{"sstFiles":[' + item * (STATE_METADATA_BYTES_MAX // len(item) + 1)
+    with pytest.raises(DamagedError, match="of `metadata`"):
+        read_state_zip(zipped(("metadata", bomb)), subject="1.zip")
 
 
 def test_too_many_entries_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
