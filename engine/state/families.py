@@ -14,8 +14,9 @@ from engine.errors import DamagedError, UsageError
 DEFAULT_FAMILY: Final = "default"
 PREFIX_BYTES: Final = 2
 
-# A signed 16-bit number, and 0 is not given.
+# A signed 16-bit number. We give 1 and above, as Spark 4.3 does; its earlier sources begin at 0.
 ID_MAX: Final = 2**15 - 1
+NO_ID: Final = -1
 NAME_CHARACTERS_MAX: Final = 1024
 
 
@@ -23,7 +24,7 @@ class ColumnFamily(msgspec.Struct, frozen=True):
     """One column family of a store."""
 
     name: str
-    # 0: families are off, and keys have no prefix.
+    # NO_ID: families are off, and keys have no prefix.
     id: int
     # Whether it is bookkeeping of the operator, whose keys are counted apart.
     is_internal: bool = False
@@ -31,7 +32,7 @@ class ColumnFamily(msgspec.Struct, frozen=True):
     @property
     def prefix(self) -> bytes:
         """What stands before each of its keys: its number, little-endian as the machine that Spark runs on."""
-        return self.id.to_bytes(PREFIX_BYTES, "little", signed=True) if self.id else b""
+        return self.id.to_bytes(PREFIX_BYTES, "little", signed=True) if self.id != NO_ID else b""
 
 
 class ColumnFamilies:
@@ -49,7 +50,7 @@ class ColumnFamilies:
         self._families: dict[str, ColumnFamily] = {}
         self._prefixes: dict[str, bytes] = {}
         self._internal_prefixes: frozenset[bytes] = frozenset()
-        for family in families if is_enabled else (ColumnFamily(DEFAULT_FAMILY, 0),):
+        for family in families if is_enabled else (ColumnFamily(DEFAULT_FAMILY, NO_ID),):
             self._set(family)
 
     def __iter__(self) -> Iterator[ColumnFamily]:

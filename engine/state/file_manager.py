@@ -224,7 +224,15 @@ class StateFileManager:
         Requests and errors as `fetch_changelogs`, and as `engine.state.changelog_files.open_changelog`.
         """
         path = await self._fetch_changelog(of, scratch)
-        return await run_blocking(open_changelog, path, self._codec, of)
+        opened: list[ChangelogReader] = []
+        try:
+            # Noted in the thread: it opens it to the end even if this is cancelled.
+            await run_blocking(lambda: opened.append(open_changelog(path, self._codec, of)))
+        except BaseException:
+            for reader in opened:
+                reader.close()
+            raise
+        return opened[0]
 
     def new_changelog(
         self, of: StateVersion, path: Path, *, column_families: bool, lineage: Lineage = ()

@@ -387,11 +387,6 @@ def _families(metadata: StateMetadata, resolution: Resolution, settings: StateSt
             subject=f"snapshot {resolution.base}",
             hint="set `column_families` as the operator has it: transformWithState and joins of format 3 use them",
         )
-    if any(id_ == 0 for _, id_ in ids):
-        # Keys of such a family would have no prefix, or one that is not known: Spark gives numbers from 1 on.
-        hint = "load another version"
-        reason = "gives a column family the number 0"
-        raise DamagedError(reason, operation="load", subject=f"snapshot {resolution.base}", hint=hint)
     families = tuple(ColumnFamily(name, id_, internal.get(name, False)) for name, id_ in ids)
     return ColumnFamilies(
         is_enabled=settings.column_families, families=families, id_max=metadata.column_family_id_max or 0

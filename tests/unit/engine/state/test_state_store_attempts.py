@@ -14,7 +14,10 @@ from blobstore.errors import StoreUnavailableError
 from engine import StateStore, rocksdb
 from engine.errors import DamagedError, EngineError
 from engine.rocksdb import RocksDbSettings, StoreWriter
+from engine.state import file_manager
+from engine.state.changelog_files import ChangelogReader, open_changelog
 from engine.state.errors import NotLoadedError, SnapshotUploadError
+from engine.state.families import ColumnFamilies, ColumnFamily
 from engine.state.load import StateLoader
 from engine.state.local_files import look_at
 from engine.state.working_dir import WorkingDir
@@ -140,13 +143,14 @@ async def test_a_commit_after_a_repair_is_a_snapshot(bench: Bench) -> None:
         assert bench.snapshots() == [2, 4, 6]
 
 
-async def test_a_family_with_the_number_0_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.state.families.ColumnFamilies.ids", (("default", 0),))
-    async with bench.store(column_families=True) as store:
-        first = await write(store, 0, None, {b"k": b"v"})
-    async with bench.store(column_families=True, snapshot_repair=False) as store:
-        with pytest.raises(DamagedError, match="the number 0"):
-            await store.load(1, first.unique_id)
+def test_a_family_with_the_number_0_has_a_prefix_of_its_own() -> None:
+    families = ColumnFamilies(
+        is_enabled=True, families=(ColumnFamily("default", 0), ColumnFamily("other", 1, is_internal=True)), id_max=1
+    )
+    assert families.prefix("default") == b"\0\0"
+    assert families.ids == (("default", 0), ("other", 1))
+    assert [families.is_internal(key) for key in (b"\0\0k", b"\1\0k")] == [False, True]
+    assert ColumnFamilies(is_enabled=False).prefix("default") == b""
 
 
 # --- cancelled
@@ -181,6 +185,25 @@ async def test_a_commit_that_is_cancelled_while_it_captures_leaves_no_upload_pen
         monkeypatch.setattr(store.manager, "capture", _slow(store.manager.capture, reached))
         await _cancelled(store.commit(), reached)
         assert store.manager._map._pending == {}
+
+
+async def test_a_load_that_is_cancelled_while_it_reads_a_header_leaves_no_file_open(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids: Ids = [None]
+    async with bench.store(deltas_per_snapshot=100) as store:
+        await write_numbers(store, ids, range(1, 3))
+    async with bench.store() as store:
+        reached = asyncio.Event()
+        readers: list[ChangelogReader] = []
+
+        def opening(*args: Any) -> ChangelogReader:
+            readers.append(open_changelog(*args))
+            return readers[-1]
+
+        monkeypatch.setattr(file_manager, "open_changelog", _slow(opening, reached))
+        await _cancelled(store.load(2, ids[2]), reached)
+        assert [reader._file.closed for reader in readers] == [True]
 
 
 def test_an_upload_that_ends_with_its_event_loop_is_told_and_made_good(bench: Bench) -> None:
