@@ -185,7 +185,8 @@ class StreamingCheckpoint:
         at = await self._found(operator, batch)
         found, unique_ids = at.operator, at.commit.unique_ids
         if store not in found.stores:
-            raise _no_such(f"operator {operator} ({found.name}) has no store {store!r}", batch)
+            have = ", ".join(found.stores)
+            raise _no_such(f"operator {operator} ({found.name}) has no store {store!r}, but {have}", batch)
         if not 0 <= partition < found.partitions_count:
             raise _no_such(f"operator {operator} ({found.name}) has no partition {partition}", batch)
         if unique_ids is None:
