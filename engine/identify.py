@@ -239,7 +239,7 @@ def _read_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wan
         try:
             held_still = is_unchanged(item.file, local_file(item.file.name, os.fstat(descriptor)))
             if held_still and item.sst:
-                sst = _read_sst(descriptor, size_bytes)
+                sst = read_sst(descriptor, size_bytes)
             if held_still and item.digest and sst is None:
                 digest = _read_digest(descriptor, size_bytes, stop)
                 held_still = digest is not None and is_unchanged(
@@ -254,7 +254,8 @@ def _read_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wan
     return _with_facts(item.file, sst, *(digest or (None, None)))
 
 
-def _read_sst(descriptor: int, size_bytes: int) -> SstIdentity | None:
+def read_sst(descriptor: int, size_bytes: int) -> SstIdentity | None:
+    """What an SST says of itself, from reads at its end; None if it says nothing that can be relied on. Blocks."""
     tail_bytes = TAIL_BYTES
     for _ in range(SST_READS_MAX):
         tail_bytes = min(tail_bytes, size_bytes)

@@ -16,18 +16,14 @@ from typing import Final
 
 from engine.errors import UnsafeSourceError
 from engine.hashing import FileHasher
+from engine.identify import READ_BYTES, read_sst
 from engine.local_stat import READ_FLAGS
 from index.errors import UnsafeNameError
-from index.sst_properties import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
-from index.sst_sharing import FileIdentity, FileStamp, LocalStateFile
+from index.sst_sharing import FileStamp, LocalStateFile
 from index.state_names import LOGS, SSTS, check_log_name, check_sst_name
 
 # Where RocksDB keeps WALs that it does not write any more.
 ARCHIVE: Final = "archive"
-
-_READ_BYTES: Final = 1024 * 1024
-# The parser asks for more at most twice.
-_TAIL_READS_MAX: Final = 3
 
 
 def local_path(directory: Path, local_name: str) -> Path:
@@ -72,7 +68,7 @@ def look_at(path: Path) -> LocalStateFile:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise UnsafeSourceError("is not a regular file", operation="identify", subject=str(path))
-            identity = _identity(descriptor, status.st_size) if path.name.endswith(".sst") else None
+            identity = read_sst(descriptor, status.st_size) if path.name.endswith(".sst") else None
             return LocalStateFile(
                 path.name,
                 status.st_size,
@@ -143,20 +139,9 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _identity(descriptor: int, size_bytes: int) -> FileIdentity | None:
-    tail_bytes = TAIL_BYTES
-    for _ in range(_TAIL_READS_MAX):
-        tail_bytes = min(tail_bytes, size_bytes)
-        answer = parse_sst_tail(os.pread(descriptor, tail_bytes, size_bytes - tail_bytes), size_bytes)
-        if not isinstance(answer, MoreBytesNeeded):
-            return answer
-        tail_bytes = answer.tail_bytes
-    return None
-
-
 def _hash(descriptor: int) -> bytes:
     hasher = FileHasher()
-    while chunk := os.pread(descriptor, _READ_BYTES, hasher.size_bytes):
+    while chunk := os.pread(descriptor, READ_BYTES, hasher.size_bytes):
         hasher.update(chunk)
     return hasher.digest.blake3
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from engine.hashing import crc32c
 from engine.rocksdb import RocksDbSettings, StoreReader
-from index.changelog import DELETE, DELETE_RANGE, Record
-from index.row_checksum import Crc32c, split_values, unwrap_deleted_key, unwrap_value, wrap_deleted_key, wrap_value
+from index.changelog import Record
+from index.row_checksum import Crc32c, split_values, unwrap_record, unwrap_value, wrap_deleted_key, wrap_value
 
 
 class RowChecks:
@@ -43,11 +43,7 @@ class RowChecks:
         Raises:
             RowChecksumError: It does not fit its checksum.
         """
-        kind, key, value = record
-        if kind == DELETE:
-            return kind, unwrap_deleted_key(key, crc32c), value
-        values = split_values(key, value, delimiter=self._delimiter, crc32c=crc32c)
-        return (kind, key, self._delimiter.join(values)) if kind == DELETE_RANGE else record
+        return unwrap_record(record, delimiter=self._delimiter, crc32c=crc32c)
 
     def check_snapshot(self, directory: Path, settings: RocksDbSettings) -> None:
         """Verify the rows of a rocksdb_checkpoint: all of them, or one of so many. Blocks.

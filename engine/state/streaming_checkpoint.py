@@ -66,9 +66,35 @@ class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
 class _OperatorAt(msgspec.Struct, frozen=True):
     """An operator at a batch, and what the logs say of that batch."""
 
+    batch: int
     commit: BatchCommit
     offsets: BatchOffsets
     operator: StateOperator
+
+    def settings(self, base: StateStoreSettings) -> StateStoreSettings:
+        """As `StreamingCheckpoint.settings`."""
+        format_version: Literal[1, 2] = 1 if self.commit.unique_ids is None else 2
+        families = self.operator.column_families
+        pinned = msgspec.structs.replace(base, format_version=format_version, column_families=families)
+        return StateStoreSettings.from_conf(self.offsets.conf, pinned)
+
+    def version(self, partition: int, store: str) -> StateVersion:
+        """As `StreamingCheckpoint.state_version`."""
+        found, unique_ids = self.operator, self.commit.unique_ids
+        if store not in found.stores:
+            have = ", ".join(found.stores)
+            raise _no_such(f"operator {found.id} ({found.name}) has no store {store!r}, but {have}", self.batch)
+        if not 0 <= partition < found.partitions_count:
+            raise _no_such(f"operator {found.id} ({found.name}) has no partition {partition}", self.batch)
+        if unique_ids is None:
+            return StateVersion(self.batch + 1)
+        ids = unique_ids[found.id][partition]
+        if len(ids) != len(found.stores):
+            raise BatchLogError(
+                f"has {len(ids)} ids for the {len(found.stores)} stores of operator {found.id}",
+                subject=f"{COMMITS}/{self.batch}",
+            )
+        return StateVersion(self.batch + 1, check_unique_id(ids[found.stores.index(store)]))
 
 
 class StreamingCheckpoint:
@@ -166,11 +192,7 @@ class StreamingCheckpoint:
             ProviderError: The state is not RocksDB's (design 0004, B4).
             UsageError: A setting is none that is known.
         """
-        at = await self._found(operator, batch)
-        format_version: Literal[1, 2] = 1 if at.commit.unique_ids is None else 2
-        families = at.operator.column_families
-        pinned = msgspec.structs.replace(base, format_version=format_version, column_families=families)
-        return StateStoreSettings.from_conf(at.offsets.conf, pinned)
+        return (await self._found(operator, batch)).settings(base)
 
     async def state_version(
         self, batch: int, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE
@@ -182,22 +204,18 @@ class StreamingCheckpoint:
             ProviderError: The state is not RocksDB's (design 0004, B4).
             UnsafeNameError: The id in the commit log cannot be part of a file name.
         """
+        return (await self._found(operator, batch)).version(partition, store)
+
+    async def state(
+        self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE, *, batch: int | None = None
+    ) -> tuple[StateVersion, StateStoreSettings]:
+        """What to load for a store, and how: `state_version` and `settings` for one look at the logs.
+
+        Raises:
+            As these two.
+        """
         at = await self._found(operator, batch)
-        found, unique_ids = at.operator, at.commit.unique_ids
-        if store not in found.stores:
-            have = ", ".join(found.stores)
-            raise _no_such(f"operator {operator} ({found.name}) has no store {store!r}, but {have}", batch)
-        if not 0 <= partition < found.partitions_count:
-            raise _no_such(f"operator {operator} ({found.name}) has no partition {partition}", batch)
-        if unique_ids is None:
-            return StateVersion(batch + 1)
-        ids = unique_ids[operator][partition]
-        if len(ids) != len(found.stores):
-            raise BatchLogError(
-                f"has {len(ids)} ids for the {len(found.stores)} stores of operator {operator}",
-                subject=f"{COMMITS}/{batch}",
-            )
-        return StateVersion(batch + 1, check_unique_id(ids[found.stores.index(store)]))
+        return at.version(partition, store), at.settings(SPARK_OLD_CHECKPOINT)
 
     def state_dir(self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE) -> CheckpointDir:
         """The directory of one store. It is closed with the checkpoint.
@@ -208,21 +226,13 @@ class StreamingCheckpoint:
         """
         return self._directory.child(_state_path(operator, partition, store))
 
-    async def newest_batch(self) -> int:
-        """The newest committed batch. Costs one list.
-
-        Raises:
-            NotFoundError: None is, or there is no checkpoint here.
-        """
-        batches = await self.commits.batches()
-        if not batches:
-            raise NotFoundError("no batch is committed", operation="read", subject=COMMITS, hint="run the query")
-        return batches[-1]
-
     async def _committed(self, batch: int | None) -> tuple[int, BatchCommit, BatchOffsets]:
         """A committed batch, and what both logs say of it."""
         if batch is None:
-            batch = await self.newest_batch()
+            batches = await self.commits.batches()
+            if not batches:
+                raise NotFoundError("no batch is committed", operation="read", subject=COMMITS, hint="run the query")
+            batch = batches[-1]
         commit = await self.commits.get(batch)
         if commit is None:
             raise _no_such("it is not committed, or was purged", batch)
@@ -231,13 +241,13 @@ class StreamingCheckpoint:
             raise _no_such("it is committed, but its offsets are not there", batch)
         return batch, commit, offsets
 
-    async def _found(self, operator: int, batch: int | None) -> "_OperatorAt":
+    async def _found(self, operator: int, batch: int | None) -> _OperatorAt:
         batch, commit, offsets = await self._committed(batch)
         check_provider(offsets, subject=f"{OFFSETS}/{batch}")
         metadata = await self._operator(operator, batch)
         if metadata is None:
             raise _no_such(f"the query has no stateful operator {operator}", batch)
-        return _OperatorAt(commit, offsets, _state_operator(metadata, commit, offsets))
+        return _OperatorAt(batch, commit, offsets, _state_operator(metadata, commit, offsets))
 
     async def _operator(self, operator: int, batch: int) -> OperatorMetadata | None:
         """The metadata of an operator that applies to a batch; None if there is none."""
@@ -284,10 +294,7 @@ async def open_query_state(
     """
     checkpoint = await StreamingCheckpoint.open(location)
     try:
-        if batch is None:
-            batch = await checkpoint.newest_batch()
-        at = await checkpoint.state_version(batch, operator, partition, store)
-        settings = await checkpoint.settings(batch, operator)
+        at, settings = await checkpoint.state(operator, partition, store, batch=batch)
     finally:
         await checkpoint.close()
     files = await CheckpointDir.open(location, _state_path(operator, partition, store))
