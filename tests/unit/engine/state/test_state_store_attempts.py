@@ -37,11 +37,6 @@ from tests.unit.engine.state.state_store_kit import (
 NO_ROOM = OSError(28, "No space left on device")
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
 def _slow(function: Callable[..., Any], reached: asyncio.Event) -> Callable[..., Any]:
     """A function of a thread that takes long enough to be cancelled meanwhile."""
     loop = asyncio.get_running_loop()

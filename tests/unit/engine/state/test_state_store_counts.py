@@ -14,11 +14,6 @@ from engine.state.replay import KeyCounts
 from tests.unit.engine.state.state_store_kit import Bench, rows, write
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
 def _say(path: Path, before: bytes, after: bytes) -> None:
     """Change what a snapshot says of itself."""
     out = io.BytesIO()

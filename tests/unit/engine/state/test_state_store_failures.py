@@ -27,11 +27,6 @@ from tests.unit.engine.state.state_store_kit import (
 )
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
 @pytest.mark.spark_case(11)
 @both_formats
 @with_and_without_families

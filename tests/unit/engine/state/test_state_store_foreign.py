@@ -22,11 +22,6 @@ from tests.unit.engine.state.state_store_kit import (
 )
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
 async def grow(store: StateStore, ids: Ids, versions: range, *, snapshots: tuple[int, ...], value: bytes) -> None:
     """Versions that each add a row with their number, with snapshots of some of them."""
     for version in versions:

@@ -19,11 +19,6 @@ from index.file_checksum import FILE_CHECKSUM_BYTES_MAX
 from tests.unit.engine.state.state_store_kit import Bench, Conf, Ids, check_numbers, last_load, write_numbers
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
 def rezip(path: Path, **changed: bytes | Callable[[bytes], bytes]) -> None:
     """Change or add entries of a zip."""
     target = io.BytesIO()

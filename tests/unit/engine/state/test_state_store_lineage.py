@@ -30,11 +30,6 @@ from tests.unit.engine.state.state_store_kit import (
 )
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
 @pytest.mark.spark_case(10)
 @with_and_without_families
 @with_and_without_changelogs

@@ -1,18 +1,11 @@
 """What maintenance counts from and spares: what was loaded to be written on, or committed, last (design 0004, G4)."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.unit.engine.state.state_store_kit import Bench, Conf, Ids, check_numbers, rows, write, write_numbers
 
 FEW: Conf = {"deltas_per_snapshot": 2, "versions_retained_min": 2, "versions_deleted_min": 0}
 MANY: Conf = {**FEW, "versions_retained_min": 100}
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
 
 
 async def _left_at_14_taken_back_to_6(bench: Bench) -> tuple[Ids, Ids]:

@@ -26,11 +26,6 @@ from tests.unit.engine.state.state_store_kit import (
 SPARK = Path(__file__).parents[3] / "golden" / "spark"
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
 @pytest.mark.spark_case(55)
 @both_formats
 @with_and_without_families

@@ -1,7 +1,5 @@
 """Rows: order, merges, column families and the number of keys."""
 
-from pathlib import Path
-
 import pytest
 
 from engine.errors import DamagedError, UsageError
@@ -18,11 +16,6 @@ from tests.unit.engine.state.state_store_kit import (
     with_and_without_families,
     write,
 )
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
 
 
 @pytest.mark.spark_case(15)

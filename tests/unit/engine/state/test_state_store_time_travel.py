@@ -1,7 +1,5 @@
 """Versions loaded in any order, written again, and overwritten by others: Spark's time travels and mixed up SSTs."""
 
-from pathlib import Path
-
 import pytest
 
 from blobstore.local import LocalStore
@@ -18,11 +16,6 @@ from tests.unit.engine.state.state_store_kit import (
     write,
     write_numbers,
 )
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
 
 
 @pytest.mark.spark_case(24)

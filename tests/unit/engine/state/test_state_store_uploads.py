@@ -28,11 +28,6 @@ from tests.unit.engine.state.state_store_kit import (
 BACKGROUND: Conf = {"background_uploads": True}
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
-
-
 class Gate:
     """Holds a request until it is opened."""
 

@@ -1,7 +1,6 @@
 """Two attempts at one version, and files of attempts that nobody could kill: Spark's failure injections."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -9,11 +8,6 @@ from blobstore.errors import StoreUnavailableError
 from blobstore.local import LocalStore
 from index.errors import VersionMissingError
 from tests.unit.engine.state.state_store_kit import Bench, Conf, LateStore, both_formats, interposed, rows, write
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
 
 
 @pytest.mark.spark_case(39)
