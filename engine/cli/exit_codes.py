@@ -17,6 +17,7 @@ from blobstore.errors import (
     StoreMissingError,
     StoreUnavailableError,
 )
+from engine.checkpoint.errors import QueryMovedOnError
 from engine.errors import (
     CollectedError,
     CommitLostError,
@@ -122,6 +123,7 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     UnsafeStoreError: ExitCode.UNSAFE,
     UsageError: ExitCode.USAGE,
     NotLoadedError: ExitCode.USAGE,
+    QueryMovedOnError: ExitCode.UNAVAILABLE,
     SnapshotRepairError: ExitCode.DAMAGED,
     # Its changelog stands, and the next commit makes another snapshot.
     SnapshotUploadError: ExitCode.UNAVAILABLE,

@@ -27,12 +27,15 @@ from index.batch_log import (
 )
 from index.errors import BatchLogError
 from index.keys import check_file_name
+from index.picture import StoreId
 from index.state_names import StateVersion, check_unique_id
 
 __all__ = [
     "HDFS_PROVIDER",
     "ROCKSDB_PROVIDER",
+    "QueryAt",
     "StateOperator",
+    "StoreAt",
     "StreamingCheckpoint",
     "check_provider",
     "open_query_state",
@@ -97,6 +100,26 @@ class _OperatorAt(msgspec.Struct, frozen=True):
         return StateVersion(self.batch + 1, check_unique_id(ids[found.stores.index(store)]))
 
 
+class StoreAt(msgspec.Struct, frozen=True, kw_only=True):
+    """One state store as a batch left it: what to load, and how."""
+
+    id: StoreId
+    at: StateVersion
+    settings: StateStoreSettings
+
+
+class QueryAt(msgspec.Struct, frozen=True, kw_only=True):
+    """A query as one committed batch left it."""
+
+    batch: int
+    commit: BatchCommit
+    offsets: BatchOffsets
+    # By id; none for a query without state.
+    operators: tuple[StateOperator, ...]
+    # Every store of every partition of every operator, in this order.
+    stores: tuple[StoreAt, ...]
+
+
 class StreamingCheckpoint:
     """Reads the checkpoint of one query. Nothing is cached: what the query writes meanwhile is seen.
 
@@ -142,6 +165,36 @@ class StreamingCheckpoint:
         """Every batch that is committed and not purged, ascending. Costs one list."""
         return await self.commits.batches()
 
+    async def at(self, batch: int | None = None, *, base: StateStoreSettings = SPARK_OLD_CHECKPOINT) -> QueryAt:
+        """The whole query as a batch left it: what a picture is taken of (design 0005, P1).
+
+        Costs a list, and for each operator two or three requests more.
+
+        Args:
+            batch: A committed one; None: the newest.
+            base: As for `settings`.
+
+        Raises:
+            NotFoundError: The batch is not committed.
+            ProviderError: The state is not RocksDB's (design 0004, B4).
+            BatchLogError: A file is not what Spark writes.
+            UnsafeNameError: An id in the commit log, or the name of a store, cannot be part of a path.
+            UsageError: A pinned setting is none that is known.
+        """
+        batch, commit, offsets = await self._committed(batch)
+        operators = await self._operators(batch, commit, offsets)
+        if operators:  # a query without state is pinned to whatever the session said
+            check_provider(offsets, subject=f"{OFFSETS}/{batch}")
+        stores = []
+        for operator in operators:
+            found = _OperatorAt(batch, commit, offsets, operator)
+            settings = found.settings(base)
+            for partition in range(operator.partitions_count):
+                for store in operator.stores:
+                    of = StoreId(operator.id, partition, check_file_name(store))
+                    stores.append(StoreAt(id=of, at=found.version(partition, store), settings=settings))
+        return QueryAt(batch=batch, commit=commit, offsets=offsets, operators=operators, stores=tuple(stores))
+
     async def operators(self, batch: int | None = None) -> tuple[StateOperator, ...]:
         """The stateful operators of the query at a batch, by id; none for a query without state.
 
@@ -157,6 +210,9 @@ class StreamingCheckpoint:
         """
         batch, commit, offsets = await self._committed(batch)
         check_provider(offsets, subject=f"{OFFSETS}/{batch}")
+        return await self._operators(batch, commit, offsets)
+
+    async def _operators(self, batch: int, commit: BatchCommit, offsets: BatchOffsets) -> tuple[StateOperator, ...]:
         found = [status for status in await self._directory.list(_STATE) if status.is_directory]
         numbers = sorted(number for status in found if (number := parse_batch_name(status.name)) is not None)
         operators = []
@@ -310,8 +366,7 @@ async def open_query_state(
 def _state_path(operator: int, partition: int, store: str) -> str:
     if operator < 0 or partition < 0:
         raise UsageError("is negative", operation="open state", subject=f"{operator}/{partition}")
-    path = f"{_STATE}/{operator}/{partition}"
-    return path if store == DEFAULT_STORE else f"{path}/{check_file_name(store)}"
+    return StoreId(operator, partition, store).path
 
 
 def check_provider(offsets: BatchOffsets, *, subject: str = OFFSETS) -> None:
