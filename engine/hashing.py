@@ -1,8 +1,13 @@
-"""The one door to blake3 and crc32c: the two hashes of a file, taken in one pass over its bytes; Spark's checksum."""
+"""The one door to blake3 and crc32c: the two hashes of a file, taken in one pass over its bytes; Spark's checksum.
+
+And RocksDB's checksums of blocks, which are more: `block_sum`.
+"""
 
 import zlib
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+import xxhash
 from blake3 import blake3
 from crc32c import crc32c as _crc32c
 
@@ -56,3 +61,56 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
     Spark protects files and rows with it; its files hold the same 32 bits as a signed number.
     """
     return _crc32c(data, crc)
+
+
+# RocksDB never stores a CRC of bytes that may hold CRCs as it is.
+_MASK_DELTA: Final = 0xA282EAD8
+_LAST_BYTE_PRIME: Final = 0x6B9083D9
+_UINT32: Final = 0xFFFFFFFF
+
+
+def _masked_crc32c(data: bytes | memoryview) -> int:
+    return _mask(_crc32c(data))
+
+
+def _mask(crc: int) -> int:
+    return ((crc >> 15 | crc << 17 & _UINT32) + _MASK_DELTA) & _UINT32
+
+
+def _lower_xxh64(data: bytes | memoryview) -> int:
+    return xxhash.xxh64_intdigest(data) & _UINT32
+
+
+def _lower_xxh3(data: bytes | memoryview) -> int:
+    return (xxhash.xxh3_64_intdigest(data[:-1]) ^ data[-1] * _LAST_BYTE_PRIME) & _UINT32
+
+
+# RocksDB's checksums of a block, by what its footers call them: of its contents and the byte behind them, at least one.
+BLOCK_SUMS: Final[dict[int, Callable[[bytes | memoryview], int]]] = {
+    1: _masked_crc32c,
+    2: xxhash.xxh32_intdigest,
+    3: _lower_xxh64,
+    4: _lower_xxh3,
+}
+
+
+def sum_block(kind: int, pieces: Iterable[bytes], last: bytes) -> int:
+    """As `BLOCK_SUMS[kind]`, of a block that nobody wants to hold in memory.
+
+    Args:
+        kind: 1 to 4.
+        pieces: Its contents.
+        last: The byte behind them.
+    """
+    if kind == 1:
+        crc = 0
+        for piece in pieces:
+            crc = _crc32c(piece, crc)
+        return _mask(_crc32c(last, crc))
+    hasher = {2: xxhash.xxh32, 3: xxhash.xxh64, 4: xxhash.xxh3_64}[kind]()
+    for piece in pieces:
+        hasher.update(piece)
+    if kind == 4:  # noqa: PLR2004 — XXH3, as above
+        return (hasher.intdigest() ^ last[0] * _LAST_BYTE_PRIME) & _UINT32
+    hasher.update(last)
+    return hasher.intdigest() & _UINT32

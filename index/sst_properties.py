@@ -21,29 +21,26 @@ Source:
 """
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from index.model import SIZE_BYTES_MAX, SstIdentity
+from index.sst_blocks import (
+    FOOTER_BYTES,
+    PROPERTIES_BLOCK,
+    BlockHandle,
+    decode_entries,
+    decode_footer,
+    decode_handle,
+    decode_varint,
+)
 
 # A first read of this many bytes from the end has everything for an ordinary SST.
 TAIL_BYTES: Final = 4096
 # An SST whose meta blocks start earlier is treated as one without an identity.
 TAIL_BYTES_MAX: Final = 1024 * 1024
 
-_MAGIC: Final = 0x88E241B785F4CFF7
-_MAGIC_LEGACY: Final = 0xDB4775248B80FB57
-_MAGIC_EXTENDED: Final = bytes((0x3E, 0x00, 0x7A, 0x00))
-_FOOTER_BYTES: Final = 53
-_FOOTER_BYTES_LEGACY: Final = 48
-_TRAILER_BYTES: Final = 5
-_VERSION_WITHOUT_HANDLE: Final = 6
-_VARINT_BYTES_MAX: Final = 10
-_ENTRIES_MAX: Final = 100_000
-
-_PROPERTIES_BLOCK: Final = b"rocksdb.properties"
 _SESSION_ID: Final = b"rocksdb.creating.session.identity"
 _FILE_NUMBER: Final = b"rocksdb.original.file.number"
 _GLOBAL_SEQUENCE: Final = b"rocksdb.external_sst_file.global_seqno"
@@ -55,10 +52,6 @@ class MoreBytesNeeded(msgspec.Struct, frozen=True):
 
     # Bytes from the end of the file to read and pass; always more than were passed, and at most TAIL_BYTES_MAX.
     tail_bytes: int
-
-
-class _Malformed(Exception):  # noqa: N818 — never leaves this module
-    """The bytes are not what RocksDB writes."""
 
 
 class _OutOfReach(Exception):  # noqa: N818 — never leaves this module
@@ -77,17 +70,16 @@ class _Tail:
         self.size_bytes = file_size_bytes
         self._start = file_size_bytes - len(data)
 
-    def block(self, offset: int, size_bytes: int) -> bytes:
+    def block(self, handle: BlockHandle) -> bytes:
         """The contents of an uncompressed block."""
-        end = offset + size_bytes + _TRAILER_BYTES
-        if end > self.size_bytes:
-            raise _Malformed
-        if offset < self._start:
-            raise _OutOfReach(self.size_bytes - offset)
-        contents = self.data[offset - self._start : end - self._start]
-        if contents[size_bytes] != 0:
-            raise _Malformed
-        return contents[:size_bytes]
+        if handle.offset < 0 or handle.end > self.size_bytes:
+            raise ValueError("reaches beyond the file")
+        if handle.offset < self._start:
+            raise _OutOfReach(self.size_bytes - handle.offset)
+        contents = self.data[handle.offset - self._start : handle.end - self._start]
+        if contents[handle.size_bytes] != 0:
+            raise ValueError("is compressed")
+        return contents[: handle.size_bytes]
 
 
 def parse_sst_tail(tail: bytes, file_size_bytes: int) -> SstIdentity | MoreBytesNeeded | None:
@@ -107,92 +99,27 @@ def parse_sst_tail(tail: bytes, file_size_bytes: int) -> SstIdentity | MoreBytes
         return None
     view = _Tail(tail, file_size_bytes)
     try:
-        metaindex = _entries(view.block(*_metaindex_handle(view)))
-        offset, size_bytes, _ = _handle(metaindex.get(_PROPERTIES_BLOCK, b""), 0)
-        properties = _entries(view.block(offset, size_bytes))
-        return _identity(properties)
+        metaindex = dict(decode_entries(view.block(_metaindex_handle(view))))
+        properties, _ = decode_handle(metaindex.get(PROPERTIES_BLOCK, b""))
+        return _identity(dict(decode_entries(view.block(properties))))
     except _OutOfReach as reach:
         return MoreBytesNeeded(reach.tail_bytes) if reach.tail_bytes <= TAIL_BYTES_MAX else None
-    except _Malformed:
+    except ValueError:
         return None
 
 
-def _metaindex_handle(tail: _Tail) -> tuple[int, int]:
-    if len(tail.data) < min(_FOOTER_BYTES, tail.size_bytes):
-        raise _OutOfReach(min(_FOOTER_BYTES, tail.size_bytes))
-    magic = int.from_bytes(tail.data[-8:], "little")
-    if magic == _MAGIC_LEGACY:
-        footer = _footer(tail, _FOOTER_BYTES_LEGACY)
-        offset, size_bytes, _ = _handle(footer, 0)
-        return offset, size_bytes
-    if magic != _MAGIC:
-        raise _Malformed
-    footer = _footer(tail, _FOOTER_BYTES)
-    if int.from_bytes(footer[41:45], "little") < _VERSION_WITHOUT_HANDLE:
-        offset, size_bytes, _ = _handle(footer, 1)
-        return offset, size_bytes
-    if footer[1:5] != _MAGIC_EXTENDED:
-        raise _Malformed
-    size_bytes = int.from_bytes(footer[13:17], "little")
-    offset = tail.size_bytes - _FOOTER_BYTES - _TRAILER_BYTES - size_bytes
-    if offset < 0:
-        raise _Malformed
-    return offset, size_bytes
-
-
-def _footer(tail: _Tail, size_bytes: int) -> bytes:
-    if tail.size_bytes < size_bytes:
-        raise _Malformed
-    return tail.data[-size_bytes:]
+def _metaindex_handle(tail: _Tail) -> BlockHandle:
+    if len(tail.data) < min(FOOTER_BYTES, tail.size_bytes):
+        raise _OutOfReach(min(FOOTER_BYTES, tail.size_bytes))
+    return decode_footer(tail.data[-FOOTER_BYTES:], tail.size_bytes).metaindex
 
 
 def _identity(properties: dict[bytes, bytes]) -> SstIdentity | None:
     session_id = properties.get(_SESSION_ID, b"")
-    file_number, _ = _varint(properties.get(_FILE_NUMBER, b""), 0)
+    file_number, _ = decode_varint(properties.get(_FILE_NUMBER, b""), 0)
     if _SESSION_FORM.fullmatch(session_id) is None or not 0 < file_number <= SIZE_BYTES_MAX:
         return None
     if any(properties.get(_GLOBAL_SEQUENCE, b"")):
         # An ingestion wrote into the file: its content is no longer what the session made.
         return None
     return SstIdentity(session_id.decode(), file_number)
-
-
-def _entries(contents: bytes) -> dict[bytes, bytes]:
-    return dict(_read_entries(contents))
-
-
-def _read_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
-    end = len(contents) - 4
-    if end < 0:
-        raise _Malformed
-    end -= 4 * int.from_bytes(contents[-4:], "little")
-    position, key = 0, b""
-    for _ in range(_ENTRIES_MAX):
-        if position >= end:
-            break
-        shared, position = _varint(contents, position)
-        unshared, position = _varint(contents, position)
-        value_bytes, position = _varint(contents, position)
-        value_start = position + unshared
-        if shared > len(key) or value_start + value_bytes > end:
-            raise _Malformed
-        key = key[:shared] + contents[position:value_start]
-        position = value_start + value_bytes
-        yield key, contents[value_start:position]
-    if position != end:
-        raise _Malformed
-
-
-def _handle(data: bytes, position: int) -> tuple[int, int, int]:
-    offset, position = _varint(data, position)
-    size_bytes, position = _varint(data, position)
-    return offset, size_bytes, position
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for index, byte in enumerate(data[position : position + _VARINT_BYTES_MAX]):
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:  # noqa: PLR2004 — the top bit says that another byte follows
-            return value, position + index + 1
-    raise _Malformed

@@ -1,0 +1,213 @@
+"""Reads a changelog or a zip whole, and refuses it if anything of it is not what was written (design 0005, K4).
+
+More than a load does: Spark reads a zip from its front, by what stands before and behind each entry, and we by the list
+at its end; so both are looked at. All of it blocks.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.errors import DamagedError
+from engine.hashing import crc32c
+from engine.local_stat import READ_FLAGS
+from engine.state.compression import Codec, decompress_chunks
+from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
+from index.changelog import ChangelogDecoder, ChangelogHeader, check_header
+from index.file_checksum import check_file_checksum, decode_file_checksum
+from index.lineage import Lineage
+from index.state_names import StateVersion, checksum_name
+
+_CHUNK_BYTES: Final = 256 * 1024
+_HINT: Final = "the file was altered or cut short; take it from a backup, or let an older version be loaded"
+
+# Of a zip: what stands before an entry, its line in the list at the end, and the end of that list.
+_LOCAL: Final = struct.Struct("<4s5H3L2H")
+_LISTED: Final = struct.Struct("<4s6H3L5H2L")
+_END: Final = struct.Struct("<4s4H2LH")
+_LOCAL_MAGIC: Final = b"PK\x03\x04"
+_LISTED_MAGIC: Final = b"PK\x01\x02"
+_DESCRIPTOR_MAGIC: Final = b"PK\x07\x08"
+_END_MAGIC: Final = b"PK\x05\x06"
+_DESCRIPTOR: Final = struct.Struct("<4s3L")
+_FOLLOWED: Final = 0x8
+
+
+class ChangelogReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A changelog in which nothing is wrong."""
+
+    header: ChangelogHeader
+    records: int
+    size_bytes: int
+    # How many bytes its lineage takes of the 65,535 that it may (design 0005, K6).
+    lineage_bytes: int
+
+    @property
+    def lineage(self) -> Lineage:
+        """What its header says."""
+        return self.header.lineage
+
+
+def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum: bytes | None) -> ChangelogReport:
+    """Read a changelog from its beginning to its end. Blocks, and holds a bounded part of it.
+
+    Args:
+        path: The file.
+        codec: How it is compressed: what the offset log says.
+        at: The version and the id that its name in the store says.
+        checksum: Content of the `.crc` beside it; None if there is none.
+
+    Raises:
+        DamagedError: It does not decompress, or cannot be read, then with the `OSError` as its cause.
+        DamagedChangelogError: Header, records or end mark are not what a writer writes, or go with another name.
+        FileChecksumError: It does not fit its `.crc`, or that is none.
+        UnknownFormatError: A newer Spark wrote the file or its `.crc`.
+        UnsafeNameError: An id in its lineage cannot stand in a file name.
+    """
+    subject = str(path)
+    expected = None if checksum is None else decode_file_checksum(checksum, subject=checksum_name(subject))
+    source = _Summed(path)
+    decoder = ChangelogDecoder(subject)
+    records = 0
+    try:
+        for piece in decompress_chunks(codec, source.chunks(), subject=subject):
+            for start in range(0, len(piece), _CHUNK_BYTES):
+                records += len(decoder.feed(piece[start : start + _CHUNK_BYTES]))
+        decoder.finish()
+    except OSError as error:
+        raise _damaged(path, f"cannot be read: {error.strerror}") from error
+    header = decoder.header
+    assert header is not None  # noqa: S101 — `finish` refuses a file without one
+    check_header(header, at, subject=subject)
+    if expected is not None:
+        check_file_checksum(expected, crc32c=source.crc32c, size_bytes=source.size_bytes, subject=subject)
+    # Two strings, each with its length before it, of which the first is the version.
+    lineage_bytes = max(0, header.size_bytes - 6)
+    return ChangelogReport(header=header, records=records, size_bytes=source.size_bytes, lineage_bytes=lineage_bytes)
+
+
+def check_zip_file(source: Path | bytes, *, checksum: bytes | None, subject: str = "") -> StateZip:
+    """Read a snapshot's zip whole: as we load it, and as Spark does. Blocks.
+
+    What stays unseen without a `.crc` is what neither reads: the times of its entries.
+
+    Args:
+        source: The file, or its content.
+        checksum: Content of the `.crc` beside it; None if there is none.
+        subject: What errors call it; a path calls itself.
+
+    Returns:
+        What is in it. Whether its SSTs are there, and of the sizes that it says, is for the caller to see.
+
+    Raises:
+        DamagedError: It is no such zip, or cannot be read, then with the `OSError` as its cause.
+        UnsafeNameError: A name in it is unsafe.
+        FormatError: Its metadata cannot be read, or it does not fit its `.crc`.
+    """
+    subject = subject or (str(source) if isinstance(source, Path) else "zip")
+    data = source if isinstance(source, bytes) else _read_zip(source)
+    if checksum is not None:
+        expected = decode_file_checksum(checksum, subject=checksum_name(subject))
+        check_file_checksum(expected, crc32c=crc32c(data), size_bytes=len(data), subject=subject)
+    found = read_state_zip(data, subject=subject)
+    try:
+        _check_stream(data)
+    except (ValueError, struct.error) as error:
+        raise DamagedError(
+            f"cannot be read from its front, as Spark reads it: {error}", operation="check", subject=subject, hint=_HINT
+        ) from error
+    return found
+
+
+def _read_zip(path: Path) -> bytes:
+    try:
+        descriptor = os.open(path, READ_FLAGS)
+        try:
+            data = b"".join(iter(lambda: os.read(descriptor, _CHUNK_BYTES), b""))
+            if len(data) > ZIP_BYTES_MAX:
+                raise _damaged(path, f"has more than {ZIP_BYTES_MAX} bytes")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _damaged(path, f"cannot be read: {error.strerror}") from error
+    return data
+
+
+def _check_stream(data: bytes) -> None:
+    """That entries stand one behind the other from the first byte on, and that the list at the end says the same.
+
+    `read_state_zip` has taken the zip before: the list is whole, and the contents fit the checksums in it.
+
+    Raises:
+        ValueError: Something stands between, or is said twice and differently.
+        struct.error: It ends too soon.
+    """
+    end = data.rfind(_END_MAGIC)
+    _, disk, first_disk, here, count, list_bytes, list_at, comment = _END.unpack_from(data, end)
+    if (disk, first_disk, here, comment) != (0, 0, count, 0) or end + _END.size != len(data):
+        raise ValueError("its end record is none that a snapshot has")
+    if list_at + list_bytes != end:
+        raise ValueError("its list of entries does not end where the end record begins")
+    at, listed_at = 0, list_at
+    for _ in range(count):
+        listed = _LISTED.unpack_from(data, listed_at)
+        magic, _, needed, flags, method, _, _, crc, packed, plain, name_bytes, extra, remark, *_, entry_at = listed
+        if magic != _LISTED_MAGIC or entry_at != at:
+            raise ValueError(f"its list has an entry at byte {entry_at}, and one stands at {at}")
+        name = data[listed_at + _LISTED.size : listed_at + _LISTED.size + name_bytes]
+        listed_at += _LISTED.size + name_bytes + extra + remark
+        at = _check_entry(data, at, name, (needed, flags, method), (crc, packed, plain))
+    if (at, listed_at) != (list_at, end):
+        raise ValueError(f"there are bytes between its entries and the list of them, from byte {at} on")
+
+
+def _check_entry(data: bytes, at: int, name: bytes, kind: tuple[int, int, int], content: tuple[int, int, int]) -> int:
+    """One entry by what stands before and behind its data; where the next one begins."""
+    magic, needed, flags, method, _, _, crc, packed, plain, name_bytes, extra = _LOCAL.unpack_from(data, at)
+    name_at = at + _LOCAL.size
+    data_at = name_at + name_bytes + extra
+    if magic != _LOCAL_MAGIC or (needed, flags, method) != kind or data[name_at : name_at + name_bytes] != name:
+        raise ValueError(f"what stands at byte {at} is not the entry {name!r} that its list says")
+    end: int = data_at + content[1]
+    if not flags & _FOLLOWED:
+        if (crc, packed, plain) != content:
+            raise ValueError(f"the entry {name!r} and the list say different sizes or checksums of it")
+        return end
+    if (crc, packed, plain) not in ((0, 0, 0), content):
+        raise ValueError(f"the entry {name!r} says sizes or checksums both before and behind it")
+    if data[end : end + 4] == _DESCRIPTOR_MAGIC:
+        found = _DESCRIPTOR.unpack_from(data, end)[1:]
+        end += _DESCRIPTOR.size
+    else:
+        found = struct.unpack_from("<3L", data, end)
+        end += 12
+    if found != content:
+        raise ValueError(f"what stands behind the entry {name!r} and the list say different sizes or checksums of it")
+    return end
+
+
+class _Summed:
+    """A file that is read once, and the checksum of what was read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.crc32c = 0
+        self.size_bytes = 0
+
+    def chunks(self) -> Iterator[bytes]:
+        descriptor = os.open(self._path, READ_FLAGS)
+        try:
+            while chunk := os.read(descriptor, _CHUNK_BYTES):
+                self.crc32c = crc32c(chunk, self.crc32c)
+                self.size_bytes += len(chunk)
+                yield chunk
+        finally:
+            os.close(descriptor)
+
+
+def _damaged(path: Path, message: str) -> DamagedError:
+    return DamagedError(message, operation="check", subject=str(path), hint=_HINT)
