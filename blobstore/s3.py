@@ -249,7 +249,10 @@ class S3Store(BlobStore):
     def _page(self, answer: Answer, prefix: str, start_after: str, limit: int) -> ListPage:
         blobs: list[BlobInfo] = []
         before = start_after
-        for listed in answer.get("Contents", ()):
+        # Hadoop marks the directory that is our root with an empty object; its key is none of ours.
+        objects = [listed for listed in answer.get("Contents", ()) if not self._root or listed["Key"] != self._root]
+        markers_count = len(answer.get("Contents", ())) - len(objects)
+        for listed in objects:
             key = self._key(listed["Key"])
             if key is None or not key.startswith(prefix) or key <= before:
                 raise StoreUnavailableError("the list repeats or goes astray", operation="list_page", key=prefix)
@@ -262,7 +265,7 @@ class S3Store(BlobStore):
                     ttl_known=False,
                 )
             )
-        if answer.get("KeyCount", len(blobs)) != len(blobs) or len(blobs) > limit:
+        if answer.get("KeyCount", len(objects) + markers_count) != len(blobs) + markers_count or len(blobs) > limit:
             raise StoreUnavailableError("the list is not as long as it says", operation="list_page", key=prefix)
         return ListPage(blobs=tuple(blobs), truncated=bool(answer["IsTruncated"]))
 

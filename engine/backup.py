@@ -1,11 +1,11 @@
-"""Backing up one directory: what changed since a base is uploaded, and an index of all of it is written.
+"""Backing up one directory, or a part of it: what changed since a base is uploaded, and an index is written.
 
 Nothing is visible until a commit names the index; everything uploaded carries a TTL until then (design 0002, C5).
 """
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,15 +13,15 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.local_files import run_blocking
+from engine.backup_source import BackupSource, WholeDirectory
 from engine.clock import Ambient
 from engine.digest_cache import DigestCache
 from engine.errors import DamagedError, UsageError
 from engine.identify import identify, identify_ssts
 from engine.index_io import IndexCache, StoredSnapshot, read_stored_snapshot, write_index
-from engine.local_dir import all_files, find_difference, scan_dir
-from engine.local_stat import FilePath, changed_error
+from engine.local_dir import all_files
+from engine.local_stat import FilePath
 from engine.progress import NO_PROGRESS, Progress
-from engine.rocksdb_lock import check_not_held
 from engine.transfer import SourceDir
 from engine.transfer_settings import TransferSettings
 from engine.upload import Uploader, UploadSession
@@ -100,13 +100,13 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     ssts: dict[FilePath, SstIdentity]
 
 
-async def backup_dir(
+async def backup_source(
     store: BlobStore,
     *,
     scope: Scope,
     task: str,
     store_name: str,
-    directory: Path,
+    source: BackupSource,
     version: int,
     unique_id: UniqueId | None,
     base: StoreReference | None,
@@ -116,9 +116,9 @@ async def backup_dir(
     cache: DigestCache,
     progress: Progress = NO_PROGRESS,
     indexes: IndexCache | None = None,
-    lineage: Sequence[LineageItem] | None = None,
+    lineage: Sequence[LineageItem] | Callable[[], Sequence[LineageItem]] | None = None,
 ) -> BackupResult:
-    """Upload what a directory has and its base has not, and write the index of all of it.
+    """Upload what a source has and its base has not, and write the index of all of it.
 
     Requests: one GET for the base's index (none if `indexes` has it, one more per delta that it is told by), one PUT
     per pack and blob, one PUT for the index.
@@ -128,7 +128,7 @@ async def backup_dir(
         scope: The job or task that will commit it.
         task: Whose state it is.
         store_name: Which of the task's stores.
-        directory: A rocksdb_checkpoint, or any directory that nobody writes to.
+        source: What is backed up.
         version: The caller's version of this state; greater than the last of the lineage.
         unique_id: Tells two attempts at the same version apart; a random one if not given.
         base: The snapshot to diff against; None uploads everything.
@@ -139,24 +139,25 @@ async def backup_dir(
         progress: Told what there is to do and what is done.
         indexes: Indexes that this process knows already.
         lineage: What this version grew from, oldest first: Spark's lineage of a state store's version. If not given,
-            the base and what that grew from; of a state store's directory, nothing (design 0001, M13).
+            the base and what that grew from; of a state store's directory, nothing (design 0001, M13). A function is
+            asked once the source was looked at.
 
     Returns:
         What to commit.
 
     Raises:
-        UnsafeSourceError: The directory is in use, changed meanwhile, or has entries that cannot be kept (I3).
+        UnsafeSourceError: The source is in use, changed meanwhile, or has entries that cannot be kept (I3).
         UsageError: Version, lineage, task or store name cannot be written down.
         DamagedError: The base's index is missing or altered.
         StoreError: As the store says. What was uploaded until then expires.
+        EngineError, FormatError: As the source says.
     """
     begun_s = ambient.monotonic_s()
-    directory = _absolute(directory)
     session = ambient.session()
     unique_id = unique_id or ambient.unique_id()
     facts = await _gather(
         store,
-        directory=directory,
+        source=source,
         base=base,
         settings=settings,
         ambient=ambient,
@@ -170,15 +171,15 @@ async def backup_dir(
         version=version,
         unique_id=unique_id,
         base=LineageItem(base.version, base.unique_id) if base is not None else None,
-        lineage=tuple(lineage) if lineage is not None else _lineage(facts),
+        lineage=_lineage(facts) if lineage is None else tuple(lineage() if callable(lineage) else lineage),
         created_at_ms=ambient.local_now_ms(),
     )
     _check_metadata(metadata, session)
-    with SourceDir(directory) as source:
+    with SourceDir(source.directory) as opened:
         uploader = Uploader(
             store,
             UploadSession(scope=scope, task=task, store_name=store_name, session=session, ttl_ms=repository.ttl_ms),
-            source,
+            opened,
             settings=settings,
             ssts=facts.ssts,
             cache=cache,
@@ -186,7 +187,7 @@ async def backup_dir(
             progress=progress,
         )
         uploaded = await uploader.upload(facts.plan)
-    await _check_held_still(directory, facts.scanned)
+    await source.check_held_still()
     index = await run_blocking(
         build_snapshot,
         facts.plan,
@@ -232,10 +233,10 @@ async def plan_backup_dir(
     cache: DigestCache,
     indexes: IndexCache | None = None,
 ) -> BackupPlan:
-    """What `backup_dir` would do: the same look at directory and base, and nothing is written; errors likewise."""
+    """What `backup_source` would do with a directory; nothing is written. Errors likewise."""
     facts = await _gather(
         store,
-        directory=_absolute(directory),
+        source=WholeDirectory(directory),
         base=base,
         settings=settings,
         ambient=ambient,
@@ -245,15 +246,10 @@ async def plan_backup_dir(
     return facts.plan
 
 
-def _absolute(directory: Path) -> Path:
-    """The directory whatever becomes of the working directory meanwhile; a link at its end is still one."""
-    return directory.absolute()
-
-
 async def _gather(
     store: BlobStore,
     *,
-    directory: Path,
+    source: BackupSource,
     base: StoreReference | None,
     settings: TransferSettings,
     ambient: Ambient,
@@ -268,21 +264,32 @@ async def _gather(
             operation="backup",
             subject=base.index.key,
         )
+    previous = snapshot.index if snapshot is not None else None
     looked_at_ms = ambient.local_now_ms()
-    stop = threading.Event()
-    try:
-        scanned, plan, ssts = await asyncio.to_thread(
-            _look,
-            directory,
-            snapshot.index if snapshot is not None else None,
-            settings=settings,
-            cache=cache,
-            looked_at_ms=looked_at_ms,
-            stop=stop,
-        )
-    finally:
-        # The thread of a cancelled backup stops at its next megabyte, and holds nothing that anybody waits for.
-        stop.set()
+
+    async def compare(scanned: LocalDir) -> tuple[BackupPlan, dict[FilePath, SstIdentity]]:
+        stop = threading.Event()
+        try:
+            return await asyncio.to_thread(
+                _compare,
+                source.directory,
+                scanned,
+                previous,
+                settings=settings,
+                cache=cache,
+                looked_at_ms=looked_at_ms,
+                stop=stop,
+            )
+        finally:
+            # The thread of a cancelled backup stops at its next megabyte, and holds nothing that anybody waits for.
+            stop.set()
+
+    scanned = await source.look(previous)
+    plan, ssts = await compare(scanned)
+    anew = await source.prepare(tuple(plan.files))
+    if anew is not None:
+        scanned = anew
+        plan, ssts = await compare(scanned)
     return _Facts(
         looked_at_ms=looked_at_ms,
         scanned=scanned,
@@ -293,18 +300,17 @@ async def _gather(
     )
 
 
-def _look(
+def _compare(
     directory: Path,
+    scanned: LocalDir,
     previous: SnapshotIndex | None,
     *,
     settings: TransferSettings,
     cache: DigestCache,
     looked_at_ms: int,
     stop: threading.Event,
-) -> tuple[LocalDir, BackupPlan, dict[FilePath, SstIdentity]]:
-    """Everything that has to be known of the directory, in one hop to a thread."""
-    scanned = scan_dir(directory)
-    check_not_held(directory, scanned)
+) -> tuple[BackupPlan, dict[FilePath, SstIdentity]]:
+    """Everything that has to be read of the directory before it is known what to upload, in one hop to a thread."""
     remote = previous.dir if previous is not None else DirIndex("")
     local = identify(directory, scanned, remote, cache, looked_at_ms=looked_at_ms, stop=stop)
     limits = BackupLimits(
@@ -317,14 +323,7 @@ def _look(
     plan = plan_backup(local, previous, diff_dir(local, remote), limits)
     cache.trim(all_files(scanned))
     added = [(item.path, item.file) for item in plan.files if item.expected is None]
-    return scanned, plan, identify_ssts(directory, added, cache, looked_at_ms=looked_at_ms, stop=stop)
-
-
-async def _check_held_still(directory: Path, scanned: LocalDir) -> None:
-    """Compare the whole directory with the scan, after its last byte was read (I3)."""
-    difference = await asyncio.to_thread(lambda: find_difference(scanned, scan_dir(directory)))
-    if difference is not None:
-        raise changed_error(directory.joinpath(*difference))
+    return plan, identify_ssts(directory, added, cache, looked_at_ms=looked_at_ms, stop=stop)
 
 
 def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:

@@ -11,6 +11,7 @@ EngineError
 ├── NotFoundError              no such repository, scope, commit, store or name
 │   └── CollectedError         it was there, and a collection came first: choose again
 ├── UnsafeSourceError          the directory is not a picture that can be backed up
+│   └── SourceChangedError     a file is not the one any more that was looked at: look again
 ├── DamagedError               stored data is missing or altered
 ├── TargetError                the target of a restore cannot be used
 │   └── TargetBusyError        another restore to it is at work
@@ -85,6 +86,10 @@ class UnsafeSourceError(EngineError):
     """The directory changed meanwhile, is open in RocksDB, or has entries that cannot be kept (design 0002, I3)."""
 
     default_hint = "back up a rocksdb_checkpoint, not a directory in use"
+
+
+class SourceChangedError(UnsafeSourceError):
+    """A file that was being read is not the one any more that was looked at (design 0002, I3)."""
 
 
 class DamagedError(EngineError):

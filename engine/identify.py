@@ -77,7 +77,8 @@ def identify(
         stop: Set by a caller that does not want the result any more.
 
     Returns:
-        `local` with `sst`, or `blake3` and `crc32`, for the files that `files_to_identify` names.
+        `local` with `sst`, or `blake3` and `crc32`, for the files that `files_to_identify` names and that do not have
+        their `blake3` yet.
 
     Raises:
         UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
@@ -94,7 +95,8 @@ def identify(
             continue
         by_name = {entry.name: entry for entry in entries}
         for file in files:
-            if file.name in names:
+            # What carries its hash already is known by its name.
+            if file.name in names and file.blake3 is None:
                 path = (*parents, file.name)
                 found = _from_cache(path, file, by_name[file.name], cache)
                 if isinstance(found, LocalFile):

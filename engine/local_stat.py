@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from engine.errors import UnsafeSourceError
+from engine.errors import SourceChangedError, UnsafeSourceError
 from index.local_tree import LocalFile
 from index.model import FileMetadata
 
@@ -82,9 +82,9 @@ def check_unchanged(path: Path, file: LocalFile, status: os.stat_result) -> None
         raise changed_error(path)
 
 
-def changed_error(path: Path) -> UnsafeSourceError:
+def changed_error(path: Path) -> SourceChangedError:
     """The error for a source that did not hold still (I3)."""
-    return UnsafeSourceError("changed while it was backed up", operation="backup", subject=str(path))
+    return SourceChangedError("changed while it was backed up", operation="backup", subject=str(path))
 
 
 @contextmanager

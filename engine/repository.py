@@ -1,6 +1,7 @@
 """A repository: the public API. Everything else in `engine` is what it is made of."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal, Self, TypeVar
 
@@ -9,11 +10,13 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import StoreUnavailableError
 from engine import index_io
-from engine.backup import BackupResult, backup_dir, plan_backup_dir
+from engine.backup import BackupResult, backup_source, plan_backup_dir
+from engine.backup_source import BackupSource, WholeDirectory
 from engine.clock import Ambient, SystemAmbient
 from engine.collect import CollectReport, Hands, collect
 from engine.commit import CommitWriter
 from engine.commit_record import ANY
+from engine.digest_cache import DigestCache
 from engine.errors import DamagedError, StaleResultError, UsageError
 from engine.naming import give_name, release_name
 from engine.progress import NO_PROGRESS, Progress
@@ -208,20 +211,54 @@ class Repository(ReadingRepository):
             DamagedError: The base's index is missing or altered.
             StoreError: As the store says.
         """
+        return await self.backup_source(
+            scope,
+            WholeDirectory(directory),
+            task=task,
+            store=store,
+            version=version,
+            unique_id=unique_id,
+            base=base,
+            lineage=lineage,
+            progress=progress,
+        )
+
+    async def backup_source(
+        self,
+        scope: Scope,
+        source: BackupSource,
+        *,
+        task: str = "0",
+        store: str = "default",
+        version: int | None = None,
+        unique_id: UniqueId | None = None,
+        base: StoreReference | Literal["latest"] | None = LATEST,
+        lineage: Sequence[LineageItem] | Callable[[], Sequence[LineageItem]] | None = None,
+        settings: TransferSettings | None = None,
+        progress: Progress = NO_PROGRESS,
+    ) -> BackupResult:
+        """As `backup`, of what a source says, such as a part of a directory.
+
+        Args:
+            scope: The job or task that will commit it.
+            source: What is backed up.
+            lineage: As for `backup`; or what tells it once the source was looked at.
+            settings: How bytes are moved, in place of the repository's own.
+        """
 
         async def back_up(base: StoreReference | None) -> BackupResult:
-            async with self._digests.of(directory) as cache:
-                return await backup_dir(
+            async with self._digests_of(source) as cache:
+                return await backup_source(
                     self.store,
                     scope=scope,
                     task=task,
                     store_name=store,
-                    directory=directory,
+                    source=source,
                     version=version if version is not None else (base.version + 1 if base else 1),
                     unique_id=unique_id,
                     base=base,
                     repository=self.record,
-                    settings=self.settings,
+                    settings=settings or self.settings,
                     ambient=self._ambient,
                     cache=cache,
                     indexes=self._indexes,
@@ -267,6 +304,10 @@ class Repository(ReadingRepository):
     ) -> Commit:
         """Make backups visible, all or none; see `CommitWriter.commit` for arguments and errors."""
         return await self._writer(scope).commit(results, version=version, offsets=offsets, layout=layout, parent=parent)
+
+    async def head(self, scope: Scope) -> Commit | None:
+        """The newest commit, looked at anew: what the next `commit` of this object builds on."""
+        return (await self._writer(scope).head(anew=True)).newest
 
     async def rewind(self, target: Commit) -> Commit:
         """Make an older commit the newest again, as a new commit (design 0002, C6)."""
@@ -326,6 +367,15 @@ class Repository(ReadingRepository):
         return [commit for scope in await self.scopes() for commit in await self.commits(scope, with_named=True)]
 
     # ------------------------------------------------------------------ inside
+
+    @contextlib.asynccontextmanager
+    async def _digests_of(self, source: BackupSource) -> AsyncIterator[DigestCache]:
+        """What is known of the files of a source; of one that will not be there again, nothing."""
+        if source.is_lasting:
+            async with self._digests.of(source.directory) as cache:
+                yield cache
+        else:
+            yield DigestCache()
 
     def _writer(self, scope: Scope) -> CommitWriter:
         return self._writers.setdefault(scope, CommitWriter(self.store, self.record, scope, self._ambient))

@@ -188,17 +188,18 @@ class SyncRepository(Facade[Repository]):
     @contextlib.contextmanager
     def find_pinned(self, scope: Scope, *, purpose: str, **choice: Unpack[Choice]) -> Iterator[tuple[Commit, PinLease]]:
         """As `Repository.find_pinned`."""
-        with self._inside(self.asynchronous.find_pinned(scope, purpose=purpose, **choice)) as found:
+        with self.inside(self.asynchronous.find_pinned(scope, purpose=purpose, **choice)) as found:
             yield found
 
     @contextlib.contextmanager
     def pinned(self, commit: Commit, purpose: str = "read") -> Iterator[PinLease]:
         """As `Repository.pinned`."""
-        with self._inside(self.asynchronous.pinned(commit, purpose)) as lease:
+        with self.inside(self.asynchronous.pinned(commit, purpose)) as lease:
             yield lease
 
     @contextlib.contextmanager
-    def _inside(self, context: contextlib.AbstractAsyncContextManager[R]) -> Iterator[R]:
+    def inside(self, context: contextlib.AbstractAsyncContextManager[R]) -> Iterator[R]:
+        """An asynchronous context, entered and left in the event loop of the repository."""
         entered = self.loop.run(_enter(context))
         try:
             yield entered

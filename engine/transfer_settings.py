@@ -61,3 +61,27 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         for name, holds, reason in rules:
             if not holds:
                 raise UsageError(f"{reason}: {getattr(self, name)}", operation="settings", subject=name)
+
+
+def share_among(settings: TransferSettings, at_once_max: int) -> tuple[int, TransferSettings]:
+    """How many stores to work on at once, and what each of them may use.
+
+    Args:
+        settings: What all of them together may use.
+        at_once_max: At most so many.
+
+    Returns:
+        The number, at least 1, and the settings of each: that many times their memory and requests is within what was
+        given.
+    """
+    needed_bytes = max(settings.pack_bytes_max, 2 * settings.chunk_bytes)
+    at_once = max(1, min(at_once_max, settings.in_flight_max, settings.memory_bytes_max // needed_bytes))
+    memory_bytes = settings.memory_bytes_max // at_once
+    share = msgspec.structs.replace(
+        settings,
+        in_flight_max=settings.in_flight_max // at_once,
+        memory_bytes_max=memory_bytes,
+        # A pack is never cut by this: it is no larger than the share.
+        range_bytes=min(settings.range_bytes, memory_bytes),
+    )
+    return at_once, share

@@ -1,5 +1,7 @@
 """A directory on disk as a value: what a scan saw, and the identity facts that a decision needed."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from index.model import FileMetadata, SstIdentity
@@ -30,3 +32,20 @@ class LocalDir(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     files: tuple[LocalFile, ...] = ()
     sub_dirs: tuple["LocalDir", ...] = ()
+
+
+def local_dir_of(files: Mapping[tuple[str, ...], LocalFile]) -> LocalDir:
+    """A directory that has these files and no others.
+
+    Args:
+        files: By path from the root, the last component being the name of the file.
+    """
+    by_dir: dict[str, dict[tuple[str, ...], LocalFile]] = {}
+    for path, file in files.items():
+        if len(path) > 1:
+            by_dir.setdefault(path[0], {})[path[1:]] = file
+    return LocalDir(
+        name="",
+        files=tuple(sorted((file for path, file in files.items() if len(path) == 1), key=lambda file: file.name)),
+        sub_dirs=tuple(msgspec.structs.replace(local_dir_of(by_dir[name]), name=name) for name in sorted(by_dir)),
+    )

@@ -1,14 +1,18 @@
 """Which files of a state store's directory one version is made of (design 0004, R6)."""
 
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 from index.errors import StateMetadataError, VersionMissingError
 from index.lineage import Resolution
+from index.local_tree import LocalFile
 from index.model import FileIndex
 from index.state_metadata import StateMetadata, StoredFile
 from index.state_names import LOGS, SSTS, changelog_name, checksum_name, snapshot_name
 
 FilePath = tuple[str, ...]
+# A file of a directory on disk, or of a picture of one.
+_Present = TypeVar("_Present", LocalFile, FileIndex)
 
 # What of the directory belongs to no version: the schema of the store's rows, which a reader of the state needs.
 SCHEMA: FilePath = ("_metadata", "schema")
@@ -17,9 +21,9 @@ _HINT = "the directory was not whole when it was backed up; restore another vers
 
 
 def select_state_files(
-    resolution: Resolution, metadata: StateMetadata | None, present: Mapping[FilePath, FileIndex]
-) -> dict[FilePath, FileIndex]:
-    """The files to bring back so that Spark, or our state store, can load a version from a directory with nothing else.
+    resolution: Resolution, metadata: StateMetadata | None, present: Mapping[FilePath, _Present]
+) -> dict[FilePath, _Present]:
+    """The files that it takes so that Spark, or our state store, can load a version from a directory with nothing else.
 
     Args:
         resolution: What the version is made of.
@@ -34,7 +38,7 @@ def select_state_files(
         VersionMissingError: A file that the version takes is not there.
         StateMetadataError: The snapshot says another size of a file than the file has.
     """
-    chosen: dict[FilePath, FileIndex] = {}
+    chosen: dict[FilePath, _Present] = {}
     names = [] if resolution.base is None else [snapshot_name(resolution.base)]
     names += [changelog_name(of) for of in resolution.changelogs]
     for name in names:
@@ -61,11 +65,11 @@ def _shared(metadata: StateMetadata | None) -> Iterator[tuple[FilePath, StoredFi
                 yield (room, stored.stored_name), stored
 
 
-def _need(resolution: Resolution, path: FilePath, present: Mapping[FilePath, FileIndex]) -> FileIndex:
+def _need(resolution: Resolution, path: FilePath, present: Mapping[FilePath, _Present]) -> _Present:
     entry = present.get(path)
     if entry is None:
         raise VersionMissingError(
-            f"cannot be put together: {'/'.join(path)} is not in the snapshot index",
+            f"cannot be put together: {'/'.join(path)} is not there",
             subject=f"version {resolution.target}",
             hint=_HINT,
         )

@@ -29,6 +29,7 @@ from engine.errors import (
     LeaseExpiredError,
     NotFoundError,
     ProviderError,
+    SourceChangedError,
     StaleResultError,
     TargetBusyError,
     TargetError,
@@ -89,7 +90,8 @@ MEANINGS: Final = {
 }
 
 # Every public class by itself, so that a new one is a decision and not an accident; a test walks the trees. Errors of
-# engine.spark are not among them: no verb starts Spark.
+# engine.spark are not among them: verbs load it only when they are told to, and its errors have the code of the class
+# above them.
 CODES: Final[dict[type[Exception], ExitCode]] = {
     # StoreError
     StoreError: ExitCode.UNEXPECTED,
@@ -115,6 +117,7 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     LeaseExpiredError: ExitCode.CONFLICT,
     NotFoundError: ExitCode.NOT_FOUND,
     CollectedError: ExitCode.NOT_FOUND,
+    SourceChangedError: ExitCode.UNSAFE,
     UnsafeSourceError: ExitCode.UNSAFE,
     DamagedError: ExitCode.DAMAGED,
     TargetError: ExitCode.UNSAFE,

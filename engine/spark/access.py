@@ -16,7 +16,7 @@ from engine.sync import LoopThread, SyncRepository
 from engine.transfer_settings import TransferSettings
 from index.model import RepositoryRecord
 
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ def open_on_driver(
         StoreError: As the store says.
     """
     # A relative path would mean another directory in every process.
-    url = url if _SCHEME.match(url) else str(Path(url).absolute())
+    url = url if SCHEME.match(url) else str(Path(url).absolute())
     store, transfer = store or StoreSettings(), transfer or TransferSettings()
     opened, loop = open_store(url, store), LoopThread()
     try:

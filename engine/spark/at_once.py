@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from engine.sync import LoopThread
-from engine.transfer_settings import TransferSettings
+from engine.transfer_settings import TransferSettings, share_among
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -33,18 +33,8 @@ def share_settings(
     Returns:
         The number, and the settings of each: that many times their memory and requests is within what was given.
     """
-    in_flight_max = min(in_flight_max, settings.in_flight_max)
-    needed_bytes = max(settings.pack_bytes_max, 2 * settings.chunk_bytes)
-    at_once = max(1, min(STORES_AT_ONCE_MAX, stores_count, in_flight_max, settings.memory_bytes_max // needed_bytes))
-    memory_bytes = settings.memory_bytes_max // at_once
-    share = msgspec.structs.replace(
-        settings,
-        in_flight_max=in_flight_max // at_once,
-        memory_bytes_max=memory_bytes,
-        # A pack is never cut by this: it is no larger than the share.
-        range_bytes=min(settings.range_bytes, memory_bytes),
-    )
-    return at_once, share
+    settings = msgspec.structs.replace(settings, in_flight_max=min(in_flight_max, settings.in_flight_max))
+    return share_among(settings, min(STORES_AT_ONCE_MAX, stores_count))
 
 
 def carry_out_as_finished(

@@ -8,7 +8,7 @@ the same restore again fetches the stores that are missing, and no other bytes b
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Unpack
 
@@ -93,6 +93,9 @@ OUTCOME_SCHEMA: Final = pa.schema([pa.field(field.name, _ARROW[field.type]) for 
 OUTCOME_DDL: Final = ", ".join(f"{field.name} {_DDL[field.type]}" for field in _FIELDS)
 
 
+CarryOut = Callable[[Repository, StoreWork], Awaitable[StoreOutcome]]
+
+
 class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
     """What a partition does with its stores, several at once; given to `mapInArrow`."""
 
@@ -112,23 +115,30 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
             self.access.transfer, in_flight_max=self.access.store.in_flight_max, stores_count=len(work)
         )
         ambient = SystemAmbient()
-        with self.access.borrow(share) as repository:
+        with self.access.borrow(share) as repository, repository.inside(self.opened()) as do:
 
             async def carry_out(item: StoreWork) -> StoreOutcome:
-                return await self._outcome(repository.asynchronous, item, ambient)
+                return await self._outcome(do, repository.asynchronous, item, ambient)
 
             outcomes = carry_out_as_finished(repository.loop, carry_out, work, at_once=at_once)
             with contextlib.closing(outcomes):
                 yield from map(_row, outcomes)
 
+    def opened(self) -> contextlib.AbstractAsyncContextManager[CarryOut]:
+        """What works on one store, with what has to be open for all of them meanwhile; entered in the event loop."""
+        return contextlib.nullcontext(self.carry_out)
+
     async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
         """Back up or restore one store; `seconds` and the rate are filled in by the caller."""
         raise NotImplementedError
 
-    async def _outcome(self, repository: Repository, work: StoreWork, ambient: SystemAmbient) -> StoreOutcome:
+    @staticmethod
+    async def _outcome(
+        carry_out: CarryOut, repository: Repository, work: StoreWork, ambient: SystemAmbient
+    ) -> StoreOutcome:
         started_s = ambient.monotonic_s()
         try:
-            outcome = await self.carry_out(repository, work)
+            outcome = await carry_out(repository, work)
         except Exception as error:  # noqa: BLE001  # whatever it is stands in the store's row, and the others go on
             outcome = StoreOutcome(
                 task=work.task, store=work.store, path=work.path, ok=False, error=f"{type(error).__name__}: {error}"

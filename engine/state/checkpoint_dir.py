@@ -30,6 +30,8 @@ from engine.local_copy import FileBody, copy_file
 # What a file read into memory may have, unless the caller knows better.
 READ_BYTES_MAX: Final = 64 * 1024 * 1024
 
+# Other names that Spark has for it.
+_SPARK_S3: Final = re.compile(r"s3[an](?=://)", re.IGNORECASE)
 _LOCAL_URL: Final = re.compile(r"file:", re.IGNORECASE)
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -82,7 +84,8 @@ class CheckpointDir:
         """Open a directory; it need not exist. Asks nothing of the store.
 
         Args:
-            location: A path, a URL as `open_store` takes it, or an open store, which stays the caller's to close.
+            location: A path, a URL as `open_store` or Spark take it, or an open store, which stays the caller's to
+                close.
             prefix: The directory below it; "" for itself.
             settings: Of the store that is opened.
             local_root: Where an open store keeps its root on this machine, if it is a directory store.
@@ -93,7 +96,7 @@ class CheckpointDir:
         """
         if isinstance(location, Path | str):
             url = str(location)
-            store = open_store(url, settings)
+            store = open_store(_SPARK_S3.sub("s3", url), settings)
             local_root = _local_path(location)
             if local_root is not None:
                 # Without the limit on requests, which belongs to one event loop: a local disk needs none.
@@ -142,15 +145,24 @@ class CheckpointDir:
             found = await self._files.list(self._join(path))
         except BlobNotFoundError:
             return ()
+        return tuple(map(self._relative, found))
+
+    async def walk(self, path: str = "") -> tuple[FileStatus, ...]:
+        """Every file in a directory and below, in the order of their keys: one request for each 1,000.
+
+        Args:
+            path: Of the directory; "" for this one. Paths in the answer are relative to this one.
+        """
+        async with aclosing(self._files.walk(self._join(path))) as found:
+            return tuple([self._relative(status) async for status in found])
+
+    def _relative(self, status: FileStatus) -> FileStatus:
         skip = len(self._path) + 1 if self._path else 0
-        return tuple(
-            FileStatus(
-                path=status.path[skip:],
-                is_directory=status.is_directory,
-                size_bytes=status.size_bytes,
-                modified_at_ms=status.modified_at_ms,
-            )
-            for status in found
+        return FileStatus(
+            path=status.path[skip:],
+            is_directory=status.is_directory,
+            size_bytes=status.size_bytes,
+            modified_at_ms=status.modified_at_ms,
         )
 
     async def exists(self, path: str) -> bool:

@@ -15,7 +15,8 @@ import time
 from pathlib import Path
 
 from blobstore.opening import open_store
-from engine.backup import backup_dir
+from engine.backup import backup_source
+from engine.backup_source import WholeDirectory
 from engine.clock import SystemAmbient
 from engine.digest_cache import DigestCache
 from engine.restore import restore_store
@@ -74,12 +75,12 @@ async def run(root: Path, url: str) -> dict[str, object]:
     cache = DigestCache()
     for version, phase in enumerate(("first backup", "second backup"), start=1):
         peak, begun = Peak(), time.monotonic()
-        result = await backup_dir(
+        result = await backup_source(
             store,
             scope=Scope("job"),
             task="0",
             store_name="default",
-            directory=root / "state",
+            source=WholeDirectory(root / "state"),
             version=version,
             unique_id=None,
             base=reference,

@@ -33,7 +33,7 @@ ALL_KINDS = {
     kind
     for root in (StoreError, EngineError, FormatError)
     for kind in _tree(root)
-    # No verb starts Spark.
+    # Verbs load it only when they are told to.
     if not kind.__module__.startswith(("engine.spark", "tests"))
 }
 KINDS = sorted((kind for kind in ALL_KINDS if not kind.__name__.startswith("_")), key=lambda kind: kind.__name__)

@@ -18,7 +18,7 @@ from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.hashing import FileHasher, hash_bytes
 from engine.local_dir import scan_dir
 from engine.transfer import ByteBudget, FileRunBody, PartsBody, SourceDir, get_run, put_new
-from engine.transfer_settings import TransferSettings
+from engine.transfer_settings import TransferSettings, share_among
 from index.keys import BLOBS, upload_key
 from index.model import Scope
 from tests.doubles import InterposedStore
@@ -304,3 +304,17 @@ def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, int]) 
     with pytest.raises(UsageError) as raised:
         TransferSettings(**wrong)
     assert raised.value.subject in {name, "memory_bytes_max", "pack_file_bytes_max", "pack_bytes_max"}
+
+
+@pytest.mark.parametrize(
+    "memory_mib, in_flight_max, at_once_max, expected",
+    [(64, 16, 8, 8), (64, 4, 8, 4), (16, 16, 8, 2), (64, 16, 1, 1), (64, 1, 8, 1)],
+)
+def test_shares_are_together_what_was_given(
+    memory_mib: int, in_flight_max: int, at_once_max: int, expected: int
+) -> None:
+    settings = TransferSettings(memory_bytes_max=memory_mib * 1024 * 1024, in_flight_max=in_flight_max)
+    at_once, share = share_among(settings, at_once_max)
+    assert at_once == expected
+    assert at_once * share.memory_bytes_max <= settings.memory_bytes_max
+    assert at_once * share.in_flight_max <= settings.in_flight_max

@@ -8,7 +8,8 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
 from blobstore.metered import MeteredStore
-from engine.backup import BackupResult, backup_dir
+from engine.backup import BackupResult, backup_source
+from engine.backup_source import WholeDirectory
 from engine.clock import SystemAmbient
 from engine.digest_cache import DigestCache
 from engine.restore import RestoreResult, restore_store
@@ -83,7 +84,7 @@ class Workbench:
             "scope": SCOPE,
             "task": "0",
             "store_name": "default",
-            "directory": self.directory,
+            "source": WholeDirectory(changed.pop("directory", self.directory)),
             "version": self._version,
             "unique_id": None,
             "base": self.newest,
@@ -92,7 +93,7 @@ class Workbench:
             "ambient": self.ambient,
             "cache": self.cache,
         }
-        result = await backup_dir(self.store, **(arguments | changed))
+        result = await backup_source(self.store, **(arguments | changed))
         self.newest = result.reference
         return result
 

@@ -247,3 +247,17 @@ def test_a_copy_replaces_nothing_and_takes_regular_files_only(tmp_path: Path) ->
         with pytest.raises(OSError, match=r"regular|directory"):
             copy_file(tmp_path / name, tmp_path / "other")
         assert not (tmp_path / "other").exists()
+
+
+async def test_a_walk_names_every_file_below_with_its_size(checkpoint: CheckpointDir) -> None:
+    assert await checkpoint.walk() == ()
+    for name in ("state/0/0/1.zip", "state/0/0/SSTs/1.sst", "state/0/1/1.zip", "state/00", "metadata"):
+        await checkpoint.publish_bytes(name, name.encode(), overwrite=False)
+    everything = await checkpoint.walk()
+    assert {status.path: status.size_bytes for status in everything} == {
+        name: len(name)
+        for name in ("metadata", "state/0/0/1.zip", "state/0/0/SSTs/1.sst", "state/0/1/1.zip", "state/00")
+    }
+    below = [status.path for status in await checkpoint.child("state").walk("0/0")]
+    assert below == ["0/0/1.zip", "0/0/SSTs/1.sst"]
+    assert all(status.modified_at_ms > 0 and not status.is_directory for status in everything)

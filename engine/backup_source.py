@@ -1,0 +1,107 @@
+"""What a backup is made of: files below one directory of this machine, all of them or a selection."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from typing_extensions import override
+
+from engine.local_dir import find_difference, scan_dir
+from engine.local_stat import changed_error
+from engine.rocksdb_lock import check_not_held
+from index.backup_plan import PlannedFile
+from index.local_tree import LocalDir
+from index.model import SnapshotIndex
+
+
+class BackupSource(Protocol):
+    """Files below one directory. Made for one backup."""
+
+    @property
+    def directory(self) -> Path:
+        """Where they are read; absolute."""
+        ...
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the directory is there for the next backup too, so that hashes of its files are worth keeping."""
+        ...
+
+    async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+        """What there is to back up.
+
+        Args:
+            previous: What it will be compared with; None: nothing.
+
+        Returns:
+            Files and directories, sorted by name. A file that carries its `blake3` already is known to be the one of
+            `previous`: it is not read, and need not be in the directory.
+
+        Raises:
+            EngineError, FormatError, StoreError: It cannot be backed up.
+        """
+        ...
+
+    async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
+        """Called once it is known which files will be read, before the first one is.
+
+        Returns:
+            The answer of `look` anew if files came into the directory for it; None if all were there.
+
+        Raises:
+            EngineError, FormatError, StoreError: One of them must not be backed up.
+        """
+        ...
+
+    async def check_held_still(self) -> None:
+        """Called after the last byte was read.
+
+        Raises:
+            UnsafeSourceError: What was looked at is not what was read (design 0002, I3).
+        """
+        ...
+
+
+class WholeDirectory(BackupSource):
+    """A rocksdb_checkpoint, or any directory that nobody writes to: everything in it.
+
+    Args:
+        directory: A link at its end is still one.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        # Absolute: whatever becomes of the working directory meanwhile.
+        self._directory = directory.absolute()
+        self._scanned = LocalDir(name="")
+
+    @property
+    @override
+    def directory(self) -> Path:
+        return self._directory
+
+    @property
+    @override
+    def is_lasting(self) -> bool:
+        return True
+
+    @override
+    async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+        self._scanned = await asyncio.to_thread(self._scan)
+        return self._scanned
+
+    def _scan(self) -> LocalDir:
+        scanned = scan_dir(self._directory)
+        check_not_held(self._directory, scanned)
+        return scanned
+
+    @override
+    async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
+        return None
+
+    @override
+    async def check_held_still(self) -> None:
+        """Compare the whole directory with the scan."""
+        difference = await asyncio.to_thread(lambda: find_difference(self._scanned, scan_dir(self._directory)))
+        if difference is not None:
+            raise changed_error(self._directory.joinpath(*difference))

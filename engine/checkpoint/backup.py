@@ -1,0 +1,168 @@
+"""Taking a picture of a streaming query's checkpoint while the query goes on (design 0005, section 2).
+
+`backup_checkpoint` does it all here; `take_picture` lets the caller say where the stores are backed up.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.bounded import map_bounded
+from blobstore.opening import StoreSettings
+from engine.checkpoint.backup_steps import (
+    OPERATION,
+    CheckpointBackup,
+    PictureBegun,
+    PictureSums,
+    StoreBackup,
+    backup_store,
+    begin_backup,
+    finish_backup,
+)
+from engine.checkpoint.errors import QueryMovedOnError
+from engine.clock import Ambient, SystemAmbient
+from engine.errors import SourceChangedError, UnsafeSourceError
+from engine.progress import NO_PROGRESS, Progress, SummedProgress
+from engine.repository import Repository
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.streaming_checkpoint import StoreAt
+from engine.transfer_settings import share_among
+from index.errors import VersionMissingError
+
+__all__ = ["CheckpointBackup", "PictureBegun", "PictureSums", "StoreBackup", "backup_checkpoint", "take_picture"]
+
+STORES_AT_ONCE: Final = 8
+ATTEMPTS_MAX: Final = 3
+# What the query may have done to what was being read (P6).
+MOVED: Final = (UnsafeSourceError, VersionMissingError)
+
+
+BackUpStores = Callable[[PictureBegun], Awaitable[Sequence[StoreBackup]]]
+
+
+async def backup_checkpoint(
+    repository: Repository,
+    location: str | Path | BlobStore,
+    *,
+    job: str | None = None,
+    stores_at_once: int = STORES_AT_ONCE,
+    verify: bool = True,
+    scratch: Path | None = None,
+    progress: Progress = NO_PROGRESS,
+    store_settings: StoreSettings | None = None,
+    ambient: Ambient | None = None,
+) -> CheckpointBackup:
+    """Take a picture of a query's newest committed batch. The query may run meanwhile.
+
+    Requests: section 7 of design 0005.
+
+    Args:
+        repository: Where to.
+        location: The checkpointLocation: a path, a URL as `open_store` takes it, or a store that has it as its root.
+        job: Which job has the pictures of this query; `spark-<query id>` if not given.
+        stores_at_once: So many stores are worked on at once.
+        verify: Whether what is new is checked before it is taken over (P5).
+        scratch: Where files of a checkpoint on another store are fetched to; the system's place if not given.
+        progress: Told what there is to do and what is done.
+        store_settings: How the checkpoint's store is asked.
+        ambient: Tells how long it took.
+
+    Raises:
+        NotFoundError: There is no checkpoint, or no batch is committed.
+        ProviderError: The state is not RocksDB's.
+        UsageError: The job has something else than pictures of this query (P9).
+        DamagedError, FormatError: A file is not whole (P5); the error names it, and nothing was committed.
+        VersionMissingError: A file is not there.
+        QueryMovedOnError: The query took away what was being read, again and again (P6).
+        ConflictError: Another picture of the query was committed meanwhile.
+        StoreError: As the stores say.
+    """
+    async with opened_checkpoint(location, store_settings) as root:
+        at_once, share = share_among(repository.settings, stores_at_once)
+        sums = SummedProgress(progress)
+
+        async def back_up_stores(begun: PictureBegun) -> Sequence[StoreBackup]:
+            async def back_up(store: StoreAt) -> StoreBackup:
+                return await backup_store(
+                    repository,
+                    root,
+                    begun.scope,
+                    store,
+                    begun.base(store.id),
+                    verify=verify,
+                    scratch=scratch,
+                    settings=share,
+                    progress=sums.part(),
+                )
+
+            return await map_bounded(back_up, begun.at.stores, in_flight_max=at_once)
+
+        return await take_picture(
+            repository,
+            root,
+            back_up_stores,
+            job=job,
+            verify=verify,
+            scratch=scratch,
+            progress=sums.part(),
+            ambient=ambient,
+        )
+
+
+@contextlib.asynccontextmanager
+async def opened_checkpoint(
+    location: str | Path | BlobStore, settings: StoreSettings | None = None
+) -> AsyncIterator[CheckpointDir]:
+    """The root of a checkpoint, for a block."""
+    root = await CheckpointDir.open(location, settings=settings)
+    try:
+        yield root
+    finally:
+        await root.close()
+
+
+async def take_picture(
+    repository: Repository,
+    root: CheckpointDir,
+    back_up_stores: BackUpStores,
+    *,
+    job: str | None = None,
+    verify: bool = True,
+    scratch: Path | None = None,
+    progress: Progress = NO_PROGRESS,
+    ambient: Ambient | None = None,
+) -> CheckpointBackup:
+    """All steps, the stores being backed up as the caller says; again if the query moves on under it (P6).
+
+    Arguments and errors otherwise as `backup_checkpoint`.
+    """
+    ambient = ambient or SystemAmbient()
+    began_s = ambient.monotonic_s()
+    failed: tuple[int, Exception] | None = None
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        begun = await begin_backup(repository, root, job=job)
+        if begun.parent is not None and begun.taken is not None:
+            return CheckpointBackup(commit=begun.parent, picture=begun.taken, is_new=False, attempts=attempt)
+        try:
+            stores = await back_up_stores(begun)
+            done = await finish_backup(
+                repository, root, begun, stores, verify=verify, scratch=scratch, progress=progress
+            )
+        except MOVED as error:
+            # What is missing at a batch is missing: only a query that goes on is worth another look.
+            if failed is not None and failed[0] == begun.at.batch and not isinstance(error, SourceChangedError):
+                raise
+            failed = begun.at.batch, error
+            continue
+        return msgspec.structs.replace(done, attempts=attempt, seconds=ambient.monotonic_s() - began_s)
+    assert failed is not None  # noqa: S101  # every other end of an attempt leaves the loop
+    raise QueryMovedOnError(
+        f"was read {ATTEMPTS_MAX} times, and each time the query took away a part; the last time at batch {failed[0]}: "
+        f"{failed[1]}",
+        operation=OPERATION,
+        subject=root.location,
+    ) from failed[1]

@@ -1,0 +1,306 @@
+"""The steps of taking a picture of a streaming query's checkpoint (design 0005, section 2).
+
+`begin_backup` on one machine, `backup_store` on as many as there are, `finish_backup` on the first again. Until that
+has made its record, nothing is.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine.backup import BackupResult, BackupStats
+from engine.checkpoint.live_files import live_files
+from engine.checkpoint.live_store import LiveStore
+from engine.checkpoint.query_files import QueryFiles
+from engine.errors import CommitUnknownError, UsageError
+from engine.hashing import hash_bytes
+from engine.index_io import read_index
+from engine.progress import NO_PROGRESS, Progress
+from engine.repository import Repository
+from engine.state.batch_logs import ENTRY_BYTES_MAX, OFFSETS
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
+from engine.transfer_settings import TransferSettings
+from index.log import Commit
+from index.model import Scope, StoreReference
+from index.picture import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
+from index.reachable import files_of
+
+OPERATION: Final = "backup checkpoint"
+# The writer that got no answer is the only one that can find out at once what happened.
+COMMIT_ATTEMPTS_MAX: Final = 3
+_USER_INFO: Final = re.compile(r"(?<=://)[^/@]*@")
+
+
+class PictureBegun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a picture is going to be of; it can be sent to the processes that back up its stores."""
+
+    scope: Scope
+    query_id: str
+    location: str
+    at: QueryAt
+    # The newest commit of the job, on which the picture's is made.
+    parent: Commit | None
+    # What that one is the picture of, if it is of this very batch (P1): then there is nothing to do.
+    taken: Picture | None = None
+
+    def base(self, store: StoreId | None) -> StoreReference | None:
+        """What the newest commit has of a store, or of the query's own files."""
+        if self.parent is None:
+            return None
+        return self.parent.store(*((store.task, store.store) if store else (QUERY_TASK, QUERY_STORE)))
+
+
+class StoreBackup(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one store of a picture, or of the query's own files."""
+
+    # None: the query's own files.
+    id: StoreId | None
+    result: BackupResult
+    # Of the snapshot that it begins with.
+    base_version: int = 0
+    # How many were made of the checkpoint's store.
+    source_requests: int = 0
+    # SSTs of which nobody can tell whether they are whole, and why.
+    unchecked: tuple[str, ...] = ()
+
+
+class PictureSums(msgspec.Struct, frozen=True, kw_only=True):
+    """What a picture has, and what was sent for it."""
+
+    stores: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    files_added: int = 0
+    bytes_added: int = 0
+    # With what was packed again.
+    bytes_uploaded: int = 0
+    # Of the repository, and of the checkpoint if that is on another store than a file system.
+    requests: int = 0
+    source_requests: int = 0
+
+
+class CheckpointBackup(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture, and how it was taken."""
+
+    commit: Commit
+    picture: Picture
+    # False: the newest picture is of this batch already, and nothing was done.
+    is_new: bool
+    # The state, and the query's own files.
+    state: PictureSums = PictureSums()
+    query: PictureSums = PictureSums()
+    unchecked: tuple[str, ...] = ()
+    attempts: int = 1
+    seconds: float = 0.0
+
+
+async def begin_backup(repository: Repository, root: CheckpointDir, *, job: str | None = None) -> PictureBegun:
+    """Find out which batch a picture is of, and what it will be compared with (P1, P2).
+
+    Costs a list of `commits/`, two GETs of logs, one of `metadata`, a list and two or three requests for each operator;
+    of the repository a list, and a GET or two.
+
+    Raises:
+        As `backup_checkpoint`.
+    """
+    checkpoint = StreamingCheckpoint(root)
+    query_id = await checkpoint.query_id()
+    scope = Scope(job or f"spark-{query_id}")
+    parent = await repository.head(scope)
+    newest = None if parent is None else _picture_of(parent, query_id)
+    at = await checkpoint.at()
+    begun = PictureBegun(scope=scope, query_id=query_id, location=_shown(root), at=at, parent=parent)
+    if newest is None or newest.batch != at.batch or not await _is_taken(repository, root, begun):
+        return begun
+    return msgspec.structs.replace(begun, taken=newest)
+
+
+async def _is_taken(repository: Repository, root: CheckpointDir, begun: PictureBegun) -> bool:
+    """Whether the newest picture, which is of a batch of this number, is of this very batch.
+
+    With ids those of its stores say so. A query without may have been taken back and come to this number again: the
+    time in the offsets says whether it has.
+    """
+    if begun.at.commit.unique_ids is not None:
+        bases = [(begun.base(store.id), store.at.unique_id) for store in begun.at.stores]
+        return all(base is not None and base.unique_id == unique_id for base, unique_id in bases)
+    reference = begun.base(None)
+    name = str(begun.at.batch)
+    if reference is None:
+        return False
+    index = await read_index(repository.store, reference.index)
+    there = dict(files_of(index.dir)).get((OFFSETS, name))
+    offsets = await root.read(f"{OFFSETS}/{name}", size_bytes_max=ENTRY_BYTES_MAX)
+    return there is not None and there.blake3 == hash_bytes(offsets).blake3
+
+
+async def backup_store(
+    repository: Repository,
+    root: CheckpointDir,
+    scope: Scope,
+    store: StoreAt,
+    base: StoreReference | None,
+    *,
+    verify: bool = True,
+    scratch: Path | None = None,
+    settings: TransferSettings | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> StoreBackup:
+    """Upload what one store of a picture has and the newest picture has not (P3 to P6).
+
+    Costs of the checkpoint's store a list, a GET of the zip and of each file that is new; of the repository as any
+    backup.
+
+    Args:
+        repository: Where to.
+        root: The checkpoint.
+        scope: Of the picture.
+        store: What to take.
+        base: What the newest commit has of the store.
+        verify: As for `backup_checkpoint`.
+        scratch: As for `backup_checkpoint`.
+        settings: How bytes are moved, in place of the repository's own.
+        progress: As for `backup_checkpoint`.
+
+    Raises:
+        UnsafeSourceError, VersionMissingError: The query has taken away a part, or it was never there.
+        DamagedError, FormatError: A file is not whole.
+        StaleResultError: Another picture was committed meanwhile.
+        StoreError: As the stores say.
+    """
+    async with live_files(root.child(store.id.path), scratch) as files:
+        live = LiveStore(files, store, verify=verify)
+        result = await repository.backup_source(
+            scope,
+            live,
+            task=store.id.task,
+            store=store.id.store,
+            version=store.at.version,
+            unique_id=store.at.unique_id,
+            base=base,
+            lineage=lambda: live.lineage,
+            settings=settings,
+            progress=progress,
+        )
+    return StoreBackup(
+        id=store.id,
+        result=result,
+        base_version=live.base_version,
+        source_requests=live.requests,
+        unchecked=tuple(live.unchecked),
+    )
+
+
+async def finish_backup(
+    repository: Repository,
+    root: CheckpointDir,
+    begun: PictureBegun,
+    stores: Sequence[StoreBackup],
+    *,
+    verify: bool = True,
+    scratch: Path | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> CheckpointBackup:
+    """Back up the files of the query, and make the commit (P2, P7, P8).
+
+    Args:
+        repository: Where to.
+        root: The checkpoint.
+        begun: From `begin_backup`.
+        stores: What became of every store of it.
+        verify: As for `backup_checkpoint`.
+        scratch: As for `backup_checkpoint`.
+        progress: As for `backup_checkpoint`.
+
+    Raises:
+        UsageError: A store is not among them.
+        As `backup_checkpoint`.
+    """
+    at = begun.at
+    missing = {store.id for store in at.stores} - {store.id for store in stores}
+    if missing:
+        raise UsageError(f"has no result for {min(missing)}", operation=OPERATION, subject=root.location)
+    async with live_files(root, scratch) as found:
+        files = QueryFiles(
+            found,
+            at=at,
+            base_version_max=max((store.base_version for store in stores), default=None),
+            verify=verify,
+        )
+        result = await repository.backup_source(
+            begun.scope,
+            files,
+            task=QUERY_TASK,
+            store=QUERY_STORE,
+            version=at.batch + 1,
+            base=begun.base(None),
+            lineage=(),
+            progress=progress,
+        )
+    query = StoreBackup(id=None, result=result, source_requests=files.requests)
+    picture = Picture(query_id=begun.query_id, batch=at.batch, oldest_batch=files.oldest_batch, location=begun.location)
+    commit = await _commit(repository, begun, [store.result for store in (*stores, query)], picture)
+    return CheckpointBackup(
+        commit=commit,
+        picture=picture,
+        is_new=True,
+        state=_sums(stores),
+        query=_sums([query]),
+        unchecked=tuple(name for store in stores for name in store.unchecked),
+    )
+
+
+async def _commit(
+    repository: Repository, begun: PictureBegun, results: Sequence[BackupResult], picture: Picture
+) -> Commit:
+    """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3)."""
+    parent = begun.parent.pointer if begun.parent else None
+    left = COMMIT_ATTEMPTS_MAX
+    while True:
+        left -= 1
+        try:
+            return await repository.commit(
+                begun.scope, results, version=picture.batch + 1, offsets=picture.encode(), parent=parent
+            )
+        except CommitUnknownError:
+            if not left:
+                raise
+
+
+def _picture_of(parent: Commit, query_id: str) -> Picture:
+    """What the newest commit of the job is a picture of; a job of something else is refused (P9)."""
+    picture = decode_picture(parent.record.offsets)
+    if picture is None or picture.query_id != query_id:
+        has = "no picture of a checkpoint" if picture is None else f"one of query {picture.query_id}"
+        raise UsageError(
+            f"the newest commit is {has}, and this is query {query_id}",
+            operation=OPERATION,
+            subject=str(parent.scope),
+            hint="give each query a job of its own",
+        )
+    return picture
+
+
+def _shown(root: CheckpointDir) -> str:
+    """Where a checkpoint is, as a picture may say it: without credentials."""
+    if root.local_root is not None:
+        return str(root.local_root.absolute())
+    return _USER_INFO.sub("", root.location)
+
+
+def _sums(stores: Sequence[StoreBackup]) -> PictureSums:
+    stats: list[BackupStats] = [store.result.stats for store in stores]
+    return PictureSums(
+        stores=len(stores),
+        files=sum(item.files_total for item in stats),
+        size_bytes=sum(item.bytes_total for item in stats),
+        files_added=sum(item.files_added for item in stats),
+        bytes_added=sum(item.bytes_added for item in stats),
+        bytes_uploaded=sum(item.bytes_uploaded for item in stats),
+        requests=sum(item.requests for item in stats),
+        source_requests=sum(store.source_requests for store in stores),
+    )

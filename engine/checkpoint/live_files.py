@@ -1,0 +1,310 @@
+"""Files of a checkpoint whose query goes on: where this machine reads them, and whether they are still the same.
+
+On a local file system they are read where they stand, and nothing is made there. From another store those that are
+wanted are fetched into a scratch directory, each with one GET (design 0005, P6).
+"""
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Final, Protocol
+
+from typing_extensions import override
+
+from blobstore.bounded import carry_out_all
+from blobstore.errors import BlobNotFoundError
+from blobstore.local_files import run_blocking
+from engine.errors import DamagedError, UnsafeSourceError
+from engine.local_stat import FilePath, changed_error, is_unchanged, local_file, refusing, special_error
+from engine.state.checkpoint_dir import CheckpointDir
+from index.errors import UnsafeNameError
+from index.keys import check_file_name
+from index.local_tree import LocalFile
+from index.model import FileMetadata
+
+FETCHES_MAX: Final = 8
+# What a file may have that is fetched by its name alone.
+FETCHED_BYTES_MAX: Final = 64 * 1024 * 1024
+_NS_PER_MS: Final = 1_000_000
+_MODE: Final = 0o644
+_LEFT_OVER: Final = ".tmp"
+
+
+class LiveFiles(Protocol):
+    """Files below one directory of a checkpoint. Paths are components from there."""
+
+    @property
+    def location(self) -> str:
+        """What errors call it."""
+        ...
+
+    @property
+    def directory(self) -> Path:
+        """Where `bring` leaves files to be read."""
+        ...
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether that is the checkpoint itself."""
+        ...
+
+    @property
+    def requests(self) -> int:
+        """How many were made of a store so far; none of a local file system."""
+        ...
+
+    async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
+        """Every file in these directories and below, without those of Hadoop and left-overs (P7).
+
+        Costs a list for each. A directory that is not there has no files.
+        """
+        ...
+
+    async def bring(self, paths: Collection[FilePath]) -> dict[FilePath, LocalFile]:
+        """Have files where they can be read, with the stat that they have there. Costs a GET for each.
+
+        Raises:
+            UnsafeSourceError: One is not there any more, or not what was listed.
+            StoreError: As the store says.
+        """
+        ...
+
+    async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
+        """The first of these files that is not the one any more that was listed or brought.
+
+        Costs a list of each directory that was listed.
+
+        Args:
+            paths: Of the files.
+            gone: Whether one that is not there any more counts.
+        """
+        ...
+
+
+@contextlib.asynccontextmanager
+async def live_files(directory: CheckpointDir, scratch: Path | None = None) -> AsyncIterator[LiveFiles]:
+    """The files of a directory of a checkpoint, for a block.
+
+    Args:
+        directory: Which; it stays the caller's.
+        scratch: Where what has to be fetched is put in a directory of its own, which goes with the block; None: the
+            system's place for such.
+    """
+    if directory.local_root is not None:
+        yield FilesInPlace(directory)
+        return
+    made = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-", dir=scratch))
+    try:
+        yield FetchedFiles(directory, Path(made.name))
+    finally:
+        await run_blocking(made.cleanup)
+
+
+class FilesInPlace(LiveFiles):
+    """Files on a file system of this machine."""
+
+    def __init__(self, directory: CheckpointDir) -> None:
+        self._location = directory.location
+        # Real: whoever reads below it follows no links.
+        self._directory = (directory.local_root or Path()).resolve()
+        self._seen: dict[FilePath, LocalFile] = {}
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._location
+
+    @property
+    @override
+    def directory(self) -> Path:
+        return self._directory
+
+    @property
+    @override
+    def is_lasting(self) -> bool:
+        return True
+
+    @property
+    @override
+    def requests(self) -> int:
+        return 0
+
+    @override
+    async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
+        found: dict[FilePath, LocalFile] = {}
+        for path in below:
+            found |= await run_blocking(lambda parts: dict(_walk(self._directory, parts)), _components(path))
+        self._seen |= found
+        return found
+
+    @override
+    async def bring(self, paths: Collection[FilePath]) -> dict[FilePath, LocalFile]:
+        new = [path for path in paths if path not in self._seen]
+        self._seen |= await run_blocking(lambda: {path: self._stat(path) for path in new})
+        return {path: self._seen[path] for path in paths}
+
+    def _stat(self, path: FilePath) -> LocalFile:
+        at = self._directory.joinpath(*path)
+        with refusing(at):
+            status = at.lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise special_error(at, status.st_mode)
+        return local_file(path[-1], status)
+
+    @override
+    async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
+        return await run_blocking(lambda: next((path for path in paths if self._is_changed(path, gone=gone)), None))
+
+    def _is_changed(self, path: FilePath, *, gone: bool) -> bool:
+        if not self._directory.joinpath(*path).exists():
+            return gone
+        try:
+            return not is_unchanged(self._seen[path], self._stat(path))
+        except UnsafeSourceError:
+            return True
+
+
+class FetchedFiles(LiveFiles):
+    """Files on another store."""
+
+    def __init__(self, source: CheckpointDir, scratch: Path) -> None:
+        self._source = source
+        self._scratch = scratch.resolve()
+        self._listed: dict[FilePath, LocalFile] = {}
+        self._brought: dict[FilePath, LocalFile] = {}
+        self._below: tuple[str, ...] = ()
+        self._requests = 0
+
+    @property
+    @override
+    def location(self) -> str:
+        return self._source.location
+
+    @property
+    @override
+    def directory(self) -> Path:
+        return self._scratch
+
+    @property
+    @override
+    def is_lasting(self) -> bool:
+        return False
+
+    @property
+    @override
+    def requests(self) -> int:
+        return self._requests
+
+    @override
+    async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
+        self._below = tuple(below)
+        self._listed = await self._list()
+        return self._listed
+
+    async def _list(self) -> dict[FilePath, LocalFile]:
+        found: dict[FilePath, LocalFile] = {}
+        for below in self._below:
+            statuses = await self._source.walk(below)
+            self._requests += 1 + len(statuses) // 1000
+            for status in statuses:
+                path = _components(status.path)
+                if path and all(map(_is_kept, path)):
+                    at_ns = status.modified_at_ms * _NS_PER_MS
+                    metadata = FileMetadata(status.size_bytes, _MODE, at_ns, 0, "", "")
+                    found[path] = LocalFile(name=path[-1], metadata=metadata, device=0, inode=0, changed_at_ns=0)
+        return found
+
+    @override
+    async def bring(self, paths: Collection[FilePath]) -> dict[FilePath, LocalFile]:
+        new = [path for path in paths if path not in self._brought]
+        await carry_out_all(self._fetch, new, in_flight_max=FETCHES_MAX)
+        return {path: self._brought[path] for path in paths}
+
+    async def _fetch(self, path: FilePath) -> None:
+        target = self._scratch.joinpath(*path)
+        listed = self._listed.get(path)
+        await run_blocking(lambda: target.parent.mkdir(parents=True, exist_ok=True))
+        self._requests += 1
+        size_bytes = FETCHED_BYTES_MAX if listed is None else listed.metadata.size_bytes
+        try:
+            got_bytes = await self._source.fetch("/".join(path), target, size_bytes_max=size_bytes)
+        except BlobNotFoundError as error:
+            raise self._gone(path) from error
+        except DamagedError as error:
+            raise changed_error(Path(self.location, *path)) from error
+        if listed is not None and got_bytes != size_bytes:
+            raise changed_error(Path(self.location, *path))
+        self._brought[path] = await run_blocking(_settle, target, listed)
+
+    def _gone(self, path: FilePath) -> UnsafeSourceError:
+        subject = f"{self.location}/{'/'.join(path)}"
+        return UnsafeSourceError("is not there, or vanished meanwhile", operation="backup", subject=subject)
+
+    @override
+    async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
+        now = await self._list()
+        for path in paths:
+            listed = self._listed.get(path)
+            if listed is not None and (gone if path not in now else now[path].metadata != listed.metadata):
+                return path
+        return None
+
+
+def read_small(path: Path, size_bytes_max: int) -> bytes:
+    """The content of a file that can be held in memory. Blocks.
+
+    Raises:
+        UnsafeSourceError: It is not there any more.
+        DamagedError: It is larger.
+    """
+    with refusing(path), path.open("rb") as source:
+        data = source.read(size_bytes_max + 1)
+    if len(data) > size_bytes_max:
+        raise DamagedError(f"has more than {size_bytes_max} bytes", operation="backup", subject=str(path))
+    return data
+
+
+def _settle(target: Path, listed: LocalFile | None) -> LocalFile:
+    """Give a fetched file the time that it has in the checkpoint (design 0005, R8), and look at it."""
+    if listed is not None:
+        at_ns = listed.metadata.modified_at_ns
+        os.utime(target, ns=(at_ns, at_ns))
+    target.chmod(_MODE)
+    return local_file(target.name, target.lstat())
+
+
+def _walk(root: Path, path: FilePath) -> Iterator[tuple[FilePath, LocalFile]]:
+    """Regular files below a directory that others write to: what vanishes meanwhile was not there."""
+    at = root.joinpath(*path)
+    with refusing(at):
+        try:
+            names = [name for name in os.listdir(at) if _is_kept(name)]  # noqa: PTH208  (names, not paths)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in names:
+            try:
+                status = (at / name).lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield (*path, name), local_file(name, status)
+            elif stat.S_ISDIR(status.st_mode):
+                yield from _walk(root, (*path, name))
+
+
+def _components(path: str) -> FilePath:
+    return tuple(path.split("/")) if path else ()
+
+
+def _is_kept(name: str) -> bool:
+    """Whether a name may be Spark's: not hidden, not a left-over, and one that a picture can hold."""
+    if name.startswith(".") or name.endswith(_LEFT_OVER):
+        return False
+    try:
+        check_file_name(name)
+    except UnsafeNameError:
+        return False
+    return True

@@ -1,0 +1,304 @@
+"""A picture has what a batch takes, nothing else, and nothing that is damaged (design 0005, section 2)."""
+
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+import pytest
+
+from blobstore.base import BytesBody
+from blobstore.memory import MemoryStore
+from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
+from engine.checkpoint.backup_preview import preview_backup
+from engine.errors import EngineError, NotFoundError, UsageError
+from engine.index_io import read_index
+from engine.repository import Repository
+from engine.transfer_settings import TransferSettings
+from index.batch_log import BatchCommit, BatchOffsets, encode_commit, encode_offsets, encode_query_id
+from index.errors import FileChecksumError, FormatError
+from index.model import FileIndex, Scope
+from index.picture import QUERY_STORE, QUERY_TASK, decode_picture
+from index.reachable import files_of
+from tests.doubles import InterposedStore
+from tests.unit.engine.checkpoint.live_query import (
+    NewQuery,
+    check_rows,
+    names_below,
+    restore_picture,
+    stats_below,
+)
+
+both_formats = pytest.mark.parametrize("format_version", [1, 2], ids=["V1", "V2"])
+in_both_places = pytest.mark.parametrize("remote", [False, True], ids=["directory", "store"])
+
+# Each file in a blob of its own: what was sent can be told from the requests.
+PLAIN = TransferSettings(inline_file_bytes_max=0, pack_file_bytes_max=0, pack_bytes_max=0, chunk_bytes=4096)
+
+
+async def files_in(
+    repository: Repository, done: CheckpointBackup, task: str, store: str = "default"
+) -> dict[str, FileIndex]:
+    reference = done.commit.store(task, store)
+    assert reference is not None
+    return {"/".join(path): file for path, file in files_of((await read_index(repository.store, reference.index)).dir)}
+
+
+@in_both_places
+@both_formats
+async def test_what_is_restored_is_the_query_at_its_newest_batch(
+    new_query: NewQuery, tmp_path: Path, repository: Repository, format_version: int, remote: bool
+) -> None:
+    query = new_query(remote=remote, format_version=format_version)
+    await query.run(8)
+    done = await backup_checkpoint(repository, query.location)
+    assert (done.picture.batch, done.is_new, done.attempts) == (7, True, 1)
+    assert done.picture.query_id == query.query_id
+    assert done.commit.scope == Scope(f"spark-{query.query_id}")
+    assert decode_picture(done.commit.record.offsets) == done.picture
+    assert done.commit.record.version == 8
+    ids = [s.unique_id for s in done.commit.record.stores if s.task != QUERY_TASK]
+    assert format_version == 1 or ids == query.ids(8)
+    target = await restore_picture(repository, done.commit, tmp_path / "restored")
+    await check_rows(target, tmp_path, batch=7)
+
+
+async def test_it_has_what_the_batch_takes_and_nothing_else(
+    new_query: NewQuery, tmp_path: Path, repository: Repository
+) -> None:
+    query = new_query(partitions=1)
+    await query.run(7)
+    lost = await query.write(0, 5)
+    # The batch after it has begun, and its state is there; so are what Spark and Hadoop leave behind, and strangers.
+    await query.run(1, commit=False)
+    for name in (
+        "commits/.9.crc",
+        ".why.crc",
+        "state/0/0/.8.zip.x.tmp",
+        "sources/0/1.tmp",
+        "commits/notes",
+        "why",
+    ):
+        (query.root / name).write_bytes(b"left behind")
+    done = await backup_checkpoint(repository, query.root)
+    ids = [query.ids(version)[0] for version in range(8)]
+    state = await files_in(repository, done, "0-0")
+    ssts = {name for name in state if name.startswith("SSTs/")}
+    names = {f"6_{ids[6]}.zip", f"7_{ids[7]}.changelog"}
+    assert set(state) - ssts == names | {f"{name}.crc" for name in names} | {"_metadata/schema"}
+    assert ssts
+    assert str(lost) not in " ".join(state)
+    logs = {f"commits/{n}" for n in (5, 6)} | {f"offsets/{n}" for n in (4, 5, 6, 7)}
+    others = {"metadata", "sources/0/0", "state/0/_metadata/metadata"}
+    assert set(await files_in(repository, done, QUERY_TASK, QUERY_STORE)) == logs | others
+    assert (done.picture.batch, done.picture.oldest_batch) == (6, 5)
+    index = await read_index(repository.store, done.commit.record.stores[0].index)
+    assert [(item.version, item.unique_id) for item in index.metadata.lineage] == [(6, ids[6])]
+    assert done.picture.location == str(query.root)
+
+
+async def test_a_state_that_begins_with_nothing_can_be_restored_from_the_first_batch(
+    new_query: NewQuery, tmp_path: Path, repository: Repository
+) -> None:
+    query = new_query(deltas_per_snapshot=100)
+    await query.run(4)
+    done = await backup_checkpoint(repository, query.root)
+    assert (done.picture.batch, done.picture.oldest_batch) == (3, 0)
+
+
+async def test_batches_whose_logs_were_purged_cannot_be_restored(
+    new_query: NewQuery, tmp_path: Path, repository: Repository
+) -> None:
+    query = new_query(deltas_per_snapshot=100)
+    await query.run(4)
+    (query.root / "commits/1").unlink()
+    assert (await backup_checkpoint(repository, query.root)).picture.oldest_batch == 2
+
+
+@both_formats
+async def test_nothing_is_made_or_touched_in_the_checkpoint(
+    new_query: NewQuery, tmp_path: Path, repository: Repository, format_version: int
+) -> None:
+    query = new_query(format_version=format_version)
+    await query.run(5)
+    before = stats_below(query.root)
+    await backup_checkpoint(repository, query.root)
+    assert stats_below(query.root) == before
+
+
+async def test_a_query_without_state_has_a_picture_of_its_logs(tmp_path: Path, repository: Repository) -> None:
+    root = tmp_path / "query"
+    for name, data in {
+        "metadata": encode_query_id("q"),
+        "offsets/0": encode_offsets(BatchOffsets()),
+        "commits/0": encode_commit(BatchCommit()),
+        "offsets/1": encode_offsets(BatchOffsets(timestamp_ms=1)),
+        "commits/1": encode_commit(BatchCommit()),
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    done = await backup_checkpoint(repository, root)
+    assert (done.picture.batch, done.picture.oldest_batch, done.state.stores) == (1, 1, 0)
+    target = await restore_picture(repository, done.commit, tmp_path / "restored")
+    assert names_below(target) == {"metadata", "offsets/0", "offsets/1", "commits/1"}
+    assert not (await backup_checkpoint(repository, root)).is_new
+
+
+class TestAgain:
+    @in_both_places
+    @both_formats
+    async def test_only_what_is_new_is_sent(
+        self, new_query: NewQuery, tmp_path: Path, format_version: int, remote: bool
+    ) -> None:
+        repository = await Repository.init(MemoryStore(), settings=PLAIN)
+        query = new_query(remote=remote, format_version=format_version, partitions=1)
+        await query.run(7)
+        first = await backup_checkpoint(repository, query.location)
+        await query.run(1)
+        second = await backup_checkpoint(repository, query.location)
+        # One changelog, and with ids its checksum.
+        assert second.state.files_added == (1 if format_version == 1 else 2)
+        before, after = [await files_in(repository, done, "0-0") for done in (first, second)]
+        assert {name: file.blobs for name, file in before.items() if name in after} == {
+            name: file.blobs for name, file in after.items() if name in before
+        }
+        if remote:
+            # A list, the zip, the schema, the new changelog; with ids two checksums, without the older changelog, which
+            # may be another one by now, and a list to see whether it has become one.
+            assert second.state.source_requests == 6
+        target = await restore_picture(repository, second.commit, tmp_path / "restored")
+        await check_rows(target, tmp_path, batch=7, partitions=1)
+
+    @both_formats
+    async def test_a_file_whose_name_is_given_once_is_not_read_again(
+        self, new_query: NewQuery, tmp_path: Path, repository: Repository, format_version: int
+    ) -> None:
+        query = new_query(format_version=format_version, partitions=1)
+        await query.run(6)
+        await backup_checkpoint(repository, query.root)
+        for sst in (query.root / "state/0/0/SSTs").iterdir():
+            sst.write_bytes(bytes(sst.stat().st_size))
+        await query.run()
+        preview = await preview_backup(repository, query.root)
+        done = await backup_checkpoint(repository, query.root)
+        assert (preview.batch, preview.is_taken, preview.files) == (6, False, done.state.files)
+        assert done.state.files_added <= preview.files_new < preview.files
+        target = await restore_picture(repository, done.commit, tmp_path / "restored")
+        await check_rows(target, tmp_path, batch=6, partitions=1)
+
+    async def test_the_same_batch_is_told_and_nothing_is_written(
+        self, new_query: NewQuery, tmp_path: Path, repository: Repository
+    ) -> None:
+        query = new_query()
+        await query.run(3)
+        first = await backup_checkpoint(repository, query.root)
+        store = repository.store
+        assert isinstance(store, InterposedStore)
+        store.requests.clear()
+        again = await backup_checkpoint(repository, query.root)
+        assert (again.is_new, again.commit.pointer, again.picture) == (False, first.commit.pointer, first.picture)
+        assert not [request for request in store.requests if request[0].startswith("put")]
+
+
+class TestRefused:
+    @pytest.mark.parametrize("made", [(), ("metadata",), ("metadata", "offsets/0")], ids=["nothing", "id", "offsets"])
+    async def test_a_checkpoint_without_a_committed_batch_has_no_picture(
+        self, tmp_path: Path, repository: Repository, made: tuple[str, ...]
+    ) -> None:
+        data = {"metadata": encode_query_id("q"), "offsets/0": encode_offsets(BatchOffsets())}
+        for name in made:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(data[name])
+        with pytest.raises(NotFoundError, match="no batch is committed" if made else "no checkpoint"):
+            await backup_checkpoint(repository, tmp_path)
+
+    async def test_a_job_of_another_query_or_of_something_else(
+        self, new_query: NewQuery, tmp_path: Path, repository: Repository
+    ) -> None:
+        query, other = new_query(partitions=1), new_query(name="other", partitions=1)
+        await query.run()
+        await other.run()
+        await backup_checkpoint(repository, query.root, job="flights")
+        (tmp_path / "plain").mkdir()
+        await repository.commit(Scope("plain"), [await repository.backup(Scope("plain"), tmp_path / "plain")])
+        store = repository.store
+        assert isinstance(store, InterposedStore)
+        store.requests.clear()
+        for job, message in (("flights", f"query {query.query_id}, and this is"), ("plain", "no picture")):
+            with pytest.raises(UsageError, match=message):
+                await backup_checkpoint(repository, other.root, job=job)
+        assert not [request for request in store.requests if request[0].startswith("put")]
+
+
+def flip(path: Path, at: int) -> None:
+    """Another byte in place of one, and the times as they were."""
+    data, status = bytearray(path.read_bytes()), path.stat()
+    data[at] ^= 0x5A
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+class TestDamage:
+    @pytest.mark.parametrize(
+        "pattern, at",
+        [
+            ("state/0/1/SSTs/*.sst", 12),
+            ("state/0/1/*.zip", 40),
+            ("state/0/1/8_*.changelog", -30),
+            ("state/0/1/8_*.changelog.crc", 30),
+            ("commits/7", 1),
+            ("offsets/7", 1),
+            ("metadata", 3),
+            ("state/0/_metadata/metadata", 4),
+        ],
+    )
+    async def test_what_is_not_whole_is_named_and_older_pictures_stay(
+        self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path], pattern: str, at: int
+    ) -> None:
+        query = tmp_path / "query"
+        shutil.copytree(checkpoints[5], query)
+        older = await backup_checkpoint(repository, query)
+        shutil.rmtree(query)
+        shutil.copytree(checkpoints[8], query)
+        newest = max(query.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+        flip(newest, at)
+        for location in (query, await in_memory(query)):
+            with pytest.raises((EngineError, FormatError)) as caught:
+                await backup_checkpoint(repository, location, job=older.commit.scope.job)
+            assert newest.name.removesuffix(".crc") in str(caught.value)
+        newest_commit = await repository.latest(older.commit.scope)
+        assert newest_commit is not None
+        assert newest_commit.pointer == older.commit.pointer
+        target = await restore_picture(repository, older.commit, tmp_path / "restored")
+        await check_rows(target, tmp_path, batch=4)
+
+    async def test_a_log_that_can_still_be_read_has_to_fit_the_checksum_that_hadoop_wrote(
+        self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path]
+    ) -> None:
+        query = tmp_path / "query"
+        shutil.copytree(checkpoints[5], query)
+        commit = query / "commits/3"
+        sums = (512).to_bytes(4, "big") + zlib.crc32(commit.read_bytes()).to_bytes(4, "big")
+        commit.with_name(".3.crc").write_bytes(b"crc\0" + sums)
+        assert (await backup_checkpoint(repository, query)).is_new
+        # A letter of the name of a field, which a reader passes over.
+        flip(commit, commit.read_bytes().index(b"Watermark"))
+        with pytest.raises(FileChecksumError, match="commits/3"):
+            await backup_checkpoint(repository, query, job="another")
+
+    async def test_whoever_does_not_ask_for_a_check_gets_none(
+        self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path]
+    ) -> None:
+        query = tmp_path / "query"
+        shutil.copytree(checkpoints[8], query)
+        for path in query.glob("state/0/*/SSTs/*.sst"):
+            flip(path, 12)
+        assert (await backup_checkpoint(repository, query, verify=False)).is_new
+
+
+async def in_memory(root: Path) -> MemoryStore:
+    """A directory as another store has it."""
+    store = MemoryStore()
+    for name in names_below(root):
+        await store.put(name, BytesBody((root / name).read_bytes()))
+    return store
