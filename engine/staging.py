@@ -47,7 +47,15 @@ class Staging:
         leftovers: Paths that could not be removed: of earlier restores after `open`, of this one after `close`.
     """
 
-    def __init__(self, target: Path, session: str, *, replace: bool) -> None:
+    def __init__(self, target: Path, session: str, *, replace: bool, aside: str = "") -> None:
+        """Prepare a claim; nothing is touched.
+
+        Args:
+            target: Where the directory is to stand.
+            session: Tells this restore's names beside the target from those of others.
+            replace: Whether a directory with content may go.
+            aside: The name beside the target that such a directory gets, and keeps; "": it is removed.
+        """
         self.target = target.absolute()
         self.replaces = False
         self.descriptor = -1
@@ -57,13 +65,19 @@ class Staging:
         self._lock_name = f".{self._name}.tidemark-lock"
         self._staging_name = f".{self._name}.tidemark-{session}"
         self._old_prefix = f".{self._name}.tidemark-old-"
-        self._old_name = f"{self._old_prefix}{session}"
+        self._keeps_old = bool(aside)
+        self._old_name = aside or f"{self._old_prefix}{session}"
         self._trash_prefix = f".{self._name}.tidemark-trash-"
         # What dead restores had moved aside, and may be the only copy until there is something at the target.
         self._kept: list[str] = []
         self._there: os.stat_result | None = None
         self._parent = self._staging = self._lock = -1
         self._made = self._moved_aside = self._published = False
+
+    @property
+    def directory(self) -> Path:
+        """The directory that is being built, by its path."""
+        return self.target.parent / self._staging_name / _NEW
 
     def open(self) -> None:
         """Claim the target and make an empty private directory beside it.
@@ -151,7 +165,7 @@ class Staging:
         if self._made:
             self._remove(self._staging_name)
         if self._published:
-            if self._moved_aside:
+            if self._moved_aside and not self._keeps_old:
                 self._kept.append(self._old_name)
             self._remove_kept()
         if self._lock >= 0:

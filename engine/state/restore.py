@@ -40,6 +40,32 @@ class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
     result: RestoreResult
 
 
+class ChosenState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a version is made of, and the snapshot index with nothing but its files."""
+
+    resolution: Resolution
+    index: SnapshotIndex
+    # GETs that it took to know.
+    requests: int
+
+
+async def choose_state(
+    store: BlobStore,
+    reference: StoreReference,
+    version: int | None,
+    unique_id: UniqueId | None,
+    *,
+    codec: Codec,
+    settings: TransferSettings,
+) -> ChosenState:
+    """What `restore_state` would bring back. Arguments and errors as there."""
+    index, requests = await read_index_of(store, reference)
+    files = IndexStateFiles(store, index, settings)
+    resolution = await _resolve(files, version, unique_id, codec)
+    selected = await _select(files, resolution)
+    return ChosenState(resolution=resolution, index=selected, requests=requests + files.requests)
+
+
 async def restore_state(
     store: BlobStore,
     *,
@@ -85,11 +111,9 @@ async def restore_state(
     resolutions: list[Resolution] = []
 
     async def choose() -> ReadIndex:
-        index, requests = await read_index_of(store, reference)
-        files = IndexStateFiles(store, index, settings)
-        resolution = await _resolve(files, version, unique_id, codec)
-        resolutions.append(resolution)
-        return await _select(files, resolution), requests + files.requests
+        chosen = await choose_state(store, reference, version, unique_id, codec=codec, settings=settings)
+        resolutions.append(chosen.resolution)
+        return chosen.index, chosen.requests
 
     result = await restore_index(
         store,

@@ -62,7 +62,7 @@ async def upload_snapshot(
         await _put(directory, captured.directory, file)
 
     # Before the first byte is sent: what must not be empty is not.
-    zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, _metadata(captured, files))
+    zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
     await carry_out_all(put, [file for file in files if not file.is_reused], in_flight_max=puts_max)
     # As late as can be, when what takes long is done: a file that was there at the beginning may be deleted meanwhile.
     renewed: list[CapturedFile] = []
@@ -73,7 +73,7 @@ async def upload_snapshot(
         await carry_out_all(put, renewed, in_flight_max=puts_max)
         by_name = {file.local.name: file for file in renewed}
         files = tuple(by_name.get(file.local.name, file) for file in files)
-        zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, _metadata(captured, files))
+        zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
     await publish(zipped)
     new = [file for file in files if not file.is_reused]
     known.remember_named(captured.of, [shared_path(file.stored.stored_name) for file in files], None)
@@ -89,7 +89,8 @@ async def upload_snapshot(
     )
 
 
-def _metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) -> StateMetadata:
+def named_metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) -> StateMetadata:
+    """What a snapshot says of itself, with its files under the names that they have in the store."""
     return msgspec.structs.replace(
         captured.metadata,
         sst_files=tuple(file.stored for file in files if file.stored.local_name.endswith(".sst")),

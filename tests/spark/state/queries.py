@@ -63,7 +63,7 @@ class StatefulQuery:
         self._spark = spark
         self._fed = 0
         for source in range(query.sources):
-            self._input(source).mkdir(parents=True)
+            self._input(source).mkdir(parents=True, exist_ok=True)
 
     def _input(self, source: int) -> Path:
         return self.root / f"input-{source}"
@@ -285,6 +285,10 @@ def join(state_format: int) -> Query:
         forms=Forms(_TIMED, frozenset(_TIMED)) if state_format == 4 else Forms(),
         stores=JOIN_STORES if state_format <= 2 else ("default",),
     )
+
+
+# By name, for a driver in a process of its own.
+QUERIES: Final = {query.name: query for query in (AGGREGATION, SESSION, TRANSFORM, join(2), join(4))}
 
 
 def lend_schemas(query: StatefulQuery, lender: StatefulQuery) -> None:

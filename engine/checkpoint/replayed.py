@@ -1,0 +1,191 @@
+"""A state store brought back as one snapshot of the wanted version: its changelogs are applied here (design 0005, R7).
+
+What Spark would do in each task before the first row, on the machine that restores: the base is fetched from the
+repository into a working directory, the changelogs are replayed, and RocksDB's files become the directory of the store.
+SSTs that the replay left alone keep their names and bytes; they are moved, not copied.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blobstore.local_files import flush, run_blocking
+from engine.clock import Ambient
+from engine.hashing import crc32c
+from engine.staging import target_errors
+from engine.state.file_checksums import CREATOR
+from engine.state.file_manager import CapturedSnapshot, StateFileManager
+from engine.state.index_files import IndexStateFiles
+from engine.state.load import StateLoader
+from engine.state.loaded import LoadedState
+from engine.state.local_files import local_path, shared_path
+from engine.state.settings import StateStoreSettings
+from engine.state.upload import named_metadata
+from engine.state.working_dir import WorkingDir
+from engine.state.zips import build_state_zip
+from index.file_checksum import FileChecksum, encode_file_checksum
+from index.lineage import Resolution
+from index.model import FileIndex
+from index.reachable import files_of
+from index.state_metadata import StateMetadata
+from index.state_names import changelog_name, checksum_name, snapshot_name
+from index.state_selection import SCHEMA, FilePath
+
+_FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_MODE: Final = 0o666
+
+
+class ReplayedStore(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replay made, and what it took."""
+
+    files: int
+    size_bytes: int
+    # From the repository.
+    bytes_fetched: int
+    changelogs: int
+    records: int
+
+
+async def replay_store(
+    files: IndexStateFiles,
+    resolution: Resolution,
+    settings: StateStoreSettings,
+    *,
+    working: Path,
+    target: Path,
+    ambient: Ambient,
+) -> ReplayedStore:
+    """Build the directory of a store that holds one snapshot of a version, and nothing else but the schema of its rows.
+
+    Args:
+        files: The store's files in the repository; protected by the caller.
+        resolution: What the version is made of.
+        settings: Of the store.
+        working: Where RocksDB works; made, and left to the caller to remove.
+        target: An empty directory on the same file system.
+        ambient: Ids, and the time that a checksum says.
+
+    Raises:
+        DamagedError, FormatError: What the version takes is missing or damaged; the error names it.
+        TargetError: A directory cannot be written.
+        StoreError: As the store says.
+    """
+    # A picture has one base: there is nothing to repair it with, and what is wrong with it is to be told.
+    settings = msgspec.structs.replace(settings, snapshot_repair=False)
+    manager = StateFileManager(
+        files, codec=settings.codec, file_checksums=settings.file_checksums, fetches_max=settings.fetches_max
+    )
+    schema = await files.read("/".join(SCHEMA)) if SCHEMA in dict(files_of(files.index.dir)) else None
+    place = await run_blocking(WorkingDir.open, working)
+    try:
+        loader = StateLoader(manager, place, settings, ambient)
+        loaded, metrics = await loader.load(resolution.target, {}, read_only=True)
+        try:
+            captured = await run_blocking(_capture, manager, place, loaded)
+        finally:
+            await run_blocking(loaded.db.close)
+        builder = _Builder(target, files, resolution, ambient, file_checksums=settings.file_checksums)
+        with target_errors(target):
+            await run_blocking(builder.build, captured, schema)
+    finally:
+        await run_blocking(place.close)
+    return ReplayedStore(
+        files=builder.files,
+        size_bytes=builder.size_bytes,
+        bytes_fetched=metrics.bytes_fetched + builder.read_bytes,
+        changelogs=metrics.changelogs,
+        records=metrics.records,
+    )
+
+
+def _capture(manager: StateFileManager, place: WorkingDir, loaded: LoadedState) -> CapturedSnapshot:
+    """What a commit of this version would upload."""
+    directory = place.new_captured()
+    loaded.write_operands()
+    loaded.db.flush()
+    loaded.db.checkpoint(directory)
+    metadata = StateMetadata(
+        num_keys=loaded.counts.keys,
+        num_internal_keys=loaded.counts.internal_keys,
+        column_family_ids=loaded.families.ids,
+        column_family_internal=loaded.families.internal,
+        column_family_id_max=loaded.families.id_max,
+    )
+    return manager.capture(directory, loaded.target, metadata)
+
+
+class _Builder:
+    """Writes the directory of a store. Blocks.
+
+    What is new gets the time of the newest file that it stands for (R8).
+    """
+
+    def __init__(
+        self, target: Path, files: IndexStateFiles, resolution: Resolution, ambient: Ambient, *, file_checksums: bool
+    ) -> None:
+        self._target = target
+        self._ambient = ambient
+        self._resolution = resolution
+        self._checksums = file_checksums and resolution.target.unique_id is not None
+        replaced = _replaced(dict(files_of(files.index.dir)), resolution)
+        self._modified_at_ns = max(entry.metadata.modified_at_ns for entry in replaced)
+        self.read_bytes = sum(entry.metadata.size_bytes for entry in replaced)
+        self.files = self.size_bytes = 0
+
+    def build(self, captured: CapturedSnapshot, schema: bytes | None) -> None:
+        """Move SSTs and logs, and write the rest."""
+        zipped, _ = build_state_zip(captured.directory, named_metadata(captured, captured.files))
+        for file in captured.files:
+            path = self._target / shared_path(file.stored.stored_name)
+            path.parent.mkdir(exist_ok=True)
+            local_path(captured.directory, file.local.name).rename(path)
+            if not file.is_reused:  # what was fetched is synced already, and has its time
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                self._seal(descriptor)
+            self._count(file.stored.size_bytes)
+        if schema is not None:
+            self._write(SCHEMA, schema)
+        name = snapshot_name(self._resolution.target)
+        self._write((name,), zipped)
+        if self._checksums:
+            checksum = FileChecksum.of_file(
+                crc32c=crc32c(zipped),
+                size_bytes=len(zipped),
+                timestamp_ms=self._ambient.local_now_ms(),
+                executor_id=CREATOR,
+            )
+            self._write((checksum_name(name),), encode_file_checksum(checksum))
+
+    def _write(self, path: FilePath, data: bytes) -> None:
+        target = self._target.joinpath(*path)
+        target.parent.mkdir(exist_ok=True)
+        descriptor = os.open(target, _FILE_FLAGS, _FILE_MODE)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._seal(descriptor)
+        self._count(len(data))
+
+    def _seal(self, descriptor: int) -> None:
+        try:
+            os.utime(descriptor, ns=(self._modified_at_ns, self._modified_at_ns))
+            flush(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _count(self, size_bytes: int) -> None:
+        self.files += 1
+        self.size_bytes += size_bytes
+
+
+def _replaced(present: dict[FilePath, FileIndex], resolution: Resolution) -> list[FileIndex]:
+    """The zip and the changelogs that the new snapshot stands for."""
+    names = [changelog_name(of) for of in resolution.changelogs]
+    names += [] if resolution.base is None else [snapshot_name(resolution.base)]
+    return [present[name,] for name in names]

@@ -1,0 +1,247 @@
+"""Bringing a streaming checkpoint back as one of its batches left it (design 0005, section 3).
+
+First the files of the query, which say what its stores are; then every store, several at once, here or on Spark; then
+all of it is put in its place. Until then the target is as it was.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from blobstore.bounded import map_bounded
+from blobstore.local_files import run_blocking
+from blobstore.opening import StoreSettings
+from engine.checkpoint.object_target import ObjectTarget
+from engine.checkpoint.restore_run import CheckpointRestore, CheckpointRestorePlan, RestoreChoice, RestoredCheckpoint
+from engine.checkpoint.store_restore import StoreRestored, StoreToRestore, restore_store
+from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, local_path_of
+from engine.clock import Ambient, SystemAmbient
+from engine.errors import TargetError
+from engine.progress import NO_PROGRESS, Progress
+from engine.repository import Repository
+from engine.state.restore import choose_state
+from engine.transfer_settings import share_among
+from index.reachable import files_of
+
+__all__ = [
+    "CheckpointRestorePlan",
+    "RestoreChoice",
+    "RestoredCheckpoint",
+    "make_target",
+    "plan_checkpoint_restore",
+    "restore_checkpoint",
+    "store_url",
+]
+
+STORES_AT_ONCE: Final = 8
+
+
+async def restore_checkpoint(
+    repository: Repository,
+    target: str | Path | CheckpointTarget,
+    *,
+    job: str | None = None,
+    batch: int | None = None,
+    at_ms: int | None = None,
+    replayed: bool = False,
+    move_aside: bool = False,
+    map_paths: Mapping[str, str] | None = None,
+    spark_location: str | None = None,
+    stores_at_once: int = STORES_AT_ONCE,
+    progress: Progress = NO_PROGRESS,
+    store_settings: StoreSettings | None = None,
+    ambient: Ambient | None = None,
+) -> RestoredCheckpoint:
+    """Bring a checkpoint back; a query that is started on it goes on after the batch.
+
+    Args:
+        repository: Where its pictures are.
+        target: A directory, or the URL of a prefix of an object store. With the latter everything is gathered on this
+            machine first, in the system's place for temporary files; on Spark it is not.
+        job: Whose pictures; the only job that has any, if not given.
+        batch: The batch to restore; the newest picture's if neither this nor `at_ms` is given.
+        at_ms: A time by the store's clock: the picture that was the newest then.
+        replayed: Apply changelogs here, so that the query starts at once.
+        move_aside: A target that has content is moved aside first, and never deleted.
+        map_paths: Where the files of file sources stand now: old prefixes to new ones.
+        spark_location: What Spark calls the target; a URL, or an absolute path.
+        stores_at_once: So many stores are worked on at once.
+        progress: Told of files and bytes.
+        store_settings: How a target that is a URL is asked.
+        ambient: Clock and chance.
+
+    Raises:
+        NotFoundError: There is no such job, picture or batch.
+        UsageError: The arguments do not fit together, or a mapping of paths matches nothing.
+        TargetError: The target may not be written, or has content that may not be moved aside.
+        DamagedError, FormatError: Something is missing or altered; the error names the file, and the blob.
+        StoreError: As a store says. After any error the target is as it was, or, on an object store, lacks `commits/`.
+    """
+    ambient = ambient or SystemAmbient()
+    choice = RestoreChoice(
+        job=job,
+        batch=batch,
+        at_ms=at_ms,
+        replayed=replayed,
+        move_aside=move_aside,
+        map_paths=map_paths or {},
+        spark_location=spark_location,
+    )
+    place = _place(target, ambient, choice, store_settings)
+    restore = CheckpointRestore(repository, place, choice, ambient)
+    at_once, transfer = share_among(repository.settings, stores_at_once)
+    quiet = _StoresProgress(progress)
+    try:
+        work = await restore.begin()
+        progress.total(
+            files=sum(item.reference.files_count for item in work), bytes_=sum(i.reference.size_bytes for i in work)
+        )
+
+        async def one(item: StoreToRestore) -> StoreRestored:
+            return await restore_store(
+                repository,
+                item,
+                restore.directory / item.id.path,
+                replayed=replayed,
+                transfer=transfer,
+                ambient=ambient,
+                progress=quiet,
+            )
+
+        return await restore.finish(await map_bounded(one, work, in_flight_max=at_once))
+    finally:
+        await restore.close()
+
+
+async def plan_checkpoint_restore(
+    repository: Repository,
+    target: str | Path | CheckpointTarget,
+    choice: RestoreChoice,
+    *,
+    stores_at_once: int = STORES_AT_ONCE,
+    store_settings: StoreSettings | None = None,
+    ambient: Ambient | None = None,
+) -> CheckpointRestorePlan:
+    """What `restore_checkpoint` would bring back. Nothing is written but a pin, and files that are gone afterwards.
+
+    Args:
+        target: Looked at, to say whether it would be refused.
+
+    Raises:
+        As `restore_checkpoint`.
+    """
+    ambient = ambient or SystemAmbient()
+    place = _place(target, ambient, choice, store_settings)
+    restore = CheckpointRestore(repository, _Unwritten(place), choice, ambient)
+    try:
+        work = await restore.begin()
+
+        async def look(item: StoreToRestore) -> tuple[int, int, int]:
+            at = item.store.at
+            chosen = await choose_state(
+                repository.store,
+                item.reference,
+                at.version,
+                at.unique_id,
+                codec=item.store.settings.codec,
+                settings=repository.settings,
+            )
+            sizes = [entry.metadata.size_bytes for _, entry in files_of(chosen.index.dir)]
+            return len(sizes), sum(sizes), len(chosen.resolution.changelogs)
+
+        found = await map_bounded(look, work, in_flight_max=stores_at_once)
+        return restore.planned(found)
+    finally:
+        await restore.close()
+
+
+class _Unwritten:
+    """A target that is looked at, and a place of the system's that is gathered in instead."""
+
+    def __init__(self, target: CheckpointTarget) -> None:
+        self._target = target
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self.location, self.root = target.location, target.root
+
+    @property
+    def directory(self) -> Path:
+        return Path(self._scratch.name if self._scratch is not None else "")
+
+    async def check(self, query_id: str, batch: int) -> None:
+        await self._target.check(query_id, batch)
+
+    async def open(self, query_id: str, batch: int) -> None:
+        await self.check(query_id, batch)
+        self._scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
+
+    async def publish(self) -> str:
+        raise AssertionError("nothing is to be written")
+
+    async def close(self) -> tuple[str, ...]:
+        if self._scratch is not None:
+            await run_blocking(self._scratch.cleanup)
+        return await self._target.close()
+
+
+class _StoresProgress:
+    """Many stores that each tell what they have: the whole is told once, before them."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def total(self, *, files: int, bytes_: int) -> None:
+        """Known already."""
+
+    def add(self, *, files: int = 0, bytes_: int = 0) -> None:
+        self._progress.add(files=files, bytes_=bytes_)
+
+
+def _place(
+    target: str | Path | CheckpointTarget, ambient: Ambient, choice: RestoreChoice, settings: StoreSettings | None
+) -> CheckpointTarget:
+    if isinstance(target, str | Path):
+        return make_target(target, ambient, move_aside=choice.move_aside, settings=settings)
+    return target
+
+
+def make_target(
+    target: str | Path,
+    ambient: Ambient,
+    *,
+    move_aside: bool,
+    settings: StoreSettings | None = None,
+    early: bool = False,
+) -> CheckpointTarget:
+    """The place that a path or a URL stands for. Nothing is asked of it.
+
+    Args:
+        target: Of `s3a:` and `s3n:` as Spark has them the same is meant as of `s3:`.
+        early: As for `ObjectTarget`.
+
+    Raises:
+        TargetError: It names no place for a checkpoint.
+    """
+    path = local_path_of(target)
+    if path is not None:
+        return DirectoryTarget(path, ambient, move_aside=move_aside)
+    location = str(target).rstrip("/")
+    parent, _, name = store_url(location).rpartition("/")
+    if not name or parent.endswith("/"):
+        hint = "restore to s3://bucket/prefix"
+        raise TargetError("is no prefix of a store", operation="restore", subject=location, hint=hint)
+    return ObjectTarget(
+        parent,
+        name,
+        location=location,
+        ambient=ambient,
+        move_aside=move_aside,
+        early=early,
+        settings=settings,
+    )
+
+
+def store_url(url: str) -> str:
+    """A URL as our stores take it: Spark has other names for `s3:`."""
+    scheme, _, rest = url.partition("://")
+    return f"s3://{rest}" if scheme.lower() in {"s3a", "s3n"} else url

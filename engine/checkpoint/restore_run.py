@@ -1,0 +1,290 @@
+"""One restore of a checkpoint, step by step: for whoever restores the stores here, and for whoever has Spark do it."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from blobstore.local_files import run_blocking
+from engine.checkpoint.adapting import cut_source_log, relocate
+from engine.checkpoint.pictures import find_job, pinned_picture
+from engine.checkpoint.store_restore import StoreRestored, StoreToRestore
+from engine.checkpoint.targets import CheckpointTarget
+from engine.clock import Ambient
+from engine.download import Downloader
+from engine.errors import DamagedError, UsageError
+from engine.local_stat import DIR_FLAGS
+from engine.local_writing import OwnerPolicy
+from engine.progress import NO_PROGRESS
+from engine.repository import Repository
+from engine.repository_reading import require_store
+from engine.restore import read_index_of
+from engine.staging import target_errors
+from engine.state.streaming_checkpoint import StreamingCheckpoint
+from index.batch_log import decode_offsets
+from index.keys import check_file_name
+from index.log import Commit
+from index.model import SnapshotIndex
+from index.picture import QUERY_STORE, QUERY_TASK, Picture, StoreId
+from index.picture_selection import OFFSETS, SOURCES, FilePath, select_query_files
+from index.reachable import files_of
+from index.restore_plan import plan_restore
+from index.selection import select_files
+from index.source_log import newest_entry
+
+_PURPOSE: Final = "restore checkpoint"
+
+
+class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What to restore, and how."""
+
+    # None: the only job of the repository that has pictures.
+    job: str | None = None
+    # At most one of these two; the newest picture if neither is given (R1).
+    batch: int | None = None
+    at_ms: int | None = None
+    # Whether changelogs are applied here (R7).
+    replayed: bool = False
+    # Whether a target with content may be moved aside (R3, R4).
+    move_aside: bool = False
+    # Of the inputs of file sources, old prefix to new (R5).
+    map_paths: Mapping[str, str] = {}
+    # What Spark calls the target, if it is not to follow from it and from the checkpoint (R5).
+    spark_location: str | None = None
+
+
+class RestoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What was restored, from what, and what it took."""
+
+    job: str
+    commit: Commit
+    picture: Picture
+    # The batch that the query goes on after, and the oldest one that is in its logs.
+    batch: int
+    oldest_batch: int
+    location: str
+    # Where what stood at the target is now; "" if nothing did.
+    moved_aside: str
+    stores: int
+    # Of the stores and of the query.
+    files: int
+    size_bytes: int
+    bytes_fetched: int
+    # GETs of indexes and blobs.
+    requests: int
+    # What was replayed.
+    changelogs: int
+    records: int
+    seconds: float
+    # False: the repository denied writing a pin, so that nothing protected the restore from a collection.
+    pinned: bool
+    # Paths that could not be removed.
+    leftovers: tuple[str, ...] = ()
+
+
+class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore would bring back."""
+
+    job: str
+    commit: Commit
+    picture: Picture
+    batch: int
+    oldest_batch: int
+    location: str
+    stores: int
+    files: int
+    size_bytes: int
+    # Changelogs that would be applied with `replayed`, or are left for Spark to apply.
+    changelogs: int
+
+
+class CheckpointRestore:
+    """One restore, from the choice of the picture to the last file; `close` ends it, however far it came.
+
+    Args:
+        repository: Where from.
+        target: Where to; closed by `close`.
+        choice: What.
+        ambient: Clock.
+    """
+
+    def __init__(
+        self, repository: Repository, target: CheckpointTarget, choice: RestoreChoice, ambient: Ambient
+    ) -> None:
+        self._repository = repository
+        self._target = target
+        self._choice = choice
+        self._ambient = ambient
+        self._begun_s = ambient.monotonic_s()
+        self._resources = contextlib.AsyncExitStack()
+        self._wanted: set[StoreId] = set()
+        self._requests = self._files = self._size_bytes = self._bytes_fetched = 0
+
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoint is gathered; a store belongs to `StoreId.path` below it."""
+        return self._target.directory
+
+    async def begin(self) -> tuple[StoreToRestore, ...]:
+        """Choose and pin the picture, claim the target, and bring back the files of the query.
+
+        Returns:
+            The stores that are to be restored.
+
+        Raises:
+            As `restore_checkpoint`.
+        """
+        choice = self._choice
+        self.job = choice.job or await find_job(self._repository)
+        self.commit, self.picture, self._lease = await self._resources.enter_async_context(
+            pinned_picture(self._repository, self.job, batch=choice.batch, at_ms=choice.at_ms, purpose=_PURPOSE)
+        )
+        self.batch = self.picture.batch if choice.batch is None else choice.batch
+        self.oldest_batch = self.batch if choice.replayed else self.picture.oldest_batch
+        reference = require_store(self.commit, QUERY_TASK, QUERY_STORE)
+        index, self._requests = await read_index_of(self._repository.store, reference)
+        entries = dict(files_of(index.dir))
+        chosen = select_query_files(entries, oldest_batch=self.oldest_batch, batch=self.batch)
+        selected = select_files(index, [(path, entries[path]) for path in chosen])
+        await self._target.open(self.picture.query_id, self.batch)
+        await self._fetch_query(selected)
+        work = await self._stores()
+        self._wanted = {item.id for item in work}
+        await run_blocking(self._adapt)
+        return work
+
+    async def finish(self, restored: Sequence[StoreRestored]) -> RestoredCheckpoint:
+        """Put everything in its place.
+
+        Args:
+            restored: What became of the stores, all of them.
+
+        Raises:
+            TargetError: The target has changed meanwhile, or cannot be written.
+            StoreError: As the store says.
+            UsageError: A store is missing, and the checkpoint would not be whole.
+        """
+        if missing := self._wanted - {store.id for store in restored}:
+            told = ", ".join(map(str, sorted(missing)))
+            raise UsageError(f"stores were not restored: {told}", operation="restore", subject=self._target.location)
+        moved_aside = await self._target.publish()
+        leftovers = await self._target.close()
+        return RestoredCheckpoint(
+            job=self.job,
+            commit=self.commit,
+            picture=self.picture,
+            batch=self.batch,
+            oldest_batch=self.oldest_batch,
+            location=self._target.location,
+            moved_aside=moved_aside,
+            stores=len(restored),
+            files=self._files + sum(store.files for store in restored),
+            size_bytes=self._size_bytes + sum(store.size_bytes for store in restored),
+            bytes_fetched=self._bytes_fetched + sum(store.bytes_fetched for store in restored),
+            requests=self._requests + sum(store.requests for store in restored),
+            changelogs=sum(store.changelogs for store in restored),
+            records=sum(store.records for store in restored),
+            seconds=self._ambient.monotonic_s() - self._begun_s,
+            pinned=self._lease.pinned,
+            leftovers=leftovers,
+        )
+
+    def planned(self, stores: Sequence[tuple[int, int, int]]) -> CheckpointRestorePlan:
+        """What would be restored; of each store the number of files, their bytes, and the number of changelogs."""
+        return CheckpointRestorePlan(
+            job=self.job,
+            commit=self.commit,
+            picture=self.picture,
+            batch=self.batch,
+            oldest_batch=self.oldest_batch,
+            location=self._target.location,
+            stores=len(stores),
+            files=self._files + sum(files for files, _, _ in stores),
+            size_bytes=self._size_bytes + sum(size_bytes for _, size_bytes, _ in stores),
+            changelogs=sum(changelogs for _, _, changelogs in stores),
+        )
+
+    async def close(self) -> None:
+        """Remove what was gathered, and release the pin."""
+        try:
+            await self._target.close()
+        finally:
+            await self._resources.aclose()
+
+    async def _fetch_query(self, index: SnapshotIndex) -> None:
+        """Bring the files of the query into the directory, synced."""
+        repository = self._repository
+        plan = plan_restore(index, {}, range_bytes=repository.settings.range_bytes, owners_count=False)
+        root = await run_blocking(_open_with_dirs, self.directory, plan.dirs)
+        try:
+            done = await Downloader(
+                repository.store,
+                index.metadata,
+                target=self.directory,
+                root=root,
+                source=-1,
+                settings=repository.settings,
+                owners=OwnerPolicy.IGNORE,
+                progress=NO_PROGRESS,
+            ).download(plan)
+        finally:
+            os.close(root)
+        self._requests += done.requests
+        self._bytes_fetched += done.bytes_fetched
+
+    async def _stores(self) -> tuple[StoreToRestore, ...]:
+        """The stores of the batch, as the files of the query say, and where the picture has them."""
+        checkpoint = await StreamingCheckpoint.open(self.directory)
+        try:
+            query_id = await checkpoint.query_id()
+            if query_id != self.picture.query_id:
+                raise self._damaged(f"is of query {query_id}, not of {self.picture.query_id}", "metadata")
+            query = await checkpoint.at(self.batch)
+        finally:
+            await checkpoint.close()
+        references = {(r.task, r.store): r for r in self.commit.record.stores if r.version == self.picture.batch + 1}
+        work = []
+        for store in query.stores:
+            reference = references.get((store.id.task, store.id.store))
+            if reference is None:
+                raise self._damaged("is not in the picture, and the query has it", f"store {store.id}")
+            work.append(StoreToRestore(store=store, reference=reference))
+        return tuple(work)
+
+    def _adapt(self) -> None:
+        """Let the files of the query fit their batch and their place. Blocks."""
+        for log in self._source_logs():
+            cut_source_log(*log)
+        relocate(
+            self.directory,
+            self._choice.spark_location or self._target.root,
+            exact=self._choice.spark_location is not None,
+            map_paths=self._choice.map_paths,
+        )
+        sizes = [path.stat().st_size for path in self.directory.rglob("*") if path.is_file()]
+        self._files, self._size_bytes = len(sizes), sum(sizes)
+
+    def _source_logs(self) -> Iterator[tuple[Path, int]]:
+        """The logs of file sources, and the entry that each is to end with."""
+        newest = max(int(path.name) for path in (self.directory / OFFSETS).iterdir())
+        name = f"{OFFSETS}/{newest}"
+        for offset in decode_offsets((self.directory / name).read_bytes(), subject=name).offsets:
+            entry = newest_entry(offset)
+            log = self.directory / SOURCES / check_file_name(offset.source)
+            if entry is not None and log.is_dir():
+                yield log, entry
+
+    def _damaged(self, reason: str, subject: str) -> DamagedError:
+        hint = "the picture is not whole; restore from another one"
+        where = f"commit {self.commit.pointer.number} of {self.job}: {subject}"
+        return DamagedError(reason, operation="restore", subject=where, hint=hint)
+
+
+def _open_with_dirs(directory: Path, dirs: Sequence[FilePath]) -> int:
+    with target_errors(directory):
+        for path in dirs:
+            directory.joinpath(*path).mkdir()
+        return os.open(directory, DIR_FLAGS)

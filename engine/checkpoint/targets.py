@@ -1,0 +1,143 @@
+"""Where a restored checkpoint is put: what may stand there before, and how all of it appears at once (R3 and R4)."""
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from blobstore.local_files import run_blocking
+from engine.clock import Ambient
+from engine.errors import TargetError
+from engine.local_stat import FilePath
+from engine.staging import Staging
+from engine.words import iso_time
+
+_NOT_IN_NAMES: Final = re.compile(r"[^0-9TZ]")
+
+
+class CheckpointTarget(Protocol):
+    """A place for a checkpoint, from `open` to `close`.
+
+    Attributes:
+        location: What people call it.
+        root: What the paths in the checkpoint begin with: an absolute path, or `s3://bucket/prefix`.
+    """
+
+    location: str
+    root: str
+
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoint is gathered, on this machine, from `open` on."""
+        ...
+
+    async def check(self, query_id: str, batch: int) -> None:
+        """Refuse a target that may not be restored to; nothing is changed.
+
+        Args:
+            query_id: Whose checkpoint is to come.
+            batch: The newest batch that it will have.
+
+        Raises:
+            TargetError: It has content that may not be moved aside.
+        """
+        ...
+
+    async def open(self, query_id: str, batch: int) -> None:
+        """Claim the target, as `check`."""
+        ...
+
+    async def publish(self) -> str:
+        """Put what was gathered at the target.
+
+        Returns:
+            Where what stood there is now; "" if nothing did.
+
+        Raises:
+            TargetError: The target has changed meanwhile, or cannot be written.
+            StoreError: As the store says.
+        """
+        ...
+
+    async def close(self) -> tuple[str, ...]:
+        """Remove what was gathered; once is enough.
+
+        Returns:
+            What could not be removed.
+        """
+        ...
+
+
+class DirectoryTarget:
+    """A directory, built beside its place and renamed into it (R3)."""
+
+    def __init__(self, path: Path, ambient: Ambient, *, move_aside: bool) -> None:
+        path = path.absolute()
+        self.location = self.root = str(path)
+        self._move_aside = move_aside
+        self._path = path
+        aside = f"{path.name}.aside-{moment(ambient)}" if move_aside else ""
+        self._staging = Staging(path, ambient.session(), replace=move_aside, aside=aside)
+        self._aside = path.with_name(aside) if aside else None
+        self._is_closed = False
+
+    @property
+    def directory(self) -> Path:
+        """Beside the target, private until it is complete."""
+        return self._staging.directory
+
+    async def check(self, query_id: str, batch: int) -> None:  # noqa: ARG002  (a directory is replaced as a whole)
+        """As `CheckpointTarget.check`."""
+        if not self._move_aside and await run_blocking(_has_content, self._path):
+            raise TargetError(
+                "is a directory with content",
+                operation="restore",
+                subject=self.location,
+                hint="restore to a new place, or have it moved aside",
+            )
+
+    async def open(self, query_id: str, batch: int) -> None:
+        """As `CheckpointTarget.open`."""
+        await self.check(query_id, batch)
+        await run_blocking(self._staging.open)
+
+    async def publish(self) -> str:
+        """As `CheckpointTarget.publish`."""
+        replaces = self._staging.replaces
+        await run_blocking(lambda: self._staging.publish(dirs_below(self.directory)))
+        return str(self._aside) if replaces else ""
+
+    async def close(self) -> tuple[str, ...]:
+        """As `CheckpointTarget.close`."""
+        if not self._is_closed:
+            self._is_closed = True
+            await run_blocking(self._staging.close)
+        return tuple(self._staging.leftovers)
+
+
+def moment(ambient: Ambient) -> str:
+    """Now, in the name of what is moved aside: by this machine's clock, as it is for people only."""
+    return _NOT_IN_NAMES.sub("", iso_time(ambient.local_now_ms()))
+
+
+def local_path_of(location: str | Path) -> Path | None:
+    """The directory of this machine that a path or a `file:` URL names; None for what is no such thing."""
+    if isinstance(location, Path):
+        return location
+    if location.lower().startswith("file:"):
+        return Path(unquote(urlsplit(location).path))
+    return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location) else Path(location)
+
+
+def _has_content(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+        return next(entries, None) is not None
+    return False
+
+
+def dirs_below(root: Path) -> list[FilePath]:
+    """Every directory below one, parents first."""
+    found = [Path(directory, name).relative_to(root) for directory, names, _ in os.walk(root) for name in names]
+    return sorted((path.parts for path in found), key=len)

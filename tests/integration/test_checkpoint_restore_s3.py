@@ -1,0 +1,129 @@
+"""Checkpoints that are restored from a repository on a real S3 server to a prefix of one (design 0005, R4)."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blobstore.opening import StoreSettings
+from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.restore import make_target, restore_checkpoint
+from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice, RestoredCheckpoint
+from engine.checkpoint.store_restore import StoreToRestore
+from engine.clock import SystemAmbient
+from engine.errors import TargetError
+from engine.repository import Repository
+from engine.spark.access import Access
+from engine.spark.checkpoint_restore import RestoreCheckpointStores, restored_of
+from engine.spark.parallel import StoreWork
+from engine.state.checkpoint_dir import CheckpointDir
+from index.model import Scope
+from tests.servers.s3_server import S3Server
+from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
+
+pytestmark = pytest.mark.s3
+
+
+class World:
+    """A query on this disk with a picture after batch 4, and a bucket."""
+
+    def __init__(self, bucket: str, tmp_path: Path) -> None:
+        self.bucket = f"s3://{bucket}"
+        self.tmp_path = tmp_path
+        self.query = tmp_path / "query"
+        self._count = 0
+
+    async def begin(self) -> "World":
+        query = await WrittenQuery(self.query, self.tmp_path / "work", families=True).begin()
+        await query.run(5)
+        async with await Repository.init(f"{self.bucket}/repository") as repository:
+            await backup_checkpoint(repository, query.root)
+        return self
+
+    async def restore(self, **choice: Any) -> RestoredCheckpoint:
+        async with await Repository.open(f"{self.bucket}/repository") as repository:
+            return await restore_checkpoint(repository, f"{self.bucket}/checkpoints/here", **choice)
+
+    async def copy(self, prefix: str = "checkpoints/here") -> Path:
+        """What is in the bucket, on this disk."""
+        self._count += 1
+        target = self.tmp_path / f"copy-{self._count}"
+        directory = await CheckpointDir.open(f"{self.bucket}/{prefix}")
+        for status in await directory.walk():
+            if not status.name or status.name.startswith("."):
+                continue
+            (target / status.path).parent.mkdir(parents=True, exist_ok=True)
+            await directory.fetch(status.path, target / status.path)
+        await directory.close()
+        return target
+
+    async def check(self, checkpoint: Path, batch: int = 4) -> None:
+        work = self.tmp_path / "rows"
+        found = await rows_of(checkpoint, work / "found", batch=batch)
+        assert found == await rows_of(self.query, work / "expected", batch=batch)
+        shutil.rmtree(work)
+
+
+@pytest.fixture
+async def world(s3_bucket: str, tmp_path: Path) -> World:
+    return await World(s3_bucket, tmp_path).begin()
+
+
+async def test_a_checkpoint_comes_back_to_a_prefix_and_again_over_it(world: World, s3_server: S3Server) -> None:
+    # As Hadoop marks directories, and leaves what it could not rename.
+    for hadoop in ("", "commits/", "commits/.5.0f1d.tmp"):
+        bucket, key = world.bucket.removeprefix("s3://"), f"checkpoints/here/{hadoop}"
+        s3_server.client.put_object(Bucket=bucket, Key=key, Body=b"")
+    await world.restore()
+    first = await world.copy()
+    await world.check(first)
+    assert b"s3a://" in (first / "state/0/_metadata/v2/0").read_bytes()
+
+    with pytest.raises(TargetError, match="with content"):
+        await world.restore()
+    again = await world.restore(move_aside=True, replayed=True)
+
+    await world.check(await world.copy())
+    aside = await world.copy(again.moved_aside.removeprefix(f"{world.bucket}/"))
+    await world.check(aside)
+    with pytest.raises(TargetError, match="newer than batch 3"):
+        await world.restore(move_aside=True, batch=3)
+
+
+@pytest.mark.parametrize("replayed", [False, True], ids=["as it is", "replayed"])
+async def test_executors_publish_their_stores_and_may_be_repeated(world: World, replayed: bool) -> None:
+    """What `engine.spark.checkpoint_restore` does, without Spark."""
+    target = f"{world.bucket}/checkpoints/here"
+    async with await Repository.open(f"{world.bucket}/repository") as repository:
+        place = make_target(target, SystemAmbient(), move_aside=False, early=True)
+        restore = CheckpointRestore(repository, place, RestoreChoice(replayed=replayed), SystemAmbient())
+        stores = await restore.begin()
+        task = _task(repository, world, target, stores, replayed=replayed)
+        outcomes = []
+        for item in stores:
+            work = StoreWork(task=item.id.task, store=item.id.store, path=item.id.path, reference=item.reference)
+            await task.carry_out(repository, work)  # an attempt whose answer nobody heard
+            outcomes.append(await task.carry_out(repository, work))
+        assert not (await world.copy() / "commits").exists()
+        restored = await restore.finish([restored_of(outcome.result) for outcome in outcomes])
+        await restore.close()
+    assert restored.stores == len(stores) == 2
+    await world.check(await world.copy())
+
+
+def _task(
+    repository: Repository, world: World, target: str, stores: tuple[StoreToRestore, ...], *, replayed: bool
+) -> RestoreCheckpointStores:
+    settings = repository.settings
+    return RestoreCheckpointStores(
+        access=Access(
+            url=f"{world.bucket}/repository", record=repository.record, store=StoreSettings(), transfer=settings
+        ),
+        scope=Scope("query"),
+        replayed=replayed,
+        root=target,
+        is_directory=False,
+        target_settings=StoreSettings(),
+        wanted={(item.id.task, item.id.store): item for item in stores},
+    )

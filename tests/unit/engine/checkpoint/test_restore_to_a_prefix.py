@@ -1,0 +1,230 @@
+"""A checkpoint that is restored to an object store: what may be there, and what is there meanwhile (0005, R4)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blobstore.base import BytesBody, list_blobs
+from blobstore.errors import StoreUnavailableError
+from blobstore.memory import MemoryStore
+from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.object_target import ObjectTarget
+from engine.checkpoint.restore import RestoredCheckpoint, make_target, restore_checkpoint
+from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice
+from engine.clock import SystemAmbient
+from engine.errors import TargetError, UsageError
+from engine.repository import Repository
+from index.batch_log import decode_operator
+from tests.doubles import InterposedStore
+from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
+
+LOCATION = "s3a://bucket/above/place"
+
+
+class World:
+    """A query of five batches with a picture, and an object store that is empty."""
+
+    def __init__(self, query: Path, repository: Repository) -> None:
+        self.query = query
+        self.repository = repository
+        self.bucket = InterposedStore(MemoryStore())
+
+    async def restore(self, **choice: Any) -> RestoredCheckpoint:
+        target = ObjectTarget(
+            self.bucket,
+            "place",
+            location=LOCATION,
+            ambient=SystemAmbient(),
+            move_aside=choice.pop("move_aside", False),
+            early=choice.pop("early", False),
+        )
+        return await restore_checkpoint(self.repository, target, **choice)
+
+    async def keys(self, prefix: str = "") -> list[str]:
+        return [blob.key async for blob in list_blobs(self.bucket.inner, prefix)]
+
+    async def put(self, path: str, data: bytes = b"x") -> None:
+        await self.bucket.inner.put(f"place/{path}", BytesBody(data))
+
+    async def content(self, prefix: str) -> dict[str, bytes]:
+        found = {}
+        for key in await self.keys(f"{prefix}/"):
+            found[key.removeprefix(f"{prefix}/")] = b"".join([c async for c in self.bucket.inner.get(key)])
+        return found
+
+    async def local_copy(self, target: Path) -> Path:
+        for path, data in (await self.content("place")).items():
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_bytes(data)
+        return target
+
+    def published(self) -> list[str]:
+        """Paths in the order in which they came."""
+        puts = [key for operation, key in self.bucket.requests if operation.startswith("put")]
+        return [key.removeprefix("place/") for key in puts if key.startswith("place/")]
+
+
+async def back_up(root: Path) -> None:
+    query = await WrittenQuery(root / "query", root / "work", families=True).begin()
+    await query.run(5)
+    async with await Repository.init(str(root / "repository")) as repository:
+        await backup_checkpoint(repository, query.root)
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A query and its picture, which no test changes."""
+    root = tmp_path_factory.mktemp("pictured")
+    asyncio.run(back_up(root))
+    return root
+
+
+@pytest.fixture
+async def world(pictured: Path) -> AsyncIterator[World]:
+    async with await Repository.open(str(pictured / "repository")) as repository:
+        yield World(pictured / "query", repository)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+async def test_a_checkpoint_comes_to_an_empty_prefix(world: World, tmp_path: Path, replayed: bool) -> None:
+    restored = await world.restore(replayed=replayed)
+    assert (restored.location, restored.moved_aside) == (LOCATION, "")
+    copy = await world.local_copy(tmp_path / "copy")
+    assert await rows_of(copy, tmp_path / "a") == await rows_of(world.query, tmp_path / "b")
+    operator = decode_operator((copy / "state/0/_metadata/v2/0").read_bytes())
+    assert operator.stores[0].schema_paths == (f"{LOCATION}/state/0/_stateSchema/default/0_abc",)
+    assert restored.files == len(await world.keys())
+
+
+async def test_what_names_a_file_comes_after_it_and_the_commits_come_last(world: World) -> None:
+    await world.restore()
+    order = world.published()
+    kinds = [
+        next(n for n, match in enumerate(("SSTs/", ".zip", ".changelog", "", "offsets/", "commits/")) if match in path)
+        if not path.startswith(("offsets/", "commits/"))
+        else 4 + path.startswith("commits/")
+        for path in order
+    ]
+    assert kinds == sorted(kinds)
+    assert set(kinds) == {0, 1, 2, 3, 4, 5}
+    assert order[-2:] == ["commits/3", "commits/4"]
+
+
+async def test_content_is_refused_unless_it_may_be_moved_aside(world: World) -> None:
+    await world.restore()
+    before = await world.content("place")
+    with pytest.raises(TargetError, match="is a prefix with content"):
+        await world.restore()
+    assert await world.content("place") == before
+
+
+@pytest.mark.parametrize("early", [False, True])
+async def test_the_same_query_is_moved_aside_as_it_was(world: World, early: bool) -> None:
+    await world.restore()
+    await world.put("state/0/0/left-over")
+    before = await world.content("place")
+
+    restored = await world.restore(move_aside=True, early=early)
+
+    assert restored.moved_aside.startswith("s3a://bucket/above/place.aside-2")
+    aside = restored.moved_aside.rpartition("/")[2]
+    assert await world.content(aside) == before
+    assert set(before) - set(await world.content("place")) == {"state/0/0/left-over"}
+
+
+@pytest.mark.parametrize(
+    "newer",
+    [
+        "commits/5",
+        "offsets/6",
+        "state/0/0/6.zip",
+        "state/0/1/6_abc.changelog",
+        "state/0/1/6_abc.changelog.crc",
+        "state/3/7/left-keyToNumValues/9_abc.zip",
+    ],
+)
+async def test_what_is_newer_is_not_moved_aside(world: World, newer: str) -> None:
+    await world.restore()
+    await world.put(newer)
+    before = await world.keys()
+    with pytest.raises(TargetError, match=f"holds {newer}, which is newer than batch 4"):
+        await world.restore(move_aside=True)
+    assert await world.keys() == before
+
+
+@pytest.mark.parametrize("same", ["commits/4", "offsets/5", "state/0/0/5_abc.zip", "state/0/0/SSTs/000099-x.sst"])
+async def test_what_is_no_newer_goes_aside(world: World, same: str) -> None:
+    await world.restore()
+    await world.put(same)
+    await world.restore(move_aside=True)
+
+
+async def test_an_older_batch_needs_a_new_prefix(world: World) -> None:
+    await world.restore()
+    with pytest.raises(TargetError, match="newer than batch 3") as caught:
+        await world.restore(batch=3, move_aside=True)
+    assert "new prefix" in caught.value.hint
+
+
+async def test_another_query_is_not_moved_aside(world: World) -> None:
+    await world.put("metadata", b'{"id":"another"}')
+    with pytest.raises(TargetError, match="holds query another"):
+        await world.restore(move_aside=True)
+
+
+@pytest.mark.parametrize("path", ["data.csv", "commits/0", "images/a"])
+async def test_what_nobody_knows_the_owner_of_is_not_moved_aside(world: World, path: str) -> None:
+    await world.put(path)
+    with pytest.raises(TargetError, match=f"holds {path}, and no metadata"):
+        await world.restore(move_aside=True)
+    assert await world.keys() == [f"place/{path}"]
+
+
+@pytest.mark.parametrize("at", [".zip", ".changelog", "metadata", "offsets/", "commits/"])
+async def test_an_interrupted_restore_is_no_checkpoint_and_can_be_repeated(world: World, at: str) -> None:
+    world.bucket.fail("put", at)
+    with pytest.raises(StoreUnavailableError):
+        await world.restore()
+    assert not [path for path in await world.content("place") if path.startswith("commits/4")]
+
+    restored = await world.restore(move_aside=at != ".zip" or bool(await world.keys()))
+
+    assert restored.batch == 4
+    assert "commits/4" in await world.content("place")
+
+
+async def test_what_cannot_be_copied_aside_is_not_deleted(world: World) -> None:
+    await world.restore()
+    before = await world.content("place")
+    world.bucket.fail("put", "aside")
+    with pytest.raises(StoreUnavailableError):
+        await world.restore(move_aside=True)
+    assert await world.content("place") == before
+
+
+async def test_somebody_else_who_commits_meanwhile_is_seen(world: World) -> None:
+    async def commit() -> None:
+        await world.put("commits/9")
+
+    world.bucket.before("put", "offsets/", commit)
+    with pytest.raises(TargetError, match="somebody else writes there"):
+        await world.restore()
+
+
+async def test_nothing_is_published_while_a_store_is_missing(world: World) -> None:
+    target = ObjectTarget(world.bucket, "place", location=LOCATION, ambient=SystemAmbient(), move_aside=False)
+    restore = CheckpointRestore(world.repository, target, RestoreChoice(), SystemAmbient())
+    await restore.begin()
+    with pytest.raises(UsageError, match="stores were not restored: 0/0, 0/1"):
+        await restore.finish([])
+    await restore.close()
+    assert await world.keys() == []
+
+
+@pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3a:///place", "memory://name"])
+def test_a_bucket_is_no_prefix(url: str) -> None:
+    with pytest.raises(TargetError, match="no prefix"):
+        make_target(url, SystemAmbient(), move_aside=False)

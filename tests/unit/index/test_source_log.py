@@ -1,0 +1,115 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from index.batch_log import SourceOffset
+from index.errors import BatchLogError
+from index.source_log import LogCut, join_entries, newest_entry, plan_cut
+
+Log = dict[str, bytes]
+
+
+def content(entries: range | list[int]) -> bytes:
+    lines = [json.dumps({"path": f"file:///in/{n}", "timestamp": 1, "batchId": n}).encode() for n in entries]
+    return b"\n".join([b"v1", *lines])
+
+
+def entry_of(name: str) -> int:
+    return int(name.removesuffix(".compact"))
+
+
+def written_by_spark(entries: int, interval: int, *, deleted_up_to: int) -> Log:
+    """The log of a file source after so many entries; what a compact one has may have been deleted since."""
+    log: Log = {}
+    for entry in range(entries):
+        if (entry + 1) % interval == 0:
+            log[f"{entry}.compact"] = content(range(entry + 1))
+        else:
+            log[str(entry)] = content([entry])
+    compacts = [entry_of(name) for name in log if name.endswith(".compact")]
+    oldest = max((entry for entry in compacts if entry <= deleted_up_to), default=-1)
+    return {name: data for name, data in log.items() if entry_of(name) >= oldest}
+
+
+def as_spark_reads(log: Log, default_interval: int) -> list[int]:
+    """Every entry that Spark's CompactibleFileStreamLog finds when it starts; KeyError where it would fail."""
+    compacts = sorted((entry_of(name) for name in log if name.endswith(".compact")), reverse=True)
+    if not log:
+        return []
+    interval = default_interval
+    if len(compacts) > 1:
+        interval = compacts[0] - compacts[1]
+    elif compacts:
+        end = interval = compacts[0] + 1
+        if default_interval < end // 2:
+            interval = next(n for n in range(default_interval, end + 1) if end % n == 0)
+    newest = max(map(entry_of, log))
+    read: list[int] = []
+    for entry in range(max(0, (newest + 1) // interval * interval - 1), newest + 1):
+        name = f"{entry}.compact" if (entry + 1) % interval == 0 else str(entry)
+        read += [json.loads(text)["batchId"] for text in log[name].split(b"\n")[1:]]
+    return read
+
+
+def cut_back(log: Log, newest: int) -> Log:
+    cut = plan_cut(list(log), newest)
+    left = {name: data for name, data in log.items() if name not in cut.dropped}
+    if cut.written:
+        left[cut.written] = join_entries([(name, log[name]) for name in cut.joined], newest)
+    return left
+
+
+@given(
+    entries=st.integers(1, 60),
+    interval=st.integers(1, 12),
+    deleted=st.integers(-1, 60),
+    back=st.integers(0, 60),
+)
+def test_spark_finds_every_entry_up_to_the_newest_and_none_after_it(
+    entries: int, interval: int, deleted: int, back: int
+) -> None:
+    log = written_by_spark(entries, interval, deleted_up_to=deleted)
+    assert as_spark_reads(log, interval) == list(range(entries))  # the model reads what Spark wrote
+    newest = max(-1, entries - 1 - back)
+    assert as_spark_reads(cut_back(log, newest), interval) == list(range(newest + 1))
+
+
+def test_a_log_that_is_not_ahead_stays() -> None:
+    assert plan_cut(["0", "1", "2"], 2) == LogCut()
+
+
+def test_nothing_is_read_where_every_entry_stands_alone() -> None:
+    assert plan_cut(["0", "1", "2", "3"], 1) == LogCut(dropped=("2", "3"))
+
+
+def test_what_is_no_entry_stays() -> None:
+    assert plan_cut(["0", "1", "notes"], 0) == LogCut(dropped=("1",))
+
+
+def test_a_log_with_a_gap_is_left_alone() -> None:
+    assert plan_cut(["0", "2", "3"], 2) == LogCut()
+
+
+@pytest.mark.parametrize(
+    "offset, entry",
+    [
+        ('{"logOffset":3}', 3),
+        ('{"logOffset":-1}', -1),
+        ('{"topic":{"0":12}}', None),
+        ('{"logOffset":3,"more":1}', None),
+        ('{"logOffset":"3"}', None),
+        ("12", None),
+        ("not json", None),
+        (None, None),
+    ],
+)
+def test_only_a_file_source_s_offset_names_an_entry(offset: str | None, entry: int | None) -> None:
+    assert newest_entry(SourceOffset("0", offset)) == entry
+
+
+@pytest.mark.parametrize("data", [b"", b"v1\nnot json", b'v1\n{"path":"x"}', b"\xff\xff"])
+def test_a_damaged_file_is_named(data: bytes) -> None:
+    with pytest.raises(BatchLogError, match=r"9\.compact"):
+        join_entries([("9.compact", data)], 3)
