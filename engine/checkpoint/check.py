@@ -1,0 +1,140 @@
+"""Whether everything that a streaming checkpoint has committed is there and is what was written (design 0005, 4).
+
+Three moves, so that the middle one can be spread over executors: `begin_check` reads the logs and says which stores
+there are, `check_store` reads one, `finish_check` puts it together and looks again at what a running query has moved.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from blobstore.base import BlobStore
+from blobstore.bounded import map_bounded
+from blobstore.local_files import run_blocking
+from blobstore.opening import StoreSettings
+from engine.checkpoint.check_hidden import find_left_overs
+from engine.checkpoint.check_logs import LogsChecked, check_logs
+from engine.checkpoint.check_store import StoreWork, check_store
+from engine.checkpoint.findings import CheckLevel, CheckReport, Finding, StoreChecked
+from engine.clock import Ambient, SystemAmbient
+from engine.progress import NO_PROGRESS, Progress
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.streaming_checkpoint import StreamingCheckpoint
+
+# How often what a running query has moved is looked at again.
+_LOOKS_MAX = 3
+_ORDER = {"damage": 0, "warning": 1, "waste": 2}
+
+
+class CheckPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to check."""
+
+    level: CheckLevel
+    logs: LogsChecked
+    began_s: float
+
+    @property
+    def stores(self) -> tuple[StoreWork, ...]:
+        """Every store of every committed batch."""
+        return self.logs.stores
+
+
+async def check_checkpoint(
+    location: str | Path | BlobStore,
+    *,
+    store_settings: StoreSettings | None = None,
+    scratch: Path | None = None,
+    level: CheckLevel = "full",
+    stores_at_once: int = 4,
+    progress: Progress = NO_PROGRESS,
+    ambient: Ambient | None = None,
+) -> CheckReport:
+    """Check a checkpoint; nothing in it changes, and its query may run meanwhile.
+
+    Args:
+        location: Of the checkpoint: a path, a URL as `open_store` takes it, or a store.
+        store_settings: Of the store that is opened.
+        scratch: Where private directories are made, of the size of `stores_at_once` stores; None: where this machine
+            keeps such files.
+        level: `quick` leaves out what stands in SSTs, and loading the newest version.
+        stores_at_once: How many.
+        progress: Hears of stores, as files, and of bytes.
+        ambient: The clock.
+
+    Raises:
+        NotFoundError: There is no checkpoint here.
+        ProviderError: Its state is not RocksDB's (K8).
+        TargetError: The scratch directory cannot be written.
+        StoreError: The store did not answer.
+    """
+    ambient = ambient or SystemAmbient()
+    root = await CheckpointDir.open(location, settings=store_settings)
+    try:
+        plan = await begin_check(root, level=level, ambient=ambient)
+        progress.total(files=len(plan.stores), bytes_=0)
+
+        async def check(work: StoreWork) -> StoreChecked:
+            checked = await check_store(root, work, scratch=scratch, level=level)
+            progress.add(files=1, bytes_=checked.size_bytes)
+            return checked
+
+        checked = await map_bounded(check, plan.stores, in_flight_max=stores_at_once)
+        return await finish_check(root, plan, checked, scratch=scratch, ambient=ambient)
+    finally:
+        await root.close()
+
+
+async def begin_check(root: CheckpointDir, *, level: CheckLevel, ambient: Ambient) -> CheckPlan:
+    """Read the logs. Raises as `check_checkpoint`."""
+    began_s = ambient.monotonic_s()
+    return CheckPlan(level=level, logs=await check_logs(root, StreamingCheckpoint(root)), began_s=began_s)
+
+
+async def finish_check(
+    root: CheckpointDir, plan: CheckPlan, checked: Iterable[StoreChecked], *, scratch: Path | None, ambient: Ambient
+) -> CheckReport:
+    """Put together what came of the logs and of all stores.
+
+    What a query has deleted or overwritten since the logs were read is no finding: if it has gone on, the logs, and
+    every store that something was found of, are looked at again, as they are by then.
+
+    Raises:
+        As `check_checkpoint`.
+    """
+    logs = plan.logs
+    stores = {store.path: store for store in checked}
+    for _ in range(_LOOKS_MAX):
+        doubtful = {path for path, store in stores.items() if store.findings}
+        if not doubtful and not logs.findings:
+            break
+        if await StreamingCheckpoint(root).committed_batches() == logs.batches:
+            break
+        logs = await check_logs(root, StreamingCheckpoint(root))
+        for work in logs.stores:
+            if work.id.path in doubtful or work.id.path not in stores:
+                stores[work.id.path] = await check_store(root, work, scratch=scratch, level=plan.level)
+    left_overs: Sequence[Finding] = ()
+    if root.local_root is not None:
+        left_overs = await run_blocking(
+            lambda here: list(find_left_overs(here, logs.newest_commit_ms)), root.local_root
+        )
+    findings = [*logs.findings, *(f for store in stores.values() for f in store.findings), *left_overs]
+    return CheckReport(
+        location=root.location,
+        level=plan.level,
+        query_id=logs.query_id,
+        oldest_batch=min(logs.batches, default=-1),
+        newest_batch=max(logs.batches, default=-1),
+        batches=len(logs.batches),
+        stores=len(stores),
+        findings=tuple(sorted(findings, key=lambda finding: (_ORDER[finding.kind], finding.path))),
+        versions=sum(store.versions for store in stores.values()),
+        versions_gone=sum(store.versions_gone for store in stores.values()),
+        files=logs.files + sum(store.files for store in stores.values()),
+        size_bytes=sum(store.size_bytes for store in stores.values()),
+        ssts=sum(store.ssts for store in stores.values()),
+        blocks=sum(store.blocks for store in stores.values()),
+        keys=sum(max(0, store.keys) for store in stores.values()),
+        seconds=ambient.monotonic_s() - plan.began_s,
+    )

@@ -1,0 +1,340 @@
+"""Checks what the logs and the metadata of a query say, one by one and together (design 0005, K1, K2, K7 and K8)."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from blobstore.bounded import map_bounded
+from blobstore.checkpoint_files import FileStatus
+from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
+from blobstore.local_files import run_blocking
+from engine.checkpoint.check_entries import EntryFields, entry_fields, find_altered, find_odd_settings, is_cut_json
+from engine.checkpoint.check_hidden import find_hidden_misfits
+from engine.checkpoint.check_store import StoreWork
+from engine.checkpoint.findings import Finding, damage
+from engine.errors import NotFoundError, ProviderError, UsageError
+from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.settings import CodecName, StateStoreSettings
+from engine.state.streaming_checkpoint import QueryAt, StreamingCheckpoint
+from index.batch_log import (
+    BatchCommit,
+    BatchOffsets,
+    OperatorMetadata,
+    decode_commit,
+    decode_offsets,
+    decode_operator,
+    decode_query_id,
+    parse_batch_name,
+)
+from index.errors import BatchLogError, FormatError
+from index.picture import StoreId
+from index.state_names import StateVersion
+
+_METADATA: Final = "metadata"
+_STATE: Final = "state"
+_SOURCES: Final = "sources"
+_OPERATOR: Final = "_metadata"
+_SCHEMA: Final = "_stateSchema"
+_READS_MAX: Final = 16
+_HINT: Final = "take the file from a backup, or restore the checkpoint"
+
+T = TypeVar("T")
+
+
+class LogsChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the logs say, and what is wrong with them."""
+
+    query_id: str
+    batches: tuple[int, ...]
+    stores: tuple[StoreWork, ...]
+    findings: tuple[Finding, ...]
+    files: int
+    # By the store's clock; 0 without one.
+    newest_commit_ms: int
+
+
+async def check_logs(root: CheckpointDir, checkpoint: StreamingCheckpoint) -> LogsChecked:
+    """Read every log and every metadata of a query.
+
+    Args:
+        root: Of the checkpoint.
+        checkpoint: The same.
+
+    Raises:
+        NotFoundError: There is no checkpoint here.
+        ProviderError: Its state is not RocksDB's (K8).
+        StoreError: The store did not answer.
+    """
+    return await _LogsCheck(root, checkpoint).run()
+
+
+class _LogsCheck:
+    """The logs, while they are checked."""
+
+    def __init__(self, root: CheckpointDir, checkpoint: StreamingCheckpoint) -> None:
+        self._root = root
+        self._checkpoint = checkpoint
+        self._findings: list[Finding] = []
+        # Paths of what was read and is what it says; only these are compared with what is hidden beside them.
+        self._sound: list[str] = []
+
+    async def run(self) -> LogsChecked:
+        statuses = {
+            number: status
+            for status in await self._root.list(COMMITS)
+            if not status.is_directory and (number := parse_batch_name(status.name)) is not None
+        }
+        offset_batches = await self._checkpoint.offsets.batches()
+        query_id = await self._read(_METADATA, decode_query_id)
+        if query_id is None and not self._findings:
+            if not statuses and not offset_batches:
+                hint = "name the checkpointLocation of a query"
+                raise NotFoundError("there is no checkpoint here", operation="check", hint=hint)
+            self._note(_METADATA, BatchLogError("is not there, and without it the query does not start", hint=_HINT))
+        commits = await self._read_all(COMMITS, statuses, decode_commit)
+        offsets = await self._read_all(OFFSETS, offset_batches, decode_offsets)
+        self._check_offsets(offsets)
+        self._check_numbers(tuple(statuses), offset_batches)
+        self._check_watermarks(commits, offsets)
+        operators = await self._check_operators()
+        queries = await self._queries(sorted(commits.keys() & offsets.keys()))
+        self._check_operators_known(queries)
+        stores = _work(queries, newest_batch=max(statuses, default=-1))
+        if queries:
+            await self._find_unknown_state(operators, {work.id for work in stores}, queries[-1], offset_batches)
+        if self._root.local_root is not None:
+            paths = self._sound + [status.path for status in await self._root.walk(_SOURCES) if not status.is_directory]
+            self._findings += await run_blocking(find_hidden_misfits, self._root.local_root, paths)
+        return LogsChecked(
+            query_id=query_id or "",
+            batches=tuple(sorted(statuses)),
+            stores=stores,
+            findings=tuple(self._findings),
+            files=len(self._sound),
+            newest_commit_ms=max((status.modified_at_ms for status in statuses.values()), default=0),
+        )
+
+    # ------------------------------------------------------------------ one by one
+
+    async def _read_all(self, room: str, batches: Iterable[int], decode: Callable[..., T]) -> dict[int, T]:
+        fields: dict[int, EntryFields] = {}
+
+        async def read(batch: int) -> tuple[int, T | None]:
+            def look(data: bytes, *, subject: str) -> T:
+                entry = decode(data, subject=subject)
+                fields[batch] = entry_fields(data)
+                return entry
+
+            return batch, await self._read(f"{room}/{batch}", look)
+
+        found = await map_bounded(read, sorted(batches), in_flight_max=_READS_MAX)
+        for batch, message in find_altered(fields):
+            self._note(f"{room}/{batch}", BatchLogError(message, hint=_HINT))
+        for batch, names in find_odd_settings(fields):
+            hint = "compare it with a backup: rows may be read in another way than they were written"
+            self._warn(f"{room}/{batch}", f"has other settings than the batches beside it: {names}", hint)
+        return {batch: entry for batch, entry in found if entry is not None}
+
+    async def _read(self, path: str, decode: Callable[..., T]) -> T | None:
+        """What a file says; None if it is damaged, which is noted, or has just been purged."""
+        try:
+            entry = decode(await self._root.read(path, size_bytes_max=ENTRY_BYTES_MAX), subject=path)
+        except BlobNotFoundError:
+            return None
+        except FormatError as error:
+            self._note(path, error)
+            return None
+        except (InvalidRequestError, BlobCorruptError) as error:
+            self._note(path, BatchLogError(f"cannot be read: {error}", hint=_HINT))
+            return None
+        self._sound.append(path)
+        return entry
+
+    async def _check_operators(self) -> tuple[int, ...]:
+        """The operators that have metadata, each file of which is read (K2)."""
+        found = []
+        for status in await self._root.list(_STATE):
+            operator = parse_batch_name(status.name) if status.is_directory else None
+            if operator is None:
+                self._waste(status.path, "is no operator of a query", status.size_bytes)
+                continue
+            room = f"{status.path}/{_OPERATOR}"
+            schemas = [entry.path for entry in await self._root.walk(f"{status.path}/{_SCHEMA}")]
+            newest: tuple[int, OperatorMetadata] | None = None
+            for entry in await self._root.walk(room):
+                metadata = await self._read(entry.path, decode_operator)
+                if metadata is not None:
+                    newest = max((parse_batch_name(entry.name) or 0, metadata), newest or (-1, metadata), key=_first)
+                    found.append(operator)
+            if newest is not None:
+                self._check_schemas(status.path, newest[1], schemas)
+            self._sound += schemas
+        return tuple(dict.fromkeys(found))
+
+    def _check_schemas(self, path: str, metadata: OperatorMetadata, schemas: list[str]) -> None:
+        """That the schemas are there that an operator's newest metadata names, by paths of wherever it was made."""
+        for store in metadata.stores:
+            for named in store.schema_paths:
+                wanted = f"{path}/{_SCHEMA}/{named.rpartition(f'/{_SCHEMA}/')[2]}"
+                if wanted not in schemas:
+                    message = "is not there, and without it no reader knows the rows"
+                    self._note(wanted, BatchLogError(message, hint=_HINT))
+
+    # ------------------------------------------------------------------ together
+
+    def _check_numbers(self, commits: tuple[int, ...], offsets: tuple[int, ...]) -> None:
+        if not commits:
+            if len(offsets) > 1:
+                message = f"has no batch, and offsets/ has {len(offsets)}"
+                self._note(
+                    COMMITS, BatchLogError(message, hint="restore the checkpoint: which state counts is not known")
+                )
+            return
+        known, oldest, newest = set(commits), min(commits), max(commits)
+        for batch in range(oldest, newest + 1):
+            if batch not in known:
+                self._note(
+                    f"{COMMITS}/{batch}", BatchLogError("is not there, and later batches are committed", hint=_HINT)
+                )
+            if batch not in offsets:
+                self._note(f"{OFFSETS}/{batch}", BatchLogError("is not there, and its batch is committed", hint=_HINT))
+        if max(offsets, default=newest) > newest + 1:
+            self._warn(
+                f"{OFFSETS}/{max(offsets)}",
+                f"is {max(offsets) - newest} batches after the newest committed one; there is at most one",
+                "commit files are missing, or a copy of the checkpoint is of two instants",
+            )
+
+    def _check_watermarks(self, commits: Mapping[int, BatchCommit], offsets: Mapping[int, BatchOffsets]) -> None:
+        for batch, commit in commits.items():
+            after = offsets.get(batch + 1)
+            if after is not None and after.has_metadata and after.watermark_ms != commit.next_watermark_ms:
+                self._warn(
+                    f"{OFFSETS}/{batch + 1}",
+                    f"begins with the watermark {after.watermark_ms}, and {COMMITS}/{batch} announces "
+                    f"{commit.next_watermark_ms}",
+                    "one of the two is of another history",
+                )
+
+    def _check_offsets(self, offsets: Mapping[int, BatchOffsets]) -> None:
+        for batch, entry in offsets.items():
+            for source in entry.offsets:
+                if is_cut_json(source.offset):
+                    message = f"has an offset of source {source.source} that is no JSON"
+                    self._note(f"{OFFSETS}/{batch}", BatchLogError(message, hint=_HINT))
+
+    async def _queries(self, batches: list[int]) -> list[QueryAt]:
+        """The whole query at each committed batch whose logs can be read.
+
+        Raises:
+            ProviderError: The state of all of them is not RocksDB's (K8).
+        """
+
+        async def look(batch: int) -> QueryAt | ProviderError | None:
+            try:
+                return await self._checkpoint.at(batch)
+            except NotFoundError:
+                return None  # purged meanwhile
+            except ProviderError as error:
+                return error
+            except (FormatError, UsageError) as error:
+                path = error.subject if "/" in error.subject else f"{COMMITS}/{batch}"
+                self._note(path, error)
+                return None
+
+        found = await map_bounded(look, batches, in_flight_max=_READS_MAX)
+        queries = [query for query in found if isinstance(query, QueryAt)]
+        for batch, refused in zip(batches, found, strict=True):
+            if isinstance(refused, ProviderError):
+                if not queries:
+                    raise refused
+                # One batch of them all: it is the file that is wrong.
+                self._note(f"{OFFSETS}/{batch}", refused)
+        return queries
+
+    def _check_operators_known(self, queries: list[QueryAt]) -> None:
+        for query in queries:
+            known = {operator.id for operator in query.operators}
+            for operator in sorted(set(query.commit.unique_ids or ()) - known):
+                message = f"says nothing of operator {operator}, which has state in batch {query.batch}"
+                self._note(f"{_STATE}/{operator}/{_OPERATOR}", BatchLogError(message, hint=_HINT))
+
+    async def _find_unknown_state(
+        self, operators: tuple[int, ...], stores: set[StoreId], newest: QueryAt, offsets: tuple[int, ...]
+    ) -> None:
+        """Operators, partitions and stores that no committed batch has (K7)."""
+        if max(offsets, default=0) > newest.batch:
+            # A batch is under way, perhaps the first of a query that was changed.
+            known_operators = {*operators, *(store.operator for store in stores)}
+        else:
+            known_operators = {store.operator for store in stores}
+        known = {store.path for store in stores}
+        above = {path.rpartition("/")[0] for path in known} - known
+        for status in await self._numbered(_STATE):
+            if parse_batch_name(status.name) not in known_operators:
+                await self._waste_below(status.path, "is the state of an operator that no committed batch has")
+                continue
+            for partition in await self._numbered(status.path):
+                if partition.path not in known | above:
+                    await self._waste_below(partition.path, "is the state of a partition that no committed batch has")
+            for path in sorted(above):
+                if path.startswith(f"{status.path}/"):
+                    for store in await self._root.list(path):
+                        if store.path not in known:
+                            await self._waste_below(store.path, "is the state of a store that no committed batch has")
+
+    async def _numbered(self, path: str) -> list[FileStatus]:
+        """The directories in a directory that are called by numbers: operators and partitions."""
+        return [
+            status
+            for status in await self._root.list(path)
+            if status.is_directory and parse_batch_name(status.name) is not None
+        ]
+
+    async def _waste_below(self, path: str, message: str) -> None:
+        size_bytes = sum([status.size_bytes for status in await self._root.walk(path)])
+        if size_bytes:
+            self._waste(path, message, size_bytes)
+
+    # ------------------------------------------------------------------ what was found
+
+    def _note(self, path: str, error: FormatError | UsageError | ProviderError) -> None:
+        if all(finding.path != path for finding in self._findings):
+            self._findings.append(damage(path, error, "K2"))
+
+    def _warn(self, path: str, message: str, hint: str) -> None:
+        self._findings.append(Finding(kind="warning", path=path, message=message, hint=hint, rule="K2"))
+
+    def _waste(self, path: str, message: str, size_bytes: int) -> None:
+        hint = "it may be deleted, once no older backup or query needs it"
+        self._findings.append(
+            Finding(kind="waste", path=path, message=message, hint=hint, rule="K7", size_bytes=size_bytes)
+        )
+
+
+def _first(pair: tuple[int, OperatorMetadata]) -> int:
+    return pair[0]
+
+
+def _work(queries: list[QueryAt], *, newest_batch: int) -> tuple[StoreWork, ...]:
+    """What there is to check of each store that a committed batch has."""
+    versions: dict[StoreId, list[StateVersion]] = {}
+    codecs: dict[StoreId, list[CodecName]] = {}
+    settings: dict[StoreId, StateStoreSettings] = {}
+    for query in queries:
+        for store in query.stores:
+            versions.setdefault(store.id, []).append(store.at)
+            codecs.setdefault(store.id, []).append(store.settings.codec)
+            settings[store.id] = store.settings
+    return tuple(
+        StoreWork(
+            id=id_,
+            versions=tuple(versions[id_]),
+            codecs=tuple(codecs[id_]),
+            settings=settings[id_],
+            newest_batch=newest_batch,
+        )
+        for id_ in sorted(versions)
+    )

@@ -1,0 +1,101 @@
+"""What a check of a checkpoint finds (design 0005, section 4), in a form that can be printed and sent."""
+
+from typing import Literal
+
+import msgspec
+
+from engine.errors import EngineError
+from index.errors import FormatError
+
+# Damage: something committed cannot be had, or is not what was written. A warning: it will become that, or nobody can
+# tell. Waste: bytes that nobody needs.
+FindingKind = Literal["damage", "warning", "waste"]
+CheckLevel = Literal["quick", "full"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is wrong with one file, or with what a directory should hold."""
+
+    kind: FindingKind
+    # In the checkpoint: `state/0/3/SSTs/000008-….sst`.
+    path: str
+    message: str
+    # What to do.
+    hint: str
+    # The rule of design 0005 that it breaks, such as "K3".
+    rule: str
+    # How much it is, of waste.
+    size_bytes: int = 0
+
+
+class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one state store."""
+
+    path: str
+    findings: tuple[Finding, ...] = ()
+    # Committed versions that can be put together, and those that retention has taken.
+    versions: int = 0
+    versions_gone: int = 0
+    # Files that were read, each once.
+    files: int = 0
+    size_bytes: int = 0
+    ssts: int = 0
+    blocks: int = 0
+    # Of the newest version's base, counted; -1 where nobody counted.
+    keys: int = -1
+
+
+class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a checkpoint."""
+
+    location: str
+    level: CheckLevel
+    # Empty if `metadata` does not say.
+    query_id: str
+    # The oldest and the newest committed batch, and how many there are; -1 where there is none.
+    oldest_batch: int
+    newest_batch: int
+    batches: int
+    stores: int
+    findings: tuple[Finding, ...]
+    versions: int
+    versions_gone: int
+    files: int
+    size_bytes: int
+    ssts: int
+    blocks: int
+    keys: int
+    seconds: float
+
+    def of_kind(self, kind: FindingKind) -> tuple[Finding, ...]:
+        """The findings of one kind."""
+        return tuple(finding for finding in self.findings if finding.kind == kind)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.of_kind("damage")
+
+    @property
+    def waste_bytes(self) -> int:
+        """How much nobody needs."""
+        return sum(finding.size_bytes for finding in self.of_kind("waste"))
+
+
+def damage(path: str, error: EngineError | FormatError, rule: str, *, note: str = "") -> Finding:
+    """An error that a file has raised, as a finding about it.
+
+    Args:
+        path: Of the file in the checkpoint: what the error names may be a copy on this machine.
+        error: What was raised.
+        rule: Of design 0005.
+        note: Whatever else there is to say.
+    """
+    message = str(error)
+    operation = f"{error.operation} " if isinstance(error, EngineError) else ""
+    for prefix in (f"{operation}{error.subject}: ", f"{operation.strip()}: "):
+        if error.subject or operation:
+            message = message.removeprefix(prefix)
+    return Finding(
+        kind="damage", path=path, message=f"{message}; {note}" if note else message, hint=error.hint, rule=rule
+    )

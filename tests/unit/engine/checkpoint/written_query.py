@@ -1,0 +1,157 @@
+"""A checkpoint that our own state stores write, as Spark would, and what is in one."""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from engine import StateStore, StateStoreSettings
+from engine.state.streaming_checkpoint import (
+    ROCKSDB_PROVIDER,
+    StreamingCheckpoint,
+    open_query_state,
+)
+from index.batch_log import (
+    BatchCommit,
+    BatchOffsets,
+    OperatorMetadata,
+    OperatorStore,
+    SourceOffset,
+    encode_operator,
+    encode_query_id,
+)
+from index.model import UniqueId
+from index.picture import StoreId
+
+Rows = dict[tuple[str, bytes], bytes]
+
+
+async def rows_of(checkpoint: Path, scratch: Path, *, batch: int | None = None) -> dict[StoreId, Rows]:
+    """Every row of every store of a checkpoint after a batch."""
+    opened = await StreamingCheckpoint.open(checkpoint)
+    query = await opened.at(batch)
+    await opened.close()
+    found: dict[StoreId, Rows] = {}
+    for number, store in enumerate(query.stores):
+        state = await open_query_state(
+            checkpoint,
+            scratch / f"rows-{number}",
+            batch=query.batch,
+            operator=store.id.operator,
+            partition=store.id.partition,
+            store=store.id.store,
+        )
+        async with state:
+            families = state.families
+            found[store.id] = {(f, key): value for f in families for key, value in state.items(family=f)}
+    return found
+
+
+class WrittenQuery:
+    """A checkpoint that our own state stores write, batch by batch, as Spark would: one stateful operator.
+
+    Args:
+        root: Of the checkpoint.
+        work: Where the stores work.
+        format_version: Of its names.
+        families: Whether the operator is one with column families, whose metadata names schema files.
+        partitions: How many stores.
+        file_offsets: Whether its offsets are those of a file source, one file a batch.
+        settings: Of the stores.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        work: Path,
+        *,
+        format_version: Literal[1, 2] = 2,
+        families: bool = False,
+        partitions: int = 2,
+        file_offsets: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.root = root
+        self.batch = -1
+        self._work = work
+        self._families = families
+        self._file_offsets = file_offsets
+        self._settings = StateStoreSettings(
+            format_version=format_version,
+            column_families=families,
+            **{"background_uploads": False, "deltas_per_snapshot": 3, **settings},
+        )
+        self._ids: list[UniqueId | None] = [None] * partitions
+
+    async def begin(self) -> Self:
+        """Write what stands there before the first batch."""
+        _write(self.root / "metadata", encode_query_id("query-1"))
+        paths = (f"file:{self.root}/state/0/_stateSchema/default/0_abc",) if self._families else ()
+        store = OperatorStore(
+            name="default", prefix_columns_count=0, partitions_count=len(self._ids), schema_paths=paths
+        )
+        version = 2 if self._families else 1
+        name = "transformWithStateExec" if self._families else "stateStoreSave"
+        data = encode_operator(OperatorMetadata(version=version, id=0, name=name, stores=(store,)))
+        _write(self.root / "state/0/_metadata" / ("v2/0" if self._families else "metadata"), data)
+        if self._families:
+            _write(self.root / "state/0/_stateSchema/default/0_abc", b"schema")
+        _write(self.root / "state/0/0/_metadata/schema", b"schema")
+        return self
+
+    async def run(self, batches: int) -> None:
+        """Commit more batches; batch b puts, replaces and deletes rows that tell which batch it is."""
+        checkpoint = await StreamingCheckpoint.open(self.root)
+        for _ in range(batches):
+            batch = self.batch + 1
+            offset = f'{{"logOffset":{batch}}}' if self._file_offsets else None
+            offsets = BatchOffsets(conf=self._conf, offsets=(SourceOffset("0", offset),))
+            await checkpoint.offsets.add(batch, offsets)
+            line = f'{{"path":"file:///in/{batch}.json","timestamp":1,"batchId":{batch}}}'
+            _write(self.root / f"sources/0/{batch}", f"v1\n{line}".encode())
+            for partition in range(len(self._ids)):
+                self._ids[partition] = await self._commit(checkpoint, batch, partition)
+            ids: dict[int, tuple[tuple[UniqueId, ...], ...]] | None
+            ids = None if self._ids[0] is None else {0: tuple((i,) for i in self._ids if i is not None)}
+            await checkpoint.commits.add(batch, BatchCommit(version=1 if ids is None else 2, unique_ids=ids))
+            self.batch = batch
+        await checkpoint.close()
+
+    async def resume(self, root: Path, batch: int) -> None:
+        """Go on from a batch in another place."""
+        self.root, self.batch = root, batch
+        checkpoint = await StreamingCheckpoint.open(root)
+        query = await checkpoint.at(batch)
+        await checkpoint.close()
+        self._ids = [store.at.unique_id for store in query.stores]
+
+    @property
+    def _conf(self) -> dict[str, str]:
+        state = "spark.sql.streaming.stateStore."
+        return {
+            f"{state}providerClass": ROCKSDB_PROVIDER,
+            "spark.sql.shuffle.partitions": str(len(self._ids)),
+            f"{state}compression.codec": self._settings.codec,
+            f"{state}rocksdb.mergeOperatorVersion": str(self._settings.merge_operator_version),
+            f"{state}rowChecksum.enabled": str(self._settings.row_checksums).lower(),
+        }
+
+    async def _commit(self, checkpoint: StreamingCheckpoint, batch: int, partition: int) -> UniqueId | None:
+        files = checkpoint.state_dir(0, partition)
+        async with await StateStore.open(files, self._work / str(partition), self._settings) as store:
+            await store.load(batch, self._ids[partition])
+            if self._families and batch == 0:
+                store.add_family("lists", internal=False)
+                store.add_family("$counts", internal=True)
+            for n in range(batch, batch + 3):
+                store.put(f"{partition}-{n}".encode(), f"of batch {batch}".encode())
+            store.delete(f"{partition}-{batch - 1}".encode())
+            if self._families:
+                store.merge(b"list", b"%d" % batch, family="lists")
+                store.put(b"%d" % batch, b"1", family="$counts")
+            committed = await store.commit()
+            await store.maintain()
+        return committed.unique_id
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
