@@ -21,6 +21,7 @@ import rocksdict
 from typing_extensions import override
 
 from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
+from engine.rocksdb_chunks import ChunkLimits, ChunkScan
 from engine.rocksdb_options import KIB, MIB, RocksDbSettings, make_options, spark_settings
 
 __all__ = ["KIB", "MIB", "RocksDbSettings", "StoreFile", "StoreReader", "StoreWriter", "spark_settings"]
@@ -49,7 +50,7 @@ class StoreReader:
         self._directory = directory
         self._db = db
         self._merge_delimiter = merge_delimiter
-        self._scans: weakref.WeakSet[_Scan] = weakref.WeakSet()
+        self._scans: weakref.WeakSet[_Scan | ChunkScan] = weakref.WeakSet()
 
     @classmethod
     def open(cls, directory: Path, settings: RocksDbSettings | None = None) -> Self:
@@ -101,6 +102,23 @@ class StoreReader:
         except Exception as error:
             raise _typed(error, "scan", self._directory) from error
         scan = _Scan(self._directory, iterator, prefix)
+        self._scans.add(scan)
+        return scan
+
+    def chunks(self, prefix: bytes = b"", *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """What `items` gives, in lists: twice as fast, for those who want everything.
+
+        Args:
+            prefix: Of the keys.
+            rows_max: A list has at most so many rows.
+            bytes_max: And about so many bytes; a list ends soon after it has them.
+        """
+        try:
+            witness, rows = self._db.iter(), self._db.items(from_key=prefix)
+        except Exception as error:
+            raise _typed(error, "scan", self._directory) from error
+        limits = ChunkLimits(rows_max, bytes_max)
+        scan = ChunkScan(rows, witness, prefix, limits, lambda error: _typed(error, "scan", self._directory))
         self._scans.add(scan)
         return scan
 
@@ -230,9 +248,10 @@ class StoreWriter(StoreReader):
         """
         settings = settings or RocksDbSettings()
         access = rocksdict.AccessType.read_write()
-        db = _open(directory, settings, access, create=True, compactions=not compactions_wait)
+        compactions = settings.compacts and not compactions_wait
+        db = _open(directory, settings, access, create=True, compactions=compactions)
         store = cls(directory, db, settings.merge_delimiter)
-        store._compactions_wait = compactions_wait  # its own class
+        store._compactions_wait = settings.compacts and compactions_wait  # its own class
         return store
 
     def begin_compactions(self) -> None:

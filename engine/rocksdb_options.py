@@ -61,6 +61,8 @@ class RocksDbSettings(msgspec.Struct, frozen=True, kw_only=True):
     open_files_max: int = 256
     # Size of a block inside an SST file before compression. Larger ones make smaller files and slower reads.
     block_bytes: int = 4 * KIB
+    # Whether files are merged in the background; whoever opens a store to read it once has nothing from it.
+    compacts: bool = True
     # What stands between the operands of one key when they are put together: RocksDB's StringAppendOperator. None: no
     # merge operator, and a store that holds operands is refused.
     merge_delimiter: bytes | None = None

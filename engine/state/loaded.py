@@ -214,6 +214,21 @@ class LoadedState:
         scan = self.db.items(before + prefix, start=before + start)
         return self._without_prefix(scan, len(before))
 
+    def chunks(self, family: str, *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
+        """What `items` gives, in lists: see `StoreReader.chunks`."""
+        before, rows = self.families.prefix(family), self._rows
+        skip = len(before)
+        self._operands.write()
+        try:
+            for chunk in self.db.chunks(before, rows_max=rows_max, bytes_max=bytes_max):
+                if rows is not None:
+                    yield [(key[skip:], rows.read(key, value)) for key, value in chunk]
+                else:
+                    yield [(key[skip:], value) for key, value in chunk] if skip else chunk
+        except DamagedError:
+            self.is_damaged = True
+            raise
+
     def _without_prefix(self, scan: Iterator[tuple[bytes, bytes]], skip: int) -> Iterator[tuple[bytes, bytes]]:
         rows = self._rows
         try:

@@ -1,0 +1,216 @@
+"""Where state is read from: a checkpoint, or a picture of one in a repository. The driver and its tasks see the same.
+
+What travels to a task says where to look and holds no credentials: each process finds its own.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from blobstore.errors import BlobNotFoundError
+from blobstore.opening import StoreSettings
+from engine.checkpoint.pictures import find_job, find_picture
+from engine.clock import SystemAmbient
+from engine.digest_cache import DigestCache
+from engine.repository import Repository
+from engine.repository_reading import require_store
+from engine.restore import ReadIndex, read_index_of, restore_index
+from engine.spark.access import Access, open_on_driver
+from engine.spark.source_options import SourceOptions
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.files import StateFiles, as_state_files
+from engine.state.index_files import IndexStateFiles
+from engine.sync import LoopThread
+from index.log import Commit
+from index.picture import QUERY_STORE, QUERY_TASK, StoreId
+from index.picture_selection import SOURCES
+from index.reachable import files_of
+from index.selection import select_files
+from index.state_schema import SCHEMA_BYTES_MAX
+
+_SCHEMA: Final = "_metadata/schema"
+# Where Spark lets a worker keep what is too large for memory.
+_LOCAL_DIRS: Final = "SPARK_LOCAL_DIRS"
+
+R = TypeVar("R")
+
+
+class Place(Protocol):
+    """Where the stores of a query are."""
+
+    def of(self, *stores: StoreId) -> "Place":
+        """What a task needs that reads these stores alone."""
+        ...
+
+    def open_store(self, store: StoreId) -> contextlib.AbstractContextManager[tuple[LoopThread, StateFiles]]:
+        """The files of a store for a block, and the loop to ask them in."""
+        ...
+
+    def open_logs(self, scratch: Path) -> contextlib.AbstractContextManager[tuple[LoopThread, CheckpointDir]]:
+        """The logs and the metadata of the query for a block, laid out as in a checkpoint."""
+        ...
+
+
+class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, by its path or URL."""
+
+    location: str
+    settings: StoreSettings = StoreSettings()
+
+    def of(self, *stores: StoreId) -> "CheckpointPlace":  # noqa: ARG002  # all of it is one place
+        """The same."""
+        return self
+
+    def of_query(self) -> "CheckpointPlace":
+        """The same."""
+        return self
+
+    @contextlib.contextmanager
+    def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
+        """As `Place`."""
+        with self.open_root() as (loop, directory):
+            yield loop, as_state_files(directory.child(store.path))
+
+    @contextlib.contextmanager
+    def open_logs(self, scratch: Path) -> Iterator[tuple[LoopThread, CheckpointDir]]:  # noqa: ARG002  # no copy is made
+        """As `Place`."""
+        with self.open_root() as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def open_root(self) -> Iterator[tuple[LoopThread, CheckpointDir]]:
+        """The root of the checkpoint for a block, and a loop to ask it in."""
+        loop = LoopThread()
+        try:
+            directory = loop.run(CheckpointDir.open(self.location, settings=self.settings))
+            try:
+                yield loop, directory
+            finally:
+                loop.run(directory.close())
+        finally:
+            loop.stop()
+
+
+class PicturePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A picture in a repository. What is read of it is pinned meanwhile (design 0002, D5)."""
+
+    access: Access
+    commit: Commit
+
+    def of(self, *stores: StoreId) -> "PicturePlace":
+        """The same with these stores alone: a task is not sent what all others read."""
+        return self._with({(store.task, store.store) for store in stores})
+
+    def of_query(self) -> "PicturePlace":
+        """The same with the files of the query alone."""
+        return self._with({(QUERY_TASK, QUERY_STORE)})
+
+    def _with(self, wanted: set[tuple[str, str]]) -> "PicturePlace":
+        stores = tuple(s for s in self.commit.record.stores if (s.task, s.store) in wanted)
+        record = msgspec.structs.replace(self.commit.record, stores=stores)
+        return msgspec.structs.replace(self, commit=msgspec.structs.replace(self.commit, record=record))
+
+    @contextlib.contextmanager
+    def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
+        """As `Place`."""
+        with self.open_index(store.task, store.store) as opened:
+            yield opened
+
+    @contextlib.contextmanager
+    def open_index(self, task: str, store: str) -> Iterator[tuple[LoopThread, IndexStateFiles]]:
+        """The files of any store of the commit, of the query's own too."""
+        with self.access.borrow() as repository:
+            files = repository.asynchronous.state_files(self.commit, task=task, store=store)
+            with inside(repository.loop, files) as opened:
+                yield repository.loop, opened
+
+    @contextlib.contextmanager
+    def open_logs(self, scratch: Path) -> Iterator[tuple[LoopThread, CheckpointDir]]:
+        """As `Place`: they are brought to this machine, without the logs of sources, which may be long."""
+        with self.access.borrow() as repository:
+            target = scratch / "query"
+            repository.loop.run(self._fetch_logs(repository.asynchronous, target))
+            directory = repository.loop.run(CheckpointDir.open(target))
+            try:
+                yield repository.loop, directory
+            finally:
+                repository.loop.run(directory.close())
+
+    async def _fetch_logs(self, repository: Repository, target: Path) -> None:
+        reference = require_store(self.commit, QUERY_TASK, QUERY_STORE)
+
+        async def choose() -> ReadIndex:
+            index, requests = await read_index_of(repository.store, reference)
+            wanted = [(path, entry) for path, entry in files_of(index.dir) if path[0] != SOURCES]
+            return select_files(index, wanted), requests
+
+        async with repository.pinned(self.commit, "read logs"):
+            await restore_index(
+                repository.store,
+                choose=choose,
+                target=target,
+                settings=repository.settings,
+                ambient=SystemAmbient(),
+                cache=DigestCache(),
+            )
+
+
+def find_place(options: SourceOptions, batch: int | None) -> CheckpointPlace | PicturePlace:
+    """Where the state after a batch is, the newest if none is given. For the driver.
+
+    Raises:
+        NotFoundError: There is no such repository, job or picture.
+        UsageError: Several jobs have pictures, and none is named; or other processes cannot reach the store.
+        StoreError: As the store says.
+    """
+    settings = StoreSettings(s3=options.s3)
+    if options.repository is None:
+        return CheckpointPlace(location=absolute(options.checkpoint or ""), settings=settings)
+    repository, access = open_on_driver(options.repository, store=settings)
+    with repository:
+        job = options.job or repository.loop.run(find_job(repository.asynchronous))
+        commit, _ = repository.loop.run(find_picture(repository.asynchronous, job, batch=batch))
+    return PicturePlace(access=access, commit=commit)
+
+
+async def read_schema(files: StateFiles) -> bytes | None:
+    """The schema of a store's rows, from the files of its partition 0; None if there is none."""
+    try:
+        return await files.read(_SCHEMA, size_bytes_max=SCHEMA_BYTES_MAX)
+    except BlobNotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def scratch_dir() -> Iterator[Path]:
+    """A directory of this block's own, where Spark keeps its temporary files if it says where."""
+    roots = (root for root in os.environ.get(_LOCAL_DIRS, "").split(",") if os.access(root, os.W_OK))
+    with tempfile.TemporaryDirectory(prefix="tidemark-", dir=next(roots, None), ignore_cleanup_errors=True) as found:
+        yield Path(found)
+
+
+@contextlib.contextmanager
+def inside(loop: LoopThread, context: contextlib.AbstractAsyncContextManager[R]) -> Iterator[R]:
+    """An asynchronous context for a block that has no loop."""
+
+    async def enter() -> R:
+        return await context.__aenter__()
+
+    async def leave() -> None:
+        await context.__aexit__(None, None, None)
+
+    entered = loop.run(enter())
+    try:
+        yield entered
+    finally:
+        loop.run(leave())
+
+
+def absolute(location: str) -> str:
+    """A relative path as the driver means it: a task stands elsewhere."""
+    return location if ":" in location.split("/", 1)[0] else str(Path(location).absolute())

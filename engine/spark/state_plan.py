@@ -1,0 +1,168 @@
+"""What a read of state is made of, gathered on the driver: which stores at which versions, and what their rows are."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from blobstore.errors import BlobNotFoundError
+from engine.errors import NotFoundError, UsageError
+from engine.spark.arrow_types import is_known
+from engine.spark.source_options import RowForm, SourceOptions
+from engine.spark.state_places import CheckpointPlace, PicturePlace, Place, find_place, read_schema, scratch_dir
+from engine.state.batch_logs import ENTRY_BYTES_MAX
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.settings import StateStoreSettings
+from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
+from engine.state_store import StateStore
+from engine.sync import LoopThread
+from index.batch_log import decode_operator
+from index.errors import BatchLogError
+from index.picture import StoreId
+from index.state_schema import StructType, decode_state_schema, with_unique_names
+
+_READ: Final = "read state"
+_BYTES_HINT: Final = "choose one store with the options `operator` and `store`, or read with rows=bytes"
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rows of a store without column families are."""
+
+    key: StructType
+    value: StructType
+    # A key stands in two rows if some of its first fields are what keys are looked up by; 0: it is one row.
+    prefix_columns: int = 0
+
+
+class StoreRead(msgspec.Struct, frozen=True, kw_only=True):
+    """One store to read: what a task is told."""
+
+    place: CheckpointPlace | PicturePlace
+    store: StoreAt
+
+    @property
+    def id(self) -> StoreId:
+        """Which store."""
+        return self.store.id
+
+    @property
+    def version(self) -> int:
+        """Which version of it."""
+        return self.store.at.version
+
+
+class StatePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One batch of a query."""
+
+    batch: int
+    stores: tuple[StoreRead, ...]
+    # None: the rows are read as bytes.
+    table: Table | None
+
+
+def plan_state(options: SourceOptions, batch: int | None) -> StatePlan:
+    """Which stores to read for a batch, and as what.
+
+    Raises:
+        NotFoundError: There is no such batch, operator or store.
+        UsageError: Typed rows are asked for, and there is no one table.
+        ProviderError, FormatError, EngineError, StoreError: As `StreamingCheckpoint.at`.
+    """
+    place = find_place(options, batch)
+    with scratch_dir() as scratch, place.open_logs(scratch) as (loop, directory):
+        query = loop.run(StreamingCheckpoint(directory).at(batch))
+        chosen = tuple(store for store in query.stores if options.chooses(store.id))
+        if not chosen and query.stores:
+            raise _no_such_store(options, query)
+        table = None if options.rows == "bytes" else _find_table(place, loop, directory, chosen)
+    if options.rows == "typed" and table is None:
+        raise UsageError(
+            "the stores have no schema, or not all the same one, or it has types that only Spark knows",
+            operation=_READ,
+            subject=directory.location,
+            hint=_BYTES_HINT,
+        )
+    reads = tuple(StoreRead(place=place.of(store.id), store=store) for store in chosen)
+    return StatePlan(batch=query.batch, stores=reads, table=table)
+
+
+def form_of(plan: StatePlan) -> RowForm:
+    """As what the rows of a plan are read."""
+    return "bytes" if plan.table is None else "typed"
+
+
+@contextlib.contextmanager
+def load_store(read: StoreRead) -> Iterator[StateStore]:
+    """One store as a version, to be read on this machine for a block. What it took is removed after it.
+
+    Raises:
+        As `StateStore.load`.
+    """
+    with scratch_dir() as scratch, read.place.open_store(read.id) as (loop, files):
+        store = loop.run(StateStore.open(files, scratch / "store", _read_once(read.store.settings)))
+        try:
+            loop.run(store.load(read.version, read.store.at.unique_id, read_only=True))
+            yield store
+        finally:
+            loop.run(store.close())
+
+
+def _read_once(settings: StateStoreSettings) -> StateStoreSettings:
+    """The same without what only pays if there is a next version."""
+    rocksdb = msgspec.structs.replace(settings.rocksdb, compacts=False)
+    return msgspec.structs.replace(settings, count_keys=False, rocksdb=rocksdb)
+
+
+def _find_table(place: Place, loop: LoopThread, directory: CheckpointDir, stores: tuple[StoreAt, ...]) -> Table | None:
+    """The one table that all these stores are; None if there is none (design 0005, D2)."""
+    if any(store.settings.column_families for store in stores):
+        return None
+    firsts = {(store.id.operator, store.id.store) for store in stores}
+    tables: set[Table | None] = set()
+    for operator, name in sorted(firsts):
+        first = StoreId(operator, 0, name)
+        with place.of(first).open_store(first) as (own_loop, files):
+            data = own_loop.run(read_schema(files))
+        if data is None:
+            return None
+        prefix_columns = loop.run(_prefix_columns(directory, operator, name))
+        tables.add(_table(data, prefix_columns, subject=f"schema of {first}"))
+        if len(tables) > 1:
+            return None
+    return tables.pop() if tables else None
+
+
+def _table(data: bytes, prefix_columns: int, *, subject: str) -> Table | None:
+    schemas = decode_state_schema(data, subject=subject)
+    if len(schemas) != 1 or not (is_known(schemas[0].key) and is_known(schemas[0].value)):
+        return None
+    key, value = _row(schemas[0].key), _row(schemas[0].value)
+    if not 0 <= prefix_columns < max(1, len(key.fields)):
+        raise BatchLogError(f"has {len(key.fields)} fields in a key, and {prefix_columns} lead", subject=subject)
+    return Table(key=key, value=value, prefix_columns=prefix_columns)
+
+
+def _row(of: StructType) -> StructType:
+    named = with_unique_names(of)
+    return named if isinstance(named, StructType) else of
+
+
+async def _prefix_columns(directory: CheckpointDir, operator: int, store: str) -> int:
+    path = f"state/{operator}/_metadata/metadata"
+    try:
+        data = await directory.read(path, size_bytes_max=ENTRY_BYTES_MAX)
+    except BlobNotFoundError:
+        return 0
+    stores = decode_operator(data, subject=path).stores
+    return next((found.prefix_columns_count for found in stores if found.name == store), 0)
+
+
+def _no_such_store(options: SourceOptions, query: QueryAt) -> NotFoundError:
+    have = "; ".join(f"operator {o.id} ({o.name}): {', '.join(o.stores)}" for o in query.operators) or "no state"
+    partitions = ",".join(map(str, options.partitions)) or None
+    said = (("operator", options.operator), ("partition", partitions), ("store", options.store))
+    wanted = ", ".join(f"{name} {value}" for name, value in said if value is not None)
+    return NotFoundError(
+        f"the query has no {wanted}", operation=_READ, subject=f"batch {query.batch}", hint=f"it has {have}"
+    )

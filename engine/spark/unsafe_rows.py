@@ -1,0 +1,286 @@
+"""Spark's UnsafeRow, the form of rows in a state store, as Arrow arrays: whole columns at a time.
+
+A row is a bit for each field that is null, a word of eight bytes for each field, and what does not fit a word behind
+them; such a field's word says where, from the beginning of the row, and how long. Nested rows, arrays and maps are told
+the same way within. All of it is little-endian and at multiples of eight bytes, so many rows laid one behind the other
+are one array of words, and a column is picked out of it at once.
+
+In a state store a byte stands before each row that says how it is encoded: 0 for this form.
+
+Nothing is believed: every offset and size has to lie within its row, or it is damage.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from engine.errors import DamagedError
+from engine.spark.arrow_types import arrow_type, is_wide
+from index.state_schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Build: TypeAlias = Callable[[Any], pa.Array]
+
+WORD: Final = 8
+# One byte before each row, and so many between two: then each row begins at a word.
+_GAP: Final = bytes(WORD - 1)
+_WORD_BITS: Final = 64
+# A decimal that does not fit a word.
+_WIDE_BYTES: Final = 16
+
+# How an element of an array is stored, and what it is made of: the integer as stored to what Arrow has.
+_STORED: Final[dict[str, tuple[str, str]]] = {
+    "boolean": ("u1", "?"),
+    "byte": ("i1", "i1"),
+    "short": ("<i2", "<i2"),
+    "integer": ("<i4", "<i4"),
+    "long": ("<i8", "<i8"),
+    "float": ("<i4", "<f4"),
+    "double": ("<i8", "<f8"),
+    "date": ("<i4", "<i4"),
+    "timestamp": ("<i8", "<i8"),
+    "timestamp_ntz": ("<i8", "<i8"),
+}
+_INTERVAL: Final = ("<i8", "<i8")
+_TEXTS: Final = frozenset({"string", "binary"})
+_SIGN_BIT: Final = 0x80
+# What positions in Arrow's arrays can tell.
+_BUFFER_BYTES_MAX: Final = 2**31 - 1
+
+
+class Region(msgspec.Struct, frozen=True):
+    """Where many rows, or arrays, stand in the buffer: byte positions at words, and sizes."""
+
+    at: Ints
+    size: Ints
+    # False where there is none: its position and size mean nothing. None: all are there.
+    there: Bools | None = None
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+
+class RowBuffer:
+    """Many encoded rows, one behind the other.
+
+    Args:
+        rows: As they stand in RocksDB, each with its first byte.
+        subject: What errors call them.
+
+    Raises:
+        DamagedError: One is not encoded as an UnsafeRow.
+    """
+
+    def __init__(self, rows: Sequence[bytes] | Iterable[bytes], subject: str) -> None:
+        rows = rows if isinstance(rows, list) else list(rows)
+        self._subject = subject
+        sizes = np.fromiter(map(len, rows), np.int64, len(rows))
+        if len(rows) and (int(sizes.min()) < 1 or ((sizes - 1) % WORD).any()):
+            raise self.damage("is not as long as an UnsafeRow is")
+        strides = sizes + len(_GAP)
+        at = np.cumsum(strides) - strides + WORD
+        if int(strides.sum()) > _BUFFER_BYTES_MAX - 2 * WORD:
+            raise self.damage("takes more than Arrow can tell")
+        self._data = _GAP.join([b"", *rows, b"\0"])
+        self._words = np.frombuffer(self._data, "<i8")
+        if np.frombuffer(self._data, np.uint8)[at - 1].any():
+            raise self.damage("is not encoded as an UnsafeRow")
+        self.all = Region(at, sizes - 1)
+
+    def damage(self, message: str) -> DamagedError:
+        """The error for a row that cannot be what a writer wrote."""
+        hint = "the state does not fit the schema that is stored beside it; read it with `rows=bytes`"
+        return DamagedError(f"a row {message}", operation="decode", subject=self._subject, hint=hint)
+
+    def columns(self, of: StructType, region: Region) -> list[pa.Array]:
+        """The fields of rows, each as an array."""
+        header = (len(of.fields) + _WORD_BITS - 1) // _WORD_BITS
+        self._check(region.size >= WORD * (header + len(of.fields)), region.there, "is shorter than its fields")
+        first = region.at // WORD
+        columns = []
+        for number, field in enumerate(of.fields):
+            nulls = self._word(first + number // _WORD_BITS, region.there) >> (number % _WORD_BITS) & 1
+            there = nulls == 0 if region.there is None else (nulls == 0) & region.there
+            stored = self._word(first + header + number, region.there)
+            columns.append(self._column(field.type, stored, region, None if there.all() else there))
+        return columns
+
+    def _column(self, of: DataType, stored: npt.NDArray[Any], parent: Region, there: Bools | None) -> pa.Array:
+        """One column from what stands in the words of its fields."""
+        if isinstance(of, StructType | ArrayType | MapType):
+            return self._nested(of, self._within(stored, parent, there))
+        if isinstance(of, DecimalType):
+            if not is_wide(of):
+                return _decimal(of, stored.astype(np.int64), there)
+            return self._wide_decimal(of, self._within(stored, parent, there, aligned=False))
+        if of.name in _TEXTS:
+            return self._text(of, self._within(stored, parent, there, aligned=False))
+        return _number(of, stored, there)
+
+    def _within(self, stored: npt.NDArray[Any], parent: Region, there: Bools | None, *, aligned: bool = True) -> Region:
+        """What words point to: the offset from the parent's beginning in the upper half, the size in the lower."""
+        words = stored.view(np.uint64)
+        offset, size = (words >> np.uint64(32)).astype(np.int64), (words & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        self._check(offset + size <= parent.size, there, "points beyond its end")
+        if aligned:
+            self._check((offset | size) % WORD == 0, there, "points into the middle of a word")
+        return Region(parent.at + offset, size, there)
+
+    def _check(self, holds: Bools, there: Bools | None, message: str) -> None:
+        if not (holds if there is None else holds | ~there).all():
+            raise self.damage(message)
+
+    def _word(self, places: Ints, there: Bools | None) -> Ints:
+        """What stands at these words; 0, as the buffer begins, where there is nothing."""
+        return self._words[places if there is None else np.where(there, places, 0)]
+
+    def _at(self, region: Region) -> Ints:
+        """Positions to read at; the beginning of the buffer where there is nothing."""
+        return region.at if region.there is None else np.where(region.there, region.at, 0)
+
+    # --- what stands behind the words
+
+    def _text(self, of: AtomType, region: Region) -> pa.Array:
+        """Texts or bytes: the buffer is cut into them and what is between, and they are taken out."""
+        size = region.size if region.there is None else np.where(region.there, region.size, 0)
+        ends = np.maximum.accumulate(np.where(size > 0, region.at + size, 0)) if len(size) else size
+        cuts = np.empty(2 * len(size) + 1, np.int32)
+        cuts[0] = 0
+        cuts[2::2] = ends
+        cuts[1::2] = ends - size
+        pieces = pa.Array.from_buffers(
+            arrow_type(of), 2 * len(size), [None, pa.py_buffer(cuts), pa.py_buffer(self._data)]
+        )
+        places = pa.array(
+            np.arange(1, 2 * len(size), 2), mask=None if region.there is None else ~region.there, type=pa.int64()
+        )
+        return pieces.take(places)
+
+    def _wide_decimal(self, of: DecimalType, region: Region) -> pa.Array:
+        """Numbers of up to 16 bytes, big-endian, turned round and widened."""
+        there = region.there
+        self._check((region.size > 0) & (region.size <= _WIDE_BYTES), there, "has a decimal of more than 16 bytes")
+        at, size = self._at(region), region.size if there is None else np.where(there, region.size, 1)
+        octets = np.frombuffer(self._data, np.uint8)
+        steps = np.arange(_WIDE_BYTES)
+        places = at[:, None] + size[:, None] - 1 - steps
+        sign = np.where(octets[at] >= _SIGN_BIT, 0xFF, 0).astype(np.uint8)
+        values = np.where(steps < size[:, None], octets[np.maximum(places, 0)], sign[:, None])
+        return pa.Array.from_buffers(
+            arrow_type(of), len(at), [_bitmap(there), pa.py_buffer(np.ascontiguousarray(values))]
+        )
+
+    def _nested(self, of: StructType | ArrayType | MapType, region: Region) -> pa.Array:
+        if isinstance(of, StructType):
+            return pa.Array.from_buffers(
+                arrow_type(of), len(region), [_bitmap(region.there)], children=self.columns(of, region)
+            )
+        if isinstance(of, ArrayType):
+            counts, values = self._elements(of.element, region)
+            return _list(arrow_type(of), counts, region.there, values)
+        self._check(region.size >= WORD, region.there, "has a map without a size")
+        keys_size = self._words[self._at(region) // WORD]
+        rest = region.size - WORD - keys_size
+        self._check((keys_size >= 0) & (keys_size % WORD == 0) & (rest >= 0), region.there, "has a map beyond its end")
+        counts, keys = self._elements(of.key, Region(region.at + WORD, keys_size, region.there))
+        others, values = self._elements(of.value, Region(region.at + WORD + keys_size, rest, region.there))
+        if not np.array_equal(counts, others):
+            raise self.damage("has a map with more keys than values, or fewer")
+        if keys.null_count:
+            raise self.damage("has a map with a key that is null")
+        entry = pa.struct([arrow_type(of).key_field, arrow_type(of).item_field])
+        entries = pa.Array.from_buffers(entry, len(keys), [None], children=[keys, values])
+        return _list(arrow_type(of), counts, region.there, entries)
+
+    def _elements(self, of: DataType, region: Region) -> tuple[Ints, pa.Array]:
+        """How many elements each array has, and all of them: a count, a bit for each that is null, and the elements."""
+        self._check(region.size >= WORD, region.there, "has an array without a length")
+        at = self._at(region)
+        counts = self._words[at // WORD]
+        counts = counts if region.there is None else np.where(region.there, counts, 0)
+        width = element_bytes(of)
+        self._check((counts >= 0) & (counts <= region.size * WORD), region.there, "has an array of an unlikely length")
+        header = WORD + (counts + _WORD_BITS - 1) // _WORD_BITS * WORD
+        self._check(header + counts * width <= region.size, region.there, "has an array beyond its end")
+        # One line for each element from here on: of which array it is, and the how many-th.
+        owner = np.repeat(np.arange(len(counts)), counts)
+        number = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+        parent = Region(at[owner], region.size[owner])
+        nulls = self._words[parent.at // WORD + 1 + number // _WORD_BITS] >> (number % _WORD_BITS) & 1
+        place = parent.at + header[owner] + number * width
+        stored = np.frombuffer(self._data, f"<i{width}")[place // width]
+        return counts, self._column(of, stored, parent, None if not nulls.any() else nulls == 0)
+
+
+def element_bytes(of: DataType) -> int:
+    """How many bytes an element of an array takes where the elements stand."""
+    if isinstance(of, AtomType) and of.name in _STORED:
+        return np.dtype(_STORED[of.name][0]).itemsize
+    return 1 if of == AtomType("void") else WORD
+
+
+def decode_rows(of: StructType, rows: Sequence[bytes] | Iterable[bytes], *, subject: str) -> pa.Array:
+    """Encoded rows as an array of structs.
+
+    Args:
+        of: What they are, of types that `engine.spark.arrow_types.is_known` knows.
+        rows: As they stand in RocksDB.
+        subject: What errors call them.
+
+    Raises:
+        DamagedError: They do not fit the schema.
+    """
+    buffer = RowBuffer(rows, subject)
+    return rows_array(of, buffer.columns(of, buffer.all), len(buffer.all))
+
+
+def rows_array(of: StructType, columns: list[pa.Array], count: int) -> pa.Array:
+    """Columns as the fields of so many structs."""
+    return pa.Array.from_buffers(arrow_type(of), count, [None], children=columns)
+
+
+def decode_pairs(
+    key: StructType, value: StructType, pairs: Iterable[tuple[bytes, bytes]], *, subject: str
+) -> tuple[pa.Array, pa.Array]:
+    """Keys and values as two arrays of structs; both from one buffer. Raises as `decode_rows`."""
+    buffer = RowBuffer(list(itertools.chain.from_iterable(pairs)), subject)
+    rows = buffer.all
+    keys, values = (Region(rows.at[first::2], rows.size[first::2]) for first in (0, 1))
+    return (
+        rows_array(key, buffer.columns(key, keys), len(keys)),
+        rows_array(value, buffer.columns(value, values), len(values)),
+    )
+
+
+def _number(of: AtomType, stored: npt.NDArray[Any], there: Bools | None) -> pa.Array:
+    if of.name == "void":
+        return pa.nulls(len(stored))
+    if of.name == "boolean":
+        content = _bitmap(stored.astype(np.uint8).astype(np.bool_))
+    else:
+        storage, meaning = _STORED.get(of.name, _INTERVAL)
+        content = pa.py_buffer(np.ascontiguousarray(stored.astype(storage)).view(meaning))
+    return pa.Array.from_buffers(arrow_type(of), len(stored), [_bitmap(there), content])
+
+
+def _decimal(of: DecimalType, unscaled: Ints, there: Bools | None) -> pa.Array:
+    halves = np.empty((len(unscaled), 2), "<i8")
+    halves[:, 0] = unscaled
+    halves[:, 1] = unscaled >> 63
+    return pa.Array.from_buffers(arrow_type(of), len(unscaled), [_bitmap(there), pa.py_buffer(halves)])
+
+
+def _list(of: pa.DataType, counts: Ints, there: Bools | None, values: pa.Array) -> pa.Array:
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return pa.Array.from_buffers(of, len(counts), [_bitmap(there), pa.py_buffer(offsets)], children=[values])
+
+
+def _bitmap(bits: Bools | None) -> pa.Buffer | None:
+    return None if bits is None else pa.py_buffer(np.packbits(bits, bitorder="little"))

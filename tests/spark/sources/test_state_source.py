@@ -1,0 +1,212 @@
+"""Rows of state, held against Spark's own reader of them."""
+
+import asyncio
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from engine.repository import Repository
+from engine.spark.sources import register_sources
+from index.batch_log import JOIN_STORES
+from index.picture import decode_picture
+from tests.spark.sources.reading import RICH, by_spark, by_us, ran, reading_session, rows_of, types_of
+from tests.spark.state.forms import StateRow
+from tests.spark.state.oracle import spark_rows
+from tests.spark.state.queries import (
+    AGGREGATION,
+    CHANGELOGS,
+    DEDUPLICATION,
+    DEDUPLICATION_WITHIN,
+    FORMAT,
+    LIMIT,
+    MAP_GROUPS,
+    ROW_CHECKSUMS,
+    SESSION,
+    TRANSFORM,
+    WINDOWS,
+    Query,
+    StatefulQuery,
+    join,
+    lend_schemas,
+)
+from tests.unit.engine.checkpoint.picture_kit import take_picture
+
+pytestmark = pytest.mark.spark
+
+V2 = {FORMAT: "2"}
+COLUMNS = ["operator", "partition", "store", "version", "key", "value"]
+BYTES = ["operator", "partition", "store", "version", "family", "key", "value"]
+
+
+@pytest.fixture(scope="module")
+def joined(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> StatefulQuery:
+    return ran(spark, join(2), tmp_path_factory.mktemp("joined"), V2, batches=2)
+
+
+@pytest.fixture
+def checkpoint(counted: StatefulQuery, tmp_path: Path) -> Path:
+    shutil.copytree(counted.checkpoint, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_every_type_is_read_as_spark_reads_it(spark: SparkSession, tmp_path: Path) -> None:
+    query = ran(spark, RICH, tmp_path, V2, batches=2)
+    session = reading_session(query)
+    ours, theirs = by_us(session, query), by_spark(session, query)
+    assert rows_of(ours) == rows_of(theirs)
+    for name in ("key", "value"):
+        assert types_of(ours.schema[name].dataType) == types_of(theirs.schema[name].dataType)
+    assert ours.columns == COLUMNS
+
+
+def test_each_store_of_a_join_is_a_table_and_all_together_are_bytes(joined: StatefulQuery) -> None:
+    session = reading_session(joined)
+    store = JOIN_STORES[1]
+    assert rows_of(by_us(session, joined, store=store)) == rows_of(by_spark(session, joined, store))
+    together = by_us(session, joined)
+    assert together.columns == BYTES
+    counts = {row.store: row[1] for row in together.groupBy("store").count().collect()}
+    assert set(counts) == set(JOIN_STORES)
+    assert counts[store] == by_us(session, joined, store=store, rows="bytes").count()
+
+
+def test_a_picture_is_read_as_the_checkpoint_it_is_of(counted: StatefulQuery, tmp_path: Path, url: str) -> None:
+    async def backup() -> int:
+        async with await Repository.open(url) as repository:
+            commit = await take_picture(repository, counted.checkpoint, tmp_path / "staged")
+        picture = decode_picture(commit.record.offsets)
+        assert picture is not None
+        return picture.oldest_batch
+
+    oldest = asyncio.run(backup())
+    session = reading_session(counted)
+    read = session.read.format("tidemark_state").option("repository", url)
+    assert rows_of(read.load()) == rows_of(by_us(session, counted))
+    with pytest.raises(PySparkException, match="has no picture"):
+        read.option("job", "other").load()
+    older = read.option("job", "query").option("batch", oldest).option("partition", "1").load()
+    assert rows_of(older) == rows_of(by_us(session, counted, batch=oldest, partition=1))
+
+
+def test_a_damaged_block_is_an_error_and_never_fewer_rows(counted: StatefulQuery, checkpoint: Path) -> None:
+    session = reading_session(counted)
+    read = session.read.format("tidemark_state").option("rows", "bytes")
+    for sst in checkpoint.glob("state/0/*/SSTs/*.sst"):
+        data = bytearray(sst.read_bytes())
+        data[10] ^= 1
+        sst.write_bytes(data)
+    with pytest.raises(PySparkException, match="DamagedError"):
+        read.load(str(checkpoint)).collect()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("conf", [V2, {}], ids=["format 2", "format 1"])
+@pytest.mark.parametrize(
+    "query",
+    [AGGREGATION, WINDOWS, DEDUPLICATION, DEDUPLICATION_WITHIN, SESSION, MAP_GROUPS, LIMIT, RICH],
+    ids=lambda query: query.name,
+)
+def test_every_operator_at_every_batch_is_read_as_spark_reads_it(
+    spark: SparkSession, tmp_path: Path, query: Query, conf: dict[str, str]
+) -> None:
+    made = ran(spark, query, tmp_path, conf, batches=5)
+    session = reading_session(made)
+    for batch in made.committed():
+        ours = by_us(session, made, batch=batch, rows="typed")
+        assert rows_of(ours) == rows_of(by_spark(session, made, batch=batch))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "conf", [{ROW_CHECKSUMS: "true"}, {CHANGELOGS: "false"}], ids=["row checksums", "snapshots only"]
+)
+def test_rows_are_the_same_however_they_are_kept(spark: SparkSession, tmp_path: Path, conf: dict[str, str]) -> None:
+    made = ran(spark, AGGREGATION, tmp_path, V2 | conf)
+    session = reading_session(made)
+    assert rows_of(by_us(session, made)) == rows_of(by_spark(session, made))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("state_format", [1, 2])
+def test_all_stores_of_a_join_are_read_as_spark_reads_them(
+    spark: SparkSession, tmp_path: Path, joined: StatefulQuery, state_format: int
+) -> None:
+    made = joined
+    if state_format == 1:
+        made = ran(spark, join(1), tmp_path, V2, batches=2)
+        lend_schemas(made, joined)
+    session = reading_session(made)
+    for store in JOIN_STORES:
+        assert rows_of(by_us(session, made, store=store)) == rows_of(by_spark(session, made, store))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("query", [TRANSFORM, join(3), join(4)], ids=lambda query: query.name)
+def test_column_families_are_read_as_bytes(spark: SparkSession, tmp_path: Path, query: Query) -> None:
+    made = ran(spark, query, tmp_path, V2, batches=2)
+    session = reading_session(made)
+    ours: Counter[StateRow] = Counter()
+    read = by_us(session, made)
+    assert read.columns == BYTES
+    for row in read.collect():
+        ours.update(made.query.forms.of_ours(row.family, bytes(row.key), bytes(row.value), b""))
+    theirs: Counter[StateRow] = sum(spark_rows(made, [made.committed()[-1]]).values(), Counter())
+    assert ours == theirs
+    with pytest.raises(PySparkException, match="rows=bytes"):
+        by_us(session, made, rows="typed").collect()
+
+
+@pytest.fixture
+def pushing(joined: StatefulQuery) -> Iterator[SparkSession]:
+    session = reading_session(joined)
+    register_sources(session, push_filters=True)
+    yield session
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "partition = 1",
+        "partition in (0, 7) and store like 'left%'",
+        "version > 1 and not store = 'left-keyToNumValues'",
+        "version < 2",
+        "operator is null or partition = 0",
+        "operator <=> 0 and partition >= 1",
+    ],
+)
+def test_filters_that_are_pushed_down_mean_what_they_say(
+    joined: StatefulQuery, pushing: SparkSession, condition: str
+) -> None:
+    """A DataFrame anew for each: Spark keeps what was pushed for all uses of one."""
+    expected = Counter(by_us(reading_session(joined), joined).where(condition).select("partition", "store").collect())
+    assert Counter(by_us(pushing, joined).where(condition).select("partition", "store").collect()) == expected
+
+
+@pytest.mark.soak
+def test_a_store_that_a_pushed_filter_leaves_out_is_not_opened(
+    joined: StatefulQuery, pushing: SparkSession, tmp_path: Path
+) -> None:
+    shutil.copytree(joined.checkpoint, tmp_path / "copy")
+    for file in (tmp_path / "copy/state/0/1/right-keyToNumValues").iterdir():
+        if file.is_file():
+            file.write_bytes(b"not what it was")
+    read = pushing.read.format("tidemark_state")
+    left = read.load(str(tmp_path / "copy")).where("store like 'left%'")
+    assert left.count() == by_us(reading_session(joined), joined).where("store like 'left%'").count()
+    with pytest.raises(PySparkException, match="Error"):
+        read.load(str(tmp_path / "copy")).count()
+
+
+@pytest.mark.soak
+def test_a_use_of_a_dataframe_is_not_filtered_as_another_one(joined: StatefulQuery) -> None:
+    rows = by_us(reading_session(joined), joined)
+    whole = rows.count()
+    parts = [rows.where(f"partition = {partition}") for partition in (0, 1)]
+    assert sum(part.count() for part in parts) == parts[0].union(parts[1]).count() == rows.count() == whole
