@@ -20,6 +20,7 @@ from engine.cli.failures import close_quietly, describe, print_traceback, report
 from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, help_sections
 from engine.cli.reading import diff, list_, show
 from engine.cli.restoring import restore
+from engine.cli.spark_verbs import spark
 from engine.cli.writing import backup, commit, init
 
 GROUPS_HELP: Final = {
@@ -75,7 +76,7 @@ class Tidemark(click.Group):
 
     def _run(self, words: list[str], prog_name: str, complete_var: str | None, extra: dict[str, Any]) -> int:
         meta: dict[str, Any] = {}
-        verb = next((word for word in words if word in self.commands), prog_name)
+        verb = _verb_of(words, self) or prog_name
         try:
             try:
                 result = super().main(words, prog_name, complete_var, standalone_mode=False, obj=meta, **extra)
@@ -94,6 +95,16 @@ class Tidemark(click.Group):
             failure = describe(error, verb)
             report(failure, as_json=meta.get(JSON_META, _asked(words, "--json")))
             return failure.code
+
+
+def _verb_of(words: Sequence[str], group: click.Group) -> str:
+    """The verb of a command line that could not be read: its first word that is one, and what is one in that group."""
+    at = next((n for n, word in enumerate(words) if word in group.commands), None)
+    if at is None:
+        return ""
+    found = group.commands[words[at]]
+    below = _verb_of(words[at + 1 :], found) if isinstance(found, click.Group) else ""
+    return f"{words[at]} {below}".strip()
 
 
 def _asked(words: Sequence[str], flag: str) -> bool:
@@ -122,7 +133,7 @@ def tidemark(ctx: click.Context) -> None:
 
 for _verb in (
     *(init, backup, commit, restore, list_, show, diff, verify, collect, rewind, fork, name, unname, export),
-    *(doctor, lifecycle),
+    *(doctor, lifecycle, spark),
 ):
     tidemark.add_command(cast("click.Command", _verb))
 

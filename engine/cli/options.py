@@ -2,7 +2,8 @@
 
 A value comes from the command line, else from the environment, else from the settings file, else it is the default.
 An option that makes sense for more than one run (a *setting*) is `TIDEMARK_JOB` in the environment and stands at the
-top of the file; every option, settings included, is also `TIDEMARK_BACKUP_JOB` and a key of the table `[backup]`.
+top of the file; every option, settings included, is also `TIDEMARK_BACKUP_JOB` and a key of the table `[backup]`; of a
+verb of the group `spark` `TIDEMARK_SPARK_BACKUP_JOB`, and a key of the table `[spark-backup]`.
 
 How an S3 server is reached is a table of its own: `endpoint_url` in `[s3]` is `TIDEMARK_S3_ENDPOINT_URL`. Credentials
 are no options: the standard chain of the SDK finds them.
@@ -10,7 +11,7 @@ are no options: the standard chain of the SDK finds them.
 
 import os
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
@@ -86,14 +87,28 @@ class Setting(click.Option):
 
 
 class Verb(click.Command):
-    """A verb: knows its example and tells its options where in the environment they stand."""
+    """A verb: knows its example and tells its options where in the environment they stand.
 
-    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:  # noqa: ANN401  (click passes them on)
+    Attributes:
+        words: As people say it: "backup", or "spark backup" of the group `spark`.
+        needs_repository: Whether it cannot do without one.
+    """
+
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401  (click passes them on)
+        example: str = "",
+        group: str = "",
+        needs_repository: bool = True,
+        **kwargs: Any,  # noqa: ANN401  (click passes them on)
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self.words = f"{group} {self.name}".strip()
+        self.needs_repository = needs_repository
         self.example = example
         for param in self.params:
             if isinstance(param, click.Option) and param.name and param.envvar is None:
-                param.envvar = environment_names(self.name or "", param.name, shared=isinstance(param, Setting))
+                param.envvar = environment_names(self.words, param.name, shared=isinstance(param, Setting))
 
     @override
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -109,19 +124,35 @@ class Verb(click.Command):
 
 def environment_names(verb: str, option: str, *, shared: bool) -> list[str]:
     """The variables that an option is read from, the first that is set winning."""
-    own = f"{ENVIRONMENT_PREFIX}_{verb}_{option}".upper()
+    own = f"{ENVIRONMENT_PREFIX}_{verb}_{option}".replace(" ", "_").upper()
     return [own, f"{ENVIRONMENT_PREFIX}_{option}".upper()] if shared else [own]
+
+
+def walk_verbs(group: click.Group) -> Iterator[Verb]:
+    """Every verb, those of the groups inside too."""
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            yield from walk_verbs(command)
+        elif isinstance(command, Verb):
+            yield command
+
+
+def table_name(command: click.Command) -> str:
+    """The table of a verb in a settings file."""
+    return command.words.replace(" ", "-") if isinstance(command, Verb) else command.name or ""
 
 
 def setting_keys(group: click.Group) -> tuple[frozenset[str], dict[str, frozenset[str]]]:
     """What may stand in a settings file: keys at its top, and those of each verb's table."""
     by_verb = {
-        name: frozenset(p.name for p in command.params if isinstance(p, click.Option) and p.name and p.name != "config")
-        for name, command in group.commands.items()
+        table_name(verb): frozenset(
+            p.name for p in verb.params if isinstance(p, click.Option) and p.name and p.name != "config"
+        )
+        for verb in walk_verbs(group)
     }
     shared = frozenset(
         p.name
-        for command in group.commands.values()
+        for command in walk_verbs(group)
         for p in command.params
         if isinstance(p, Setting) and p.name and p.name not in {*TRANSFER_KEYS, *_S3_OPTIONS}
     )
@@ -145,23 +176,24 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None)
     shared, by_verb = setting_keys(group)
     config = read_config(path, shared=shared, by_verb=by_verb)
     ctx.obj[CONFIG_META] = config
-    ctx.default_map = default_map(config, ctx.command.name or "", by_verb.get(ctx.command.name or "", frozenset()))
+    table = table_name(ctx.command)
+    ctx.default_map = default_map(config, table, by_verb.get(table, frozenset()))
 
 
 CONFIG_META: Final = "tidemark.config"
 
 
-def default_map(config: Config, verb: str, options: frozenset[str]) -> dict[str, Any]:
+def default_map(config: Config, table: str, options: frozenset[str]) -> dict[str, Any]:
     """What a settings file says about one verb, the most particular table last."""
     s3 = {f"{S3}_{key}": value for key, value in config.by_table.get(S3, {}).items()}
-    merged = {**config.shared, **config.by_table.get(TRANSFER, {}), **s3, **config.by_table.get(verb, {})}
+    merged = {**config.shared, **config.by_table.get(TRANSFER, {}), **s3, **config.by_table.get(table, {})}
     return {key: value for key, value in merged.items() if key in options}
 
 
 def origin_hint(ctx: click.Context | None, param: click.Parameter | None) -> str:
     """Where a refused or missing value comes from, or where it could."""
     if ctx is not None and param is None and isinstance(ctx.command, click.Group):
-        return "options come after the verb, as in `tidemark list --json`; see `tidemark --help`"
+        return f"options come after the verb, as in `tidemark list --json`; see `{ctx.command_path} --help`"
     if ctx is None or param is None or not isinstance(param, click.Option) or param.name is None:
         return f"see `{ctx.command_path} --help`" if ctx is not None else "see `tidemark --help`"
     names = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or [])
@@ -266,9 +298,9 @@ def take_common(values: dict[str, Any]) -> Common:
         click.MissingParameter: There is no repository.
     """
     # An argument that some verbs have says the same as the option, and stands nearer.
-    values["repository"] = values.pop("url", None) or values["repository"]
-    if not values["repository"]:
-        ctx = click.get_current_context()
+    values["repository"] = values.pop("url", None) or values["repository"] or ""
+    ctx = click.get_current_context()
+    if not values["repository"] and getattr(ctx.command, "needs_repository", True):
         raise click.MissingParameter(ctx=ctx, param=next(p for p in ctx.command.params if p.name == "repository"))
     transfer = {key: value for key in TRANSFER_KEYS if (value := values.pop(key, None)) is not None}
     given = {key: value for option, key in _S3_OPTIONS.items() if (value := values.pop(option, None)) is not None}
@@ -334,6 +366,39 @@ def store_options(*, default: bool) -> Callable[[Decorated], Decorated]:
         return function
 
     return decorate
+
+
+def repository_and_checkpoint(function: Decorated) -> Decorated:
+    """The arguments `[REPO] CHECKPOINT`, in this order; REPO says the same as `--repository`, and stands nearer."""
+    return click.argument("places", nargs=-1, metavar="[REPO] CHECKPOINT", expose_value=False, callback=_split_places)(
+        function
+    )
+
+
+def _split_places(ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> None:
+    """Options that may be missing cannot stand before one that may not: click would take the first word for them."""
+    if not 1 <= len(value) <= PLACES_MAX:
+        raise click.UsageError(
+            "Missing argument 'CHECKPOINT'." if not value else f"Got unexpected extra argument ({value[-1]})", ctx
+        )
+    ctx.params["url"] = value[0] if len(value) == PLACES_MAX else None
+    ctx.params["checkpoint"] = value[-1]
+
+
+PLACES_MAX: Final = 2
+
+
+def checkpoint_and_repository(function: Decorated) -> Decorated:
+    """The arguments `CHECKPOINT [REPO]`, in this order."""
+    function = click.argument("url", required=False, metavar="[REPO]")(function)
+    return click.argument("checkpoint", metavar="CHECKPOINT")(function)
+
+
+def on_spark_option(function: Decorated) -> Decorated:
+    """Whether the work is spread over the executors of a Spark session; see `engine.cli.on_spark`."""
+    return click.option(
+        "--on-spark", cls=Setting, is_flag=True, help="Spread the stores over the executors of a Spark session."
+    )(function)
 
 
 def help_sections(rows: Mapping[str, Sequence[tuple[str, str]]], formatter: click.HelpFormatter) -> None:

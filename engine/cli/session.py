@@ -15,7 +15,7 @@ from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import Common, take_common
+from engine.cli.options import Common, Verb, take_common
 from engine.clock import SystemAmbient
 from engine.config import CommitChoice, Moment, cache_path
 from engine.errors import NotFoundError, UsageError
@@ -200,7 +200,8 @@ def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., Exit
 
     @functools.wraps(function)
     def run(**values: Any) -> ExitCode | None:  # noqa: ANN401  (each verb has its own options)
-        verb = click.get_current_context().command.name or ""
+        command = click.get_current_context().command
+        verb = command.words if isinstance(command, Verb) else command.name or ""
         common = take_common(values)
         return function(Session(verb, common), **values)
 

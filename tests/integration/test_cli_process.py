@@ -235,3 +235,31 @@ def test_a_result_file_that_never_ends_can_be_interrupted(tmp_path: Path, enviro
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "error: interrupted" in err
+
+
+# The door to Spark with a verb around it, so that what it needs is all that is tested.
+ON_SPARK = """
+import sys, click
+from engine.cli import main, tidemark
+from engine.cli.on_spark import spark_session
+
+@tidemark.command("start")
+def start():
+    with spark_session():
+        pass
+
+sys.exit(main())
+"""
+
+
+def test_without_java_a_verb_on_spark_says_what_to_do(environment: dict[str, str], tmp_path: Path) -> None:
+    without = {**environment, "JAVA_HOME": str(tmp_path / "no-java"), "TIDEMARK_JSON": "1"}
+    words = [sys.executable, "-c", ON_SPARK, "start"]
+    done = subprocess.run(words, env=without, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    failure = json.loads(done.stderr.splitlines()[-1])
+    assert (done.returncode, failure["error"], failure["message"]) == (
+        2,
+        "UsageError",
+        "spark: Spark does not start here",
+    )
+    assert "JAVA_HOME" in failure["hint"]

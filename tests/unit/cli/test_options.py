@@ -11,7 +11,18 @@ from click.testing import CliRunner, Result
 
 from blobstore.s3_settings import S3Settings
 from engine.cli import session, tidemark
-from engine.cli.options import Common, Verb, setting_keys
+from engine.cli.options import (
+    Common,
+    Verb,
+    checkpoint_and_repository,
+    common_options,
+    on_spark_option,
+    repository_and_checkpoint,
+    setting_keys,
+    table_name,
+    walk_verbs,
+)
+from engine.cli.session import Session, with_session
 from engine.transfer_settings import TransferSettings
 
 Run = Callable[..., Result]
@@ -151,7 +162,7 @@ def test_without_s3_settings_the_standard_chain_decides(run: Run, seen: list[Com
 
 
 def test_every_s3_setting_has_an_option_on_every_verb() -> None:
-    for command in tidemark.commands.values():
+    for command in walk_verbs(tidemark):
         options = {p.name: p for p in command.params if isinstance(p, click.Option)}
         for key in S3Settings.__struct_fields__:
             assert options[f"s3_{key}"].hidden
@@ -266,22 +277,20 @@ def test_a_key_belongs_where_it_has_a_meaning(run: Run, tmp_path: Path, text: st
 def test_every_option_of_every_verb_can_stand_in_the_file() -> None:
     shared, by_verb = setting_keys(tidemark)
     assert {"repository", "job", "task", "store", "json", "quiet", "debug", "owners", "commit_per_task"} <= shared
-    for verb, command in tidemark.commands.items():
+    for command in walk_verbs(tidemark):
         options = {p.name for p in command.params if isinstance(p, click.Option) and p.name != "config"}
-        assert by_verb[verb] == options
+        assert by_verb[table_name(command)] == options
 
 
-@pytest.mark.parametrize("verb", tidemark.commands)
-def test_the_help_of_a_verb_fits_one_screen_and_has_an_example(run: Run, verb: str) -> None:
-    result = run(verb, "--help", COLUMNS="80")
+@pytest.mark.parametrize("command", tuple(walk_verbs(tidemark)), ids=table_name)
+def test_the_help_of_a_verb_fits_one_screen_and_has_an_example(run: Run, command: Verb) -> None:
+    result = run(*command.words.split(), "--help", COLUMNS="80")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert len(lines) <= 45
     assert all(len(line) <= 80 for line in lines)
-    command = tidemark.commands[verb]
-    assert isinstance(command, Verb)
     assert f"  {command.example}" in lines
-    assert command.example.startswith(f"tidemark {verb} ")
+    assert command.example.startswith(f"tidemark {command.words} ")
 
 
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
@@ -428,3 +437,88 @@ def test_what_only_s3_has_is_refused_elsewhere(run: Run, words: tuple[str, ...],
     assert told.exit_code == 2
     assert message in told.stderr
     assert "\nhint: " in told.stderr
+
+
+# ---------------------------------------------------------------------- a group of verbs
+
+
+Told = dict[str, object]
+
+
+@pytest.fixture
+def group_told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What the verbs of a group `tide` were given."""
+    told: Told = {}
+
+    @click.command("backup", cls=Verb, group="tide", example="tidemark tide backup x")
+    @checkpoint_and_repository
+    @click.option("--depth")
+    @on_spark_option
+    @common_options
+    @with_session
+    def backup(session: Session, **values: object) -> None:
+        told.update(values, verb=session.verb, repository=session.common.repository)
+
+    @click.command("restore", cls=Verb, group="tide", example="tidemark tide restore x")
+    @repository_and_checkpoint
+    @common_options
+    @with_session
+    def restore(session: Session, **values: object) -> None:
+        told.update(values, verb=session.verb, repository=session.common.repository)
+
+    @click.command("check", cls=Verb, group="tide", needs_repository=False, example="tidemark tide check x")
+    @click.argument("checkpoint")
+    @common_options
+    @with_session
+    def check(session: Session, **values: object) -> None:
+        told.update(values, verb=session.verb, repository=session.common.repository)
+
+    tide = click.Group("tide", commands=[backup, restore, check])
+    monkeypatch.setitem(tidemark.commands, "tide", tide)
+    return told
+
+
+def test_a_verb_of_a_group_has_variables_and_a_table_of_its_own(run: Run, group_told: Told, tmp_path: Path) -> None:
+    (tmp_path / "tidemark.toml").write_text(
+        'repository = "memory://a"\non_spark = true\n[backup]\nno_commit = true\n[tide-backup]\ndepth = "file"\n'
+    )
+    assert run("tide", "backup", "/c").exit_code == 0
+    assert group_told == {
+        "verb": "tide backup",
+        "repository": "memory://a",
+        "checkpoint": "/c",
+        "depth": "file",
+        "on_spark": True,
+    }
+    environment = {"TIDEMARK_TIDE_BACKUP_DEPTH": "environment", "TIDEMARK_DEPTH": "nobody's"}
+    run("tide", "backup", "/c", "memory://nearer", **environment)
+    assert (group_told["depth"], group_told["repository"]) == ("environment", "memory://nearer")
+    (tmp_path / "tidemark.toml").write_text("[tide-backup]\nno_commit = true\n")
+    assert "unknown key 'no_commit' in [tide-backup]" in run("tide", "backup", "/c").stderr
+
+
+def test_a_repository_may_stand_before_the_checkpoint(run: Run, group_told: Told) -> None:
+    run("tide", "restore", "/c", TIDEMARK_REPOSITORY="memory://environment")
+    assert (group_told["checkpoint"], group_told["repository"]) == ("/c", "memory://environment")
+    run("tide", "restore", "memory://nearer", "/c", TIDEMARK_REPOSITORY="memory://environment")
+    assert (group_told["checkpoint"], group_told["repository"]) == ("/c", "memory://nearer")
+    assert "Missing argument 'CHECKPOINT'" in run("tide", "restore").stderr
+    extra = run("tide", "restore", "memory://a", "/c", "/d")
+    assert (extra.exit_code, "unexpected extra argument (/d)" in extra.stderr) == (2, True)
+    missing = run("tide", "restore", "/c", "--json")
+    assert missing.exit_code == 2
+    assert "TIDEMARK_REPOSITORY" in json.loads(missing.stderr)["hint"]
+
+
+def test_a_verb_may_do_without_a_repository(run: Run, group_told: Told) -> None:
+    assert run("tide", "check", "/c").exit_code == 0
+    assert group_told == {"verb": "tide check", "repository": "", "checkpoint": "/c"}
+
+
+@pytest.mark.parametrize("words", [("spark", "lst"), ("spark", "--quiet"), ("tide", "backup", "--nothing")])
+def test_a_wrong_command_line_of_a_group_names_the_help_of_the_group(
+    run: Run, group_told: Told, words: tuple[str, ...]
+) -> None:
+    told = run(*words)
+    assert told.exit_code == 2
+    assert f"see `tidemark {' '.join(words[:-1])} --help`" in told.stderr

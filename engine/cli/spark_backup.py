@@ -1,0 +1,188 @@
+"""`tidemark spark backup`: a picture of a streaming checkpoint whose query may run (design 0005, section 2)."""
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from blobstore.errors import StoreUnavailableError
+from engine.checkpoint.backup import CheckpointBackup, PictureSums, backup_checkpoint
+from engine.checkpoint.backup_preview import BackupPreview, preview_backup
+from engine.checkpoint.errors import QueryMovedOnError
+from engine.cli.exit_codes import ExitCode
+from engine.cli.on_spark import spark_session
+from engine.cli.options import (
+    DURATION,
+    Setting,
+    Verb,
+    checkpoint_and_repository,
+    common_options,
+    on_spark_option,
+    transfer_options,
+)
+from engine.cli.session import Session, with_session
+from engine.errors import UsageError
+from engine.sync import SyncRepository
+from engine.views import CommitView, view_commit
+from engine.words import count, human_bytes, human_duration, printable
+
+if TYPE_CHECKING:
+    from engine.spark.session import SparkSession
+
+
+class SparkBackupView(msgspec.Struct, frozen=True, kw_only=True):
+    """`spark backup`."""
+
+    job: str
+    commit: CommitView
+    query_id: str
+    batch: int
+    oldest_batch: int
+    location: str
+    # False: the newest picture was of this batch already.
+    is_new: bool
+    state: PictureSums
+    query: PictureSums
+    # SSTs of which nobody can tell whether they are whole.
+    unchecked: tuple[str, ...]
+    attempts: int
+    seconds: float
+
+
+class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
+    """`spark backup --dry-run`."""
+
+    dry_run: bool = True
+
+
+@click.command(
+    "backup",
+    cls=Verb,
+    group="spark",
+    short_help="Back a checkpoint up while its query runs.",
+    example="tidemark spark backup /checkpoints/flights file:///backups",
+)
+@checkpoint_and_repository
+@click.option("--job", "-j", cls=Setting, metavar="JOB", help="Whose backups they are.  [default: spark-<query id>]")
+@click.option("--watch", type=DURATION, metavar="TIME", help="Look again after each TIME, until interrupted.")
+@on_spark_option
+@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be uploaded.")
+@transfer_options
+@common_options
+@with_session
+def spark_backup(
+    session: Session, *, checkpoint: str, job: str | None, watch: int | None, on_spark: bool, dry_run: bool
+) -> ExitCode:
+    """Back up CHECKPOINT, a directory or s3://bucket/prefix, at its newest committed batch.
+
+    The query may go on meanwhile. What is new is checked before it is taken over, and what the last backup has is not
+    sent again.
+    """
+    if dry_run and watch is not None:
+        raise UsageError("--dry-run and --watch", operation="spark backup", hint="give one of them")
+    with session.open() as repository, contextlib.ExitStack() as open_for_all:
+        if dry_run:
+            _preview(session, repository, checkpoint, job)
+            return ExitCode.OK
+        take: Callable[[], CheckpointBackup] = functools.partial(_take, session, repository, checkpoint, job)
+        if on_spark:
+            take = functools.partial(
+                _take_on_spark, session, open_for_all.enter_context(spark_session()), checkpoint, job
+            )
+        _show(session, take())
+        while watch is not None:
+            repository.loop.run(asyncio.sleep(watch / 1000))
+            try:
+                done = take()
+            except (QueryMovedOnError, StoreUnavailableError) as error:
+                session.warn(f"tried again in {human_duration(watch)}: {error}")
+                continue
+            if done.is_new:
+                _show(session, done)
+    return ExitCode.OK
+
+
+def _take(session: Session, repository: SyncRepository, checkpoint: str, job: str | None) -> CheckpointBackup:
+    with session.progress("backup") as progress:
+        return repository.loop.run(
+            backup_checkpoint(
+                repository.asynchronous,
+                checkpoint,
+                job=job,
+                progress=progress,
+                store_settings=session.store_settings(),
+            )
+        )
+
+
+def _take_on_spark(session: Session, spark: "SparkSession", checkpoint: str, job: str | None) -> CheckpointBackup:
+    # With PySpark and a JVM, for those who asked for them.
+    from engine.spark import checkpoint_backup  # noqa: PLC0415
+
+    return checkpoint_backup.backup_checkpoint(
+        spark,
+        session.common.repository,
+        checkpoint,
+        job=job,
+        transfer=session.common.transfer,
+        store_settings=session.store_settings(),
+        checkpoint_settings=session.store_settings(),
+    )
+
+
+def _preview(session: Session, repository: SyncRepository, checkpoint: str, job: str | None) -> None:
+    found = repository.loop.run(
+        preview_backup(repository.asynchronous, checkpoint, job=job, store_settings=session.store_settings())
+    )
+    lines = [f"batch {found.batch} of query {printable(found.query_id)}, as job {printable(found.job)}"]
+    if found.is_taken:
+        lines.append("is backed up already")
+    else:
+        held = f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
+        new = f"{count(found.files_new, 'file')}, {human_bytes(found.bytes_new)}"
+        lines += [f"state: {held}", f"at most {new} would be uploaded; the query's own files are few"]
+    session.show(SparkBackupPlanView(**msgspec.structs.asdict(found)), lines)
+
+
+def _show(session: Session, done: CheckpointBackup) -> None:
+    view = SparkBackupView(
+        job=done.commit.scope.job,
+        commit=view_commit(done.commit),
+        query_id=done.picture.query_id,
+        batch=done.picture.batch,
+        oldest_batch=done.picture.oldest_batch,
+        location=done.picture.location,
+        is_new=done.is_new,
+        state=done.state,
+        query=done.query,
+        unchecked=done.unchecked,
+        attempts=done.attempts,
+        seconds=done.seconds,
+    )
+    session.show(view, _lines(view))
+    for name in view.unchecked:
+        session.warn(f"could not be checked: {name}")
+
+
+def _lines(view: SparkBackupView) -> list[str]:
+    commit = f"commit {view.commit.number} of {printable(view.job)}"
+    first = f"batch {view.batch} of query {printable(view.query_id)}"
+    if not view.is_new:
+        return [f"{first}: is {commit} already, nothing to do"]
+    state, query = view.state, view.query
+    files = f"{count(state.files + query.files, 'file')}, {human_bytes(state.size_bytes + query.size_bytes)}"
+    uploaded = human_bytes(state.bytes_uploaded + query.bytes_uploaded)
+    requests = count(state.requests + query.requests, "request")
+    asked = state.source_requests + query.source_requests
+    also = f" and {count(asked, 'request')} of the checkpoint's store" if asked else ""
+    again = f", at the {view.attempts}. attempt" if view.attempts > 1 else ""
+    return [
+        f"{first}: {commit}{again}",
+        f"{count(state.stores, 'store')}, {files}; new {count(state.files_added + query.files_added, 'file')}",
+        f"uploaded {uploaded} with {requests}{also} in {human_duration(int(view.seconds * 1000))}",
+        f"batches {view.oldest_batch} to {view.batch} can be restored from it",
+    ]

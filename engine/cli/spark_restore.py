@@ -1,0 +1,251 @@
+"""`tidemark spark restore`: a streaming checkpoint, as one of its batches left it (design 0005, section 3)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from engine.checkpoint.restore import (
+    CheckpointRestorePlan,
+    RestoreChoice,
+    RestoredCheckpoint,
+    plan_checkpoint_restore,
+    restore_checkpoint,
+)
+from engine.cli.exit_codes import ExitCode
+from engine.cli.on_spark import spark_session
+from engine.cli.options import (
+    MOMENT,
+    Setting,
+    Verb,
+    common_options,
+    on_spark_option,
+    repository_and_checkpoint,
+    transfer_options,
+)
+from engine.cli.session import Session, with_session
+from engine.config import Moment
+from engine.errors import UsageError
+from engine.sync import SyncRepository
+from engine.views import CommitView, view_commit
+from engine.words import count, human_bytes, human_duration, printable
+
+
+class SparkRestoreView(msgspec.Struct, frozen=True, kw_only=True):
+    """`spark restore`."""
+
+    job: str
+    commit: CommitView
+    query_id: str
+    batch: int
+    oldest_batch: int
+    # Where the checkpoint was, and where it is.
+    source: str
+    location: str
+    # Where what stood there is now; "" if nothing did.
+    moved_aside: str
+    # False: the repository denied writing a pin, so that nothing protected the restore from a collection.
+    pinned: bool
+    stores: int
+    files: int
+    size_bytes: int
+    bytes_fetched: int
+    requests: int
+    changelogs_replayed: int
+    records_replayed: int
+    seconds: float
+    leftovers: tuple[str, ...]
+
+
+class SparkRestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """`spark restore --dry-run`."""
+
+    dry_run: bool = True
+    job: str
+    commit: CommitView
+    query_id: str
+    batch: int
+    oldest_batch: int
+    source: str
+    location: str
+    stores: int
+    files: int
+    size_bytes: int
+    # To be applied, by this restore or by Spark when the query starts.
+    changelogs: int
+
+
+@click.command(
+    "restore",
+    cls=Verb,
+    group="spark",
+    short_help="Bring a checkpoint back as one of its batches left it.",
+    example="tidemark spark restore file:///backups /checkpoints/new --batch 41",
+)
+@repository_and_checkpoint
+@click.option("--job", "-j", cls=Setting, metavar="JOB", help="Whose.  [default: the only job with checkpoints]")
+@click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
+@click.option("--at", type=MOMENT, metavar="TIME", help="The newest then: 2026-05-01T12:30:00Z, or 36h ago.")
+@click.option("--replayed", is_flag=True, help="Apply changelogs here: the query then starts at once.")
+@click.option("--move-aside", is_flag=True, help="Rename what stands at CHECKPOINT; it is never deleted.")
+@click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files stand now.")
+@click.option("--spark-location", metavar="URL", help="What Spark calls CHECKPOINT, if not file: or s3a:.")
+@on_spark_option
+@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would come back.")
+@transfer_options
+@common_options
+@with_session
+def spark_restore(
+    session: Session,
+    *,
+    checkpoint: str,
+    job: str | None,
+    batch: int | None,
+    at: Moment | None,
+    replayed: bool,
+    move_aside: bool,
+    map_path: Sequence[str],
+    spark_location: str | None,
+    on_spark: bool,
+    dry_run: bool,
+) -> ExitCode:
+    """Bring a checkpoint back to CHECKPOINT, a directory or s3://bucket/prefix, whole or not at all.
+
+    A query that is started there goes on after the batch. On an object store an older batch needs a new prefix.
+    """
+    if batch is not None and at is not None:
+        raise UsageError("--batch and --at", operation="spark restore", hint="each chooses a picture alone")
+    choice = RestoreChoice(
+        job=job,
+        batch=batch,
+        replayed=replayed,
+        move_aside=move_aside,
+        map_paths=_mappings(map_path),
+        spark_location=spark_location,
+    )
+    with session.open() as repository:
+        if at is not None:
+            choice = msgspec.structs.replace(choice, at_ms=session.resolve_ms(repository, at))
+        if dry_run:
+            _preview(session, repository, checkpoint, choice)
+            return ExitCode.OK
+        restored = None if on_spark else _restore(session, repository, checkpoint, choice)
+    _show(session, restored or _restore_on_spark(session, checkpoint, choice))
+    return ExitCode.OK
+
+
+def _mappings(given: Sequence[str]) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        old, equals, new = text.partition("=")
+        if not equals or not old.rstrip("/") or not new.rstrip("/"):
+            raise UsageError(
+                f"{text!r} does not map a path", operation="read", subject="--map-path", hint="use OLD=NEW"
+            )
+        found[old] = new
+    return found
+
+
+def _restore(
+    session: Session, repository: SyncRepository, checkpoint: str, choice: RestoreChoice
+) -> RestoredCheckpoint:
+    with session.progress("restore") as progress:
+        return repository.loop.run(
+            restore_checkpoint(
+                repository.asynchronous,
+                checkpoint,
+                **_arguments(choice),
+                progress=progress,
+                store_settings=session.store_settings(),
+            )
+        )
+
+
+def _restore_on_spark(session: Session, checkpoint: str, choice: RestoreChoice) -> RestoredCheckpoint:
+    with spark_session() as spark:
+        # With PySpark and a JVM, for those who asked for them.
+        from engine.spark import checkpoint_restore  # noqa: PLC0415
+
+        return checkpoint_restore.restore_checkpoint(
+            spark,
+            session.common.repository,
+            checkpoint,
+            **_arguments(choice),
+            transfer=session.common.transfer,
+            store_settings=session.store_settings(),
+        )
+
+
+def _arguments(choice: RestoreChoice) -> dict[str, Any]:
+    return {field: getattr(choice, field) for field in choice.__struct_fields__}
+
+
+def _show(session: Session, restored: RestoredCheckpoint) -> None:
+    view = SparkRestoreView(
+        job=restored.job,
+        commit=view_commit(restored.commit),
+        query_id=restored.picture.query_id,
+        batch=restored.batch,
+        oldest_batch=restored.oldest_batch,
+        source=restored.picture.location,
+        location=restored.location,
+        moved_aside=restored.moved_aside,
+        pinned=restored.pinned,
+        stores=restored.stores,
+        files=restored.files,
+        size_bytes=restored.size_bytes,
+        bytes_fetched=restored.bytes_fetched,
+        requests=restored.requests,
+        changelogs_replayed=restored.changelogs,
+        records_replayed=restored.records,
+        seconds=restored.seconds,
+        leftovers=restored.leftovers,
+    )
+    fetched = f"fetched {human_bytes(view.bytes_fetched)} with {count(view.requests, 'request')}"
+    lines = [
+        f"{printable(view.location)}: batch {view.batch} of query {printable(view.query_id)}",
+        f"from commit {view.commit.number} of {printable(view.job)}, {view.commit.committed_at}",
+        f"{_sizes(view)}; {fetched} in {human_duration(int(view.seconds * 1000))}",
+    ]
+    if view.changelogs_replayed:
+        lines.append(f"replayed {count(view.changelogs_replayed, 'changelog')}, {view.records_replayed:,} records")
+    if view.moved_aside:
+        lines.append(f"what stood there is {printable(view.moved_aside)} now")
+    session.show(view, lines)
+    if not view.pinned:
+        session.warn("the store denied writing a pin: a collection at the same time could have taken the commit")
+    if view.leftovers:
+        session.warn(f"could not be removed: {', '.join(view.leftovers)}")
+
+
+def _sizes(view: SparkRestoreView | SparkRestorePlanView) -> str:
+    return f"{count(view.stores, 'store')}, {count(view.files, 'file')}, {human_bytes(view.size_bytes)}"
+
+
+def _preview(session: Session, repository: SyncRepository, checkpoint: str, choice: RestoreChoice) -> None:
+    plan: CheckpointRestorePlan = repository.loop.run(
+        plan_checkpoint_restore(repository.asynchronous, checkpoint, choice, store_settings=session.store_settings())
+    )
+    view = SparkRestorePlanView(
+        job=plan.job,
+        commit=view_commit(plan.commit),
+        query_id=plan.picture.query_id,
+        batch=plan.batch,
+        oldest_batch=plan.oldest_batch,
+        source=plan.picture.location,
+        location=plan.location,
+        stores=plan.stores,
+        files=plan.files,
+        size_bytes=plan.size_bytes,
+        changelogs=plan.changelogs,
+    )
+    session.show(
+        view,
+        [
+            f"{printable(view.location)}: would be batch {view.batch} of query {printable(view.query_id)}",
+            f"from commit {view.commit.number} of {printable(view.job)}, {view.commit.committed_at}",
+            f"{_sizes(view)}; {count(view.changelogs, 'changelog')} to apply",
+            "nothing was written",
+        ],
+    )

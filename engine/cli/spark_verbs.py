@@ -1,0 +1,40 @@
+"""The group `spark`: verbs for the checkpoints of streaming queries (design 0005)."""
+
+from typing import cast
+
+import click
+from typing_extensions import override
+
+from engine.cli.spark_backup import spark_backup
+from engine.cli.spark_check import spark_check
+from engine.cli.spark_restore import spark_restore
+
+
+class SparkGroup(click.Group):
+    """Lists its verbs in the order of their use."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(
+    "spark",
+    cls=SparkGroup,
+    invoke_without_command=True,
+    subcommand_metavar="VERB [ARGS]...",
+    short_help="Care for Spark's checkpoints: backup, restore, check.",
+)
+@click.pass_context
+def spark(ctx: click.Context) -> None:
+    """Care for the checkpoints of Spark's streaming queries.
+
+    Back one up while its query runs, bring it back at a batch, and find out whether all that is committed is there.
+    Run `tidemark spark VERB --help` for the options of a verb.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+for _verb in (spark_backup, spark_restore, spark_check):
+    spark.add_command(cast("click.Command", _verb))

@@ -1,0 +1,162 @@
+"""Taking a picture of a checkpoint with hundreds of stores: each is backed up on whichever executor has room for it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from pyspark.sql import SparkSession
+from typing_extensions import override
+
+from blobstore.opening import StoreSettings
+from engine.checkpoint.backup import MOVED, CheckpointBackup, opened_checkpoint, take_picture
+from engine.checkpoint.backup_steps import OPERATION, PictureBegun, StoreBackup, backup_store
+from engine.errors import DamagedError, SourceChangedError, UnsafeSourceError
+from engine.repository import Repository
+from engine.spark.access import SCHEME, open_on_driver
+from engine.spark.errors import TaskFailedError
+from engine.spark.parallel import CarryOut, StoreOutcome, StoresTask, StoreWork, spread
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.streaming_checkpoint import StoreAt
+from engine.transfer_settings import TransferSettings
+from index.errors import FormatError, UnknownFormatError
+
+# What the row of a store that failed says of its error, for the driver to know what to do next.
+_CHANGED: Final = b"changed"
+_GONE: Final = b"gone"
+_DAMAGED: Final = b"damaged"
+_ERRORS_TOLD_MAX: Final = 3
+
+
+class BackupLiveStores(StoresTask, frozen=True, kw_only=True):
+    """Backs up the stores of a partition."""
+
+    checkpoint: str
+    checkpoint_settings: StoreSettings
+    # By task and store.
+    stores: dict[tuple[str, str], StoreAt]
+    verify: bool
+
+    @override
+    def opened(self) -> contextlib.AbstractAsyncContextManager[CarryOut]:
+        return self._opened()
+
+    @contextlib.asynccontextmanager
+    async def _opened(self) -> AsyncIterator[CarryOut]:
+        async with opened_checkpoint(self.checkpoint, self.checkpoint_settings) as root:
+
+            async def carry_out(repository: Repository, work: StoreWork) -> StoreOutcome:
+                return await self._back_up(repository, root, work)
+
+            yield carry_out
+
+    async def _back_up(self, repository: Repository, root: CheckpointDir, work: StoreWork) -> StoreOutcome:
+        store = self.stores[work.task, work.store]
+        try:
+            done = await backup_store(repository, root, self.scope, store, work.reference, verify=self.verify)
+        except (*MOVED, DamagedError, FormatError) as error:
+            return StoreOutcome(
+                task=work.task, store=work.store, path=work.path, ok=False, error=str(error), result=_kind(error)
+            )
+        stats = done.result.stats
+        return StoreOutcome(
+            task=work.task,
+            store=work.store,
+            path=work.path,
+            ok=True,
+            files=stats.files_total,
+            bytes_moved=stats.bytes_uploaded,
+            bytes_kept=stats.bytes_retained,
+            result=msgspec.msgpack.encode(done),
+        )
+
+
+def backup_checkpoint(
+    spark: SparkSession,
+    url: str,
+    checkpoint: str | Path,
+    *,
+    job: str | None = None,
+    verify: bool = True,
+    partitions_max: int | None = None,
+    transfer: TransferSettings | None = None,
+    store_settings: StoreSettings | None = None,
+    checkpoint_settings: StoreSettings | None = None,
+) -> CheckpointBackup:
+    """As `engine.checkpoint.backup.backup_checkpoint`, its stores spread over the executors by their bytes.
+
+    Args:
+        spark: The session; it need not be the one that runs the query.
+        url: A repository that every executor can reach.
+        checkpoint: The checkpointLocation as every executor can reach it: a path or a URL.
+        job: Which job has the pictures of this query; `spark-<query id>` if not given.
+        verify: Whether what is new is checked before it is taken over.
+        partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
+        transfer: How bytes are moved.
+        store_settings: How the repository's store is asked.
+        checkpoint_settings: How the checkpoint's store is asked.
+
+    Raises:
+        As `engine.checkpoint.backup.backup_checkpoint`, but what is not whole is always a DamagedError, and what else
+        a store fails with a TaskFailedError.
+    """
+    location = str(checkpoint)
+    # A relative path would mean another directory in every process.
+    location = location if SCHEME.match(location) else str(Path(location).absolute())
+    settings = checkpoint_settings or StoreSettings()
+    repository, access = open_on_driver(url, store=store_settings, transfer=transfer)
+
+    def spread_stores(begun: PictureBegun) -> Sequence[StoreBackup]:
+        task = BackupLiveStores(
+            access=access,
+            scope=begun.scope,
+            checkpoint=location,
+            checkpoint_settings=settings,
+            stores={(store.id.task, store.id.store): store for store in begun.at.stores},
+            verify=verify,
+        )
+        work = [
+            StoreWork(task=store.id.task, store=store.id.store, path=store.id.path, reference=begun.base(store.id))
+            for store in begun.at.stores
+        ]
+        if not work:
+            return ()
+        outcomes = spread(spark, task, work, partitions_max).toArrow().to_pylist()
+        return _results([StoreOutcome(**row) for row in outcomes], location)
+
+    async def take() -> CheckpointBackup:
+        async def back_up_stores(begun: PictureBegun) -> Sequence[StoreBackup]:
+            return await asyncio.to_thread(spread_stores, begun)
+
+        async with opened_checkpoint(location, settings) as root:
+            return await take_picture(repository.asynchronous, root, back_up_stores, job=job, verify=verify)
+
+    with repository:
+        return repository.loop.run(take())
+
+
+def _kind(error: Exception) -> bytes:
+    if isinstance(error, SourceChangedError):
+        return _CHANGED
+    if isinstance(error, MOVED):
+        return _GONE
+    # What a newer Spark wrote is not damaged.
+    return b"" if isinstance(error, UnknownFormatError) else _DAMAGED
+
+
+def _results(outcomes: Sequence[StoreOutcome], location: str) -> tuple[StoreBackup, ...]:
+    """What became of every store, or the error that says what is wrong with some: damage first, then what moved."""
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    for kinds, error in (
+        ({b""}, TaskFailedError),
+        ({_DAMAGED}, DamagedError),
+        ({_CHANGED}, SourceChangedError),
+        ({_GONE}, UnsafeSourceError),
+    ):
+        found = [outcome.error for outcome in failed if outcome.result in kinds]
+        if found:
+            more = f", and {len(found) - _ERRORS_TOLD_MAX} more" if len(found) > _ERRORS_TOLD_MAX else ""
+            raise error("; ".join(found[:_ERRORS_TOLD_MAX]) + more, operation=OPERATION, subject=location)
+    return tuple(msgspec.msgpack.decode(outcome.result, type=StoreBackup) for outcome in outcomes)

@@ -1,0 +1,137 @@
+"""The way of a user of streaming checkpoints through the command line, on what Spark itself has written."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from click.testing import CliRunner, Result
+
+from engine.cli import tidemark
+
+GOLDEN: Final = Path(__file__).parents[1] / "golden" / "spark"
+# An aggregation of ten batches, and a transformWithState query of three, whose metadata names its schemas by path.
+AGGREGATION: Final = GOLDEN / "lost-attempts"
+TRANSFORM: Final = GOLDEN / "changelog-v4-lz4"
+
+
+class Shell:
+    """A user's shell with a repository, and nothing left over from other users."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.run("init")
+
+    def run(self, *words: str, code: int = 0) -> Result:
+        environment = {"TIDEMARK_REPOSITORY": f"file://{self.directory}/repository"}
+        result = CliRunner().invoke(tidemark, list(words), env=environment)
+        assert result.exit_code == code, f"{words}: {result.exit_code}\n{result.stdout}\n{result.stderr}"
+        assert "Traceback" not in result.output
+        return result
+
+    def spark(self, *words: str, code: int = 0) -> dict[str, Any]:
+        """The JSON object of a verb of the group `spark`; of the error if it is to end with one."""
+        result = self.run("spark", *words, "--json", code=code)
+        told: dict[str, Any] = json.loads(result.stdout or result.stderr)
+        assert told["schema"] == 1
+        if code == 0:
+            assert told["verb"] == f"spark {words[0]}"
+        return told
+
+    def checkpoint(self, golden: Path, *, until: int | None = None) -> Path:
+        """A copy of a checkpoint, without the commits after a batch."""
+        copy = self.directory / golden.name
+        if not copy.exists():
+            shutil.copytree(golden, copy)
+        for commit in (golden / "commits").iterdir():
+            if until is None or int(commit.name) <= until:
+                shutil.copy(commit, copy / "commits")
+            else:
+                (copy / "commits" / commit.name).unlink(missing_ok=True)
+        return copy
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    return Shell(tmp_path)
+
+
+def commits(checkpoint: Path) -> list[int]:
+    return sorted(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdecimal())
+
+
+def test_there_and_back(shell: Shell) -> None:
+    first = shell.spark("backup", str(shell.checkpoint(AGGREGATION, until=5)))
+    assert first["batch"] == 5
+    checkpoint = shell.checkpoint(AGGREGATION)
+    second = shell.spark("backup", str(checkpoint))
+    assert second["batch"] == 9
+    assert second["commit"]["number"] == first["commit"]["number"] + 1
+    again = shell.spark("backup", str(checkpoint))
+    assert again["commit"]["number"] == second["commit"]["number"]
+
+    target = shell.directory / "restored"
+    assert shell.spark("restore", str(target), "--dry-run")["batch"] == 9
+    assert not target.exists()
+    assert shell.spark("restore", str(target))["batch"] == 9
+    assert commits(target)[-1] == 9
+    shell.run("spark", "check", str(target))
+
+    # What is there is not touched unless somebody says so.
+    assert shell.spark("restore", str(target), code=9)["hint"]
+    older = shell.spark("restore", str(target), "--batch", "5", "--move-aside", "--replayed")
+    assert (older["batch"], commits(target)) == (5, [5])
+    assert commits(Path(older["moved_aside"]))[-1] == 9
+    shell.run("spark", "check", str(target))
+    assert not list(target.glob("state/**/*.changelog"))
+
+
+def test_people_are_told_what_was_done(shell: Shell) -> None:
+    checkpoint = shell.checkpoint(AGGREGATION)
+    backup = shell.run("spark", "backup", str(checkpoint)).stdout
+    restored = shell.run("spark", "restore", str(shell.directory / "restored")).stdout
+    checked = shell.run("spark", "check", str(checkpoint)).stdout
+    for told in (backup, restored, checked):
+        assert "batch" in told
+        assert all(len(line) <= 160 for line in told.splitlines())
+    assert shell.run("spark", "backup", str(checkpoint), "--quiet").output == ""
+
+
+def test_a_job_is_named_where_there_are_several(shell: Shell) -> None:
+    shell.spark("backup", str(shell.checkpoint(AGGREGATION)), "--job", "totals")
+    shell.spark("backup", str(shell.checkpoint(TRANSFORM)), "--job", "tallies")
+    refused = shell.spark("restore", str(shell.directory / "new"), code=2)
+    assert "totals" in refused["hint"] + refused["message"]
+    assert "tallies" in refused["hint"] + refused["message"]
+    told = shell.spark("restore", str(shell.directory / "new"), "--job", "tallies")
+    assert (told["job"], told["batch"]) == ("tallies", 2)
+    metadata = (shell.directory / "new" / "state" / "0" / "_metadata" / "v2" / "0").read_text()
+    assert f"file:{shell.directory}/new/state/0/_stateSchema/" in metadata.replace("file://", "file:")
+
+
+def test_another_query_is_refused(shell: Shell) -> None:
+    shell.spark("backup", str(shell.checkpoint(AGGREGATION)), "--job", "totals")
+    refused = shell.spark("backup", str(shell.checkpoint(TRANSFORM)), "--job", "totals", code=2)
+    assert "query" in refused["message"]
+
+
+@pytest.mark.parametrize("verb", ["backup", "check"])
+def test_what_is_no_checkpoint_is_not_found(shell: Shell, verb: str) -> None:
+    (shell.directory / "nothing").mkdir()
+    assert "no checkpoint" in shell.spark(verb, str(shell.directory / "nothing"), code=7)["message"]
+
+
+def test_a_repository_without_pictures_says_so(shell: Shell) -> None:
+    assert "tidemark spark backup" in shell.spark("restore", str(shell.directory / "new"), code=7)["hint"]
+
+
+@pytest.mark.parametrize("batch", ["99", "0"])
+def test_a_batch_that_no_picture_has_is_not_found(shell: Shell, batch: str) -> None:
+    shell.spark("backup", str(shell.checkpoint(AGGREGATION)))
+    refused = shell.spark("restore", str(shell.directory / "new"), "--batch", batch, code=7)
+    assert "9" in refused["message"] + refused["hint"]
+    assert not (shell.directory / "new").exists()

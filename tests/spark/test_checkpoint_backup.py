@@ -1,0 +1,152 @@
+"""A picture of a checkpoint that the executors take: the same as one machine takes (design 0005, section 2)."""
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from pyspark.sql import SparkSession
+
+from engine.checkpoint import backup as live
+from engine.checkpoint.backup import CheckpointBackup
+from engine.checkpoint.errors import QueryMovedOnError
+from engine.errors import DamagedError, NotFoundError
+from engine.repository import Repository
+from engine.spark.checkpoint_backup import backup_checkpoint
+from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
+from index.log import Commit
+from tests.spark.state.queries import AGGREGATION, FORMAT, STORE, TRANSFORM, Query, StatefulQuery, join
+from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, restore_picture
+
+pytestmark = pytest.mark.spark
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """A checkpoint of five partitions after 4 batches and after 6."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    async def make() -> None:
+        query = LiveQuery(root / "query", partitions=5)
+        for batches in (4, 6):
+            await query.run(batches - query.batches)
+            shutil.copytree(query.root, root / str(batches))
+        await query.close()
+
+    run(make())
+    return {batches: root / str(batches) for batches in (4, 6)}
+
+
+async def restored(url: str, commit: Commit, target: Path) -> Path:
+    async with await Repository.open(url) as repository:
+        return await restore_picture(repository, commit, target)
+
+
+def test_executors_take_the_picture_that_one_machine_takes(
+    spark: SparkSession, url: str, tmp_path: Path, checkpoints: dict[int, Path]
+) -> None:
+    checkpoint = tmp_path / "query"
+    shutil.copytree(checkpoints[4], checkpoint)
+    first = backup_checkpoint(spark, url, checkpoint)
+    assert (first.picture.batch, first.is_new, first.state.stores) == (3, True, 5)
+    assert not backup_checkpoint(spark, url, checkpoint).is_new
+    shutil.rmtree(checkpoint)
+    shutil.copytree(checkpoints[6], checkpoint)
+    second = backup_checkpoint(spark, url, f"file://{checkpoint}", partitions_max=2)
+    assert second.commit.record.predecessor == first.commit.pointer
+    assert 0 < second.state.files_added < second.state.files
+    target = run(restored(url, second.commit, tmp_path / "restored"))
+    run(check_rows(target, tmp_path, batch=5, partitions=5))
+
+
+def test_damage_that_an_executor_finds_is_damage_and_names_the_file(
+    spark: SparkSession, url: str, tmp_path: Path, checkpoints: dict[int, Path]
+) -> None:
+    checkpoint = tmp_path / "query"
+    shutil.copytree(checkpoints[4], checkpoint)
+    (damaged,) = checkpoint.glob("state/0/3/4_*.changelog")
+    damaged.write_bytes(damaged.read_bytes()[:-3])
+    with pytest.raises(DamagedError, match=damaged.name):
+        backup_checkpoint(spark, url, checkpoint)
+
+
+Rows = dict[str, dict[tuple[str, bytes], bytes]]
+
+
+async def rows_of(checkpoint: Path, work: Path, batch: int) -> Rows:
+    """Every row of every store after a batch."""
+    opened = await StreamingCheckpoint.open(checkpoint)
+    found: Rows = {}
+    for number, store in enumerate((await opened.at(batch)).stores):
+        of = store.id
+        async with await open_query_state(
+            checkpoint,
+            work / str(number),
+            batch=batch,
+            operator=of.operator,
+            partition=of.partition,
+            store=of.store,
+        ) as state:
+            found[of.path] = {(family, k): v for family in state.families for k, v in state.items(family=family)}
+    return found
+
+
+async def take_while(url: str, query: StatefulQuery, running: threading.Thread) -> list[CheckpointBackup]:
+    """Pictures of a query, one after the other, until it ends; and one after that."""
+    pictures: list[CheckpointBackup] = []
+    async with await Repository.open(url) as repository:
+        ended = False
+        while not ended:
+            ended = not running.is_alive()
+            try:
+                done = await live.backup_checkpoint(repository, query.checkpoint)
+            except (NotFoundError, QueryMovedOnError):
+                await asyncio.sleep(0.1)
+                continue
+            if done.is_new:
+                pictures.append(done)
+    return pictures
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("state_format", [1, 2], ids=["V1", "V2"])
+@pytest.mark.parametrize(
+    "query, retained",
+    # With few, maintenance deletes what is being read; with all, every picture can be compared.
+    [(AGGREGATION, 2), (AGGREGATION, 100), (TRANSFORM, 100), (join(2), 2), (join(4), 100)],
+    ids=lambda value: value.name if isinstance(value, Query) else str(value),
+)
+def test_every_picture_of_a_running_query_is_of_one_batch(
+    *, spark: SparkSession, url: str, tmp_path: Path, query: Query, state_format: int, retained: int
+) -> None:
+    conf = {
+        FORMAT: str(state_format),
+        f"{STORE}minDeltasForSnapshot": "2",
+        f"{STORE}maintenanceInterval": "200ms",
+        "spark.sql.streaming.minBatchesToRetain": str(retained),
+    }
+    batches = 10
+    running = StatefulQuery(spark, query, tmp_path, conf)
+    running.feed(batches)
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    pictures = run(take_while(url, running, thread))
+    thread.join()
+    assert pictures[-1].picture.batch == running.committed()[-1] >= batches - 1
+    assert len(pictures) > 2
+    for number, done in enumerate(pictures):
+        target = run(restored(url, done.commit, tmp_path / f"restored-{number}"))
+        batch = done.picture.batch
+        found = run(rows_of(target, tmp_path / f"found-{number}", batch))
+        assert any(found.values())
+        if retained > batches or done is pictures[-1]:
+            assert found == run(rows_of(running.checkpoint, tmp_path / f"there-{number}", batch))
