@@ -1,9 +1,13 @@
 """The engine: backs up, commits, restores and collects. `from engine import Repository` is where to begin.
 
 `from engine import StateStore` is the state store of a Spark query, on its own directories, and `StreamingCheckpoint`
-tells which of its versions are committed.
+tells which of its versions are committed. `backup_checkpoint`, `restore_checkpoint` and `check_checkpoint` are for a
+query's checkpoint as a whole.
 """
 
+from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.restore import restore_checkpoint
 from engine.repository import Repository
 from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
@@ -18,5 +22,8 @@ __all__ = [
     "StreamingCheckpoint",
     "SyncRepository",
     "SyncStateStore",
+    "backup_checkpoint",
+    "check_checkpoint",
     "open_query_state",
+    "restore_checkpoint",
 ]

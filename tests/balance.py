@@ -13,7 +13,9 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 # What the workers begin with, longest first. Whatever is not named here takes less than the last of them.
 LONGEST_FIRST: Final = (
     "tests/spark",
+    "tests/spark/checkpoint",
     "tests/spark/state",
+    "tests/spark/sources",
     "tests/contract/test_wrappers.py",
     "tests/integration/test_s3_faults.py",
     "tests/contract/test_s3.py",
@@ -21,6 +23,7 @@ LONGEST_FIRST: Final = (
     "tests/contract/test_s3_moto.py",
     "tests/simulation/test_crash_points.py",
     "tests/spark/test_canary.py",
+    "tests/unit/engine/checkpoint/test_check.py",
     "tests/integration/test_s3_soak.py",
     "tests/integration/test_s3_policies.py",
     "tests/integration/test_cli_process.py",

@@ -35,9 +35,9 @@ def test_the_long_ones_come_first_and_the_rest_stays_in_order() -> None:
 
     names = [
         "tests/a.py::1",
-        f"{LONGEST_FIRST[2]}::1",
+        f"{LONGEST_FIRST[-1]}::1",
         "tests/a.py::2",
-        f"{LONGEST_FIRST[2]}::2",
+        f"{LONGEST_FIRST[-1]}::2",
         "tests/spark/b.py::1",
     ]
     items = [Item(name) for name in names]

@@ -1,0 +1,102 @@
+"""kill -9 of a driver in the middle of a batch, while it is backed up; twice over, from inside and from outside."""
+
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from blobstore.local import LocalStore
+from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.restore import restore_checkpoint
+from engine.sync import SyncRepository
+from index.model import Scope
+from index.picture import decode_picture
+from tests.doubles import InterposedStore
+from tests.spark.checkpoint.doomed_driver import IN_BACKUP, IN_BATCH, Settings
+from tests.spark.checkpoint.shows import DEADLINE_S, Show
+from tests.spark.state.queries import FORMAT, QUERIES
+
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def read_until(output: IO[bytes], words: set[str]) -> None:
+    """Read lines until all words were said.
+
+    Raises:
+        AssertionError: They are not said in time.
+    """
+    deadline = time.monotonic() + DEADLINE_S
+    os.set_blocking(output.fileno(), False)
+    heard = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        while not words <= set(heard.decode().splitlines()):
+            assert time.monotonic() < deadline, f"heard only {heard!r}"
+            if selector.select(1):
+                part = output.read()
+                assert part != b"", f"it ended by itself, and said only {heard!r}"
+                heard += part or b""
+
+
+@pytest.mark.parametrize("state_format", ["1", "2"])
+@pytest.mark.parametrize("query", ["aggregation", "join2", "transformWithState"])
+def test_a_query_that_was_killed_in_a_batch_during_a_backup_goes_on(
+    spark: SparkSession, tmp_path: Path, url: str, query: str, state_format: str
+) -> None:
+    conf = {FORMAT: state_format}
+    show = Show(spark, QUERIES[query], tmp_path / "show", conf, batches=7)
+    expected = show.run("expected", tmp_path / "uninterrupted")
+    repository_path = url.removeprefix("file://")
+    settings = tmp_path / "settings.json"
+    told = Settings(
+        root=str(show.root),
+        repository=repository_path,
+        query=query,
+        state_format=state_format,
+        batches=show.batches,
+        hangs_in_batch=4,
+        hangs_after_pictures=1,
+    )
+    settings.write_bytes(msgspec.json.encode(told))
+    command = [sys.executable, "-m", "tests.spark.checkpoint.doomed_driver", str(settings)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as driver:
+        try:
+            assert driver.stdout is not None
+            read_until(driver.stdout, {IN_BATCH, IN_BACKUP})
+            store = InterposedStore(LocalStore(Path(repository_path)))
+
+            async def kill() -> None:
+                # Driver, JVM and Python workers alike.
+                os.killpg(driver.pid, signal.SIGKILL)
+
+            store.before("put_if_absent", "indexes/", kill)
+            with SyncRepository.open(store) as repository:
+                made = repository.loop.run(backup_checkpoint(repository.asynchronous, show.checkpoint, job="show"))
+        finally:
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
+    assert driver.returncode == -signal.SIGKILL
+    assert made.picture.batch == 3
+    shutil.rmtree(show.checkpoint)
+    with SyncRepository.open(url) as repository:
+        taken = [decode_picture(commit.record.offsets) for commit in repository.commits(Scope("show"))]
+        batches = sorted(picture.batch for picture in taken if picture is not None)
+        assert len(batches) == 2
+        for batch in batches:
+            name = f"from-{batch}"
+            target = tmp_path / name
+            restored = repository.loop.run(restore_checkpoint(repository.asynchronous, target, batch=batch))
+            assert restored.batch == batch
+            show.copy_results("sink", name)
+            assert show.run(name, target) == expected

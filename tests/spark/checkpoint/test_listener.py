@@ -1,0 +1,282 @@
+"""The listener, told of a query whose batches a test commits one by one; and of a real one, while a backup is slow."""
+
+import asyncio
+import contextlib
+import shutil
+import threading
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryTerminatedEvent,
+    SinkProgress,
+    StreamingQueryProgress,
+)
+from typing_extensions import override
+
+from blobstore.errors import StoreFullError
+from blobstore.local import LocalStore
+from engine.errors import UsageError
+from engine.spark.listener import BackupListener
+from engine.sync import SyncRepository
+from index.batch_log import decode_query_id
+from index.picture import decode_picture
+from tests.doubles import InterposedStore
+from tests.spark.checkpoint.shows import Show, flip_byte, wait_until
+from tests.spark.state.queries import AGGREGATION, FORMAT
+
+GOLDEN: Final = Path(__file__).parents[2] / "golden" / "spark" / "lost-attempts"
+LONG_S: Final = 30.0
+
+
+class Query:
+    """A query that Spark ran long ago; it commits when it is told to.
+
+    Attributes:
+        checkpoint: Its checkpoint; everything is there but the newer commits.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.checkpoint = root / "checkpoint"
+        shutil.copytree(GOLDEN, self.checkpoint)
+        shutil.rmtree(self.checkpoint / "commits")
+        (self.checkpoint / "commits").mkdir()
+        self.id = uuid.UUID(decode_query_id((self.checkpoint / "metadata").read_bytes()))
+
+    def commit(self, *batches: int, tell: BackupListener | None = None) -> None:
+        for batch in batches:
+            shutil.copy(GOLDEN / "commits" / str(batch), self.checkpoint / "commits" / str(batch))
+            if tell is not None:
+                tell.onQueryProgress(progress(self.id, batch))
+
+    def end(self, listener: BackupListener) -> None:
+        listener.onQueryTerminated(QueryTerminatedEvent(self.id, uuid.uuid4(), None, None))
+
+
+def progress(of: uuid.UUID, batch: int) -> QueryProgressEvent:
+    told = StreamingQueryProgress(
+        id=of,
+        runId=uuid.uuid4(),
+        name=None,
+        timestamp="2026-05-01T00:00:00.000Z",
+        batchId=batch,
+        batchDuration=1,
+        durationMs={},
+        eventTime={},
+        stateOperators=[],
+        sources=[],
+        sink=SinkProgress("noop", -1, {}),
+        numInputRows=1,
+        inputRowsPerSecond=1.0,
+        processedRowsPerSecond=1.0,
+        observedMetrics={},
+    )
+    return QueryProgressEvent(told)
+
+
+class SlowStore(InterposedStore):
+    """A store whose uploads wait, while it is told to.
+
+    Attributes:
+        is_asked: Set once an upload waits.
+        may_go_on: Uploads wait until this is set.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(LocalStore(root))
+        self.is_asked = threading.Event()
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    @contextlib.asynccontextmanager
+    @override
+    async def _around(self, operation: str, *keys: str) -> AsyncIterator[None]:
+        async with super()._around(operation, *keys):
+            while operation == "put_if_absent" and not self.may_go_on.is_set():
+                self.is_asked.set()
+                await asyncio.sleep(0.01)
+            yield
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Query:
+    return Query(tmp_path)
+
+
+@pytest.fixture
+def store(url: str) -> SlowStore:
+    return SlowStore(Path(url.removeprefix("file://")))
+
+
+def batches_of(url: str) -> list[int]:
+    """The batches whose pictures a repository has, in the order in which they were taken."""
+    with SyncRepository.open(url) as repository:
+        (scope,) = repository.scopes()
+        commits = sorted(repository.commits(scope), key=lambda commit: commit.record.number)
+    pictures = [decode_picture(commit.record.offsets) for commit in commits]
+    return [picture.batch for picture in pictures if picture is not None]
+
+
+def has_failed(listener: BackupListener) -> bool:
+    return listener.last_error is not None
+
+
+def test_a_backup_follows_every_nth_batch(query: Query, url: str) -> None:
+    with BackupListener(query.checkpoint, url, every=2) as listener:
+        for batch in range(5):
+            query.commit(batch, tell=listener)
+            # The batch's second event is one of a trigger that found nothing.
+            listener.onQueryProgress(progress(query.id, batch))
+            assert listener.wait(LONG_S)
+        assert listener.backups == 2
+        assert listener.last_backup is not None
+        assert listener.last_backup.picture.batch == 3
+        query.end(listener)
+    assert listener.backups == 3
+    assert listener.last_error is None
+    assert batches_of(url) == [1, 3, 4]
+
+
+def test_the_end_of_a_query_adds_nothing_to_a_picture_of_its_last_batch(query: Query, url: str) -> None:
+    with BackupListener(query.checkpoint, url) as listener:
+        query.commit(0, tell=listener)
+        assert listener.wait(LONG_S, batch=0)
+        query.end(listener)
+    assert (listener.backups, batches_of(url)) == (1, [0])
+
+
+def test_without_at_end_the_end_is_no_reason(query: Query, url: str) -> None:
+    with BackupListener(query.checkpoint, url, every=2, at_end=False) as listener:
+        query.commit(0, 1, tell=listener)
+        assert listener.wait(LONG_S, batch=1)
+        query.commit(2, tell=listener)
+        query.end(listener)
+    assert batches_of(url) == [1]
+
+
+def test_batches_that_come_during_a_backup_count_for_the_next_one(query: Query, url: str, store: SlowStore) -> None:
+    store.may_go_on.clear()
+    with BackupListener(query.checkpoint, store, every=2, job="slow") as listener:
+        query.commit(0, 1, tell=listener)
+        assert store.is_asked.wait(LONG_S)
+        query.commit(2, 3, 4, 5, 6, tell=listener)
+        assert not listener.wait(0.05)
+        store.may_go_on.set()
+        assert listener.wait(LONG_S)
+        assert listener.backups == 2
+        query.commit(7, tell=listener)
+        assert listener.wait(LONG_S)
+        assert listener.backups == 2
+        query.commit(8, tell=listener)
+    assert batches_of(url) == [1, 6, 8]
+
+
+def test_a_failure_is_kept_and_the_backup_tried_again(query: Query, url: str, store: SlowStore) -> None:
+    with BackupListener(query.checkpoint, store, every=2) as listener:
+        store.fail("put_if_absent", "indexes/", StoreFullError("no room", operation="put", key="k"))
+        query.commit(0, 1, tell=listener)
+        assert listener.wait(LONG_S)
+        assert "no room" in str(listener.last_error)
+        query.commit(2, tell=listener)
+        assert listener.wait(LONG_S)
+        assert listener.backups == 0
+        assert has_failed(listener)
+        query.commit(3, tell=listener)
+        assert listener.wait(LONG_S, batch=3)
+        assert listener.backups == 1
+        assert not has_failed(listener)
+    assert batches_of(url) == [3]
+
+
+def test_a_repository_that_is_not_there_yet_is_found_when_it_is(query: Query, tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'later'}"
+    with BackupListener(query.checkpoint, url) as listener:
+        query.commit(0, tell=listener)
+        assert listener.wait(LONG_S)
+        assert has_failed(listener)
+        SyncRepository.init(url).close()
+        query.commit(1, tell=listener)
+        assert listener.wait(LONG_S, batch=1)
+        assert not has_failed(listener)
+
+
+def test_damage_is_told_and_not_backed_up(query: Query, url: str) -> None:
+    with BackupListener(query.checkpoint, url, every=10) as listener:
+        query.commit(*range(9), tell=listener)
+        for file in query.checkpoint.glob("state/0/0/SSTs/*.sst"):
+            flip_byte(file, 20)
+        query.commit(9, tell=listener)
+    assert listener.backups == 0
+    assert ".sst" in str(listener.last_error) + str(getattr(listener.last_error, "exceptions", ""))
+
+
+def test_events_of_other_queries_are_ignored(query: Query, url: str) -> None:
+    with BackupListener(query.checkpoint, url) as listener:
+        query.commit(0)
+        listener.onQueryProgress(progress(uuid.uuid4(), 0))
+        listener.onQueryTerminated(QueryTerminatedEvent(uuid.uuid4(), uuid.uuid4(), None, None))
+        assert listener.wait(LONG_S)
+        assert (listener.backups, listener.last_error) == (0, None)
+
+
+def test_events_of_other_queries_before_there_is_a_checkpoint_are_no_error(tmp_path: Path, url: str) -> None:
+    with BackupListener(tmp_path / "to come", url) as listener:
+        listener.onQueryProgress(progress(uuid.uuid4(), 0))
+        assert listener.wait(LONG_S)
+        assert (listener.backups, listener.last_error) == (0, None)
+
+
+def test_a_closed_listener_hears_nothing(query: Query, url: str) -> None:
+    listener = BackupListener(query.checkpoint, url)
+    assert listener.close(LONG_S)
+    assert listener.close(LONG_S)
+    query.commit(0, tell=listener)
+    query.end(listener)
+    assert listener.wait(LONG_S)
+    assert listener.backups == 0
+    assert not listener.wait(0.01, batch=0)
+
+
+def test_a_store_that_hangs_does_not_hold_a_close_for_ever(query: Query, store: SlowStore) -> None:
+    store.may_go_on.clear()
+    listener = BackupListener(query.checkpoint, store)
+    query.commit(0, tell=listener)
+    assert store.is_asked.wait(LONG_S)
+    assert not listener.close(0.01)
+    store.may_go_on.set()
+    assert listener.close(LONG_S)
+    assert listener.backups == 1
+
+
+def test_every_is_at_least_one(query: Query, url: str) -> None:
+    with pytest.raises(UsageError, match="every 0"):
+        BackupListener(query.checkpoint, url, every=0)
+
+
+@pytest.mark.spark
+def test_a_query_goes_on_while_a_backup_is_slow(
+    spark: SparkSession, tmp_path: Path, url: str, store: SlowStore
+) -> None:
+    show = Show(spark, AGGREGATION, tmp_path / "show", {FORMAT: "2"}, batches=4)
+    store.may_go_on.clear()
+    with BackupListener(show.checkpoint, store, job="show") as listener:
+        running = show.start("sink", listener=listener)
+        try:
+            assert store.is_asked.wait(LONG_S)
+            # The backup that began after the first batch cannot end before this.
+            show.wait_for(show.batches - 1, running)
+            assert listener.backups == 0
+            store.may_go_on.set()
+            assert listener.wait(LONG_S, batch=show.batches - 1)
+        finally:
+            store.may_go_on.set()
+            running.stop()
+    wait_until(lambda: listener.last_backup is not None)
+    assert listener.last_error is None
+    assert batches_of(url)[-1] == show.batches - 1
+    assert len(batches_of(url)) <= 3
