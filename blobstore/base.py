@@ -167,6 +167,13 @@ class BlobStore(Protocol):
         """What this store can do; constant from the first answer of the store on."""
         ...
 
+    def place(self) -> tuple[str, ...]:
+        """Where the blobs are, from the outside in, so that two stores can be told to overlap: a kind, then components.
+
+        No request is made, but links of a file system are followed. () if nobody can tell.
+        """
+        return ()
+
     async def put(
         self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
     ) -> Created:

@@ -113,6 +113,11 @@ class CheckpointFiles:
         """Whether other machines cannot see the files."""
         return self._is_local
 
+    def place(self) -> tuple[str, ...]:
+        """Where the root is, as `BlobStore.place`; () if nobody can tell."""
+        place = self._store.place()
+        return (*place, *filter(None, self._root.split("/"))) if place else ()
+
     @asynccontextmanager
     async def create_atomic(self, path: str, *, overwrite: bool) -> AsyncIterator[CheckpointWriter]:
         """Write a file that appears whole when the block ends, or not at all.

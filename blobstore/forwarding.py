@@ -51,6 +51,10 @@ class ForwardingStore(BlobStore):
         return self._inner.capabilities
 
     @override
+    def place(self) -> tuple[str, ...]:
+        return self._inner.place()
+
+    @override
     async def put(
         self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
     ) -> Created:

@@ -111,6 +111,10 @@ class LocalStore(BlobStore):
         return self._capabilities
 
     @override
+    def place(self) -> tuple[str, ...]:
+        return "file", *self._root.resolve().parts
+
+    @override
     async def put(
         self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
     ) -> Created:

@@ -69,6 +69,10 @@ class MemoryStore(BlobStore):
         )
 
     @override
+    def place(self) -> tuple[str, ...]:
+        return "memory", str(id(self))
+
+    @override
     async def put(
         self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
     ) -> Created:

@@ -107,16 +107,34 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
     return S3Store(parts.netloc, prefix, (settings or StoreSettings()).s3, bound_by_profile=bound_by_profile)
 
 
-def _open_bare(url: str, settings: StoreSettings) -> BlobStore:
-    scheme = _SCHEME.match(url)
+def local_path_of(location: str | Path) -> Path | None:
+    """The directory of this machine that a path or a `file:` URL names; None for a URL of another scheme.
+
+    Raises:
+        InvalidRequestError: It does not follow the grammar.
+    """
+    if isinstance(location, Path):
+        return location
+    scheme = _SCHEME.match(location)
     if scheme is None:
-        if not url:
+        if not location:
             raise _refused("", "the URL is empty")
-        return LocalStore(Path(url), deleted_retention_ms=settings.deleted_retention_ms)
-    parts = _split(url, scheme[1].lower())
+        return Path(location)
+    if scheme[1].lower() != "file":
+        return None
+    parts = _split(location, "file")
+    path = unquote(parts.path)
+    if parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
+        raise _refused("file", "the URL does not name an absolute path of this machine")
+    return Path(path)
+
+
+def _open_bare(url: str, settings: StoreSettings) -> BlobStore:
+    path = local_path_of(url)
+    if path is not None:
+        return LocalStore(path, deleted_retention_ms=settings.deleted_retention_ms)
+    parts = _split(url, url.partition(":")[0].lower())
     match parts.scheme:
-        case "file":
-            return _open_directory(parts, settings)
         case "memory":
             return _open_memory(parts)
         case "s3":
@@ -140,13 +158,6 @@ def _split(url: str, scheme: str) -> SplitResult:
     if parts.query or parts.fragment:
         raise _refused(scheme, "the URL has a query or a fragment")
     return parts
-
-
-def _open_directory(parts: SplitResult, settings: StoreSettings) -> BlobStore:
-    path = unquote(parts.path)
-    if parts.netloc not in {"", "localhost"} or not path.startswith("/") or "\0" in path:
-        raise _refused("file", "the URL does not name an absolute path of this machine")
-    return LocalStore(Path(path), deleted_retention_ms=settings.deleted_retention_ms)
 
 
 def _open_memory(parts: SplitResult) -> BlobStore:

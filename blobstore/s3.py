@@ -111,6 +111,11 @@ class S3Store(BlobStore):
             created_late_ms=int(1000 * SLOW_PUT_S) + 1000,
         )
 
+    @override
+    def place(self) -> tuple[str, ...]:
+        # Whatever the endpoint: one server has many names.
+        return "s3", self.bucket, *filter(None, self.prefix.split("/"))
+
     # --- writing ---
 
     @override
@@ -249,10 +254,12 @@ class S3Store(BlobStore):
     def _page(self, answer: Answer, prefix: str, start_after: str, limit: int) -> ListPage:
         blobs: list[BlobInfo] = []
         before = start_after
-        # Hadoop marks the directory that is our root with an empty object; its key is none of ours.
-        objects = [listed for listed in answer.get("Contents", ()) if not self._root or listed["Key"] != self._root]
-        markers_count = len(answer.get("Contents", ())) - len(objects)
-        for listed in objects:
+        contents = answer.get("Contents", ())
+        if answer.get("KeyCount", len(contents)) != len(contents) or len(contents) > limit:
+            raise StoreUnavailableError("the list is not as long as it says", operation="list_page", key=prefix)
+        for listed in contents:
+            if self._root and listed["Key"] == self._root:
+                continue  # Hadoop marks the directory that is our root with an empty object; its key is none of ours
             key = self._key(listed["Key"])
             if key is None or not key.startswith(prefix) or key <= before:
                 raise StoreUnavailableError("the list repeats or goes astray", operation="list_page", key=prefix)
@@ -265,8 +272,6 @@ class S3Store(BlobStore):
                     ttl_known=False,
                 )
             )
-        if answer.get("KeyCount", len(objects) + markers_count) != len(blobs) + markers_count or len(blobs) > limit:
-            raise StoreUnavailableError("the list is not as long as it says", operation="list_page", key=prefix)
         return ListPage(blobs=tuple(blobs), truncated=bool(answer["IsTruncated"]))
 
     # --- TTL, deletion, time ---

@@ -21,6 +21,10 @@ EngineError
 ```
 """
 
+from typing import TypeVar, cast
+
+from index.errors import FormatError
+
 
 class EngineError(Exception):
     """Base of all errors of the engine.
@@ -126,3 +130,33 @@ class UsageError(EngineError):
     """The arguments contradict each other or are out of range."""
 
     default_hint = "see the documentation of the call"
+
+
+E = TypeVar("E", bound=EngineError | FormatError)
+
+
+def bare_message(error: EngineError | FormatError) -> str:
+    """What an error says, without its operation and its subject."""
+    operation = [error.operation] if isinstance(error, EngineError) else []
+    prefix = " ".join([*operation, *filter(None, [error.subject])])
+    return str(error).removeprefix(f"{prefix}: ") if prefix else str(error)
+
+
+def restated(error: E, *, subject: str, message: str = "", hint: str = "") -> E:
+    """The same error about another subject, for whoever knows better what it is of; to be raised `from` its cause.
+
+    Args:
+        error: What was raised.
+        subject: What it is about.
+        message: What it says, if not what it said.
+        hint: What to do about it, if not what it said.
+    """
+    message, hint = message or bare_message(error), hint or error.hint
+    anew: EngineError | FormatError
+    if isinstance(error, EngineError):
+        anew = type(error)(message, operation=error.operation, subject=subject, hint=hint)
+    else:
+        anew = type(error)(message, subject=subject, hint=hint)
+    for note in getattr(error, "__notes__", ()):
+        anew.add_note(note)
+    return cast("E", anew.with_traceback(error.__traceback__))

@@ -23,6 +23,21 @@ DIR_FLAGS: Final = READ_FLAGS | os.O_DIRECTORY
 # Names from the root of a store down to a file.
 FilePath = tuple[str, ...]
 
+# What this machine or this user lacks: an error with one of these says nothing of the file that was to be read.
+LACKING: Final = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+    }
+)
+
 _PERMISSIONS: Final = 0o7777
 # What RocksDB hard-links into a checkpoint and writes only once.
 _SHARED_NAME: Final = re.compile(r".*\.sst|OPTIONS-[0-9]+", re.DOTALL)
@@ -82,7 +97,7 @@ def check_unchanged(path: Path, file: LocalFile, status: os.stat_result) -> None
         raise changed_error(path)
 
 
-def changed_error(path: Path) -> SourceChangedError:
+def changed_error(path: Path | str) -> SourceChangedError:
     """The error for a source that did not hold still (I3)."""
     return SourceChangedError("changed while it was backed up", operation="backup", subject=str(path))
 

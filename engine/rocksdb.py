@@ -9,6 +9,7 @@ What an open leaves in the directory beside RocksDB's own data, and no snapshot 
 and OPTIONS, and begins a new `<number>.log`, which stays empty here.
 """
 
+import os
 import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,13 +21,16 @@ import msgspec
 import rocksdict
 from typing_extensions import override
 
-from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
+from engine.errors import DamagedError, EngineError, NotFoundError, TargetError, UnsafeSourceError, UsageError
+from engine.local_stat import LACKING
 from engine.rocksdb_chunks import ChunkLimits, ChunkScan
 from engine.rocksdb_options import KIB, MIB, RocksDbSettings, make_options, spark_settings
 
 __all__ = ["KIB", "MIB", "RocksDbSettings", "StoreFile", "StoreReader", "StoreWriter", "spark_settings"]
 
 _TABLE_PROPERTIES: Final = "rocksdb.aggregated-table-properties"
+# What RocksDB says of this machine, after the name of whatever file it was at.
+_LACKING: Final = tuple(os.strerror(number) for number in sorted(LACKING))
 _OPERANDS: Final = re.compile(r"# merge operands=(\d+);")
 
 
@@ -423,6 +427,9 @@ def _typed(error: Exception, operation: str, directory: Path) -> EngineError:
     if message.startswith("Corruption"):
         hint = "restore the store from its last commit"
         return DamagedError(message, operation=operation, subject=subject, hint=hint)
+    if message.startswith("IO error") and message.endswith(_LACKING):
+        hint = "see to permissions, room and open files on this machine"
+        return TargetError(message, operation=operation, subject=subject, hint=hint)
     if message.startswith("IO error") and "lock" in message.lower():
         hint = "close whatever holds it open"
         return UnsafeSourceError(message, operation=operation, subject=subject, hint=hint)

@@ -63,6 +63,10 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 raise UsageError(f"{reason}: {getattr(self, name)}", operation="settings", subject=name)
 
 
+# State stores of one checkpoint, unless the caller knows better.
+STORES_AT_ONCE: Final = 8
+
+
 def share_among(settings: TransferSettings, at_once_max: int) -> tuple[int, TransferSettings]:
     """How many stores to work on at once, and what each of them may use.
 

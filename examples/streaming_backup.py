@@ -69,7 +69,8 @@ def tell(spark: SparkSession, root: Path, *, months: int = MONTHS, lost_after: i
     with BackupListener(lost, repository, every=EVERY, at_end=False) as listener:
         spark.streams.addListener(listener)
         run_query(spark, root, checkpoint=lost)
-        listener.wait(timeout_s=60, batch=EVERY - 1)
+        if not listener.wait(timeout_s=60, batch=EVERY - 1):
+            raise SystemExit(f"no picture was taken: {listener.last_error}")
         spark.streams.removeListener(listener)
     print(f"{lost_after} months are in, and {listener.backups} pictures were taken; now the checkpoint is lost")
     shutil.rmtree(lost)

@@ -69,10 +69,11 @@ def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: i
                 subject="/".join(path),
                 hint="the picture is not whole; restore from another one",
             )
-    return tuple(path for path in there if _belongs(path, oldest_batch, batch))
+    return tuple(path for path in there if belongs(path, oldest_batch, batch))
 
 
-def _belongs(path: FilePath, oldest_batch: int, batch: int) -> bool:
+def belongs(path: FilePath, oldest_batch: int, batch: int) -> bool:
+    """Whether a file of a query is of these batches, or of all (P7, R2)."""
     match path:
         case ("commits", name):
             return _is_within(name, oldest_batch, batch)

@@ -11,6 +11,7 @@ Source:
     Spark `CompactibleFileStreamLog.getAllValidBatches` and `compactInterval`, `FileStreamSourceLog`.
 """
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
@@ -22,6 +23,7 @@ from index.errors import BatchLogError
 
 _NAME: Final = re.compile(r"(?P<entry>0|[1-9][0-9]{0,17})(?P<compact>\.compact)?")
 _COMPACT: Final = ".compact"
+_MISSING_TOLD_MAX: Final = 16
 _VERSION: Final = re.compile(rb"v[0-9]+\r?")
 
 
@@ -102,14 +104,47 @@ def join_entries(files: Iterable[tuple[str, bytes]], newest: int) -> bytes:
     for name, data in files:
         lines = _lines(name, data)
         version = next(lines)
-        for line in lines:
-            try:
-                entry = msgspec.json.decode(line, type=_Line).batch_id
-            except (msgspec.MsgspecError, UnicodeError) as error:
-                raise BatchLogError(f"has a line that cannot be read: {error}", subject=name) from error
-            if entry <= newest:
-                kept.append(line)
+        kept += [line for line in lines if _entry_of(line, name) <= newest]
     return b"\n".join([version, *kept])
+
+
+def missing_entries(names: Collection[str], newest: int) -> tuple[str, ...]:
+    """The first entries that a log lacks to be whole up to one.
+
+    Args:
+        names: Of the files in its directory; others than entries are passed over.
+        newest: The entry that offsets name.
+    """
+    plain, compacts = _sort(names)
+    if any(entry >= newest for entry in compacts):
+        return ()
+    first = max(compacts, default=-1) + 1
+    lacking = (str(entry) for entry in range(first, newest + 1) if entry not in plain)
+    return tuple(itertools.islice(lacking, _MISSING_TOLD_MAX))
+
+
+def is_entry(name: str) -> bool:
+    """Whether a file in the directory of a log is an entry, compacted or not."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_entry(data: bytes, *, subject: str) -> None:
+    """Refuse an entry with a line that cannot be read.
+
+    Raises:
+        BatchLogError: It is not what Spark writes.
+    """
+    lines = _lines(subject, data)
+    next(lines)
+    for line in lines:
+        _entry_of(line, subject)
+
+
+def _entry_of(line: bytes, subject: str) -> int:
+    try:
+        return msgspec.json.decode(line, type=_Line).batch_id
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise BatchLogError(f"has a line that cannot be read: {error}", subject=subject) from error
 
 
 def _lines(name: str, data: bytes) -> Iterator[bytes]:

@@ -72,6 +72,9 @@ _ENTRIES: Final = b"rocksdb.num.entries"
 _TWO_LEVELS: Final = 2
 _FIRST_KEYS: Final = 3
 
+# Of one name in a block of metadata, and of all in one: each may share all of the one before it.
+_NAME_BYTES_MAX: Final = 4096
+_NAMES_BYTES_MAX: Final = 4 * 1024 * 1024
 _UINT32: Final = 0xFFFFFFFF
 # Ten bytes of seven bits.
 _VARINT_BITS_MAX: Final = 70
@@ -218,13 +221,14 @@ def _number(properties: dict[bytes, bytes], name: bytes) -> int | None:
 
 
 def decode_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block, in order.
+    """Names and values of a block of metadata, in order.
 
     Raises:
-        ValueError: From the iteration: the contents are no such block.
+        ValueError: From the iteration: the contents are no such block, or the names are longer than any are.
     """
     end = _entries_end(contents)
     at, key = 0, b""
+    left = _NAMES_BYTES_MAX
     while at < end:
         shared, at = decode_varint(contents, at)
         unshared, at = decode_varint(contents, at)
@@ -232,6 +236,9 @@ def decode_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
         value_at = at + unshared
         if shared > len(key) or value_at + value_bytes > end:
             raise ValueError("has an entry that reaches beyond its block")
+        left -= shared + unshared
+        if shared + unshared > _NAME_BYTES_MAX or left < 0:
+            raise ValueError("has names of an unlikely length")
         key = key[:shared] + contents[at:value_at]
         at = value_at + value_bytes
         yield key, contents[value_at:at]
@@ -249,16 +256,25 @@ def decode_index(contents: bytes, form: IndexForm) -> Iterator[tuple[int, int]]:
     Raises:
         ValueError: From the iteration: the contents are no index.
     """
-    if not form.delta:
-        for _, value in decode_entries(contents):
-            offset, at = decode_varint(value, 0)
-            yield offset, decode_varint(value, at)[0]
-        return
+    # Keys are passed over: each may repeat all of the one before it.
     end = _entries_end(contents)
-    at = offset = size = 0
+    at = offset = size = key_bytes = 0
     while at < end:
         shared, at = decode_varint(contents, at)
         unshared, at = decode_varint(contents, at)
+        if shared > key_bytes:
+            raise ValueError("has an entry that reaches beyond its block")
+        key_bytes = shared + unshared
+        if not form.delta:
+            value_bytes, at = decode_varint(contents, at)
+            value_end = at + unshared + value_bytes
+            offset, at = decode_varint(contents, at + unshared)
+            size, at = decode_varint(contents, at)
+            if at > value_end or value_end > end:
+                raise ValueError("has an entry that reaches beyond its block")
+            at = value_end
+            yield offset, size
+            continue
         at += unshared
         if shared:
             change, at = decode_varint(contents, at)
@@ -268,8 +284,8 @@ def decode_index(contents: bytes, form: IndexForm) -> Iterator[tuple[int, int]]:
             offset, at = decode_varint(contents, at)
             size, at = decode_varint(contents, at)
         if form.first_keys:
-            key_bytes, at = decode_varint(contents, at)
-            at += key_bytes
+            first_key_bytes, at = decode_varint(contents, at)
+            at += first_key_bytes
         if at > end or size < 0:
             raise ValueError("has an entry that reaches beyond its block")
         yield offset, size

@@ -150,11 +150,18 @@ def _from_wire(wire: _SparkMetadata) -> StateMetadata:
         log_files=tuple(StoredFile(f.local_file_name, f.dfs_log_file_name, f.size_bytes) for f in wire.log_files or ()),
         # Some of Spark 4.0 counts a removal of what is not there: a number below nothing is none.
         num_keys=max(NOT_COUNTED, wire.num_keys),
-        num_internal_keys=max(NOT_COUNTED, wire.num_internal_keys or 0),
+        # Spark 4.0 has column families and no such number; before it there was nothing to count.
+        num_internal_keys=max(NOT_COUNTED, _internal_keys(wire)),
         column_family_ids=None if ids is None else tuple(ids.items()),
         column_family_internal=None if internal is None else tuple(internal.items()),
         column_family_id_max=wire.max_column_family_id,
     )
+
+
+def _internal_keys(wire: _SparkMetadata) -> int:
+    if wire.num_internal_keys is not None:
+        return wire.num_internal_keys
+    return 0 if wire.column_family_mapping is None else NOT_COUNTED
 
 
 def _check(metadata: StateMetadata) -> None:

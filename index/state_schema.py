@@ -6,6 +6,7 @@
 
 import re
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -157,17 +158,17 @@ def with_unique_names(of: DataType) -> DataType:
 
 def unique_names(names: Sequence[str]) -> list[str]:
     """Names that are there once as they are, others with a number that makes them unique."""
+    counts = Counter(names)
+    taken = {name for name, count in counts.items() if count == 1}
+    numbers = dict.fromkeys(counts, 0)
     found: list[str] = []
-    taken = {name for name in names if names.count(name) == 1}
     for name in names:
-        if names.count(name) == 1:
-            found.append(name)
-            continue
-        number = 0
-        while f"{name}_{number}" in taken:
-            number += 1
-        taken.add(f"{name}_{number}")
-        found.append(f"{name}_{number}")
+        unique = name
+        while counts[name] > 1 and (unique == name or unique in taken):
+            unique = f"{name}_{numbers[name]}"
+            numbers[name] += 1
+        taken.add(unique)
+        found.append(unique)
     return found
 
 

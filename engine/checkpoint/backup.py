@@ -30,12 +30,11 @@ from engine.progress import NO_PROGRESS, Progress, SummedProgress
 from engine.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StoreAt
-from engine.transfer_settings import share_among
+from engine.transfer_settings import STORES_AT_ONCE, share_among
 from index.errors import VersionMissingError
 
 __all__ = ["CheckpointBackup", "PictureBegun", "PictureSums", "StoreBackup", "backup_checkpoint", "take_picture"]
 
-STORES_AT_ONCE: Final = 8
 ATTEMPTS_MAX: Final = 3
 # What the query may have done to what was being read (P6).
 MOVED: Final = (UnsafeSourceError, VersionMissingError)

@@ -7,14 +7,16 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.bounded import map_bounded
 from blobstore.opening import StoreSettings
-from engine.checkpoint.backup import STORES_AT_ONCE, opened_checkpoint
+from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.backup_steps import PictureBegun, begin_backup
 from engine.checkpoint.live_files import live_files
 from engine.checkpoint.live_store import LiveStore
+from engine.checkpoint.naming import located
 from engine.index_io import read_index
 from engine.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StoreAt
+from engine.transfer_settings import STORES_AT_ONCE
 
 
 class BackupPreview(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +74,7 @@ async def _look(
     base = begun.base(store.id)
     previous = None if base is None else await read_index(repository.store, base.index)
     async with live_files(root.child(store.id.path), scratch) as files:
-        chosen, known = await LiveStore(files, store).choose(previous)
+        with located(files.location, private=files.directory):
+            chosen, known = await LiveStore(files, store).choose(previous)
     new = [file.metadata.size_bytes for path, file in chosen.items() if path not in known]
     return len(chosen), sum(file.metadata.size_bytes for file in chosen.values()), len(new), sum(new)

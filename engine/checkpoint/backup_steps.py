@@ -4,26 +4,29 @@
 has made its record, nothing is.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from blobstore.errors import BlobNotFoundError
 from engine.backup import BackupResult, BackupStats
 from engine.checkpoint.live_files import live_files
 from engine.checkpoint.live_store import LiveStore
+from engine.checkpoint.naming import hiding, located
 from engine.checkpoint.query_files import QueryFiles
-from engine.errors import CommitUnknownError, UsageError
+from engine.errors import CommitUnknownError, DamagedError, UsageError
 from engine.hashing import hash_bytes
 from engine.index_io import read_index
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository import Repository
-from engine.state.batch_logs import ENTRY_BYTES_MAX, OFFSETS
+from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
 from engine.transfer_settings import TransferSettings
+from engine.words import count
+from index.lineage import Lineage
 from index.log import Commit
 from index.model import Scope, StoreReference
 from index.picture import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
@@ -32,7 +35,6 @@ from index.reachable import files_of
 OPERATION: Final = "backup checkpoint"
 # The writer that got no answer is the only one that can find out at once what happened.
 COMMIT_ATTEMPTS_MAX: Final = 3
-_USER_INFO: Final = re.compile(r"(?<=://)[^/@]*@")
 
 
 class PictureBegun(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +64,8 @@ class StoreBackup(msgspec.Struct, frozen=True, kw_only=True):
     result: BackupResult
     # Of the snapshot that it begins with.
     base_version: int = 0
+    # The versions with ids that it grew from.
+    lineage: Lineage = ()
     # How many were made of the checkpoint's store.
     source_requests: int = 0
     # SSTs of which nobody can tell whether they are whole, and why.
@@ -101,18 +105,22 @@ class CheckpointBackup(msgspec.Struct, frozen=True, kw_only=True):
 async def begin_backup(repository: Repository, root: CheckpointDir, *, job: str | None = None) -> PictureBegun:
     """Find out which batch a picture is of, and what it will be compared with (P1, P2).
 
-    Costs a list of `commits/`, two GETs of logs, one of `metadata`, a list and two or three requests for each operator;
-    of the repository a list, and a GET or two.
+    Costs a list of `commits/`, two GETs of logs, one of `metadata`, a list and two or three requests for each operator,
+    three GETs more if the newest picture is of the same batch; of the repository a list, and a GET or two.
 
     Raises:
         As `backup_checkpoint`.
     """
     checkpoint = StreamingCheckpoint(root)
-    query_id = await checkpoint.query_id()
+    with located(root.location, None):
+        query_id = await checkpoint.query_id()
     scope = Scope(job or f"spark-{query_id}")
     parent = await repository.head(scope)
     newest = None if parent is None else _picture_of(parent, query_id)
-    at = await checkpoint.at()
+    with located(root.location, None):
+        at = await checkpoint.at()
+        if parent is not None and not at.stores:
+            _check_stateless(parent)
     begun = PictureBegun(scope=scope, query_id=query_id, location=_shown(root), at=at, parent=parent)
     if newest is None or newest.batch != at.batch or not await _is_taken(repository, root, begun):
         return begun
@@ -120,22 +128,37 @@ async def begin_backup(repository: Repository, root: CheckpointDir, *, job: str 
 
 
 async def _is_taken(repository: Repository, root: CheckpointDir, begun: PictureBegun) -> bool:
-    """Whether the newest picture, which is of a batch of this number, is of this very batch.
+    """Whether the newest picture, of a batch of this number, is of this very batch and has what has begun since.
 
-    With ids those of its stores say so. A query without may have been taken back and come to this number again: the
-    time in the offsets says whether it has.
+    A query may have been taken back and come to this number again, which its logs say; and the offsets of the batch
+    that follows are part of the picture (P7).
     """
-    if begun.at.commit.unique_ids is not None:
-        bases = [(begun.base(store.id), store.at.unique_id) for store in begun.at.stores]
-        return all(base is not None and base.unique_id == unique_id for base, unique_id in bases)
     reference = begun.base(None)
-    name = str(begun.at.batch)
     if reference is None:
         return False
     index = await read_index(repository.store, reference.index)
-    there = dict(files_of(index.dir)).get((OFFSETS, name))
-    offsets = await root.read(f"{OFFSETS}/{name}", size_bytes_max=ENTRY_BYTES_MAX)
-    return there is not None and there.blake3 == hash_bytes(offsets).blake3
+    there = {path: file.blake3 for path, file in files_of(index.dir)}
+    batch = begun.at.batch
+    for room, number in ((COMMITS, batch), (OFFSETS, batch), (OFFSETS, batch + 1)):
+        try:
+            data = await root.read(f"{room}/{number}", size_bytes_max=ENTRY_BYTES_MAX)
+        except BlobNotFoundError:
+            now = None
+        else:
+            now = hash_bytes(data).blake3
+        if now != there.get((room, str(number))):
+            return False
+    return True
+
+
+def _check_stateless(parent: Commit) -> None:
+    """Refuse a query whose state has vanished: in version 1 its logs do not say whether it has any."""
+    stores = [store for store in parent.record.stores if StoreId.parse(store.task, store.store) is not None]
+    had = sum(store.version == parent.record.version for store in stores)
+    if had:
+        raise DamagedError(
+            f"has no state, and the newest backup has {count(had, 'store')}", operation=OPERATION, subject="state"
+        )
 
 
 async def backup_store(
@@ -174,22 +197,24 @@ async def backup_store(
     """
     async with live_files(root.child(store.id.path), scratch) as files:
         live = LiveStore(files, store, verify=verify)
-        result = await repository.backup_source(
-            scope,
-            live,
-            task=store.id.task,
-            store=store.id.store,
-            version=store.at.version,
-            unique_id=store.at.unique_id,
-            base=base,
-            lineage=lambda: live.lineage,
-            settings=settings,
-            progress=progress,
-        )
+        with hiding(files.location, files.directory):
+            result = await repository.backup_source(
+                scope,
+                live,
+                task=store.id.task,
+                store=store.id.store,
+                version=store.at.version,
+                unique_id=store.at.unique_id,
+                base=base,
+                lineage=lambda: live.lineage,
+                settings=settings,
+                progress=progress,
+            )
     return StoreBackup(
         id=store.id,
         result=result,
         base_version=live.base_version,
+        lineage=live.lineage,
         source_requests=live.requests,
         unchecked=tuple(live.unchecked),
     )
@@ -229,18 +254,20 @@ async def finish_backup(
             found,
             at=at,
             base_version_max=max((store.base_version for store in stores), default=None),
+            lineages={store.id: store.lineage for store in stores if store.id is not None},
             verify=verify,
         )
-        result = await repository.backup_source(
-            begun.scope,
-            files,
-            task=QUERY_TASK,
-            store=QUERY_STORE,
-            version=at.batch + 1,
-            base=begun.base(None),
-            lineage=(),
-            progress=progress,
-        )
+        with hiding(found.location, found.directory):
+            result = await repository.backup_source(
+                begun.scope,
+                files,
+                task=QUERY_TASK,
+                store=QUERY_STORE,
+                version=at.batch + 1,
+                base=begun.base(None),
+                lineage=(),
+                progress=progress,
+            )
     query = StoreBackup(id=None, result=result, source_requests=files.requests)
     picture = Picture(query_id=begun.query_id, batch=at.batch, oldest_batch=files.oldest_batch, location=begun.location)
     commit = await _commit(repository, begun, [store.result for store in (*stores, query)], picture)
@@ -286,10 +313,10 @@ def _picture_of(parent: Commit, query_id: str) -> Picture:
 
 
 def _shown(root: CheckpointDir) -> str:
-    """Where a checkpoint is, as a picture may say it: without credentials."""
+    """Where a checkpoint is, as a picture says it; URLs have no credentials."""
     if root.local_root is not None:
         return str(root.local_root.absolute())
-    return _USER_INFO.sub("", root.location)
+    return root.location
 
 
 def _sums(stores: Sequence[StoreBackup]) -> PictureSums:

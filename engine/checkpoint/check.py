@@ -1,7 +1,7 @@
 """Whether everything that a streaming checkpoint has committed is there and is what was written (design 0005, 4).
 
 Three moves, so that the middle one can be spread over executors: `begin_check` reads the logs and says which stores
-there are, `check_store` reads one, `finish_check` puts it together and looks again at what a running query has moved.
+there are, `check_store` reads one, `finish_check` puts it together. Each looks again at what a running query has moved.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 
-# How often what a running query has moved is looked at again.
+# How often logs that a running query has moved are read again.
 _LOOKS_MAX = 3
 _ORDER = {"damage": 0, "warning": 1, "waste": 2}
 
@@ -65,7 +65,7 @@ async def check_checkpoint(
     Raises:
         NotFoundError: There is no checkpoint here.
         ProviderError: Its state is not RocksDB's (K8).
-        TargetError: The scratch directory cannot be written.
+        TargetError: The scratch directory cannot be written, or this machine lacks what it takes to read a file.
         StoreError: The store did not answer.
     """
     ambient = ambient or SystemAmbient()
@@ -80,7 +80,7 @@ async def check_checkpoint(
             return checked
 
         checked = await map_bounded(check, plan.stores, in_flight_max=stores_at_once)
-        return await finish_check(root, plan, checked, scratch=scratch, ambient=ambient)
+        return await finish_check(root, plan, checked, ambient=ambient)
     finally:
         await root.close()
 
@@ -92,34 +92,27 @@ async def begin_check(root: CheckpointDir, *, level: CheckLevel, ambient: Ambien
 
 
 async def finish_check(
-    root: CheckpointDir, plan: CheckPlan, checked: Iterable[StoreChecked], *, scratch: Path | None, ambient: Ambient
+    root: CheckpointDir, plan: CheckPlan, checked: Iterable[StoreChecked], *, ambient: Ambient
 ) -> CheckReport:
     """Put together what came of the logs and of all stores.
 
-    What a query has deleted or overwritten since the logs were read is no finding: if it has gone on, the logs, and
-    every store that something was found of, are looked at again, as they are by then.
+    What a query has deleted since the logs were listed is no finding: if it has gone on, they are read again.
 
     Raises:
         As `check_checkpoint`.
     """
     logs = plan.logs
-    stores = {store.path: store for store in checked}
+    stores = tuple(checked)
     for _ in range(_LOOKS_MAX):
-        doubtful = {path for path, store in stores.items() if store.findings}
-        if not doubtful and not logs.findings:
-            break
-        if await StreamingCheckpoint(root).committed_batches() == logs.batches:
+        if not logs.findings or await StreamingCheckpoint(root).committed_batches() == logs.batches:
             break
         logs = await check_logs(root, StreamingCheckpoint(root))
-        for work in logs.stores:
-            if work.id.path in doubtful or work.id.path not in stores:
-                stores[work.id.path] = await check_store(root, work, scratch=scratch, level=plan.level)
     left_overs: Sequence[Finding] = ()
     if root.local_root is not None:
         left_overs = await run_blocking(
             lambda here: list(find_left_overs(here, logs.newest_commit_ms)), root.local_root
         )
-    findings = [*logs.findings, *(f for store in stores.values() for f in store.findings), *left_overs]
+    findings = [*logs.findings, *(f for store in stores for f in store.findings), *left_overs]
     return CheckReport(
         location=root.location,
         level=plan.level,
@@ -129,12 +122,12 @@ async def finish_check(
         batches=len(logs.batches),
         stores=len(stores),
         findings=tuple(sorted(findings, key=lambda finding: (_ORDER[finding.kind], finding.path))),
-        versions=sum(store.versions for store in stores.values()),
-        versions_gone=sum(store.versions_gone for store in stores.values()),
-        files=logs.files + sum(store.files for store in stores.values()),
-        size_bytes=sum(store.size_bytes for store in stores.values()),
-        ssts=sum(store.ssts for store in stores.values()),
-        blocks=sum(store.blocks for store in stores.values()),
-        keys=sum(max(0, store.keys) for store in stores.values()),
+        versions=sum(store.versions for store in stores),
+        versions_gone=sum(store.versions_gone for store in stores),
+        files=logs.files + sum(store.files for store in stores),
+        size_bytes=sum(store.size_bytes for store in stores),
+        ssts=sum(store.ssts for store in stores),
+        blocks=sum(store.blocks for store in stores),
+        keys=sum(max(0, store.keys) for store in stores),
         seconds=ambient.monotonic_s() - plan.began_s,
     )

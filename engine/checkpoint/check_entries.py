@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 _JSON_STARTS: Final = ("{", "[")
+_ENTRIES_MIN: Final = 3
 
 
 class EntryFields(msgspec.Struct, frozen=True):
@@ -36,13 +37,15 @@ def entry_fields(data: bytes) -> EntryFields:
 def find_altered(entries: Mapping[int, EntryFields]) -> Iterator[tuple[int, str]]:
     """Batches whose entries have a name that no other has in the place of one that all others have, and that name.
 
+    Of two nobody can say which one is altered.
+
     Args:
         entries: By batch.
     """
+    if len(entries) < _ENTRIES_MIN:
+        return
     for batch, entry in entries.items():
         others = [other for number, other in entries.items() if number != batch]
-        if not others:
-            continue
         for own, theirs in (
             (entry.names, [other.names for other in others]),
             (frozenset(entry.conf), [frozenset(other.conf) for other in others]),
@@ -75,3 +78,26 @@ def is_cut_json(text: str | None) -> bool:
     except (msgspec.MsgspecError, UnicodeError):
         return True
     return False
+
+
+def judge_watermarks(batch: int, announced: int, begun: Mapping[int, int]) -> str:
+    """Which of two files is altered, where `commits/<batch>` announces another watermark than the next batch has.
+
+    Watermarks never go back: one that is below that of the batch itself, or above that of the batch after the next, is
+    none that a query has written.
+
+    Args:
+        batch: The committed one.
+        announced: By its commit.
+        begun: What each batch in `offsets/` begins with.
+
+    Returns:
+        "commits" or "offsets", or "" if that is not certain.
+    """
+    if batch not in begun or batch + 2 not in begun:
+        return ""
+    least, most = begun[batch], begun[batch + 2]
+    fits = [least <= watermark <= most for watermark in (announced, begun[batch + 1])]
+    if least > most or fits[0] == fits[1]:
+        return ""
+    return "offsets" if fits[0] else "commits"

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from engine.checkpoint.findings import Finding, damage
+from engine.checkpoint.errors import unreadable
+from engine.checkpoint.findings import DELETE, Finding, damage
 from engine.errors import DamagedError
 from engine.local_stat import READ_FLAGS
 from index.errors import FileChecksumError
@@ -16,6 +17,7 @@ from index.hadoop_checksum import HadoopSums, hadoop_checksum_bytes, hadoop_chec
 
 _READ_BYTES: Final = 1024 * 1024
 _HIDDEN_BYTES_MAX: Final = 256 * 1024 * 1024
+_HINT: Final = "the file was replaced by something else, or the disk fails; take it from a backup"
 
 
 def check_hidden(path: Path) -> None:
@@ -24,12 +26,15 @@ def check_hidden(path: Path) -> None:
     Raises:
         FileChecksumError: They do not fit.
         DamagedError: One of them cannot be read.
+        TargetError: This machine lacks what it takes to read them.
     """
     hidden = path.with_name(hadoop_checksum_name(path.name))
     try:
         descriptor = os.open(hidden, READ_FLAGS)
-    except OSError:
+    except FileNotFoundError:
         return
+    except OSError as error:
+        raise unreadable(hidden, error, _HINT) from error
     try:
         with os.fdopen(descriptor, "rb") as source:
             size_bytes = path.stat().st_size
@@ -40,7 +45,7 @@ def check_hidden(path: Path) -> None:
                 sums.update(data)
         sums.finish()
     except OSError as error:
-        raise DamagedError(f"cannot be read: {error.strerror}", operation="check", subject=str(path)) from error
+        raise unreadable(path, error, _HINT) from error
 
 
 def find_hidden_misfits(root: Path, paths: list[str]) -> list[Finding]:
@@ -80,7 +85,7 @@ def find_left_overs(root: Path, before_ms: int) -> Iterator[Finding]:
                     kind="waste",
                     path=path.relative_to(root).as_posix(),
                     message="was left by a writer that ended before its file was whole, or by a file that is gone",
-                    hint="it may be deleted",
+                    hint=DELETE,
                     rule="K7",
                     size_bytes=status.st_size,
                 )

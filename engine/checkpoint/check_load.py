@@ -24,7 +24,7 @@ async def check_load(
     metadata: StateMetadata | None,
     settings: StateStoreSettings,
     directory: Path,
-) -> int:
+) -> tuple[int, str]:
     """Build a version and compare the keys of its base with what the snapshot says of them.
 
     Args:
@@ -35,10 +35,10 @@ async def check_load(
         directory: A working directory, private to this call. It takes the size of the version.
 
     Returns:
-        How many keys the base has, internal ones not counted; 0 without one.
+        How many keys the base has, internal ones not counted, 0 without one; and what is doubtful about their number.
 
     Raises:
-        StateMetadataError: The snapshot says another number.
+        StateMetadataError: The snapshot says that there are more.
         EngineError, FormatError: The version does not load, whatever its files say one by one.
     """
     # Another snapshot in the place of the one that is to be looked at would prove nothing.
@@ -48,7 +48,7 @@ async def check_load(
     place = await run_blocking(WorkingDir.open, directory)
     try:
         loader = StateLoader(manager, place, settings, ambient)
-        keys = 0
+        keys, doubt = 0, ""
         if resolution.base is not None and metadata is not None:
             state, _ = await loader.load(resolution.base, {}, read_only=True)
             try:
@@ -56,28 +56,40 @@ async def check_load(
                 counted = await run_blocking(count_store, state.db, is_internal)
             finally:
                 await run_blocking(state.db.close)
-            check_counts(metadata, counted, subject=snapshot_name(resolution.base))
+            doubt = check_counts(metadata, counted, subject=snapshot_name(resolution.base))
             keys = counted.keys
         if resolution.changelogs:
             state, _ = await loader.load(resolution.target, {}, read_only=True)
             await run_blocking(state.db.close)
-        return keys
+        return keys, doubt
     finally:
         await run_blocking(place.close)
 
 
-def check_counts(metadata: StateMetadata, counted: KeyCounts, *, subject: str) -> None:
-    """Compare what was counted with what a snapshot says; what it does not say is as it should be.
+def check_counts(metadata: StateMetadata, counted: KeyCounts, *, subject: str) -> str:
+    """Compare what was counted with what a snapshot says, each number on its own; one that it lacks is as it should be.
+
+    Returns:
+        Where there are more keys than it says, that; a query may have miscounted, and nothing is missing.
 
     Raises:
-        StateMetadataError: They differ.
+        StateMetadataError: There are fewer.
     """
-    said = (metadata.num_keys, metadata.num_internal_keys)
-    if NOT_COUNTED in said or said == (counted.keys, counted.internal_keys):
-        return
-    raise StateMetadataError(
-        f"says that it has {said[0]} keys and {said[1]} internal ones, and it has {counted.keys} and "
-        f"{counted.internal_keys}",
-        subject=subject,
-        hint="rows are missing or too many, though every block is what was written; restore an older batch",
-    )
+    internal = metadata.num_internal_keys
+    keys_least = keys_most = counted.keys
+    if internal == NOT_COUNTED:
+        # Spark 4.0 does not say which column families are internal, nor whether it counted them.
+        keys_least, keys_most = 0, counted.keys + counted.internal_keys
+    found = [
+        (said, there, said > most)
+        for said, least, most, there in (
+            (metadata.num_keys, keys_least, keys_most, f"keys, and it has {keys_most}"),
+            (internal, counted.internal_keys, counted.internal_keys, f"internal ones, and has {counted.internal_keys}"),
+        )
+        if said != NOT_COUNTED and not least <= said <= most
+    ]
+    told = "says that it has " + "; ".join(f"{said} {there}" for said, there, _ in found)
+    if any(is_lacking for _, _, is_lacking in found):
+        hint = "rows are missing, though every block is what was written; restore an older batch"
+        raise StateMetadataError(told, subject=subject, hint=hint)
+    return told if found else ""

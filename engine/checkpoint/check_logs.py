@@ -9,11 +9,18 @@ from blobstore.bounded import map_bounded
 from blobstore.checkpoint_files import FileStatus
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from blobstore.local_files import run_blocking
-from engine.checkpoint.check_entries import EntryFields, entry_fields, find_altered, find_odd_settings, is_cut_json
+from engine.checkpoint.check_entries import (
+    EntryFields,
+    entry_fields,
+    find_altered,
+    find_odd_settings,
+    is_cut_json,
+    judge_watermarks,
+)
 from engine.checkpoint.check_hidden import find_hidden_misfits
 from engine.checkpoint.check_store import StoreWork
-from engine.checkpoint.findings import Finding, damage
-from engine.errors import NotFoundError, ProviderError, UsageError
+from engine.checkpoint.findings import DELETE, Finding, damage
+from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import CodecName, StateStoreSettings
@@ -30,13 +37,16 @@ from index.batch_log import (
 )
 from index.errors import BatchLogError, FormatError
 from index.picture import StoreId
-from index.state_names import StateVersion
+from index.source_log import check_entry, is_entry, missing_entries, newest_entry
+from index.state_names import StateVersion, parse_state_name
+from index.state_schema import decode_state_schema
 
 _METADATA: Final = "metadata"
 _STATE: Final = "state"
 _SOURCES: Final = "sources"
 _OPERATOR: Final = "_metadata"
 _SCHEMA: Final = "_stateSchema"
+_ROW_SCHEMA: Final = "_metadata/schema"
 _READS_MAX: Final = 16
 _HINT: Final = "take the file from a backup, or restore the checkpoint"
 
@@ -98,14 +108,19 @@ class _LogsCheck:
         self._check_offsets(offsets)
         self._check_numbers(tuple(statuses), offset_batches)
         self._check_watermarks(commits, offsets)
+        newest_batch = max(statuses, default=-1)
+        sources = [status.path for status in await self._root.walk(_SOURCES)]
+        if newest_batch in offsets:
+            await self._check_sources(offsets[newest_batch], sources)
         operators = await self._check_operators()
         queries = await self._queries(sorted(commits.keys() & offsets.keys()))
         self._check_operators_known(queries)
-        stores = _work(queries, newest_batch=max(statuses, default=-1))
-        if queries:
-            await self._find_unknown_state(operators, {work.id for work in stores}, queries[-1], offset_batches)
+        stores = _work(queries, newest_batch=newest_batch)
+        if queries and queries[-1].batch == newest_batch:
+            await self._check_row_schemas(queries[-1])
+            await self._find_unknown_state(operators, {work.id for work in stores}, queries[-1])
         if self._root.local_root is not None:
-            paths = self._sound + [status.path for status in await self._root.walk(_SOURCES) if not status.is_directory]
+            paths = list(dict.fromkeys([*self._sound, *sources]))
             self._findings += await run_blocking(find_hidden_misfits, self._root.local_root, paths)
         return LogsChecked(
             query_id=query_id or "",
@@ -131,7 +146,10 @@ class _LogsCheck:
 
         found = await map_bounded(read, sorted(batches), in_flight_max=_READS_MAX)
         for batch, message in find_altered(fields):
-            self._note(f"{room}/{batch}", BatchLogError(message, hint=_HINT))
+            if batch == max(fields):
+                self._warn(f"{room}/{batch}", message, "a newer Spark wrote it, or it was altered")
+            else:
+                self._note(f"{room}/{batch}", BatchLogError(message, hint=_HINT))
         for batch, names in find_odd_settings(fields):
             hint = "compare it with a backup: rows may be read in another way than they were written"
             self._warn(f"{room}/{batch}", f"has other settings than the batches beside it: {names}", hint)
@@ -152,6 +170,25 @@ class _LogsCheck:
         self._sound.append(path)
         return entry
 
+    async def _check_sources(self, newest: BatchOffsets, paths: list[str]) -> None:
+        """That the log of each file source has every entry up to that of the newest committed batch (K2)."""
+        for offset in newest.offsets:
+            entry = newest_entry(offset)
+            if entry is None:
+                continue
+            room = f"{_SOURCES}/{offset.source}/"
+            names = [path.removeprefix(room) for path in paths if path.startswith(room)]
+            for name in missing_entries(names, entry):
+                message = f"is not there, and the newest committed batch has read up to entry {entry}"
+                self._note(f"{room}{name}", BatchLogError(message, hint=_HINT))
+            entries = [f"{room}{name}" for name in names if is_entry(name)]
+            await map_bounded(lambda path: self._read(path, check_entry), entries, in_flight_max=_READS_MAX)
+
+    async def _check_row_schemas(self, query: QueryAt) -> None:
+        """The schemas beside the rows of each store's first partition, where there are any (K2)."""
+        paths = [f"{store.id.path}/{_ROW_SCHEMA}" for store in query.stores if store.id.partition == 0]
+        await map_bounded(lambda path: self._read(path, decode_state_schema), paths, in_flight_max=_READS_MAX)
+
     async def _check_operators(self) -> tuple[int, ...]:
         """The operators that have metadata, each file of which is read (K2)."""
         found = []
@@ -162,6 +199,7 @@ class _LogsCheck:
                 continue
             room = f"{status.path}/{_OPERATOR}"
             schemas = [entry.path for entry in await self._root.walk(f"{status.path}/{_SCHEMA}")]
+            await map_bounded(lambda path: self._read(path, decode_state_schema), schemas, in_flight_max=_READS_MAX)
             newest: tuple[int, OperatorMetadata] | None = None
             for entry in await self._root.walk(room):
                 metadata = await self._read(entry.path, decode_operator)
@@ -170,7 +208,6 @@ class _LogsCheck:
                     found.append(operator)
             if newest is not None:
                 self._check_schemas(status.path, newest[1], schemas)
-            self._sound += schemas
         return tuple(dict.fromkeys(found))
 
     def _check_schemas(self, path: str, metadata: OperatorMetadata, schemas: list[str]) -> None:
@@ -208,15 +245,21 @@ class _LogsCheck:
             )
 
     def _check_watermarks(self, commits: Mapping[int, BatchCommit], offsets: Mapping[int, BatchOffsets]) -> None:
+        begun = {batch: entry.watermark_ms for batch, entry in offsets.items() if entry.has_metadata}
         for batch, commit in commits.items():
-            after = offsets.get(batch + 1)
-            if after is not None and after.has_metadata and after.watermark_ms != commit.next_watermark_ms:
-                self._warn(
-                    f"{OFFSETS}/{batch + 1}",
-                    f"begins with the watermark {after.watermark_ms}, and {COMMITS}/{batch} announces "
-                    f"{commit.next_watermark_ms}",
-                    "one of the two is of another history",
-                )
+            after = begun.get(batch + 1)
+            if after is None or after == commit.next_watermark_ms:
+                continue
+            altered = judge_watermarks(batch, commit.next_watermark_ms, begun)
+            if altered == "commits":
+                message = f"announces the watermark {commit.next_watermark_ms}, and the batches beside it have {after}"
+                self._note(f"{COMMITS}/{batch}", BatchLogError(message, hint=_HINT))
+                continue
+            message = f"begins with the watermark {after}, and {COMMITS}/{batch} announces {commit.next_watermark_ms}"
+            if altered:
+                self._note(f"{OFFSETS}/{batch + 1}", BatchLogError(message, hint=_HINT))
+            else:
+                self._warn(f"{OFFSETS}/{batch + 1}", message, "one of the two is of another history; compare a backup")
 
     def _check_offsets(self, offsets: Mapping[int, BatchOffsets]) -> None:
         for batch, entry in offsets.items():
@@ -239,7 +282,7 @@ class _LogsCheck:
                 return None  # purged meanwhile
             except ProviderError as error:
                 return error
-            except (FormatError, UsageError) as error:
+            except (FormatError, UsageError, DamagedError) as error:
                 path = error.subject if "/" in error.subject else f"{COMMITS}/{batch}"
                 self._note(path, error)
                 return None
@@ -261,29 +304,50 @@ class _LogsCheck:
                 message = f"says nothing of operator {operator}, which has state in batch {query.batch}"
                 self._note(f"{_STATE}/{operator}/{_OPERATOR}", BatchLogError(message, hint=_HINT))
 
-    async def _find_unknown_state(
-        self, operators: tuple[int, ...], stores: set[StoreId], newest: QueryAt, offsets: tuple[int, ...]
-    ) -> None:
-        """Operators, partitions and stores that no committed batch has (K7)."""
-        if max(offsets, default=0) > newest.batch:
-            # A batch is under way, perhaps the first of a query that was changed.
-            known_operators = {*operators, *(store.operator for store in stores)}
-        else:
-            known_operators = {store.operator for store in stores}
+    async def _find_unknown_state(self, operators: tuple[int, ...], stores: set[StoreId], newest: QueryAt) -> None:
+        """Operators, partitions and stores that no committed batch has (K7).
+
+        What is said of an operator whose metadata was not read would be a guess; and what has just been begun, a batch
+        that is under way may be the first to have.
+        """
         known = {store.path for store in stores}
         above = {path.rpartition("/")[0] for path in known} - known
+        unknown: list[tuple[str, str]] = []
         for status in await self._numbered(_STATE):
-            if parse_batch_name(status.name) not in known_operators:
-                await self._waste_below(status.path, "is the state of an operator that no committed batch has")
+            operator = parse_batch_name(status.name)
+            if operator not in operators:
                 continue
-            for partition in await self._numbered(status.path):
-                if partition.path not in known | above:
-                    await self._waste_below(partition.path, "is the state of a partition that no committed batch has")
+            if operator not in {store.operator for store in stores}:
+                unknown.append((status.path, "is the state of an operator that no committed batch has"))
+                continue
+            unknown += [
+                (partition.path, "is the state of a partition that no committed batch has")
+                for partition in await self._numbered(status.path)
+                if partition.path not in known | above
+            ]
             for path in sorted(above):
                 if path.startswith(f"{status.path}/"):
-                    for store in await self._root.list(path):
-                        if store.path not in known:
-                            await self._waste_below(store.path, "is the state of a store that no committed batch has")
+                    unknown += [
+                        (store.path, "is the state of a store that no committed batch has")
+                        for store in await self._root.list(path)
+                        if store.path not in known
+                    ]
+        # Offsets are written before state: whatever was seen above without them is nobody's.
+        if unknown and max(await self._checkpoint.offsets.batches(), default=-1) <= newest.batch:
+            for path, message in unknown:
+                await self._judge_unknown(path, message, newest)
+
+    async def _judge_unknown(self, path: str, message: str, newest: QueryAt) -> None:
+        statuses = await self._root.walk(path)
+        written = (parse_state_name(status.name) for status in statuses)
+        if newest.commit.unique_ids is None and any(name and name.of.version == newest.batch + 1 for name in written):
+            # Without ids only the offsets say how many partitions there are.
+            message = f"does not count {path}, which was written by its batch"
+            self._note(f"{OFFSETS}/{newest.batch}", BatchLogError(message, hint=_HINT))
+            return
+        size_bytes = sum(status.size_bytes for status in statuses)
+        if size_bytes:
+            self._waste(path, message, size_bytes)
 
     async def _numbered(self, path: str) -> list[FileStatus]:
         """The directories in a directory that are called by numbers: operators and partitions."""
@@ -293,14 +357,9 @@ class _LogsCheck:
             if status.is_directory and parse_batch_name(status.name) is not None
         ]
 
-    async def _waste_below(self, path: str, message: str) -> None:
-        size_bytes = sum([status.size_bytes for status in await self._root.walk(path)])
-        if size_bytes:
-            self._waste(path, message, size_bytes)
-
     # ------------------------------------------------------------------ what was found
 
-    def _note(self, path: str, error: FormatError | UsageError | ProviderError) -> None:
+    def _note(self, path: str, error: FormatError | EngineError) -> None:
         if all(finding.path != path for finding in self._findings):
             self._findings.append(damage(path, error, "K2"))
 
@@ -308,9 +367,8 @@ class _LogsCheck:
         self._findings.append(Finding(kind="warning", path=path, message=message, hint=hint, rule="K2"))
 
     def _waste(self, path: str, message: str, size_bytes: int) -> None:
-        hint = "it may be deleted, once no older backup or query needs it"
         self._findings.append(
-            Finding(kind="waste", path=path, message=message, hint=hint, rule="K7", size_bytes=size_bytes)
+            Finding(kind="waste", path=path, message=message, hint=DELETE, rule="K7", size_bytes=size_bytes)
         )
 
 

@@ -13,6 +13,7 @@ from blobstore.local_files import run_blocking
 from engine.checkpoint.check_hidden import check_hidden
 from engine.checkpoint.check_load import check_load
 from engine.checkpoint.check_waste import find_unnamed, find_waste
+from engine.checkpoint.errors import lacks
 from engine.checkpoint.findings import CheckLevel, Finding, StoreChecked, damage
 from engine.checkpoint.sst_check import check_sst
 from engine.checkpoint.state_file_check import ChangelogReport, check_changelog_file, check_zip_file
@@ -21,14 +22,15 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import DirectoryStateFiles
 from engine.state.local_files import shared_path
 from engine.state.settings import CodecName, StateStoreSettings
-from engine.state.zips import ZIP_BYTES_MAX, StateZip
+from engine.state.streaming_checkpoint import StreamingCheckpoint
+from engine.state.zips import ZIP_BYTES_MAX
 from index.changelog import changelog_version, check_leads_back
 from index.errors import DamagedChangelogError, FileChecksumError, FormatError, LineageError, VersionMissingError
 from index.file_checksum import FILE_CHECKSUM_BYTES_MAX
 from index.hadoop_checksum import hadoop_checksum_name
 from index.lineage import LINEAGE_BYTES_MAX, HeaderNeeded, Present, Resolution, resolve
 from index.picture import StoreId
-from index.state_metadata import StoredFile
+from index.state_metadata import StateMetadata, StoredFile
 from index.state_names import (
     LOGS,
     SSTS,
@@ -41,6 +43,8 @@ from index.state_names import (
 )
 
 _LINEAGE_FULL: Final = 0.8
+# How often a damaged store is looked at while its query goes on.
+_LOOKS_MAX: Final = 3
 
 T = TypeVar("T")
 
@@ -63,6 +67,9 @@ async def check_store(root: CheckpointDir, work: StoreWork, *, scratch: Path | N
     On a local directory files are read where they stand; from another store each is fetched once, to a private
     directory that is gone when this ends.
 
+    What a running query has deleted or overwritten since the logs were read is no damage: if it has gone on, a store
+    that is damaged is looked at again, as the logs have it by then, until it is whole or twice damaged in the same way.
+
     Args:
         root: Of the checkpoint.
         work: The store.
@@ -73,19 +80,65 @@ async def check_store(root: CheckpointDir, work: StoreWork, *, scratch: Path | N
         StoreError: The store did not answer.
         TargetError: The scratch directory cannot be written.
     """
-    directory = root.child(work.id.path)
-    private = Path(await run_blocking(tempfile.mkdtemp, prefix="tidemark-check-", dir=scratch))
+    checkpoint = StreamingCheckpoint(root)
+    before: set[str] = set()
+    checked = await _look_at(root, checkpoint, work, scratch, level)
+    for _ in range(_LOOKS_MAX - 1):
+        damaged = {finding.path for finding in checked.findings if finding.kind == "damage"}
+        if damaged == before or (now := await _as_of_now(checkpoint, work)) == work:
+            break
+        before, work = damaged, now
+        checked = await _look_at(root, checkpoint, work, scratch, level)
+    return checked
+
+
+async def _look_at(
+    root: CheckpointDir, checkpoint: StreamingCheckpoint, work: StoreWork, scratch: Path | None, level: CheckLevel
+) -> StoreChecked:
+    private = None
     try:
-        return await _StoreCheck(directory, work, private, level).run()
+        private = Path(await run_blocking(tempfile.mkdtemp, prefix="tidemark-check-", dir=scratch))
+        return await _StoreCheck(root.child(work.id.path), checkpoint, work, private, level).run()
+    except OSError as error:
+        hint = "choose another scratch directory, or make room in it"
+        subject = str(error.filename or private or scratch or "")
+        raise TargetError(error.strerror or str(error), operation="check", subject=subject, hint=hint) from error
     finally:
-        await run_blocking(shutil.rmtree, private, ignore_errors=True)
+        if private is not None:
+            await run_blocking(shutil.rmtree, private, ignore_errors=True)
+
+
+async def _as_of_now(checkpoint: StreamingCheckpoint, work: StoreWork) -> StoreWork:
+    """The same store as the logs have it now: without what was purged meanwhile, and with the newest batch."""
+    batches = await checkpoint.committed_batches()
+    kept = {of: codec for of, codec in zip(work.versions, work.codecs, strict=True) if of.version - 1 in batches}
+    newest = max(batches, default=-1)
+    if newest > work.newest_batch:
+        try:
+            query = await checkpoint.at(newest)
+        except (EngineError, FormatError):
+            return work  # for whoever reads the logs to say
+        kept |= {store.at: store.settings.codec for store in query.stores if store.id == work.id}
+    if not kept:
+        return work
+    return msgspec.structs.replace(
+        work, versions=tuple(kept), codecs=tuple(kept.values()), newest_batch=max(newest, work.newest_batch)
+    )
 
 
 class _StoreCheck:
     """One store, while it is checked."""
 
-    def __init__(self, directory: CheckpointDir, work: StoreWork, private: Path, level: CheckLevel) -> None:
+    def __init__(
+        self,
+        directory: CheckpointDir,
+        checkpoint: StreamingCheckpoint,
+        work: StoreWork,
+        private: Path,
+        level: CheckLevel,
+    ) -> None:
         self._directory = directory
+        self._checkpoint = checkpoint
         self._work = work
         self._private = private
         self._level = level
@@ -94,8 +147,10 @@ class _StoreCheck:
         self._codecs = dict(zip((of.version for of in work.versions), work.codecs, strict=True))
         self._findings: list[Finding] = []
         self._damaged: set[str] = set()
+        # Zips and changelogs that are compared with their `.crc`.
+        self._summed: set[str] = set()
         self._changelogs: dict[StateVersion, ChangelogReport | None] = {}
-        self._zips: dict[StateVersion, StateZip | None] = {}
+        self._zips: dict[StateVersion, StateMetadata | None] = {}
         self._sizes: dict[str, int] = {}
         self._counts = {"files": 0, "size_bytes": 0, "ssts": 0, "blocks": 0}
 
@@ -129,9 +184,11 @@ class _StoreCheck:
         needed = {name for of in chained for name in (changelog_name(of), snapshot_name(of))}
         committed = {of.version: of for of in self._work.versions}
         store = self._work.id.path
-        self._findings += find_waste(
-            store, statuses, needed=needed, committed=committed, newest_batch=self._work.newest_batch
-        )
+        newest_batch = self._work.newest_batch
+        if any((name := parse_state_name(path)) and name.of.version > newest_batch + 1 for path in self._sizes):
+            # The query may have gone on since the logs were read: what counts is what it had committed by the listing.
+            newest_batch = max(newest_batch, *await self._checkpoint.committed_batches())
+        self._findings += find_waste(store, statuses, needed=needed, committed=committed, newest_batch=newest_batch)
         times = [status.modified_at_ms for status in statuses if status.name.endswith(".zip")]
         named = await self._named({status.path for status in shared}, present)
         self._findings += find_unnamed(store, shared, named, max(times, default=0))
@@ -210,7 +267,7 @@ class _StoreCheck:
             shared_path(file.stored_name)
             for state in self._zips.values()
             if state is not None
-            for file in (*state.metadata.sst_files, *state.metadata.log_files)
+            for file in (*state.sst_files, *state.log_files)
         }
         for of in sorted(present.snapshots - set(self._zips), key=by_version, reverse=True):
             if shared <= named:
@@ -218,11 +275,13 @@ class _StoreCheck:
             name = snapshot_name(of)
             try:
                 data = await self._directory.read(name, size_bytes_max=ZIP_BYTES_MAX)
-                state = await run_blocking(check_zip_file, data, checksum=None, subject=name)
+                state = (await run_blocking(check_zip_file, data, checksum=None, subject=name)).metadata
+            except TargetError:
+                raise
             except (EngineError, FormatError, BlobNotFoundError, InvalidRequestError):
                 # Nobody needs it. What it names, nobody can say: nothing is called waste then.
                 return shared | named
-            named |= {shared_path(f.stored_name) for f in (*state.metadata.sst_files, *state.metadata.log_files)}
+            named |= {shared_path(f.stored_name) for f in (*state.sst_files, *state.log_files)}
         return named
 
     # ------------------------------------------------------------------ their contents
@@ -255,15 +314,15 @@ class _StoreCheck:
                 )
         return self._changelogs[of]
 
-    async def _zip(self, of: StateVersion) -> StateZip | None:
-        """A snapshot's zip, read whole, once (K4); None if it is damaged."""
+    async def _zip(self, of: StateVersion) -> StateMetadata | None:
+        """What a snapshot's zip names, all of it read once (K4); None if it is damaged."""
         if of not in self._zips:
             name = snapshot_name(of)
             checksum = await self._checksum(name, of)
 
-            def read(path: Path) -> StateZip:
+            def read(path: Path) -> StateMetadata:
                 try:
-                    return check_zip_file(path, checksum=checksum)
+                    return check_zip_file(path, checksum=checksum).metadata
                 except FileChecksumError:
                     check_zip_file(path, checksum=None)
                     raise _ChecksumAlteredError from None
@@ -276,6 +335,7 @@ class _StoreCheck:
         path = checksum_name(name)
         if of.unique_id is None or path not in self._sizes:
             return None
+        self._summed.add(name)
         try:
             return await self._directory.read(path, size_bytes_max=FILE_CHECKSUM_BYTES_MAX)
         except BlobNotFoundError:
@@ -289,7 +349,7 @@ class _StoreCheck:
         for of, state in sorted(self._zips.items(), key=lambda item: by_version(item[0]), reverse=True):
             if state is None:
                 continue
-            for file in (*state.metadata.sst_files, *state.metadata.log_files):
+            for file in (*state.sst_files, *state.log_files):
                 path = shared_path(file.stored_name)
                 seen.add(path)
                 self._check_there(path, of, file)
@@ -354,12 +414,16 @@ class _StoreCheck:
         return found
 
     async def _check_hidden(self, path: str, place: Path) -> None:
-        """That Hadoop would give the file, which has proved itself (K2)."""
+        """That Hadoop would give the file (K2). If each of its bytes was proved, it is the hidden one that is wrong."""
+        proved = path.endswith(".sst") or path in self._summed
         for name, file in ((path, place), (checksum_name(path), place.with_name(checksum_name(place.name)))):
             try:
                 if name == path or name in self._sizes:
                     await run_blocking(check_hidden, file)
             except (FileChecksumError, DamagedError) as error:
+                if not proved:
+                    self._note(name, error, "K2")
+                    continue
                 room, _, last = name.rpartition("/")
                 hidden = f"{room}/{hadoop_checksum_name(last)}" if room else hadoop_checksum_name(last)
                 self._note(hidden, error, "K2", note=f"{last} itself is sound: delete the hidden file")
@@ -397,19 +461,23 @@ class _StoreCheck:
     async def _load(self, newest: Resolution) -> int:
         """Load the newest version, and count its base (K5)."""
         files = DirectoryStateFiles(self._directory if self._is_local else await CheckpointDir.open(self._here))
-        state = None if newest.base is None else self._zips[newest.base]
-        metadata = None if state is None else state.metadata
+        metadata = None if newest.base is None else self._zips[newest.base]
+        name = snapshot_name(newest.base) if newest.base is not None else changelog_name(newest.target)
         try:
-            return await check_load(files, newest, metadata, self._work.settings, self._private / "work")
-        except TargetError:
-            raise
+            keys, doubt = await check_load(files, newest, metadata, self._work.settings, self._private / "work")
         except (EngineError, FormatError) as error:
-            name = snapshot_name(newest.base) if newest.base is not None else changelog_name(newest.target)
+            if lacks(error):
+                raise
             self._note(name, error, "K5")
             return -1
         finally:
             if not self._is_local:
                 await files.close()
+        if doubt:
+            hint = "compare the rows with a backup; what a snapshot counts, a query goes on to count from"
+            path = f"{self._work.id.path}/{name}"
+            self._findings.append(Finding(kind="warning", path=path, message=doubt, hint=hint, rule="K5"))
+        return keys
 
     # ------------------------------------------------------------------ what was found
 

@@ -4,11 +4,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from blobstore.checkpoint_files import FileStatus
-from engine.checkpoint.findings import Finding
+from engine.checkpoint.findings import DELETE, Finding
 from index.state_names import CHECKSUM_SUFFIX, StateFileName, StateVersion, is_shared_path, parse_state_name
 
 _SUFFIXES: Final = (".zip", ".changelog", CHECKSUM_SUFFIX)
-_DELETE: Final = "it may be deleted"
 
 
 def find_waste(
@@ -26,8 +25,8 @@ def find_waste(
         statuses: What stands directly in it.
         needed: Names of zips and changelogs that committed versions take.
         committed: Every version that is in the commit log, by its number.
-        newest_batch: The newest committed batch. Files of the next one are its attempts, and of what comes before the
-            oldest committed one, retention has the say.
+        newest_batch: The newest batch that was committed when the directory had been listed. Files of the next one are
+            its attempts, and of what comes before the oldest committed one, retention has the say.
     """
     files = {status.name: status for status in statuses if not status.is_directory}
     oldest = min(committed, default=0)
@@ -41,7 +40,8 @@ def find_waste(
                 yield _foreign(path, status)
             continue
         if parsed.checksum:
-            if name.removesuffix(CHECKSUM_SUFFIX) not in files:
+            # One is there before its file, and may outlive it for a moment: that of a committed version says nothing.
+            if name.removesuffix(CHECKSUM_SUFFIX) not in files and _is_lost(parsed, committed):
                 yield _waste(path, "is the checksum of a file that is not there", status)
             continue
         if name in needed or parsed.of.version < oldest or parsed.of.version == running:
@@ -51,8 +51,8 @@ def find_waste(
                 kind="warning",
                 path=path,
                 message=f"is of version {parsed.of.version}, and the newest committed batch is {newest_batch}",
-                hint="another history left it; move it away before the query runs: Spark's maintenance counts from it, "
-                "and deletes what the committed versions need",
+                hint="unless a query runs here, another history left it: Spark's maintenance would count from it, and "
+                "delete what the committed versions need; restore the checkpoint to an empty directory",
                 rule="K7",
             )
         elif _is_lost(parsed, committed):
@@ -90,11 +90,12 @@ def _foreign(path: str, status: FileStatus) -> Finding:
             kind="warning",
             path=path,
             message="has a name that is none of Spark's, with an ending of Spark's",
-            hint="move it away: Spark's listing of the directory fails on it, and its maintenance stops",
+            hint="nothing of Spark's wrote it, so it may be moved away: Spark's listing of the directory fails on it, "
+            "and its maintenance stops",
             rule="K7",
         )
     return _waste(path, "has a name that is none of Spark's", status)
 
 
 def _waste(path: str, message: str, status: FileStatus) -> Finding:
-    return Finding(kind="waste", path=path, message=message, hint=_DELETE, rule="K7", size_bytes=status.size_bytes)
+    return Finding(kind="waste", path=path, message=message, hint=DELETE, rule="K7", size_bytes=status.size_bytes)

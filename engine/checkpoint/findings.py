@@ -1,16 +1,24 @@
 """What a check of a checkpoint finds (design 0005, section 4), in a form that can be printed and sent."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
-from engine.errors import EngineError
+from engine.errors import DamagedError, EngineError, UsageError
 from index.errors import FormatError
 
 # Damage: something committed cannot be had, or is not what was written. A warning: it will become that, or nobody can
 # tell. Waste: bytes that nobody needs.
 FindingKind = Literal["damage", "warning", "waste"]
 CheckLevel = Literal["quick", "full"]
+# What to do with waste. A query that runs may just be writing it.
+DELETE: Final = "it may be deleted while no query runs here"
+
+_HINT: Final = "take the file from a backup, or restore the checkpoint"
+# What errors say to whoever has a repository before them, or a cause below.
+_OF_A_REPOSITORY: Final = frozenset(
+    {EngineError.default_hint, DamagedError.default_hint, UsageError.default_hint, FormatError("").hint}
+)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,5 +105,9 @@ def damage(path: str, error: EngineError | FormatError, rule: str, *, note: str 
         if error.subject or operation:
             message = message.removeprefix(prefix)
     return Finding(
-        kind="damage", path=path, message=f"{message}; {note}" if note else message, hint=error.hint, rule=rule
+        kind="damage",
+        path=path,
+        message=f"{message}; {note}" if note else message,
+        hint=_HINT if error.hint in _OF_A_REPOSITORY else error.hint,
+        rule=rule,
     )

@@ -17,7 +17,7 @@ from typing_extensions import override
 from blobstore.bounded import carry_out_all
 from blobstore.errors import BlobNotFoundError
 from blobstore.local_files import run_blocking
-from engine.errors import DamagedError, UnsafeSourceError
+from engine.errors import DamagedError, UnsafeSourceError, restated
 from engine.local_stat import FilePath, changed_error, is_unchanged, local_file, refusing, special_error
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import UnsafeNameError
@@ -59,7 +59,11 @@ class LiveFiles(Protocol):
     async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
         """Every file in these directories and below, without those of Hadoop and left-overs (P7).
 
-        Costs a list for each. A directory that is not there has no files.
+        Costs a list for each. A directory that is not there has no files. What was brought before is brought anew.
+
+        Raises:
+            UnsafeSourceError: What has a name that is kept is neither a file nor a directory.
+            StoreError: As the store says.
         """
         ...
 
@@ -201,6 +205,7 @@ class FetchedFiles(LiveFiles):
     @override
     async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
         self._below = tuple(below)
+        self._brought = {}
         self._listed = await self._list()
         return self._listed
 
@@ -234,14 +239,16 @@ class FetchedFiles(LiveFiles):
         except BlobNotFoundError as error:
             raise self._gone(path) from error
         except DamagedError as error:
-            raise changed_error(Path(self.location, *path)) from error
+            raise changed_error(self._subject(path)) from error
         if listed is not None and got_bytes != size_bytes:
-            raise changed_error(Path(self.location, *path))
+            raise changed_error(self._subject(path))
         self._brought[path] = await run_blocking(_settle, target, listed)
 
     def _gone(self, path: FilePath) -> UnsafeSourceError:
-        subject = f"{self.location}/{'/'.join(path)}"
-        return UnsafeSourceError("is not there, or vanished meanwhile", operation="backup", subject=subject)
+        return UnsafeSourceError("is not there, or vanished meanwhile", operation="backup", subject=self._subject(path))
+
+    def _subject(self, path: FilePath) -> str:
+        return f"{self.location}/{'/'.join(path)}"
 
     @override
     async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
@@ -293,6 +300,9 @@ def _walk(root: Path, path: FilePath) -> Iterator[tuple[FilePath, LocalFile]]:
                 yield (*path, name), local_file(name, status)
             elif stat.S_ISDIR(status.st_mode):
                 yield from _walk(root, (*path, name))
+            else:
+                error = special_error(at / name, status.st_mode)
+                raise restated(error, subject=error.subject, hint="put a file or a directory in its place")
 
 
 def _components(path: str) -> FilePath:

@@ -1,6 +1,7 @@
 """One state store of a query that runs, as a batch left it: what of its directory a picture takes (design 0005, P3)."""
 
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -11,6 +12,7 @@ from blobstore.bounded import carry_out_all
 from blobstore.local_files import run_blocking
 from engine.backup_source import BackupSource
 from engine.checkpoint.live_files import LiveFiles, read_small
+from engine.checkpoint.naming import located, told_of
 from engine.checkpoint.sst_check import check_sst
 from engine.checkpoint.state_file_check import check_changelog_file, check_zip_file
 from engine.errors import EngineError
@@ -18,7 +20,7 @@ from engine.local_stat import FilePath, changed_error, refusing
 from engine.state.changelog_files import open_changelog
 from engine.state.streaming_checkpoint import StoreAt
 from index.backup_plan import PlannedFile
-from index.errors import FormatError
+from index.errors import FileChecksumError, FormatError
 from index.file_checksum import FILE_CHECKSUM_BYTES_MAX
 from index.lineage import Lineage, Present, Resolution, resolve
 from index.local_tree import LocalDir, LocalFile, local_dir_of
@@ -97,7 +99,11 @@ class LiveStore(BackupSource):
         return await self._unless_changed(self._look(previous))
 
     async def _look(self, previous: SnapshotIndex | None) -> LocalDir:
-        await self.choose(previous)
+        try:
+            await self.choose(previous)
+        except FileChecksumError:
+            # One attempt may upload a zip twice (P4), and its checksum after it: what was read may be of both.
+            await self.choose(previous)
         to_read = [path for path in self._chosen if path not in self._known]
         self._brought |= await self._files.bring(to_read)
         return self._tree()
@@ -116,6 +122,7 @@ class LiveStore(BackupSource):
             VersionMissingError: A file that it takes is not there.
             FormatError, EngineError, StoreError: As they say.
         """
+        self._brought = {}
         listed = await self._files.list()
         self._resolution = await self._resolve(listed)
         self._chosen = select_state_files(self._resolution, await self._metadata(listed), listed)
@@ -144,6 +151,7 @@ class LiveStore(BackupSource):
 
         def read() -> Lineage:
             with (
+                self._named(path),
                 refusing(self._path(path)),
                 open_changelog(self._path(path), self._store.settings.codec, of) as changelog,
             ):
@@ -158,7 +166,8 @@ class LiveStore(BackupSource):
         path = (snapshot_name(base),)
         checksum = await self._checksum(path, base, listed)
         self._brought |= await self._files.bring([path])
-        zipped = await run_blocking(lambda: check_zip_file(self._path(path), checksum=checksum))
+        with self._named(path):
+            zipped = await run_blocking(lambda: check_zip_file(self._path(path), checksum=checksum))
         return zipped.metadata
 
     async def _checksum(self, path: FilePath, of: StateVersion, listed: Mapping[FilePath, LocalFile]) -> bytes | None:
@@ -186,7 +195,8 @@ class LiveStore(BackupSource):
     async def _check(self, path: FilePath) -> None:
         """Refuse what is not whole (P5). The zip was read to know what to take, and sizes are what it says."""
         if path[0] == SSTS:
-            report = await run_blocking(check_sst, self._path(path))
+            with self._named(path):
+                report = await run_blocking(check_sst, self._path(path))
             if not report.checked:
                 self.unchecked.append(f"{self._store.id.path}/{'/'.join(path)}: {report.reason}")
             return
@@ -194,7 +204,8 @@ class LiveStore(BackupSource):
         if parsed is not None and parsed.kind == "changelog" and not parsed.checksum:
             checksum = await self._checksum(path, parsed.of, self._chosen)
             codec = self._store.settings.codec
-            await run_blocking(lambda: check_changelog_file(self._path(path), codec, parsed.of, checksum=checksum))
+            with self._named(path):
+                await run_blocking(lambda: check_changelog_file(self._path(path), codec, parsed.of, checksum=checksum))
 
     @override
     async def check_held_still(self) -> None:
@@ -210,7 +221,7 @@ class LiveStore(BackupSource):
     async def _check_same(self, paths: Sequence[FilePath], *, gone: bool = True) -> None:
         changed = await self._files.find_changed(paths, gone=gone)
         if changed is not None:
-            raise changed_error(Path(self._files.location, *changed))
+            raise changed_error(f"{self._files.location}/{'/'.join(changed)}")
 
     async def _unless_changed(self, work: Awaitable[Result]) -> Result:
         """The result, or what is wrong, unless that is of a file that the query has taken away meanwhile (P6)."""
@@ -218,9 +229,7 @@ class LiveStore(BackupSource):
             return await work
         except (EngineError, FormatError) as error:
             await self._check_same([path for path in (*self._brought, *self._chosen) if path not in self._known])
-            if not self.is_lasting:
-                error.add_note(f"it was fetched from {self._files.location}")
-            raise
+            raise told_of(error, self._files.location, private=self._files.directory) from error.__cause__
 
     def _tree(self) -> LocalDir:
         files = dict(self._chosen)
@@ -232,6 +241,10 @@ class LiveStore(BackupSource):
         for path in self._chosen.keys() - self._known.keys():
             files[path] = self._brought[path]
         return local_dir_of(files)
+
+    def _named(self, path: FilePath) -> AbstractContextManager[None]:
+        """Lets errors of a block name a file as it is in the checkpoint."""
+        return located(self._files.location, "/".join(path), private=self._files.directory)
 
     def _path(self, path: FilePath) -> Path:
         return self._files.directory.joinpath(*path)

@@ -1,7 +1,7 @@
 """A checkpoint on an object store, where nothing is renamed: files in an order, `commits/` last (design 0005, R4)."""
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -12,7 +12,7 @@ from blobstore.local_files import run_blocking
 from blobstore.opening import StoreSettings
 from engine.checkpoint.targets import moment
 from engine.clock import Ambient
-from engine.errors import TargetError
+from engine.errors import TargetError, UsageError
 from engine.state.batch_logs import ENTRY_BYTES_MAX
 from engine.state.checkpoint_dir import CheckpointDir
 from index.batch_log import decode_query_id, parse_batch_name
@@ -36,8 +36,10 @@ class ObjectTarget:
         location: What people, and paths in the checkpoint, call it.
         ambient: Tells when something was moved aside.
         move_aside: Whether content may be moved aside.
-        early: Whether that is done by `open` already, because others publish parts of the checkpoint before `publish`.
         settings: Of the store that is opened.
+
+    Attributes:
+        has_content: Whether there was any when it was checked.
     """
 
     def __init__(
@@ -48,28 +50,34 @@ class ObjectTarget:
         location: str,
         ambient: Ambient,
         move_aside: bool,
-        early: bool = False,
         settings: StoreSettings | None = None,
     ) -> None:
         self.location = self.root = location
         self._parent, self._name, self._settings = parent, name, settings
         self._aside = f"{name}.aside-{moment(ambient)}"
         self._move_aside = move_aside
-        self._early = early
         self._above: CheckpointDir | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self._moved_aside = ""
+        self.moved_aside = ""
+        self.has_content = False
+        self._is_clear = False
         self._of = ("", 0)
 
     @property
     def directory(self) -> Path:
         """A private directory of this machine."""
-        return Path("" if self._scratch is None else self._scratch.name)
+        return directory_of(self._scratch)
+
+    async def place(self) -> tuple[str, ...]:
+        """As `CheckpointTarget.place`."""
+        directory = await self._directory()
+        return await run_blocking(directory.place)
 
     async def check(self, query_id: str, batch: int) -> None:
         """As `CheckpointTarget.check`: empty, or what may be moved aside."""
         directory = await self._directory()
         found = await _walk(directory)
+        self.has_content = bool(found)
         if not found:
             return
         if not self._move_aside:
@@ -79,38 +87,52 @@ class ObjectTarget:
             raise self._refused(
                 f"holds {newer}, which is newer than batch {batch}", f"{_HINT}: executors may still live"
             )
-        if any(status.path == _QUERY_ID for status in found):
+        is_named = any(status.path == _QUERY_ID for status in found)
+        if is_named:
             there = decode_query_id(await directory.read(_QUERY_ID, size_bytes_max=ENTRY_BYTES_MAX))
             if there != query_id:
                 raise self._refused(f"holds query {there}, and query {query_id} is to come", _HINT)
-            return
-        # What an interrupted restore leaves; of anything else nobody knows whose it is.
-        foreign = next((s.path for s in found if s.path.split("/")[0] not in _TOPS or _top(s.path) == COMMITS), None)
+        # Without metadata, what an interrupted restore leaves; of anything else nobody knows whose it is.
+        known = _TOPS if is_named else _TOPS - {COMMITS}
+        foreign = next((status.path for status in found if _top(status.path) not in known), None)
         if foreign is not None:
-            raise self._refused(f"holds {foreign}, and no metadata that says whose it is", _HINT)
+            told = "which is no part of a checkpoint" if is_named else "and no metadata that says whose it is"
+            raise self._refused(f"holds {foreign}, {told}", _HINT)
 
     async def open(self, query_id: str, batch: int) -> None:
         """As `CheckpointTarget.open`."""
         self._of = query_id, batch
         await self.check(query_id, batch)
         self._scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
-        if self._early:
-            await self._clear()
 
-    async def publish(self) -> str:
-        """As `CheckpointTarget.publish`."""
-        if not self._early:
-            await self._clear()
+    async def publish(self, published: Iterable[str] = ()) -> None:
+        """As `CheckpointTarget.publish`. What others publish they do after `clear`."""
+        if not self._is_clear:
+            await self.clear()
         directory = await self._directory()
         files = await run_blocking(files_below, self.directory)
         logs = [path for path in files if _top(path) == COMMITS]
-        await publish_files(directory, self.directory, [path for path in files if _top(path) != COMMITS])
-        if await _walk(directory.child(COMMITS)):
-            raise self._refused(
-                f"has {COMMITS}/ by now: somebody else writes there", "see who does, then restore again"
-            )
+        ours = await publish_files(directory, self.directory, [path for path in files if _top(path) != COMMITS])
+        await self._check_alone(directory, ours, frozenset(published))
         await publish_files(directory, self.directory, logs)
-        return self._moved_aside
+
+    async def _check_alone(self, directory: CheckpointDir, ours: Mapping[str, int], theirs: frozenset[str]) -> None:
+        """See that what this restore has published is there, and nothing else, before it becomes a checkpoint.
+
+        Raises:
+            TargetError: Somebody else writes or deletes there.
+        """
+        there = {status.path: status.size_bytes for status in await _walk(directory)}
+        strange = [path for path in there.keys() - theirs if there[path] != ours.get(path)]
+        if theirs:
+            # Of attempts that Spark lost; nothing names them.
+            strange = [path for path in strange if path in ours or PurePosixPath(path).parent.name not in {SSTS, LOGS}]
+        strange += (ours.keys() | theirs) - there.keys()
+        if strange:
+            raise self._refused(
+                f"has by now, or has no more, what this restore did not do: {min(strange)}; somebody else writes there",
+                "see who does, the query's executors perhaps, and stop it; then restore again",
+            )
 
     async def close(self) -> tuple[str, ...]:
         """As `CheckpointTarget.close`."""
@@ -124,19 +146,26 @@ class ObjectTarget:
                 await above.close()
         return ()
 
-    async def _directory(self) -> CheckpointDir:
+    async def _directory(self, name: str = "") -> CheckpointDir:
+        """The prefix itself, or another one beside it."""
         if self._above is None:
             self._above = await CheckpointDir.open(self._parent, settings=self._settings)
-        return self._above.child(self._name)
+        return self._above.child(name or self._name)
 
-    async def _clear(self) -> None:
-        """Copy what is there beside it, and delete it once all of it is there."""
+    async def clear(self) -> None:
+        """Copy what is there beside it, and delete it once all of it is there, unless it changes meanwhile.
+
+        Raises:
+            As `check`.
+        """
         await self.check(*self._of)
         directory = await self._directory()
-        found = await _walk(directory)
-        if not found or self._above is None:
-            return
-        aside = self._above.child(self._aside)
+        if found := await _walk(directory):
+            await self._put_aside(directory, found)
+        self._is_clear = True
+
+    async def _put_aside(self, directory: CheckpointDir, found: Sequence[FileStatus]) -> None:
+        aside = await self._directory(self._aside)
         if await aside.list():
             raise self._refused(f"cannot be moved aside: {self._aside} is there", "try again in a moment")
         with tempfile.TemporaryDirectory(prefix="tidemark-") as scratch:
@@ -155,9 +184,14 @@ class ObjectTarget:
             raise self._refused(
                 f"is not whole where it was copied to: {self._aside}/{missing}", "see who deletes there"
             )
+        if changed := set(found) ^ set(await _walk(directory)):
+            raise self._refused(
+                f"changes while it is moved aside: {min(status.path for status in changed)}; nothing was deleted",
+                f"stop the query and its executors, then restore again; the copy {self._aside} is of no use",
+            )
+        self.moved_aside = f"{self.location.rstrip('/').rpartition('/')[0]}/{self._aside}"
         # Without its commits nobody takes for whole what is left.
         await directory.delete(sorted((s.path for s in found), key=lambda path: (_top(path) != COMMITS, path)))
-        self._moved_aside = f"{self.location.rstrip('/').rpartition('/')[0]}/{self._aside}"
 
     def _refused(self, reason: str, hint: str) -> TargetError:
         return TargetError(reason, operation="restore", subject=self.location, hint=hint)
@@ -169,23 +203,39 @@ async def _walk(directory: CheckpointDir) -> list[FileStatus]:
     return [s for s in found if not any(not name or name.startswith(".") for name in s.path.split("/"))]
 
 
-async def publish_files(directory: CheckpointDir, root: Path, paths: Iterable[str]) -> None:
+def directory_of(scratch: tempfile.TemporaryDirectory[str] | None) -> Path:
+    """Where a target is gathered.
+
+    Raises:
+        UsageError: It is not open.
+    """
+    if scratch is None:
+        raise UsageError("the target is not open", operation="restore")
+    return Path(scratch.name)
+
+
+async def publish_files(directory: CheckpointDir, root: Path, paths: Iterable[str]) -> dict[str, int]:
     """Publish files so that whatever names a file comes after it (R4).
 
     Args:
         directory: Where to; what stands there under one of the names is replaced.
         root: Where the files are on this machine.
         paths: Which, relative to both.
+
+    Returns:
+        How many bytes each has.
     """
+    sizes: dict[str, int] = {}
     stages: dict[tuple[int, int], list[str]] = {}
     for path in paths:
         stages.setdefault(_stage(path), []).append(path)
 
     async def publish(path: str) -> None:
-        await directory.publish_file(path, root / path, overwrite=True)
+        sizes[path] = await directory.publish_file(path, root / path, overwrite=True)
 
     for stage in sorted(stages):
         await carry_out_all(publish, stages[stage], in_flight_max=IN_FLIGHT_MAX)
+    return sizes
 
 
 def _stage(path: str) -> tuple[int, int]:

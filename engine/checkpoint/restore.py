@@ -5,23 +5,23 @@ all of it is put in its place. Until then the target is as it was.
 """
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
 
 from blobstore.bounded import map_bounded
 from blobstore.local_files import run_blocking
-from blobstore.opening import StoreSettings
-from engine.checkpoint.object_target import ObjectTarget
+from blobstore.opening import StoreSettings, local_path_of
+from engine.checkpoint.object_target import ObjectTarget, directory_of
 from engine.checkpoint.restore_run import CheckpointRestore, CheckpointRestorePlan, RestoreChoice, RestoredCheckpoint
 from engine.checkpoint.store_restore import StoreRestored, StoreToRestore, restore_store
-from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, local_path_of
+from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import TargetError
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository import Repository
+from engine.state.checkpoint_dir import store_url
 from engine.state.restore import choose_state
-from engine.transfer_settings import share_among
+from engine.transfer_settings import STORES_AT_ONCE, share_among
 from index.reachable import files_of
 
 __all__ = [
@@ -31,10 +31,7 @@ __all__ = [
     "make_target",
     "plan_checkpoint_restore",
     "restore_checkpoint",
-    "store_url",
 ]
-
-STORES_AT_ONCE: Final = 8
 
 
 async def restore_checkpoint(
@@ -74,9 +71,12 @@ async def restore_checkpoint(
     Raises:
         NotFoundError: There is no such job, picture or batch.
         UsageError: The arguments do not fit together, or a mapping of paths matches nothing.
-        TargetError: The target may not be written, or has content that may not be moved aside.
+        InvalidRequestError: The target does not follow the grammar of `open_store`.
+        TargetError: The target may not be written, has content that may not be moved aside, or is the repository's
+            place, above it or below it.
         DamagedError, FormatError: Something is missing or altered; the error names the file, and the blob.
-        StoreError: As a store says. After any error the target is as it was, or, on an object store, lacks `commits/`.
+        StoreError: As a store says. After any error the target is as it was, or, on an object store, lacks `commits/`;
+            if what stood there is aside already, the error's hint and a note say where.
     """
     ambient = ambient or SystemAmbient()
     choice = RestoreChoice(
@@ -92,24 +92,25 @@ async def restore_checkpoint(
     restore = CheckpointRestore(repository, place, choice, ambient)
     at_once, transfer = share_among(repository.settings, stores_at_once)
     quiet = _StoresProgress(progress)
-    try:
-        work = await restore.begin()
-        progress.total(
-            files=sum(item.reference.files_count for item in work), bytes_=sum(i.reference.size_bytes for i in work)
+
+    async def one(item: StoreToRestore) -> StoreRestored:
+        return await restore_store(
+            repository,
+            item,
+            restore.directory / item.id.path,
+            replayed=replayed,
+            transfer=transfer,
+            ambient=ambient,
+            progress=quiet,
         )
 
-        async def one(item: StoreToRestore) -> StoreRestored:
-            return await restore_store(
-                repository,
-                item,
-                restore.directory / item.id.path,
-                replayed=replayed,
-                transfer=transfer,
-                ambient=ambient,
-                progress=quiet,
+    try:
+        with restore.telling():
+            work = await restore.begin()
+            progress.total(
+                files=sum(item.reference.files_count for item in work), bytes_=sum(i.reference.size_bytes for i in work)
             )
-
-        return await restore.finish(await map_bounded(one, work, in_flight_max=at_once))
+            return await restore.finish(await map_bounded(one, work, in_flight_max=at_once))
     finally:
         await restore.close()
 
@@ -162,11 +163,14 @@ class _Unwritten:
     def __init__(self, target: CheckpointTarget) -> None:
         self._target = target
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
-        self.location, self.root = target.location, target.root
+        self.location, self.root, self.moved_aside = target.location, target.root, ""
 
     @property
     def directory(self) -> Path:
-        return Path(self._scratch.name if self._scratch is not None else "")
+        return directory_of(self._scratch)
+
+    async def place(self) -> tuple[str, ...]:
+        return await self._target.place()
 
     async def check(self, query_id: str, batch: int) -> None:
         await self._target.check(query_id, batch)
@@ -175,7 +179,7 @@ class _Unwritten:
         await self.check(query_id, batch)
         self._scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
 
-    async def publish(self) -> str:
+    async def publish(self, published: Iterable[str] = ()) -> None:  # noqa: ARG002
         raise AssertionError("nothing is to be written")
 
     async def close(self) -> tuple[str, ...]:
@@ -211,15 +215,14 @@ def make_target(
     *,
     move_aside: bool,
     settings: StoreSettings | None = None,
-    early: bool = False,
-) -> CheckpointTarget:
+) -> DirectoryTarget | ObjectTarget:
     """The place that a path or a URL stands for. Nothing is asked of it.
 
     Args:
         target: Of `s3a:` and `s3n:` as Spark has them the same is meant as of `s3:`.
-        early: As for `ObjectTarget`.
 
     Raises:
+        InvalidRequestError: It does not follow the grammar of `open_store`.
         TargetError: It names no place for a checkpoint.
     """
     path = local_path_of(target)
@@ -236,12 +239,5 @@ def make_target(
         location=location,
         ambient=ambient,
         move_aside=move_aside,
-        early=early,
         settings=settings,
     )
-
-
-def store_url(url: str) -> str:
-    """A URL as our stores take it: Spark has other names for `s3:`."""
-    scheme, _, rest = url.partition("://")
-    return f"s3://{rest}" if scheme.lower() in {"s3a", "s3n"} else url

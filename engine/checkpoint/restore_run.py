@@ -2,20 +2,22 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from blobstore.errors import StoreError
 from blobstore.local_files import run_blocking
 from engine.checkpoint.adapting import cut_source_log, relocate
 from engine.checkpoint.pictures import find_job, pinned_picture
 from engine.checkpoint.store_restore import StoreRestored, StoreToRestore
-from engine.checkpoint.targets import CheckpointTarget
+from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.clock import Ambient
 from engine.download import Downloader
-from engine.errors import DamagedError, UsageError
+from engine.errors import DamagedError, EngineError, UsageError
 from engine.local_stat import DIR_FLAGS
 from engine.local_writing import OwnerPolicy
 from engine.progress import NO_PROGRESS
@@ -25,6 +27,7 @@ from engine.restore import read_index_of
 from engine.staging import target_errors
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from index.batch_log import decode_offsets
+from index.errors import FormatError
 from index.keys import check_file_name
 from index.log import Commit
 from index.model import SnapshotIndex
@@ -36,6 +39,7 @@ from index.selection import select_files
 from index.source_log import newest_entry
 
 _PURPOSE: Final = "restore checkpoint"
+_SPARK_LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")
 
 
 class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +132,18 @@ class CheckpointRestore:
         """Where the checkpoint is gathered; a store belongs to `StoreId.path` below it."""
         return self._target.directory
 
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Let an error that ends the block say where what stood at the target is, if that was moved aside by then."""
+        try:
+            yield
+        except BaseException as error:
+            if aside := self._target.moved_aside:
+                error.add_note(f"what stood at {self._target.location} is at {aside}, whole")
+                if isinstance(error, EngineError | StoreError | FormatError):
+                    error.hint = f"what stood there is at {aside}: keep it, and restore again; {error.hint}"
+            raise
+
     async def begin(self) -> tuple[StoreToRestore, ...]:
         """Choose and pin the picture, claim the target, and bring back the files of the query.
 
@@ -138,6 +154,12 @@ class CheckpointRestore:
             As `restore_checkpoint`.
         """
         choice = self._choice
+        if choice.spark_location is not None and not _SPARK_LOCATION.match(choice.spark_location):
+            hint = "give a URL such as s3a://bucket/prefix, or an absolute path"
+            raise UsageError(
+                "Spark would take it for a relative path", operation="restore", subject=choice.spark_location, hint=hint
+            )
+        await check_apart(self._target, self._repository.store)
         self.job = choice.job or await find_job(self._repository)
         self.commit, self.picture, self._lease = await self._resources.enter_async_context(
             pinned_picture(self._repository, self.job, batch=choice.batch, at_ms=choice.at_ms, purpose=_PURPOSE)
@@ -170,7 +192,7 @@ class CheckpointRestore:
         if missing := self._wanted - {store.id for store in restored}:
             told = ", ".join(map(str, sorted(missing)))
             raise UsageError(f"stores were not restored: {told}", operation="restore", subject=self._target.location)
-        moved_aside = await self._target.publish()
+        await self._target.publish([path for store in restored for path in store.published])
         leftovers = await self._target.close()
         return RestoredCheckpoint(
             job=self.job,
@@ -179,7 +201,7 @@ class CheckpointRestore:
             batch=self.batch,
             oldest_batch=self.oldest_batch,
             location=self._target.location,
-            moved_aside=moved_aside,
+            moved_aside=self._target.moved_aside,
             stores=len(restored),
             files=self._files + sum(store.files for store in restored),
             size_bytes=self._size_bytes + sum(store.size_bytes for store in restored),

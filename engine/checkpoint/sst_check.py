@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from engine.checkpoint.errors import unreadable
 from engine.errors import DamagedError
 from engine.hashing import BLOCK_SUMS, sum_block
 from engine.local_stat import READ_FLAGS
@@ -40,6 +41,8 @@ from index.sst_blocks import (
 _WINDOW_BYTES: Final = 1024 * 1024
 # What is parsed is held in memory: an index of a file of several gigabytes. Data blocks and filters are only summed up.
 _PARSED_BYTES_MAX: Final = 256 * 1024 * 1024
+# All of them together, beyond that: so many times the size of the file. No index is packed so well.
+_RATIO_MAX: Final = 32
 _UINT32: Final = 0xFFFFFFFF
 _HINT: Final = "the file was altered or cut short; take it from a backup, or restore the checkpoint"
 
@@ -76,15 +79,16 @@ def check_sst(path: Path) -> SstReport:
     Raises:
         DamagedError: A block does not fit its checksum, or does not lead to where blocks are; bytes belong to no block;
             the footer is none; or the file cannot be read, then with the `OSError` as its cause.
+        TargetError: This machine lacks what it takes to read it.
     """
     try:
         descriptor = os.open(path, READ_FLAGS)
     except OSError as error:
-        raise _damaged(path, f"cannot be read: {error.strerror}") from error
+        raise unreadable(path, error, _HINT) from error
     try:
         return _Walk(path, descriptor).report()
     except OSError as error:
-        raise _damaged(path, f"cannot be read: {error.strerror}") from error
+        raise unreadable(path, error, _HINT) from error
     finally:
         os.close(descriptor)
 
@@ -104,6 +108,8 @@ class _Walk:
         self._window = memoryview(b"")
         self._window_at = 0
         self._blocks = 0
+        # What blocks that are parsed hold, decompressed.
+        self._plain_bytes = 0
         # What blocks cover, in the order in which they were read: first and last byte of each run.
         self._runs: list[list[int]] = []
 
@@ -158,15 +164,25 @@ class _Walk:
                 self._check_index("filter", handle, form)
             elif name not in (INDEX_BLOCK, PROPERTIES_BLOCK):
                 self._check(meta_block_kind(name), handle)
-        data_blocks = 0
         if form.two_levels:
-            for partition in list(self._index("index", index, form)):
-                data_blocks += self._check_index("data", BlockHandle(*partition), form, "index partition")
+            data_blocks = self._check_partitions(index, form)
         else:
-            data_blocks = self._check_index("data", index, form)
+            data_blocks, _ = self._check_index("data", index, form)
         if form.data_blocks not in (None, data_blocks):
             raise self._damaged(f"properties block counts {form.data_blocks} data blocks, and {data_blocks} are there")
         return form, data_blocks
+
+    def _check_partitions(self, index: BlockHandle, form: IndexForm) -> int:
+        """Every block that an index of two levels leads to; how many they are of data."""
+        data_blocks = above = reached = 0
+        for partition in self._index("index", index, form):
+            block = BlockHandle(*partition)
+            if block.offset < above:
+                raise self._damaged(f"index block at offset {index.offset} leads back to offset {block.offset}")
+            above = block.end
+            count, reached = self._check_index("data", block, form, "index partition", reached)
+            data_blocks += count
+        return data_blocks
 
     def _form(self, properties: BlockHandle) -> IndexForm:
         contents = self._contents("properties", properties)
@@ -175,10 +191,12 @@ class _Walk:
         except ValueError as error:
             raise self._unusable("properties", properties, error) from error
 
-    def _check_index(self, of: str, handle: BlockHandle, form: IndexForm, kind: str = "index") -> int:
-        """Every block that a block of an index leads to; how many they are. The hot loop."""
+    def _check_index(
+        self, of: str, handle: BlockHandle, form: IndexForm, kind: str = "index", reached: int = 0
+    ) -> tuple[int, int]:
+        """Every block that a block of an index leads to, ascending; how many, and where they end. The hot loop."""
         kind = f"{of} {kind}" if of == "filter" else kind
-        count = reached = 0
+        count = 0
         block_sum, base = self._sum, self._footer.base_context_checksum
         for offset, size in self._index(kind, handle, form):
             if offset < reached:
@@ -198,7 +216,7 @@ class _Walk:
             if found != int.from_bytes(window[stop : stop + 4], "little"):
                 raise self._misfit(of, BlockHandle(offset, size))
             self._cover(offset, reached)
-        return count
+        return count, reached
 
     def _index(self, kind: str, handle: BlockHandle, form: IndexForm) -> Iterator[tuple[int, int]]:
         contents = self._contents(kind, handle)
@@ -230,11 +248,15 @@ class _Walk:
         if compression == 0:
             return contents
         try:
-            return decompress_sst_block(
+            plain = decompress_sst_block(
                 compression, contents, sized=self._footer.format_version > 1, plain_bytes_max=_PARSED_BYTES_MAX
             )
         except ValueError as error:
             raise self._unusable(kind, handle, error) from error
+        self._plain_bytes += len(plain)
+        if self._plain_bytes > _PARSED_BYTES_MAX + _RATIO_MAX * self._size_bytes:
+            raise self._damaged(f"{kind} block at offset {handle.offset} holds more than an index can have")
+        return plain
 
     def _check(self, kind: str, handle: BlockHandle) -> None:
         """Compare one block with its checksum, and read on from there."""

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from engine.checkpoint.errors import unreadable
 from engine.errors import DamagedError
 from engine.hashing import crc32c
 from engine.local_stat import READ_FLAGS
@@ -67,6 +68,7 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
         FileChecksumError: It does not fit its `.crc`, or that is none.
         UnknownFormatError: A newer Spark wrote the file or its `.crc`.
         UnsafeNameError: An id in its lineage cannot stand in a file name.
+        TargetError: This machine lacks what it takes to read it.
     """
     subject = str(path)
     expected = None if checksum is None else decode_file_checksum(checksum, subject=checksum_name(subject))
@@ -79,7 +81,7 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
                 records += len(decoder.feed(piece[start : start + _CHUNK_BYTES]))
         decoder.finish()
     except OSError as error:
-        raise _damaged(path, f"cannot be read: {error.strerror}") from error
+        raise unreadable(path, error, _HINT) from error
     header = decoder.header
     assert header is not None  # noqa: S101 — `finish` refuses a file without one
     check_header(header, at, subject=subject)
@@ -107,6 +109,7 @@ def check_zip_file(source: Path | bytes, *, checksum: bytes | None, subject: str
         DamagedError: It is no such zip, or cannot be read, then with the `OSError` as its cause.
         UnsafeNameError: A name in it is unsafe.
         FormatError: Its metadata cannot be read, or it does not fit its `.crc`.
+        TargetError: This machine lacks what it takes to read it.
     """
     subject = subject or (str(source) if isinstance(source, Path) else "zip")
     data = source if isinstance(source, bytes) else _read_zip(source)
@@ -133,7 +136,7 @@ def _read_zip(path: Path) -> bytes:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise _damaged(path, f"cannot be read: {error.strerror}") from error
+        raise unreadable(path, error, _HINT) from error
     return data
 
 

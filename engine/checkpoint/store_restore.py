@@ -47,7 +47,7 @@ class StoreRestored(msgspec.Struct, frozen=True, kw_only=True):
     # What was replayed.
     changelogs: int = 0
     records: int = 0
-    # Keys that were published to an object store.
+    # What was published to an object store already, as paths of the checkpoint.
     published: tuple[str, ...] = ()
 
 

@@ -3,10 +3,11 @@
 import contextlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Protocol
-from urllib.parse import unquote, urlsplit
 
+from blobstore.base import BlobStore
 from blobstore.local_files import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
@@ -23,14 +24,20 @@ class CheckpointTarget(Protocol):
     Attributes:
         location: What people call it.
         root: What the paths in the checkpoint begin with: an absolute path, or `s3://bucket/prefix`.
+        moved_aside: Where what stood there is now; "" if nothing did, or it stands there still.
     """
 
     location: str
     root: str
+    moved_aside: str
 
     @property
     def directory(self) -> Path:
         """Where the checkpoint is gathered, on this machine, from `open` on."""
+        ...
+
+    async def place(self) -> tuple[str, ...]:
+        """Where it is, as `BlobStore.place`."""
         ...
 
     async def check(self, query_id: str, batch: int) -> None:
@@ -49,11 +56,11 @@ class CheckpointTarget(Protocol):
         """Claim the target, as `check`."""
         ...
 
-    async def publish(self) -> str:
-        """Put what was gathered at the target.
+    async def publish(self, published: Iterable[str] = ()) -> None:
+        """Put what was gathered at the target; what stood there is `moved_aside` then.
 
-        Returns:
-            Where what stood there is now; "" if nothing did.
+        Args:
+            published: What others have put there already, as paths of the checkpoint.
 
         Raises:
             TargetError: The target has changed meanwhile, or cannot be written.
@@ -80,13 +87,18 @@ class DirectoryTarget:
         self._path = path
         aside = f"{path.name}.aside-{moment(ambient)}" if move_aside else ""
         self._staging = Staging(path, ambient.session(), replace=move_aside, aside=aside)
-        self._aside = path.with_name(aside) if aside else None
+        self._aside = path.parent / aside
+        self.moved_aside = ""
         self._is_closed = False
 
     @property
     def directory(self) -> Path:
         """Beside the target, private until it is complete."""
         return self._staging.directory
+
+    async def place(self) -> tuple[str, ...]:
+        """As `CheckpointTarget.place`."""
+        return "file", *(await run_blocking(self._path.resolve)).parts
 
     async def check(self, query_id: str, batch: int) -> None:  # noqa: ARG002  (a directory is replaced as a whole)
         """As `CheckpointTarget.check`."""
@@ -103,11 +115,14 @@ class DirectoryTarget:
         await self.check(query_id, batch)
         await run_blocking(self._staging.open)
 
-    async def publish(self) -> str:
+    async def publish(self, published: Iterable[str] = ()) -> None:  # noqa: ARG002  (they are in the directory)
         """As `CheckpointTarget.publish`."""
-        replaces = self._staging.replaces
-        await run_blocking(lambda: self._staging.publish(dirs_below(self.directory)))
-        return str(self._aside) if replaces else ""
+        try:
+            await run_blocking(lambda: self._staging.publish(dirs_below(self.directory)))
+        finally:
+            # After an error it is back, unless that failed too.
+            if self._staging.replaces and await run_blocking(self._aside.exists):
+                self.moved_aside = str(self._aside)
 
     async def close(self) -> tuple[str, ...]:
         """As `CheckpointTarget.close`."""
@@ -122,13 +137,21 @@ def moment(ambient: Ambient) -> str:
     return _NOT_IN_NAMES.sub("", iso_time(ambient.local_now_ms()))
 
 
-def local_path_of(location: str | Path) -> Path | None:
-    """The directory of this machine that a path or a `file:` URL names; None for what is no such thing."""
-    if isinstance(location, Path):
-        return location
-    if location.lower().startswith("file:"):
-        return Path(unquote(urlsplit(location).path))
-    return None if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", location) else Path(location)
+async def check_apart(target: CheckpointTarget, repository: BlobStore) -> None:
+    """Refuse a target that is the place of the repository, above it or below it: moved aside, it would be lost.
+
+    Raises:
+        TargetError: It is.
+    """
+    ours, theirs = await target.place(), await run_blocking(repository.place)
+    if ours and theirs and all(one == other for one, other in zip(ours, theirs, strict=False)):
+        where = "above" if len(ours) < len(theirs) else "below" if len(ours) > len(theirs) else "at"
+        raise TargetError(
+            f"is {where} the place of the repository itself",
+            operation="restore",
+            subject=target.location,
+            hint="restore to a place beside the repository",
+        )
 
 
 def _has_content(path: Path) -> bool:

@@ -24,6 +24,7 @@ _HINTS: Final[dict[type[BaseException], str]] = {
     PermissionError: "grant the permission, or run as the user who has it",
     OSError: "the file system of this machine refused; see the error",
 }
+_READING_VERB: Final = "spark check"
 # Hints that speak of arguments of the library, in the words of the command line.
 _HINTS_SAID: Final = {
     TargetError.default_hint: "choose a target that is absent, or say --replace",
@@ -124,6 +125,8 @@ def _message(error: BaseException) -> str:
 def _hint(error: BaseException, verb: str) -> str:
     if isinstance(error, click.UsageError):
         return origin_hint(error.ctx, error.param if isinstance(error, click.BadParameter) else None)
+    if isinstance(error, KeyboardInterrupt) and verb == _READING_VERB:
+        return "a check writes nothing but private copies, which are gone"
     for kind, hint in _HINTS.items():
         if isinstance(error, kind):
             return hint

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
 from blobstore.errors import StoreUnavailableError
-from engine.checkpoint.backup import CheckpointBackup, PictureSums, backup_checkpoint
+from engine.checkpoint.backup import MOVED, CheckpointBackup, PictureSums, backup_checkpoint
 from engine.checkpoint.backup_preview import BackupPreview, preview_backup
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli.exit_codes import ExitCode
@@ -25,13 +26,17 @@ from engine.cli.options import (
     transfer_options,
 )
 from engine.cli.session import Session, with_session
-from engine.errors import UsageError
+from engine.errors import CommitUnknownError, ConflictError, UsageError
 from engine.sync import SyncRepository
 from engine.views import CommitView, view_commit
 from engine.words import count, human_bytes, human_duration, printable
 
 if TYPE_CHECKING:
     from engine.spark.session import SparkSession
+
+
+# What is another thing the next time: the store, another writer, or the query itself.
+PASSING: Final = (StoreUnavailableError, ConflictError, CommitUnknownError, QueryMovedOnError, *MOVED)
 
 
 class SparkBackupView(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,57 +74,83 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
 @checkpoint_and_repository
 @click.option("--job", "-j", cls=Setting, metavar="JOB", help="Whose backups they are.  [default: spark-<query id>]")
 @click.option("--watch", type=DURATION, metavar="TIME", help="Look again after each TIME, until interrupted.")
+@click.option(
+    "--scratch",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where files are fetched to.  [default: this machine's place for temporary files]",
+)
 @on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be uploaded.")
 @transfer_options
 @common_options
 @with_session
 def spark_backup(
-    session: Session, *, checkpoint: str, job: str | None, watch: int | None, on_spark: bool, dry_run: bool
+    session: Session,
+    *,
+    checkpoint: str,
+    job: str | None,
+    watch: int | None,
+    scratch: Path | None,
+    on_spark: bool,
+    dry_run: bool,
 ) -> ExitCode:
     """Back up CHECKPOINT, a directory or s3://bucket/prefix, at its newest committed batch.
 
     The query may go on meanwhile. What is new is checked before it is taken over, and what the last backup has is not
-    sent again.
+    sent again. From an object store, what is new is fetched to a directory of this machine (--scratch) first.
     """
     if dry_run and watch is not None:
         raise UsageError("--dry-run and --watch", operation="spark backup", hint="give one of them")
     with session.open() as repository, contextlib.ExitStack() as open_for_all:
         if dry_run:
-            _preview(session, repository, checkpoint, job)
+            _preview(session, repository, checkpoint, job, scratch)
             return ExitCode.OK
-        take: Callable[[], CheckpointBackup] = functools.partial(_take, session, repository, checkpoint, job)
+        take: Callable[[], CheckpointBackup] = functools.partial(_take, session, repository, checkpoint, job, scratch)
         if on_spark:
-            take = functools.partial(
-                _take_on_spark, session, open_for_all.enter_context(spark_session()), checkpoint, job
-            )
-        _show(session, take())
-        while watch is not None:
-            repository.loop.run(asyncio.sleep(watch / 1000))
-            try:
-                done = take()
-            except (QueryMovedOnError, StoreUnavailableError) as error:
-                session.warn(f"tried again in {human_duration(watch)}: {error}")
-                continue
-            if done.is_new:
-                _show(session, done)
+            spark = open_for_all.enter_context(spark_session())
+            take = functools.partial(_take_on_spark, session, spark, checkpoint, job, scratch)
+        if watch is None:
+            _show(session, take())
+        else:
+            _watch(session, take, watch, lambda: repository.loop.run(asyncio.sleep(watch / 1000)))
     return ExitCode.OK
 
 
-def _take(session: Session, repository: SyncRepository, checkpoint: str, job: str | None) -> CheckpointBackup:
+def _watch(session: Session, take: Callable[[], CheckpointBackup], watch_ms: int, wait: Callable[[], None]) -> None:
+    """Take pictures until interrupted, or until one fails with what does not pass by itself."""
+    is_first = True
+    while True:
+        try:
+            done = take()
+        except PASSING as error:
+            session.warn(f"trying again in {human_duration(watch_ms)}: {error}")
+        else:
+            if done.is_new or is_first:
+                _show(session, done)
+            is_first = False
+        wait()
+
+
+def _take(
+    session: Session, repository: SyncRepository, checkpoint: str, job: str | None, scratch: Path | None
+) -> CheckpointBackup:
     with session.progress("backup") as progress:
         return repository.loop.run(
             backup_checkpoint(
                 repository.asynchronous,
                 checkpoint,
                 job=job,
+                scratch=scratch,
                 progress=progress,
                 store_settings=session.store_settings(),
             )
         )
 
 
-def _take_on_spark(session: Session, spark: "SparkSession", checkpoint: str, job: str | None) -> CheckpointBackup:
+def _take_on_spark(
+    session: Session, spark: "SparkSession", checkpoint: str, job: str | None, scratch: Path | None
+) -> CheckpointBackup:
     # With PySpark and a JVM, for those who asked for them.
     from engine.spark import checkpoint_backup  # noqa: PLC0415
 
@@ -128,15 +159,20 @@ def _take_on_spark(session: Session, spark: "SparkSession", checkpoint: str, job
         session.common.repository,
         checkpoint,
         job=job,
+        scratch=scratch,
         transfer=session.common.transfer,
         store_settings=session.store_settings(),
         checkpoint_settings=session.store_settings(),
     )
 
 
-def _preview(session: Session, repository: SyncRepository, checkpoint: str, job: str | None) -> None:
+def _preview(
+    session: Session, repository: SyncRepository, checkpoint: str, job: str | None, scratch: Path | None
+) -> None:
     found = repository.loop.run(
-        preview_backup(repository.asynchronous, checkpoint, job=job, store_settings=session.store_settings())
+        preview_backup(
+            repository.asynchronous, checkpoint, job=job, scratch=scratch, store_settings=session.store_settings()
+        )
     )
     lines = [f"batch {found.batch} of query {printable(found.query_id)}, as job {printable(found.job)}"]
     if found.is_taken:
@@ -179,7 +215,7 @@ def _lines(view: SparkBackupView) -> list[str]:
     requests = count(state.requests + query.requests, "request")
     asked = state.source_requests + query.source_requests
     also = f" and {count(asked, 'request')} of the checkpoint's store" if asked else ""
-    again = f", at the {view.attempts}. attempt" if view.attempts > 1 else ""
+    again = f", after {view.attempts} attempts" if view.attempts > 1 else ""
     return [
         f"{first}: {commit}{again}",
         f"{count(state.stores, 'store')}, {files}; new {count(state.files_added + query.files_added, 'file')}",

@@ -87,7 +87,7 @@ def spark_check(
         from engine.spark.checkpoint_check import check_checkpoint as check_on_spark  # noqa: PLC0415
 
         with spark_session() as spark:
-            report = check_on_spark(spark, _local(checkpoint), level=level, scratch=scratch, store_settings=settings)
+            report = check_on_spark(spark, checkpoint, level=level, scratch=scratch, store_settings=settings)
     else:
         with session.progress("check") as progress:
             report = asyncio.run(
@@ -97,10 +97,6 @@ def spark_check(
     if not report.is_sound:
         return ExitCode.DAMAGED
     return ExitCode.PARTIAL if strict and report.of_kind("warning") else ExitCode.OK
-
-
-def _local(checkpoint: str) -> str | Path:
-    return checkpoint if ":" in checkpoint else Path(checkpoint)
 
 
 def _view(report: CheckReport) -> SparkCheckView:
@@ -120,21 +116,27 @@ def _lines(report: CheckReport) -> Iterator[str]:
     for kind in ("damage", "warning", "waste"):
         found = report.of_kind(kind)
         rows += [
-            (f.kind, printable(f.path), human_bytes(f.size_bytes) if f.size_bytes else "", printable(f.message), f.rule)
+            (
+                f.kind,
+                printable(f.path),
+                human_bytes(f.size_bytes) if f.size_bytes else "",
+                printable(f.message),
+                printable(f.hint),
+                f.rule,
+            )
             for f in found[:FINDINGS_TOLD_MAX]
         ]
         if len(found) > FINDINGS_TOLD_MAX:
-            rows.append((kind, f"and {len(found) - FINDINGS_TOLD_MAX} more", "", "", ""))
+            rows.append((kind, f"and {len(found) - FINDINGS_TOLD_MAX} more", "", "", "", ""))
     if rows:
-        yield from table(("finding", "file", "size", "what is wrong", "rule"), rows, right=("size",))
-    for hint in dict.fromkeys(f.hint for f in report.of_kind("damage")):
-        yield f"hint: {printable(hint)}"
+        yield from table(("finding", "file", "size", "what is wrong", "what to do", "rule"), rows, right=("size",))
     read = f"{count(report.files, 'file')}, {human_bytes(report.size_bytes)}, {count(report.blocks, 'block')} of SSTs"
     what = f"{count(report.batches, 'batch', 'batches')}, {count(report.stores, 'store')}, "
     what += f"{count(report.versions, 'version')}; {read} read in {human_duration(int(report.seconds * 1000))}"
     damaged = len(report.of_kind("damage"))
     verdict = "sound" if report.is_sound else f"DAMAGED: {count(damaged, 'finding')}"
     others = [
+        "SSTs not read" if report.level == "quick" else "",
         count(len(report.of_kind("warning")), "warning") if report.of_kind("warning") else "",
         f"{human_bytes(report.waste_bytes)} of waste" if report.waste_bytes else "",
     ]

@@ -76,6 +76,11 @@ class SparkRestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
     changelogs: int
 
 
+_MOVE_ASIDE = (
+    "Rename what stands at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
+)
+
+
 @click.command(
     "restore",
     cls=Verb,
@@ -88,7 +93,7 @@ class SparkRestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
 @click.option("--at", type=MOMENT, metavar="TIME", help="The newest then: 2026-05-01T12:30:00Z, or 36h ago.")
 @click.option("--replayed", is_flag=True, help="Apply changelogs here: the query then starts at once.")
-@click.option("--move-aside", is_flag=True, help="Rename what stands at CHECKPOINT; it is never deleted.")
+@click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
 @click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files stand now.")
 @click.option("--spark-location", metavar="URL", help="What Spark calls CHECKPOINT, if not file: or s3a:.")
 @on_spark_option

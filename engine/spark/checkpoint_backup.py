@@ -10,10 +10,12 @@ import msgspec
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
+from blobstore.errors import StoreUnavailableError
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import MOVED, CheckpointBackup, opened_checkpoint, take_picture
 from engine.checkpoint.backup_steps import OPERATION, PictureBegun, StoreBackup, backup_store
-from engine.errors import DamagedError, SourceChangedError, UnsafeSourceError
+from engine.checkpoint.naming import DAMAGE_HINT, MOVED_HINT
+from engine.errors import ConflictError, DamagedError, SourceChangedError, UnsafeSourceError
 from engine.repository import Repository
 from engine.spark.access import SCHEME, open_on_driver
 from engine.spark.errors import TaskFailedError
@@ -27,6 +29,8 @@ from index.errors import FormatError, UnknownFormatError
 _CHANGED: Final = b"changed"
 _GONE: Final = b"gone"
 _DAMAGED: Final = b"damaged"
+_CONFLICT: Final = b"conflict"
+_UNAVAILABLE: Final = b"unavailable"
 _ERRORS_TOLD_MAX: Final = 3
 
 
@@ -38,6 +42,7 @@ class BackupLiveStores(StoresTask, frozen=True, kw_only=True):
     # By task and store.
     stores: dict[tuple[str, str], StoreAt]
     verify: bool
+    scratch: str | None
 
     @override
     def opened(self) -> contextlib.AbstractAsyncContextManager[CarryOut]:
@@ -54,11 +59,15 @@ class BackupLiveStores(StoresTask, frozen=True, kw_only=True):
 
     async def _back_up(self, repository: Repository, root: CheckpointDir, work: StoreWork) -> StoreOutcome:
         store = self.stores[work.task, work.store]
+        scratch = Path(self.scratch) if self.scratch else None
         try:
-            done = await backup_store(repository, root, self.scope, store, work.reference, verify=self.verify)
-        except (*MOVED, DamagedError, FormatError) as error:
+            done = await backup_store(
+                repository, root, self.scope, store, work.reference, verify=self.verify, scratch=scratch
+            )
+        except (*MOVED, DamagedError, FormatError, ConflictError, StoreUnavailableError) as error:
+            told = _told(error, work.path, root.location)
             return StoreOutcome(
-                task=work.task, store=work.store, path=work.path, ok=False, error=str(error), result=_kind(error)
+                task=work.task, store=work.store, path=work.path, ok=False, error=told, result=_kind(error)
             )
         stats = done.result.stats
         return StoreOutcome(
@@ -80,6 +89,7 @@ def backup_checkpoint(
     *,
     job: str | None = None,
     verify: bool = True,
+    scratch: Path | None = None,
     partitions_max: int | None = None,
     transfer: TransferSettings | None = None,
     store_settings: StoreSettings | None = None,
@@ -93,14 +103,15 @@ def backup_checkpoint(
         checkpoint: The checkpointLocation as every executor can reach it: a path or a URL.
         job: Which job has the pictures of this query; `spark-<query id>` if not given.
         verify: Whether what is new is checked before it is taken over.
+        scratch: As for `engine.checkpoint.backup.backup_checkpoint`, here and on each executor.
         partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
         transfer: How bytes are moved.
         store_settings: How the repository's store is asked.
         checkpoint_settings: How the checkpoint's store is asked.
 
     Raises:
-        As `engine.checkpoint.backup.backup_checkpoint`, but what is not whole is always a DamagedError, and what else
-        a store fails with a TaskFailedError.
+        As `engine.checkpoint.backup.backup_checkpoint`, but what is not whole is always a DamagedError, a part
+        that is gone an UnsafeSourceError, and what else a store fails with a TaskFailedError.
     """
     location = str(checkpoint)
     # A relative path would mean another directory in every process.
@@ -116,6 +127,7 @@ def backup_checkpoint(
             checkpoint_settings=settings,
             stores={(store.id.task, store.id.store): store for store in begun.at.stores},
             verify=verify,
+            scratch=None if scratch is None else str(scratch),
         )
         work = [
             StoreWork(task=store.id.task, store=store.id.store, path=store.id.path, reference=begun.base(store.id))
@@ -131,7 +143,9 @@ def backup_checkpoint(
             return await asyncio.to_thread(spread_stores, begun)
 
         async with opened_checkpoint(location, settings) as root:
-            return await take_picture(repository.asynchronous, root, back_up_stores, job=job, verify=verify)
+            return await take_picture(
+                repository.asynchronous, root, back_up_stores, job=job, verify=verify, scratch=scratch
+            )
 
     with repository:
         return repository.loop.run(take())
@@ -142,21 +156,40 @@ def _kind(error: Exception) -> bytes:
         return _CHANGED
     if isinstance(error, MOVED):
         return _GONE
+    if isinstance(error, ConflictError):
+        return _CONFLICT
+    if isinstance(error, StoreUnavailableError):
+        return _UNAVAILABLE
     # What a newer Spark wrote is not damaged.
     return b"" if isinstance(error, UnknownFormatError) else _DAMAGED
 
 
+def _told(error: Exception, path: str, location: str) -> str:
+    """An error with its notes, as the driver tells it of a checkpoint that it names itself."""
+    told = "; ".join([str(error).replace(f"{location}/", ""), *getattr(error, "__notes__", ())])
+    return told if path in told else f"{path}: {told}"
+
+
 def _results(outcomes: Sequence[StoreOutcome], location: str) -> tuple[StoreBackup, ...]:
     """What became of every store, or the error that says what is wrong with some: damage first, then what moved."""
-    failed = [outcome for outcome in outcomes if not outcome.ok]
-    for kinds, error in (
-        ({b""}, TaskFailedError),
-        ({_DAMAGED}, DamagedError),
-        ({_CHANGED}, SourceChangedError),
-        ({_GONE}, UnsafeSourceError),
+    for kind, error, hint in (
+        (b"", TaskFailedError, ""),
+        (_DAMAGED, DamagedError, DAMAGE_HINT),
+        (_CONFLICT, ConflictError, ""),
+        (_CHANGED, SourceChangedError, MOVED_HINT),
+        (_GONE, UnsafeSourceError, MOVED_HINT),
     ):
-        found = [outcome.error for outcome in failed if outcome.result in kinds]
-        if found:
-            more = f", and {len(found) - _ERRORS_TOLD_MAX} more" if len(found) > _ERRORS_TOLD_MAX else ""
-            raise error("; ".join(found[:_ERRORS_TOLD_MAX]) + more, operation=OPERATION, subject=location)
+        told = _told_of(kind, outcomes)
+        if told:
+            raise error(told, operation=OPERATION, subject=location, hint=hint)
+    told = _told_of(_UNAVAILABLE, outcomes)
+    if told:
+        raise StoreUnavailableError(told, operation=OPERATION, key=location)
     return tuple(msgspec.msgpack.decode(outcome.result, type=StoreBackup) for outcome in outcomes)
+
+
+def _told_of(kind: bytes, outcomes: Sequence[StoreOutcome]) -> str:
+    """What the stores say that failed in one way, as far as anybody reads."""
+    found = [outcome.error for outcome in outcomes if not outcome.ok and outcome.result == kind]
+    more = f", and {len(found) - _ERRORS_TOLD_MAX} more" if len(found) > _ERRORS_TOLD_MAX else ""
+    return "; ".join(found[:_ERRORS_TOLD_MAX]) + more

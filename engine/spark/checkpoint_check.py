@@ -21,7 +21,9 @@ from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.clock import SystemAmbient
 from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.parallel import default_partitions
+from engine.spark.state_places import absolute
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.sync import LoopThread
 
 _WORK: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("work", pa.binary())])
 _CHECKED: Final = pa.schema([pa.field("checked", pa.binary())])
@@ -84,21 +86,27 @@ def check_checkpoint(
         TaskFailedError: A store could not be looked at as often as Spark tried, or Spark itself gave up.
         NotFoundError, ProviderError, StoreError: As `engine.checkpoint.check.check_checkpoint`.
     """
-    where = str(location.absolute()) if isinstance(location, Path) else location
     task = CheckStores(
-        location=where, level=level, settings=store_settings, scratch=None if scratch is None else str(scratch)
+        location=absolute(location),
+        level=level,
+        settings=store_settings,
+        scratch=None if scratch is None else str(scratch),
     )
-    return asyncio.run(_check(spark, task, partitions_max or default_partitions(spark)))
+    # A notebook has an event loop of its own.
+    loop = LoopThread()
+    try:
+        return loop.run(_check(spark, task, partitions_max or default_partitions(spark)))
+    finally:
+        loop.stop()
 
 
 async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) -> CheckReport:
     ambient = SystemAmbient()
-    scratch = Path(task.scratch) if task.scratch else None
     root = await CheckpointDir.open(task.location, settings=task.settings)
     try:
         plan = await begin_check(root, level=task.level, ambient=ambient)
         checked = await asyncio.to_thread(_spread, spark, task, plan.stores, partitions_max)
-        return await finish_check(root, plan, checked, scratch=scratch, ambient=ambient)
+        return await finish_check(root, plan, checked, ambient=ambient)
     finally:
         await root.close()
 

@@ -2,8 +2,11 @@
 
 A directory has to be one that every executor sees and, as the same user, may write beside. To an object store each task
 publishes its stores itself, and what makes a checkpoint of them, `commits/` above all, comes from the driver when all
-are there. A task that Spark repeats finds what an earlier attempt left, and takes its place; of a lost attempt at a
-replayed store, SSTs may stay that nothing names, as Spark's own lost attempts leave them.
+are there. What stands at a prefix is moved aside only after a rehearsal: every store is fetched, verified and, if that
+is asked for, replayed once, and thrown away; so it is read twice then.
+
+A task that Spark repeats finds what an earlier attempt left, and takes its place; of a lost attempt at a replayed
+store, SSTs may stay that nothing names, as Spark's own lost attempts leave them.
 """
 
 import asyncio
@@ -19,18 +22,18 @@ from typing_extensions import override
 
 from blobstore.local_files import run_blocking
 from blobstore.opening import StoreSettings
-from engine.checkpoint.object_target import files_below, publish_files
-from engine.checkpoint.restore import make_target, store_url
+from engine.checkpoint.object_target import ObjectTarget, files_below, publish_files
+from engine.checkpoint.restore import make_target
 from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice, RestoredCheckpoint
 from engine.checkpoint.store_restore import StoreRestored, StoreToRestore, restore_store
-from engine.checkpoint.targets import local_path_of
+from engine.checkpoint.targets import DirectoryTarget
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, TargetBusyError
 from engine.repository import Repository
 from engine.spark.access import open_on_driver
 from engine.spark.errors import TaskFailedError
 from engine.spark.parallel import BUSY_WAIT_S, BUSY_WAITS_MAX, StoreOutcome, StoresTask, StoreWork, spread
-from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.checkpoint_dir import CheckpointDir, store_url
 from engine.transfer_settings import TransferSettings
 from index.errors import FormatError
 from index.model import Scope
@@ -49,6 +52,8 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
     root: str
     is_directory: bool
     target_settings: StoreSettings
+    # Publish nothing: only see that every store can be had.
+    rehearses: bool = False
     # By task and store.
     wanted: dict[tuple[str, str], StoreToRestore]
 
@@ -96,8 +101,10 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
         try:
             local = Path(scratch.name, item.id.path)
             restored = await self._restore(repository, item, local)
-            files = await run_blocking(files_below, Path(scratch.name))
-            await publish_files(directory, Path(scratch.name), files)
+            if not self.rehearses:
+                files = await run_blocking(files_below, Path(scratch.name))
+                await publish_files(directory, Path(scratch.name), files)
+                restored = msgspec.structs.replace(restored, published=tuple(files))
         finally:
             await directory.close()
             await run_blocking(scratch.cleanup)
@@ -127,7 +134,8 @@ def restore_checkpoint(
         spark: The session.
         url: A repository that every executor can reach.
         target: A directory that every executor sees under this path, or the URL of a prefix of an object store. Content
-            of a prefix that is moved aside goes before the first store comes.
+            of a prefix that is moved aside goes before the first store comes, and after all of them were fetched once,
+            to see that they can be: they are read twice then.
         job: As `engine.checkpoint.restore.restore_checkpoint`, as are the next six.
         partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
         transfer: How bytes are moved.
@@ -152,22 +160,27 @@ def restore_checkpoint(
     ambient = SystemAmbient()
     repository, access = open_on_driver(url, store=store_settings, transfer=transfer)
     with repository:
-        place = make_target(target, ambient, move_aside=move_aside, settings=settings, early=True)
+        place = make_target(target, ambient, move_aside=move_aside, settings=settings)
         restore = CheckpointRestore(repository.asynchronous, place, choice, ambient)
         try:
-            wanted = repository.loop.run(restore.begin())
-            is_directory = local_path_of(target) is not None
-            task = RestoreCheckpointStores(
-                access=access,
-                scope=Scope(restore.job),
-                replayed=replayed,
-                root=str(restore.directory) if is_directory else store_url(str(target)),
-                is_directory=is_directory,
-                target_settings=settings,
-                wanted={(item.id.task, item.id.store): item for item in wanted},
-            )
-            restored = _carry_out(spark, task, partitions_max)
-            return repository.loop.run(restore.finish(restored))
+            with restore.telling():
+                wanted = repository.loop.run(restore.begin())
+                is_directory = isinstance(place, DirectoryTarget)
+                task = RestoreCheckpointStores(
+                    access=access,
+                    scope=Scope(restore.job),
+                    replayed=replayed,
+                    root=str(restore.directory) if is_directory else store_url(str(target)),
+                    is_directory=is_directory,
+                    target_settings=settings,
+                    wanted={(item.id.task, item.id.store): item for item in wanted},
+                )
+                if isinstance(place, ObjectTarget):
+                    if place.has_content:
+                        _carry_out(spark, msgspec.structs.replace(task, rehearses=True), partitions_max)
+                    repository.loop.run(place.clear())
+                restored = _carry_out(spark, task, partitions_max)
+                return repository.loop.run(restore.finish(restored))
         finally:
             repository.loop.run(restore.close())
 

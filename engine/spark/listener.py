@@ -23,18 +23,29 @@ from engine.errors import NotFoundError, UsageError
 from engine.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint
-from engine.transfer_settings import TransferSettings
-
-STORES_AT_ONCE: Final = 8
+from engine.transfer_settings import STORES_AT_ONCE, TransferSettings
+from index.model import Scope
+from index.picture import decode_picture
 
 _LOG: Final = logging.getLogger(__name__)
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What Spark told of a query; without a batch, that it ended."""
+    """What Spark told of a query, the newest of each kind."""
 
     query_id: str
     batch: int | None = None
+    has_started: bool = False
+    has_ended: bool = False
+
+    def after(self, earlier: "_Told") -> "_Told":
+        """Both in one."""
+        return _Told(
+            query_id=self.query_id,
+            batch=earlier.batch if self.batch is None else self.batch,
+            has_started=self.has_started or earlier.has_started,
+            has_ended=self.has_ended or earlier.has_ended,
+        )
 
 
 class BackupListener(StreamingQueryListener):
@@ -42,7 +53,8 @@ class BackupListener(StreamingQueryListener):
 
     Spark's calls only leave a note, so the query never waits, and nothing that fails here reaches it: the error is
     logged, kept as `last_error`, and the backup is tried again after the next `every` batches (L1, L2). Batches that
-    are committed while a backup runs count for the next one.
+    are committed while a backup runs count for the next one; so do those since the newest picture of an earlier run.
+    A query that is started anew in the same place, with another id, is followed from then on.
 
     The thread ends with the process, whatever it is doing: call `close`, or use the listener as a context manager,
     where the last picture is wanted.
@@ -69,7 +81,7 @@ class BackupListener(StreamingQueryListener):
         repository_settings: StoreSettings | None = None,
         checkpoint_settings: StoreSettings | None = None,
     ) -> None:
-        """Start the thread; nothing is opened before the first backup.
+        """Start the thread; nothing is opened before Spark tells of a query.
 
         Args:
             checkpoint: The query's `checkpointLocation`: a path, or a URL as `open_store` takes it.
@@ -97,11 +109,16 @@ class BackupListener(StreamingQueryListener):
         self._at_end = at_end
         self._stores_at_once = stores_at_once
 
-        self._query_id: str | None = None
+        # What is not judged yet, by query: whose it is could not be found out, or not how old the newest picture is.
+        self._unjudged: dict[str, _Told] = {}
+        self._query_id = ""
+        # Queries that have their checkpoints elsewhere, until they are started again.
+        self._others: set[str] = set()
         self._repository: Repository | None = None
-        # Batches that were committed since the last backup began, and the newest of them.
-        self._count = 0
-        self._newest: int | None = None
+        # The newest batch that was told of; and the one of the last backup, of whoever took it, -1 if there is none.
+        self._newest = -1
+        self._backed_up: int | None = None
+        self._is_due = False
 
         self._changed = threading.Condition()
         self._told_count = 0
@@ -143,19 +160,28 @@ class BackupListener(StreamingQueryListener):
 
         Args:
             timeout_s: For so long at the most; None: for ever.
-            batch: Wait for a picture of this batch or a later one too.
+            batch: Wait for a picture of this batch or a later one too, unless the newest backup has failed, or the
+                listener is closed: then none may ever come.
 
         Returns:
-            Whether it came to that in time.
+            Whether it came to that in time. If not, `last_error` may say why.
         """
 
-        def is_done() -> bool:
+        def is_handled() -> bool:
+            return self._handled_count == self._told_count
+
+        def has_batch() -> bool:
             last = self._last_backup
-            has_batch = batch is None or (last is not None and last.picture.batch >= batch)
-            return has_batch and self._handled_count == self._told_count
+            if batch is None:
+                return True
+            return last is not None and last.picture.query_id == self._query_id and last.picture.batch >= batch
+
+        def is_over() -> bool:
+            return is_handled() and (has_batch() or self._last_error is not None or self._closed)
 
         with self._changed:
-            return self._changed.wait_for(is_done, timeout_s)
+            self._changed.wait_for(is_over, timeout_s)
+            return is_handled() and has_batch()
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Listen no more; what Spark has told so far is still seen to.
@@ -188,7 +214,8 @@ class BackupListener(StreamingQueryListener):
 
     @override
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is committed yet. The query's start waits for this call."""
+        """Note that a query may have another checkpoint from now on. The query's start waits for this call."""
+        self._tell(_Told(query_id=str(event.id), has_started=True))
 
     @override
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
@@ -198,7 +225,7 @@ class BackupListener(StreamingQueryListener):
     @override
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Note that the query ended."""
-        self._tell(_Told(query_id=str(event.id)))
+        self._tell(_Told(query_id=str(event.id), has_ended=True))
 
     def _tell(self, told: _Told) -> None:
         with self._changed:
@@ -220,7 +247,12 @@ class BackupListener(StreamingQueryListener):
                 while not self._notes.empty():
                     notes.append(self._notes.get_nowait())
                 is_open = None not in notes
-                await self._see_to([note for note in notes if note is not None])
+                for note in notes:
+                    if note is not None:
+                        # Taken out first, so that the one that was told of last comes last.
+                        earlier = self._unjudged.pop(note.query_id, note)
+                        self._unjudged[note.query_id] = note.after(earlier)
+                await self._see_to_notes()
                 self._note(handled=len(notes))
         finally:
             if self._repository is not None:
@@ -228,47 +260,68 @@ class BackupListener(StreamingQueryListener):
             elif not isinstance(self._store, str):
                 await self._store.close()
 
-    async def _see_to(self, told: list[_Told]) -> None:
+    async def _see_to_notes(self) -> None:
         """Back up if the notes make it due: once, however many there are."""
         try:
-            if not await self._is_due(told):
+            await self._judge()
+            if not self._is_due:
                 return
-            self._count = 0
+            self._is_due = False
+            # Whatever becomes of it: the next one is tried after as many batches again.
+            self._backed_up = self._newest
             made = await self._back_up()
         except Exception as error:  # noqa: BLE001  (L2: kept and logged, never raised into Spark)
             _LOG.exception("no picture of %s was taken; the query is not concerned", self._checkpoint)
             self._note(error=error)
         else:
+            self._backed_up = made.picture.batch
             self._note(made=made)
 
-    async def _is_due(self, told: list[_Told]) -> bool:
-        has_ended = False
-        for note in told:
-            if not await self._is_of_query(note.query_id):
-                continue
-            if note.batch is None:
-                has_ended = True
-            elif note.batch != self._newest:
-                # Spark tells of a trigger that found nothing under the number of the batch before.
-                self._newest = note.batch
-                self._count += 1
-        return self._count >= self._every or (has_ended and self._at_end)
+    async def _judge(self) -> None:
+        """Find out whether the notes make a backup due."""
+        while self._unjudged:
+            told = next(iter(self._unjudged.values()))
+            if await self._is_of_query(told):
+                batch = told.batch
+                if self._backed_up is None:
+                    self._backed_up = await self._newest_picture()
+                if batch is not None and (batch < self._newest or (self._newest < 0 and batch < self._backed_up)):
+                    # The query was taken back, and goes on from there.
+                    self._backed_up = batch - 1
+                self._newest = self._newest if batch is None else batch
+                self._is_due |= self._newest - self._backed_up >= self._every or (told.has_ended and self._at_end)
+            # Only now: what went wrong before is tried again with the next note.
+            del self._unjudged[told.query_id]
 
-    async def _is_of_query(self, query_id: str) -> bool:
-        """Whether a query is the one whose checkpoint this is (L3)."""
-        if self._query_id is None:
+    async def _is_of_query(self, told: _Told) -> bool:
+        """Whether a query is the one whose checkpoint this is (L3): by now, if another one was before."""
+        if told.has_started:
+            self._others.discard(told.query_id)
+        if told.query_id != self._query_id and told.query_id not in self._others:
             directory = await CheckpointDir.open(self._checkpoint, settings=self._checkpoint_settings)
-            checkpoint = StreamingCheckpoint(directory)
             try:
-                self._query_id = await checkpoint.query_id()
+                found = await StreamingCheckpoint(directory).query_id()
             except NotFoundError:
                 # Another query was first.
                 return False
             finally:
-                await checkpoint.close()
-        return query_id == self._query_id
+                await directory.close()
+            if found != self._query_id:
+                with self._changed:
+                    self._query_id = found
+                self._newest, self._backed_up = -1, None
+            if found != told.query_id:
+                self._others.add(told.query_id)
+        return told.query_id == self._query_id
 
-    async def _back_up(self) -> CheckpointBackup:
+    async def _newest_picture(self) -> int:
+        """The batch of the newest picture of the query, of whoever took it; -1 if there is none."""
+        repository = await self._opened()
+        newest = await repository.latest(Scope(self._job or f"spark-{self._query_id}"))
+        picture = None if newest is None else decode_picture(newest.record.offsets)
+        return picture.batch if picture is not None and picture.query_id == self._query_id else -1
+
+    async def _opened(self) -> Repository:
         if self._repository is None:
             store = open_store(self._store, self._repository_settings) if isinstance(self._store, str) else self._store
             try:
@@ -277,8 +330,11 @@ class BackupListener(StreamingQueryListener):
                 if isinstance(self._store, str):
                     await store.close()
                 raise
+        return self._repository
+
+    async def _back_up(self) -> CheckpointBackup:
         return await backup_checkpoint(
-            self._repository,
+            await self._opened(),
             self._checkpoint,
             job=self._job,
             stores_at_once=self._stores_at_once,

@@ -20,7 +20,7 @@ from engine.digest_cache import DigestCache
 from engine.repository import Repository
 from engine.repository_reading import require_store
 from engine.restore import ReadIndex, read_index_of, restore_index
-from engine.spark.access import Access, open_on_driver
+from engine.spark.access import SCHEME, Access, open_on_driver
 from engine.spark.source_options import SourceOptions
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFiles, as_state_files
@@ -211,6 +211,6 @@ def inside(loop: LoopThread, context: contextlib.AbstractAsyncContextManager[R])
         loop.run(leave())
 
 
-def absolute(location: str) -> str:
+def absolute(location: str | Path) -> str:
     """A relative path as the driver means it: a task stands elsewhere."""
-    return location if ":" in location.split("/", 1)[0] else str(Path(location).absolute())
+    return location if isinstance(location, str) and SCHEME.match(location) else str(Path(location).absolute())

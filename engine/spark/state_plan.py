@@ -9,7 +9,7 @@ import msgspec
 from blobstore.errors import BlobNotFoundError
 from engine.errors import NotFoundError, UsageError
 from engine.spark.arrow_types import is_known
-from engine.spark.source_options import RowForm, SourceOptions
+from engine.spark.source_options import SourceOptions
 from engine.spark.state_places import CheckpointPlace, PicturePlace, Place, find_place, read_schema, scratch_dir
 from engine.state.batch_logs import ENTRY_BYTES_MAX
 from engine.state.checkpoint_dir import CheckpointDir
@@ -85,11 +85,6 @@ def plan_state(options: SourceOptions, batch: int | None) -> StatePlan:
         )
     reads = tuple(StoreRead(place=place.of(store.id), store=store) for store in chosen)
     return StatePlan(batch=query.batch, stores=reads, table=table)
-
-
-def form_of(plan: StatePlan) -> RowForm:
-    """As what the rows of a plan are read."""
-    return "bytes" if plan.table is None else "typed"
 
 
 @contextlib.contextmanager

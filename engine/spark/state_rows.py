@@ -31,7 +31,6 @@ _STORE_SCHEMA: Final = pa.schema(
         pa.field("version", pa.int64()),
     ]
 )
-_STORE_FIELDS: Final = "operator int, partition int, store string, version bigint"
 _LENGTH_BYTES: Final = 4
 
 

@@ -7,7 +7,7 @@ are one array of words, and a column is picked out of it at once.
 
 In a state store a byte stands before each row that says how it is encoded: 0 for this form.
 
-Nothing is believed: every offset and size has to lie within its row, or it is damage.
+Nothing is believed: every offset and size has to lie within its row, and texts one behind the other, or it is damage.
 """
 
 import itertools
@@ -150,6 +150,7 @@ class RowBuffer:
         """Texts or bytes: the buffer is cut into them and what is between, and they are taken out."""
         size = region.size if region.there is None else np.where(region.there, region.size, 0)
         ends = np.maximum.accumulate(np.where(size > 0, region.at + size, 0)) if len(size) else size
+        self._check(region.at[1:] >= ends[:-1], size[1:] > 0, "has texts that are not one behind the other")
         cuts = np.empty(2 * len(size) + 1, np.int32)
         cuts[0] = 0
         cuts[2::2] = ends

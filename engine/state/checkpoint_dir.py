@@ -15,14 +15,13 @@ from collections.abc import Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final, Self
-from urllib.parse import unquote, urlsplit
 
 from blobstore.base import BlobStore, Body, BytesBody, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from blobstore.local import LocalStore
 from blobstore.local_files import create_to_write, run_blocking
-from blobstore.opening import StoreSettings, open_store
+from blobstore.opening import StoreSettings, local_path_of, open_store
 from blobstore.retrying import RetryingStore
 from engine.errors import DamagedError, TargetError
 from engine.local_copy import FileBody, copy_file
@@ -31,9 +30,7 @@ from engine.local_copy import FileBody, copy_file
 READ_BYTES_MAX: Final = 64 * 1024 * 1024
 
 # Other names that Spark has for it.
-_SPARK_S3: Final = re.compile(r"s3[an](?=://)", re.IGNORECASE)
-_LOCAL_URL: Final = re.compile(r"file:", re.IGNORECASE)
-_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_SPARK_S3: Final = re.compile(r"\As3[an](?=://)", re.IGNORECASE)
 
 # Names of files that are being fetched: never twice in this process, and two processes never share a target.
 _fetches = itertools.count()
@@ -96,8 +93,8 @@ class CheckpointDir:
         """
         if isinstance(location, Path | str):
             url = str(location)
-            store = open_store(_SPARK_S3.sub("s3", url), settings)
-            local_root = _local_path(location)
+            store = open_store(store_url(url), settings)
+            local_root = local_path_of(location)
             if local_root is not None:
                 # Without the limit on requests, which belongs to one event loop: a local disk needs none.
                 retention_ms = (settings or StoreSettings()).deleted_retention_ms
@@ -111,6 +108,11 @@ class CheckpointDir:
     def child(self, path: str) -> "CheckpointDir":
         """A directory below this one, on the same store; only this one closes it."""
         return self._below(path, owns_store=False)
+
+    def place(self) -> tuple[str, ...]:
+        """Where it is, as `BlobStore.place`; () if nobody can tell."""
+        place = self._files.place()
+        return (*place, *filter(None, self._path.split("/"))) if place else ()
 
     def _below(self, path: str, *, owns_store: bool) -> Self:
         check_key(path, "open")
@@ -298,13 +300,9 @@ class CheckpointDir:
         return DamagedError(message, operation="fetch", subject=f"{self.location}/{path}", hint=hint)
 
 
-def _local_path(location: str | Path) -> Path | None:
-    """The path that a location on this machine's file systems means; what is wrong with it `open_store` has said."""
-    if isinstance(location, Path):
-        return location
-    if _LOCAL_URL.match(location):
-        return Path(unquote(urlsplit(location).path))
-    return None if _SCHEME.match(location) else Path(location)
+def store_url(url: str) -> str:
+    """A URL as our stores take it: Spark has other names for `s3:`."""
+    return _SPARK_S3.sub("s3", url)
 
 
 def _shown(url: str) -> str:

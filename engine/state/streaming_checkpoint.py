@@ -3,6 +3,8 @@
 The commit log is the root (design 0004, B3): file names alone cannot say which attempt at a version counts.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -10,7 +12,7 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.errors import BlobNotFoundError
-from engine.errors import NotFoundError, ProviderError, UsageError
+from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError, bare_message, restated
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS, CommitLog, OffsetLog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, SPARK_OLD_CHECKPOINT, StateStoreSettings
@@ -25,7 +27,7 @@ from index.batch_log import (
     order_stores,
     parse_batch_name,
 )
-from index.errors import BatchLogError
+from index.errors import BatchLogError, FormatError
 from index.keys import check_file_name
 from index.picture import StoreId
 from index.state_names import StateVersion, check_unique_id
@@ -43,11 +45,19 @@ __all__ = [
 
 _PROVIDER_KEY: Final = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
+# Nobody has more, and each is a directory that is looked for.
+_PARTITIONS_MAX: Final = 100_000
 
 _METADATA: Final = "metadata"
 _STATE: Final = "state"
+_OPERATOR_ROOM: Final = "_metadata"
 _OPERATOR: Final = "_metadata/metadata"
 _OPERATOR_BY_BATCH: Final = "_metadata/v2"
+_SCHEMAS: Final = "_stateSchema"
+_LOST: Final = "take the directory from a backup, or restore the checkpoint"
+_LOST_OR_OLD: Final = (
+    "Spark before 4.0 writes none: start the query once with Spark 4; if it was lost, take it from a backup"
+)
 
 # Keeps its state in one partition, whatever its metadata says of their number.
 _SINGLE_PARTITION: Final = frozenset({"globalLimit"})
@@ -64,6 +74,8 @@ class StateOperator(msgspec.Struct, frozen=True, kw_only=True):
     partitions_count: int
     # Whether the keys of its stores carry the number of a virtual column family.
     column_families: bool
+    # The files that its metadata names in `state/<id>/_stateSchema/`, from there.
+    schemas: tuple[str, ...] = ()
 
 
 class _OperatorAt(msgspec.Struct, frozen=True):
@@ -79,7 +91,8 @@ class _OperatorAt(msgspec.Struct, frozen=True):
         format_version: Literal[1, 2] = 1 if self.commit.unique_ids is None else 2
         families = self.operator.column_families
         pinned = msgspec.structs.replace(base, format_version=format_version, column_families=families)
-        return StateStoreSettings.from_conf(self.offsets.conf, pinned)
+        with _of_file(f"{OFFSETS}/{self.batch}"):
+            return StateStoreSettings.from_conf(self.offsets.conf, pinned)
 
     def version(self, partition: int, store: str) -> StateVersion:
         """As `StreamingCheckpoint.state_version`."""
@@ -97,7 +110,8 @@ class _OperatorAt(msgspec.Struct, frozen=True):
                 f"has {len(ids)} ids for the {len(found.stores)} stores of operator {found.id}",
                 subject=f"{COMMITS}/{self.batch}",
             )
-        return StateVersion(self.batch + 1, check_unique_id(ids[found.stores.index(store)]))
+        with _of_file(f"{COMMITS}/{self.batch}"):
+            return StateVersion(self.batch + 1, check_unique_id(ids[found.stores.index(store)]))
 
 
 class StoreAt(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,21 +191,20 @@ class StreamingCheckpoint:
         Raises:
             NotFoundError: The batch is not committed.
             ProviderError: The state is not RocksDB's (design 0004, B4).
+            DamagedError: There is state of an operator, and no metadata of it.
             BatchLogError: A file is not what Spark writes.
             UnsafeNameError: An id in the commit log, or the name of a store, cannot be part of a path.
             UsageError: A pinned setting is none that is known.
         """
         batch, commit, offsets = await self._committed(batch)
         operators = await self._operators(batch, commit, offsets)
-        if operators:  # a query without state is pinned to whatever the session said
-            check_provider(offsets, subject=f"{OFFSETS}/{batch}")
         stores = []
         for operator in operators:
             found = _OperatorAt(batch, commit, offsets, operator)
             settings = found.settings(base)
             for partition in range(operator.partitions_count):
                 for store in operator.stores:
-                    of = StoreId(operator.id, partition, check_file_name(store))
+                    of = StoreId(operator.id, partition, store)
                     stores.append(StoreAt(id=of, at=found.version(partition, store), settings=settings))
         return QueryAt(batch=batch, commit=commit, offsets=offsets, operators=operators, stores=tuple(stores))
 
@@ -206,22 +219,41 @@ class StreamingCheckpoint:
         Raises:
             NotFoundError: The batch is not committed.
             ProviderError: The state is not RocksDB's (design 0004, B4).
+            DamagedError: There is state of an operator, and no metadata of it.
             BatchLogError: A file is not what Spark writes.
         """
-        batch, commit, offsets = await self._committed(batch)
-        check_provider(offsets, subject=f"{OFFSETS}/{batch}")
-        return await self._operators(batch, commit, offsets)
+        return await self._operators(*await self._committed(batch))
 
     async def _operators(self, batch: int, commit: BatchCommit, offsets: BatchOffsets) -> tuple[StateOperator, ...]:
-        found = [status for status in await self._directory.list(_STATE) if status.is_directory]
-        numbers = sorted(number for status in found if (number := parse_batch_name(status.name)) is not None)
+        there = await self._numbered(_STATE)
+        if there:  # a query without state is pinned to whatever the session said
+            check_provider(offsets, subject=f"{OFFSETS}/{batch}")
+        ids = commit.unique_ids
         operators = []
-        for number in numbers:
-            metadata = await self._operator(number, batch)
-            # An operator that a later batch brought, or an earlier one had, is none of this batch.
-            if metadata is not None and (commit.unique_ids is None or number in commit.unique_ids):
-                operators.append(_state_operator(metadata, commit, offsets))
+        for number in sorted({*there, *(ids or ())}):
+            if ids is not None and number not in ids:
+                continue  # a later batch brought it, or an earlier one had it
+            operator = await self._operator(number, batch, commit, offsets)
+            if operator is not None:
+                operators.append(operator)
+            elif any(map(any, ids[number])) if ids is not None else await self._is_undescribed(number):
+                raise DamagedError(
+                    "is not there, and the operator has state",
+                    operation="read",
+                    subject=f"{_STATE}/{number}/{_OPERATOR_ROOM}",
+                    hint=_LOST_OR_OLD if ids is None else _LOST,
+                )
         return tuple(operators)
+
+    async def _numbered(self, path: str) -> list[int]:
+        """The directories in a directory that are called by numbers: operators and partitions."""
+        found = [status for status in await self._directory.list(path) if status.is_directory]
+        return sorted(number for status in found if (number := parse_batch_name(status.name)) is not None)
+
+    async def _is_undescribed(self, operator: int) -> bool:
+        """Whether an operator has state and no metadata, not even of a later batch."""
+        root = f"{_STATE}/{operator}"
+        return bool(await self._numbered(root)) and not await self._directory.list(f"{root}/{_OPERATOR_BY_BATCH}")
 
     async def operator(self, operator: int, batch: int | None = None) -> StateOperator:
         """One stateful operator of the query at a batch. As `operators`, for one request or two.
@@ -294,19 +326,26 @@ class StreamingCheckpoint:
             raise _no_such("it is not committed, or was purged", batch)
         offsets = await self.offsets.get(batch)
         if offsets is None:
-            raise _no_such("it is committed, but its offsets are not there", batch)
+            raise NotFoundError(
+                "its batch is committed, but its offsets are not there",
+                operation="read",
+                subject=f"{OFFSETS}/{batch}",
+                hint="take the file from a backup, or restore the checkpoint",
+            )
         return batch, commit, offsets
 
     async def _found(self, operator: int, batch: int | None) -> _OperatorAt:
         batch, commit, offsets = await self._committed(batch)
         check_provider(offsets, subject=f"{OFFSETS}/{batch}")
-        metadata = await self._operator(operator, batch)
-        if metadata is None:
+        found = await self._operator(operator, batch, commit, offsets)
+        if found is None:
             raise _no_such(f"the query has no stateful operator {operator}", batch)
-        return _OperatorAt(batch, commit, offsets, _state_operator(metadata, commit, offsets))
+        return _OperatorAt(batch, commit, offsets, found)
 
-    async def _operator(self, operator: int, batch: int) -> OperatorMetadata | None:
-        """The metadata of an operator that applies to a batch; None if there is none."""
+    async def _operator(
+        self, operator: int, batch: int, commit: BatchCommit, offsets: BatchOffsets
+    ) -> StateOperator | None:
+        """An operator as the metadata that applies to a batch describes it; None if there is none."""
         root = self._directory.child(f"{_STATE}/{operator}")
         statuses = await root.list(_OPERATOR_BY_BATCH)
         by_batch = [found for status in statuses if (found := parse_batch_name(status.name)) is not None]
@@ -321,7 +360,13 @@ class StreamingCheckpoint:
             data = await root.read(name, size_bytes_max=ENTRY_BYTES_MAX)
         except BlobNotFoundError:
             return None
-        return decode_operator(data, subject=f"{_STATE}/{operator}/{name}")
+        path = f"{_STATE}/{operator}/{name}"
+        metadata = decode_operator(data, subject=path)
+        if metadata.id != operator:
+            raise BatchLogError(f"describes operator {metadata.id}", subject=path)
+        with _of_file(path):
+            stores = order_stores(check_file_name(store.name) for store in metadata.stores)
+        return _state_operator(metadata, stores, commit, offsets, batch)
 
 
 async def open_query_state(
@@ -383,9 +428,10 @@ def check_provider(offsets: BatchOffsets, *, subject: str = OFFSETS) -> None:
         raise ProviderError(f"{pinned} the state store provider {provider}", operation="read state", subject=subject)
 
 
-def _state_operator(metadata: OperatorMetadata, commit: BatchCommit, offsets: BatchOffsets) -> StateOperator:
+def _state_operator(
+    metadata: OperatorMetadata, stores: tuple[str, ...], commit: BatchCommit, offsets: BatchOffsets, batch: int
+) -> StateOperator:
     """An operator as a batch left it: the commit knows best how many partitions it has, then the pinned settings."""
-    stores = order_stores(store.name for store in metadata.stores)
     if commit.unique_ids is not None:
         count = len(commit.unique_ids.get(metadata.id, ()))
     elif metadata.name in _SINGLE_PARTITION:
@@ -394,6 +440,9 @@ def _state_operator(metadata: OperatorMetadata, commit: BatchCommit, offsets: Ba
         # After an offline repartition the metadata of the operator still has the old number.
         pinned = offsets.conf.get(_PARTITIONS_KEY, "")
         count = int(pinned) if pinned.isdecimal() else max((s.partitions_count for s in metadata.stores), default=0)
+        if not 0 < count <= _PARTITIONS_MAX:
+            message = f"gives operator {metadata.id} {count} partitions, and 1 to {_PARTITIONS_MAX} can be"
+            raise BatchLogError(message, subject=f"{OFFSETS}/{batch}")
     return StateOperator(
         id=metadata.id,
         name=metadata.name,
@@ -401,9 +450,23 @@ def _state_operator(metadata: OperatorMetadata, commit: BatchCommit, offsets: Ba
         partitions_count=count,
         # Spark describes an operator in this form exactly if its stores have virtual column families.
         column_families=metadata.version > 1,
+        # Absolute, of wherever it was made.
+        schemas=tuple(path.rpartition(f"/{_SCHEMAS}/")[2] for store in metadata.stores for path in store.schema_paths),
     )
 
 
+@contextmanager
+def _of_file(path: str) -> Iterator[None]:
+    """Let what a value is refused for name the file that has it."""
+    try:
+        yield
+    except (FormatError, UsageError) as error:
+        message = bare_message(error)
+        raise restated(
+            error, subject=path, message=f"{error.subject}: {message}" if error.subject else message
+        ) from error.__cause__
+
+
 def _no_such(reason: str, batch: int) -> NotFoundError:
-    hint = "see `committed_batches` and `operators` for what there is"
+    hint = "commits/ of the checkpoint says which batches there are, state/ which operators and partitions"
     return NotFoundError(reason, operation="read", subject=f"batch {batch}", hint=hint)

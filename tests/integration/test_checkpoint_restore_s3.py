@@ -1,23 +1,29 @@
 """Checkpoints that are restored from a repository on a real S3 server to a prefix of one (design 0005, R4)."""
 
+import asyncio
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pyspark.sql import SparkSession
 
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.object_target import ObjectTarget
 from engine.checkpoint.restore import make_target, restore_checkpoint
 from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice, RestoredCheckpoint
-from engine.checkpoint.store_restore import StoreToRestore
+from engine.checkpoint.store_restore import StoreRestored, StoreToRestore
 from engine.clock import SystemAmbient
-from engine.errors import TargetError
+from engine.errors import DamagedError, TargetError
 from engine.repository import Repository
+from engine.spark import checkpoint_restore
 from engine.spark.access import Access
 from engine.spark.checkpoint_restore import RestoreCheckpointStores, restored_of
+from engine.spark.checkpoint_restore import restore_checkpoint as restore_on_spark
 from engine.spark.parallel import StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
+from index.errors import FormatError
 from index.model import Scope
 from tests.servers.s3_server import S3Server
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
@@ -96,13 +102,15 @@ async def test_executors_publish_their_stores_and_may_be_repeated(world: World, 
     """What `engine.spark.checkpoint_restore` does, without Spark."""
     target = f"{world.bucket}/checkpoints/here"
     async with await Repository.open(f"{world.bucket}/repository") as repository:
-        place = make_target(target, SystemAmbient(), move_aside=False, early=True)
+        place = make_target(target, SystemAmbient(), move_aside=False)
         restore = CheckpointRestore(repository, place, RestoreChoice(replayed=replayed), SystemAmbient())
         stores = await restore.begin()
+        assert isinstance(place, ObjectTarget)
+        await place.clear()
         task = _task(repository, world, target, stores, replayed=replayed)
         outcomes = []
         for item in stores:
-            work = StoreWork(task=item.id.task, store=item.id.store, path=item.id.path, reference=item.reference)
+            work = _work(item)
             await task.carry_out(repository, work)  # an attempt whose answer nobody heard
             outcomes.append(await task.carry_out(repository, work))
         assert not (await world.copy() / "commits").exists()
@@ -110,6 +118,69 @@ async def test_executors_publish_their_stores_and_may_be_repeated(world: World, 
         await restore.close()
     assert restored.stores == len(stores) == 2
     await world.check(await world.copy())
+
+
+@pytest.mark.parametrize("replayed", [False, True], ids=["as it is", "replayed"])
+def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
+    s3_bucket: str, tmp_path: Path, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, *, replayed: bool
+) -> None:
+    """The driver's part; the stores, which Spark would spread, are carried out here."""
+    world = asyncio.run(World(s3_bucket, tmp_path).begin())
+    rehearsals: list[bool] = []
+    indexes: list[str] = []
+
+    def carry_out(_: object, task: RestoreCheckpointStores, __: object) -> tuple[StoreRestored, ...]:
+        rehearsals.append(task.rehearses)
+        indexes.extend(item.reference.index.key for item in task.wanted.values())
+        with task.access.borrow() as repository:
+
+            def one(item: StoreToRestore) -> StoreRestored:
+                work = _work(item)
+                return restored_of(repository.loop.run(task.carry_out(repository.asynchronous, work)).result)
+
+            return tuple(map(one, task.wanted.values()))
+
+    def restore() -> RestoredCheckpoint:
+        rehearsals.clear()
+        return restore_on_spark(
+            cast("SparkSession", None),
+            f"{world.bucket}/repository",
+            f"{world.bucket}/checkpoints/here",
+            move_aside=True,
+            replayed=replayed,
+        )
+
+    def names(prefix: str) -> set[str]:
+        return {o["Key"] for o in s3_server.client.list_objects_v2(Bucket=s3_bucket, Prefix=prefix)["Contents"]}
+
+    monkeypatch.setattr(checkpoint_restore, "_carry_out", carry_out)
+    assert restore().moved_aside == ""
+    assert rehearsals == [False]
+    assert restore().moved_aside.startswith(f"{world.bucket}/checkpoints/here.aside-")
+    assert rehearsals == [True, False]
+    asyncio.run(_check_newest(world))
+
+    before = names("checkpoints/")
+    s3_server.client.put_object(Bucket=s3_bucket, Key=f"repository/{indexes[-1]}", Body=b"altered")
+    with pytest.raises((DamagedError, FormatError)):
+        restore()
+    assert rehearsals == [True]
+    assert names("checkpoints/") == before
+
+
+async def _check_newest(world: World) -> None:
+    await world.check(await world.copy())
+
+
+async def test_the_prefix_of_the_repository_is_no_target(world: World) -> None:
+    async with await Repository.open(f"{world.bucket}/repository") as repository:
+        for target in ("repository", "repository/blobs"):
+            with pytest.raises(TargetError, match="the place of the repository itself"):
+                await restore_checkpoint(repository, f"s3a://{world.bucket[5:]}/{target}", move_aside=True)
+
+
+def _work(item: StoreToRestore) -> StoreWork:
+    return StoreWork(task=item.id.task, store=item.id.store, path=item.id.path, reference=item.reference)
 
 
 def _task(

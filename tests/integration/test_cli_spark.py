@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from engine.cli import tidemark
+from index.batch_log import decode_operator
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden" / "spark"
 # An aggregation of ten batches, and a transformWithState query of three, whose metadata names its schemas by path.
@@ -44,6 +45,13 @@ class Shell:
         copy = self.directory / golden.name
         if not copy.exists():
             shutil.copytree(golden, copy)
+            # The schemas that its metadata names are not kept with it.
+            for metadata in copy.glob("state/*/_metadata/v2/*"):
+                for store in decode_operator(metadata.read_bytes()).stores:
+                    for path in store.schema_paths:
+                        schema = copy / path[path.rindex("state/") :]
+                        schema.parent.mkdir(parents=True, exist_ok=True)
+                        schema.write_bytes(b"a schema")
         for commit in (golden / "commits").iterdir():
             if until is None or int(commit.name) <= until:
                 shutil.copy(commit, copy / "commits")

@@ -10,12 +10,19 @@ from typing import Any, TypeVar
 import pytest
 from pyspark.sql import SparkSession
 
+from blobstore.checkpoint_files import CheckpointFiles
+from blobstore.errors import StoreUnavailableError
+from blobstore.memory import MemoryStore
+from blobstore.opening import StoreSettings
 from engine.checkpoint import backup as live
 from engine.checkpoint.backup import CheckpointBackup
+from engine.checkpoint.backup_steps import begin_backup
 from engine.checkpoint.errors import QueryMovedOnError
-from engine.errors import DamagedError, NotFoundError
+from engine.errors import ConflictError, DamagedError, NotFoundError, StaleResultError, UnsafeSourceError
 from engine.repository import Repository
-from engine.spark.checkpoint_backup import backup_checkpoint
+from engine.spark.checkpoint_backup import BackupLiveStores, _results, _told, backup_checkpoint
+from engine.spark.parallel import StoreOutcome, StoreWork
+from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
 from index.log import Commit
 from tests.spark.state.queries import AGGREGATION, FORMAT, STORE, TRANSFORM, Query, StatefulQuery, join
@@ -77,6 +84,68 @@ def test_damage_that_an_executor_finds_is_damage_and_names_the_file(
     damaged.write_bytes(damaged.read_bytes()[:-3])
     with pytest.raises(DamagedError, match=damaged.name):
         backup_checkpoint(spark, url, checkpoint)
+
+
+async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
+    """What executors say of a query on another store of whose files of a kind each is damaged or gone."""
+    query = LiveQuery(scratch / "query", MemoryStore())
+    await query.run(5)
+    await query.close()
+    root = CheckpointDir(CheckpointFiles(query.files or MemoryStore()), location="s3://bucket/query")
+    repository = await Repository.init(MemoryStore())
+    begun = await begin_backup(repository, root)
+    task = BackupLiveStores(
+        access=None,  # type: ignore[arg-type]  # nothing is opened
+        scope=begun.scope,
+        checkpoint="",
+        checkpoint_settings=StoreSettings(),
+        stores={(store.id.task, store.id.store): store for store in begun.at.stores},
+        verify=True,
+        scratch=str(scratch),
+    )
+    for status in await root.walk("state"):
+        if status.path.endswith(kind):
+            data = bytearray(await root.read(status.path))
+            data[len(data) // 2] ^= 0x55
+            await root.publish_bytes(status.path, bytes(data), overwrite=True)
+        elif kind == "gone" and status.path.endswith(".sst"):
+            await root.delete([status.path])
+    if kind in {"busy", "stale"}:
+        busy = StoreUnavailableError("busy", operation="get")
+        error = busy if kind == "busy" else StaleResultError("another picture", operation="backup")
+
+        async def refuse(*_: Any, **__: Any) -> None:
+            raise error
+
+        repository.backup_source = refuse  # type: ignore[method-assign, assignment]
+    work = [StoreWork(task=s.id.task, store=s.id.store, path=s.id.path, reference=None) for s in begun.at.stores]
+    return [await task._back_up(repository, root, item) for item in work]
+
+
+@pytest.mark.parametrize(
+    "kind, expected, told",
+    [
+        (".sst", DamagedError, r"check state/0/0/SSTs/[^ ]*\.sst: .*; check state/0/1/SSTs/"),
+        (".zip", DamagedError, r"state/0/0/[^ ]*\.zip: .*; state/0/1/"),
+        ("gone", UnsafeSourceError, r"state/0/0: version .*SSTs/[^ ]* is not there; state/0/1: "),
+        ("busy", StoreUnavailableError, r"state/0/0: get: busy; state/0/1: get: busy"),
+        ("stale", ConflictError, r"state/0/0: backup: another"),
+    ],
+)
+def test_what_executors_refuse_names_store_and_file(
+    tmp_path: Path, kind: str, expected: type[Exception], told: str
+) -> None:
+    outcomes = run(outcomes_of(kind, tmp_path))
+    with pytest.raises(expected, match=f"^backup checkpoint s3://bucket/query: {told}") as caught:
+        _results(outcomes, "s3://bucket/query")
+    assert str(tmp_path) not in str(caught.value)
+    assert "rocksdb_checkpoint" not in caught.value.hint  # type: ignore[attr-defined]
+
+
+def test_notes_of_an_error_come_with_it() -> None:
+    error = DamagedError("is cut short", operation="check", subject="s3://b/q/state/0/0/1.zip")
+    error.add_note("and more")
+    assert _told(error, "state/0/0", "s3://b/q") == "check state/0/0/1.zip: is cut short; and more"
 
 
 Rows = dict[str, dict[tuple[str, bytes], bytes]]

@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
-from engine.checkpoint.state_file_check import check_zip_file
 from engine.cli import tidemark
 from engine.cli.exit_codes import ExitCode
 from engine.state.changelog_files import open_changelog
@@ -60,6 +59,9 @@ KINDS: Final = {
     "changelog": "state/0/0/*.changelog",
     "commit": "commits/*",
     "offsets": "offsets/*",
+    "source": "sources/0/*",
+    "schema": "state/0/0/_metadata/schema",
+    "operator metadata": "state/0/_metadata/metadata",
 }
 
 
@@ -109,12 +111,25 @@ def test_check_names_a_file_with_a_flipped_byte(bench: Bench, copy: Path, kind: 
         assert name.name in checked.stdout
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_check_names_a_file_with_a_flipped_byte_without_hadoops_checksum(bench: Bench, copy: Path, kind: str) -> None:
+    """No JSON has a checksum of its own: of what is written in it, only its beginning is sure to be seen."""
+    for hidden in copy.rglob(".*.crc"):
+        hidden.unlink()
+    (name,) = bench.files(kind)[-1:]
+    place = 0.5 if kind in {"SST", "zip", "changelog"} else 0.0
+    flip_byte(copy / name, int((copy / name).stat().st_size * place))
+    checked = bench.run("check", str(copy))
+    assert checked.exit_code == ExitCode.DAMAGED, checked.output
+    assert name.as_posix() in checked.stdout
+
+
 # A log that is altered may name a version that nobody has written, or ask for what nobody knows.
 REFUSED: Final = {"commit": {4, 7, 9}, "offsets": {2, 4, 7, 9}}
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["SST", "zip", "changelog", "commit", "offsets"])
 def test_a_flipped_byte_is_not_backed_up(bench: Bench, copy: Path, tmp_path: Path, kind: str, place: float) -> None:
     repository = tmp_path / "new"
     SyncRepository.init(f"file://{repository}").close()
@@ -129,11 +144,6 @@ def test_a_flipped_byte_is_not_backed_up(bench: Bench, copy: Path, tmp_path: Pat
     assert kind in REFUSED or name.name in refused.stderr
     with SyncRepository.open(f"file://{repository}") as opened:
         assert opened.scopes() == ()
-
-
-def says_the_same(zipped: Path, original: Path) -> bool:
-    """A zip has bytes that nobody reads, such as the times of its entries; without ids no checksum is over them."""
-    return check_zip_file(zipped.read_bytes(), checksum=None) == check_zip_file(original.read_bytes(), checksum=None)
 
 
 def records(changelog: Path) -> list[Any]:
@@ -183,7 +193,7 @@ def test_wherever_a_byte_is_flipped_check_names_the_file(
                 flip_byte(copy / name, at)
                 checked = bench.run("check", str(copy))
                 noticed = checked.exit_code == ExitCode.DAMAGED and name.name in checked.stdout
-                if not noticed and not (kind == "zip" and says_the_same(copy / name, bench.checkpoint / name)):
+                if not noticed:
                     unnoticed.append((str(name), at, size))
                 flip_byte(copy / name, at)
     assert bench.run("check", str(copy)).exit_code == ExitCode.OK

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
+    QueryStartedEvent,
     QueryTerminatedEvent,
     SinkProgress,
     StreamingQueryProgress,
@@ -24,7 +25,7 @@ from blobstore.local import LocalStore
 from engine.errors import UsageError
 from engine.spark.listener import BackupListener
 from engine.sync import SyncRepository
-from index.batch_log import decode_query_id
+from index.batch_log import decode_query_id, encode_query_id
 from index.picture import decode_picture
 from tests.doubles import InterposedStore
 from tests.spark.checkpoint.shows import Show, flip_byte, wait_until
@@ -53,6 +54,13 @@ class Query:
             shutil.copy(GOLDEN / "commits" / str(batch), self.checkpoint / "commits" / str(batch))
             if tell is not None:
                 tell.onQueryProgress(progress(self.id, batch))
+
+    def begin_anew(self) -> None:
+        """Another query, in the same place; nothing is committed yet."""
+        shutil.rmtree(self.checkpoint / "commits")
+        (self.checkpoint / "commits").mkdir()
+        self.id = uuid.uuid4()
+        (self.checkpoint / "metadata").write_bytes(encode_query_id(str(self.id)))
 
     def end(self, listener: BackupListener) -> None:
         listener.onQueryTerminated(QueryTerminatedEvent(self.id, uuid.uuid4(), None, None))
@@ -213,6 +221,95 @@ def test_damage_is_told_and_not_backed_up(query: Query, url: str) -> None:
         query.commit(9, tell=listener)
     assert listener.backups == 0
     assert ".sst" in str(listener.last_error) + str(getattr(listener.last_error, "exceptions", ""))
+
+
+def test_a_new_query_in_the_same_place_is_followed(query: Query, url: str) -> None:
+    with BackupListener(query.checkpoint, url, every=2) as listener:
+        query.commit(*range(4), tell=listener)
+        assert listener.wait(LONG_S, batch=3)
+        first = query.id
+        query.begin_anew()
+        query.commit(0, tell=listener)
+        assert listener.wait(LONG_S)
+        assert listener.last_backup is not None
+        assert listener.last_backup.picture.query_id == str(first)
+        assert not listener.wait(0.01, batch=0)
+        query.commit(1, tell=listener)
+        assert listener.wait(LONG_S, batch=1)
+        assert listener.last_backup.picture.query_id == str(query.id)
+        assert listener.last_error is None
+
+
+def test_a_query_that_comes_back_to_the_place_is_followed(query: Query, url: str) -> None:
+    kept = query.checkpoint.with_name("kept")
+    with BackupListener(query.checkpoint, url) as listener:
+        shutil.copytree(query.checkpoint, kept)
+        other = query.id
+        query.begin_anew()
+        query.commit(0, tell=listener)
+        listener.onQueryProgress(progress(other, 0))
+        assert listener.wait(LONG_S, batch=0)
+        shutil.rmtree(query.checkpoint)
+        kept.rename(query.checkpoint)
+        listener.onQueryStarted(QueryStartedEvent(other, uuid.uuid4(), None, "2026-05-01T00:00:00.000Z", set()))
+        query.id = other
+        query.commit(0, tell=listener)
+        assert listener.wait(LONG_S, batch=0)
+        assert listener.last_backup is not None
+        assert listener.last_backup.picture.query_id == str(other)
+
+
+def test_a_fresh_listener_counts_from_the_newest_picture(query: Query, url: str) -> None:
+    with BackupListener(query.checkpoint, url, every=4) as listener:
+        query.commit(*range(4), tell=listener)
+    with BackupListener(query.checkpoint, url, every=4, at_end=False) as listener:
+        query.commit(4, 5)
+        query.commit(6, tell=listener)
+        assert listener.wait(LONG_S)
+        assert listener.backups == 0
+        query.commit(7, tell=listener)
+        assert listener.wait(LONG_S, batch=7)
+    assert batches_of(url) == [3, 7]
+
+
+def test_a_query_that_was_taken_back_is_counted_from_there(query: Query, url: str) -> None:
+    with BackupListener(query.checkpoint, url, every=2) as listener:
+        query.commit(*range(6), tell=listener)
+        assert listener.wait(LONG_S, batch=5)
+        for batch in range(2, 6):
+            (query.checkpoint / "commits" / str(batch)).unlink()
+        query.commit(2, tell=listener)
+        assert listener.wait(LONG_S)
+        assert batches_of(url)[-1] == 5
+        query.commit(3, tell=listener)
+        assert listener.wait(LONG_S)
+    assert batches_of(url)[-1] == 3
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_could_not_be_judged_is_judged_later(query: Query, url: str, *, ends: bool) -> None:
+    metadata = (query.checkpoint / "metadata").read_bytes()
+    with BackupListener(query.checkpoint, url, every=1) as listener:
+        (query.checkpoint / "metadata").write_bytes(b"not yet whole")
+        query.commit(0, tell=None if ends else listener)
+        if ends:
+            query.end(listener)
+        assert listener.wait(LONG_S)
+        assert has_failed(listener)
+        (query.checkpoint / "metadata").write_bytes(metadata)
+        # Nobody tells of this query any more.
+        listener.onQueryProgress(progress(uuid.uuid4(), 0))
+        assert listener.wait(LONG_S, batch=0)
+    assert batches_of(url) == [0]
+
+
+def test_nobody_waits_for_a_picture_that_cannot_be_taken(query: Query, tmp_path: Path) -> None:
+    listener = BackupListener(query.checkpoint, f"file://{tmp_path / 'nowhere'}")
+    query.commit(0, tell=listener)
+    assert not listener.wait(batch=0)
+    assert has_failed(listener)
+    listener.close(LONG_S)
+    assert not listener.wait(batch=7)
 
 
 def test_events_of_other_queries_are_ignored(query: Query, url: str) -> None:

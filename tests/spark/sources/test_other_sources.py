@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from engine.checkpoint.backup import backup_checkpoint
 from engine.repository import Repository
 from engine.state.file_manager import StateFileManager
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from tests.spark.sources.reading import by_us, ran, reading_session
 from tests.spark.state.queries import FORMAT, SESSION, TRANSFORM, Query, StatefulQuery
-from tests.unit.engine.checkpoint.picture_kit import take_picture
 
 pytestmark = pytest.mark.spark
 
@@ -104,7 +104,7 @@ def test_the_files_of_a_checkpoint_are_all_there_and_told_apart(counted: Statefu
 def test_the_files_of_a_picture_are_told_with_their_hashes(counted: StatefulQuery, tmp_path: Path, url: str) -> None:
     async def backup() -> None:
         async with await Repository.open(url) as repository:
-            await take_picture(repository, counted.checkpoint, tmp_path / "staged")
+            await backup_checkpoint(repository, counted.checkpoint, job="query")
 
     asyncio.run(backup())
     session = reading_session(counted)

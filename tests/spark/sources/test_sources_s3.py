@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from engine.checkpoint.backup import backup_checkpoint
 from engine.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.sync import SyncRepository
@@ -13,7 +14,6 @@ from tests.servers.s3_server import S3Server
 from tests.spark.s3_storage import workers_sign_as
 from tests.spark.sources.reading import by_us, ran, reading_session, rows_of
 from tests.spark.state.queries import AGGREGATION, FORMAT
-from tests.unit.engine.checkpoint.picture_kit import take_picture
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3, pytest.mark.soak]
 
@@ -37,7 +37,7 @@ def test_state_on_s3_is_read_as_on_a_disk(
     async def backup() -> None:
         await copy_checkpoint({str(file.relative_to(made.checkpoint)): file for file in below}, checkpoint)
         async with await Repository.open(repository_url) as repository:
-            await take_picture(repository, made.checkpoint, tmp_path / "staged")
+            await backup_checkpoint(repository, made.checkpoint, job="query")
 
     SyncRepository.init(repository_url).close()
     asyncio.run(backup())

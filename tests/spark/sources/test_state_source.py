@@ -10,6 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from engine.checkpoint.backup import backup_checkpoint
 from engine.repository import Repository
 from engine.spark.sources import register_sources
 from index.batch_log import JOIN_STORES
@@ -34,7 +35,6 @@ from tests.spark.state.queries import (
     join,
     lend_schemas,
 )
-from tests.unit.engine.checkpoint.picture_kit import take_picture
 
 pytestmark = pytest.mark.spark
 
@@ -78,7 +78,7 @@ def test_each_store_of_a_join_is_a_table_and_all_together_are_bytes(joined: Stat
 def test_a_picture_is_read_as_the_checkpoint_it_is_of(counted: StatefulQuery, tmp_path: Path, url: str) -> None:
     async def backup() -> int:
         async with await Repository.open(url) as repository:
-            commit = await take_picture(repository, counted.checkpoint, tmp_path / "staged")
+            commit = (await backup_checkpoint(repository, counted.checkpoint, job="query")).commit
         picture = decode_picture(commit.record.offsets)
         assert picture is not None
         return picture.oldest_batch

@@ -99,6 +99,18 @@ def test_entries_share_what_the_key_before_them_has() -> None:
     assert list(decode_entries(contents)) == [(b"key", b"A"), (b"key"[:2] + b"y", b"BC")]
 
 
+def test_names_that_grow_without_end_are_refused() -> None:
+    grown = b"".join(varint(n) + b"\1\0a" for n in range(5000))
+    with pytest.raises(ValueError, match="unlikely length"):
+        list(decode_entries(block(grown)))
+    many = b"".join(varint(min(n, 4000)) + b"\1\0a" for n in range(5000))
+    with pytest.raises(ValueError, match="unlikely length"):
+        list(decode_entries(block(many)))
+    # Keys of an index may be long: nobody puts them together.
+    long = b"".join(varint(n) + b"\1\2a\1\1" for n in range(20_000))
+    assert sum(1 for _ in decode_index(block(long), IndexForm())) == 20_000
+
+
 def test_an_index_has_its_handles_as_values() -> None:
     entries = [b"\0\1" + varint(len(h)) + b"k" + h for h in (handle(0, 400), handle(405, 300))]
     assert list(decode_index(block(*entries), IndexForm())) == [(0, 400), (405, 300)]

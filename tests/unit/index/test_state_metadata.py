@@ -77,7 +77,9 @@ def test_control_characters_are_written_with_capitals_as_jackson_writes_them() -
         pytest.param('{"sstFiles":[],"numKeys":0}', StateMetadata(num_keys=0), id="Spark 3.2 to 3.5"),
         pytest.param(
             '{"sstFiles":[],"numKeys":3,"columnFamilyMapping":{"default":0},"maxColumnFamilyId":0}',
-            StateMetadata(num_keys=3, column_family_ids=(("default", 0),), column_family_id_max=0),
+            StateMetadata(
+                num_keys=3, num_internal_keys=-1, column_family_ids=(("default", 0),), column_family_id_max=0
+            ),
             id="Spark 4.0.0",
         ),
         pytest.param(

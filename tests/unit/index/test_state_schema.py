@@ -19,6 +19,7 @@ from index.state_schema import (
     StructType,
     decode_state_schema,
     decode_type,
+    unique_names,
     with_unique_names,
 )
 
@@ -126,3 +127,8 @@ def test_fields_of_one_name_are_numbered() -> None:
     assert isinstance(inner_named, StructType)
     assert [field.name for field in inner_named.fields] == ["x_0", "x_1"]
     assert with_unique_names(row(a=LONG, b=TEXT)) == row(a=LONG, b=TEXT)
+
+
+def test_many_fields_of_one_name_take_no_time() -> None:
+    """A schema file may have a hundred thousand."""
+    assert unique_names(["x"] * 50_000)[-1] == "x_49999"

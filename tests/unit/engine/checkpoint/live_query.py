@@ -23,6 +23,7 @@ from index.batch_log import (
 from index.log import Commit
 from index.model import UniqueId
 from index.picture import QUERY_STORE, QUERY_TASK, StoreId
+from tests.unit.engine.checkpoint.written_query import ROW_SCHEMA
 from tests.unit.engine.state.state_store_kit import settings_of
 
 Rows = dict[bytes, bytes]
@@ -79,7 +80,7 @@ class LiveQuery:
         stores = (OperatorStore(name="default", prefix_columns_count=0, partitions_count=len(self._ids)),)
         operator = OperatorMetadata(id=0, name="stateStoreSave", stores=stores)
         await directory.publish_bytes("state/0/_metadata/metadata", encode_operator(operator), overwrite=False)
-        await directory.publish_bytes("state/0/0/_metadata/schema", b"schema of the rows", overwrite=False)
+        await directory.publish_bytes("state/0/0/_metadata/schema", ROW_SCHEMA, overwrite=False)
         await directory.publish_bytes("sources/0/0", b"v1\n{}", overwrite=False)
 
     async def run(self, batches: int = 1, *, commit: bool = True, maintain: bool = True) -> None:

@@ -11,12 +11,22 @@ from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
 from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
 from engine.checkpoint.backup_preview import preview_backup
-from engine.errors import EngineError, NotFoundError, UsageError
+from engine.checkpoint.naming import DAMAGE_HINT
+from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
 from engine.index_io import read_index
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.batch_log import BatchCommit, BatchOffsets, encode_commit, encode_offsets, encode_query_id
-from index.errors import FileChecksumError, FormatError
+from index.batch_log import (
+    BatchCommit,
+    BatchOffsets,
+    OperatorMetadata,
+    OperatorStore,
+    encode_commit,
+    encode_offsets,
+    encode_operator,
+    encode_query_id,
+)
+from index.errors import FileChecksumError, FormatError, UnsafeNameError
 from index.model import FileIndex, Scope
 from index.picture import QUERY_STORE, QUERY_TASK, decode_picture
 from index.reachable import files_of
@@ -126,17 +136,20 @@ async def test_nothing_is_made_or_touched_in_the_checkpoint(
     assert stats_below(query.root) == before
 
 
-async def test_a_query_without_state_has_a_picture_of_its_logs(tmp_path: Path, repository: Repository) -> None:
-    root = tmp_path / "query"
-    for name, data in {
-        "metadata": encode_query_id("q"),
-        "offsets/0": encode_offsets(BatchOffsets()),
-        "commits/0": encode_commit(BatchCommit()),
-        "offsets/1": encode_offsets(BatchOffsets(timestamp_ms=1)),
-        "commits/1": encode_commit(BatchCommit()),
-    }.items():
+def write_logs(root: Path, *, batches: int, commit: BatchCommit | None = None) -> Path:
+    """A checkpoint of a query without state."""
+    files = {"metadata": encode_query_id("q")}
+    for batch in range(batches):
+        files[f"offsets/{batch}"] = encode_offsets(BatchOffsets(timestamp_ms=batch))
+        files[f"commits/{batch}"] = encode_commit(commit or BatchCommit())
+    for name, data in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
+    return root
+
+
+async def test_a_query_without_state_has_a_picture_of_its_logs(tmp_path: Path, repository: Repository) -> None:
+    root = write_logs(tmp_path / "query", batches=2)
     done = await backup_checkpoint(repository, root)
     assert (done.picture.batch, done.picture.oldest_batch, done.state.stores) == (1, 1, 0)
     target = await restore_picture(repository, done.commit, tmp_path / "restored")
@@ -198,6 +211,37 @@ class TestAgain:
         again = await backup_checkpoint(repository, query.root)
         assert (again.is_new, again.commit.pointer, again.picture) == (False, first.commit.pointer, first.picture)
         assert not [request for request in store.requests if request[0].startswith("put")]
+
+    @both_formats
+    async def test_offsets_that_have_begun_since_are_taken(
+        self, new_query: NewQuery, tmp_path: Path, repository: Repository, format_version: int
+    ) -> None:
+        query = new_query(format_version=format_version, partitions=1)
+        await query.run(4)
+        await backup_checkpoint(repository, query.root)
+        await query.run(1, commit=False)
+        done = await backup_checkpoint(repository, query.root)
+        assert (done.is_new, done.picture.batch) == (True, 3)
+        target = await restore_picture(repository, done.commit, tmp_path / "restored")
+        assert (target / "offsets/4").exists()
+        assert not (await backup_checkpoint(repository, query.root)).is_new
+        # The query was taken back to the end of the batch.
+        (query.root / "offsets/4").unlink()
+        assert (await backup_checkpoint(repository, query.root)).is_new
+
+    @pytest.mark.parametrize("unique_ids", [None, {}], ids=["V1", "V2"])
+    async def test_a_batch_that_was_run_again_is_another_one(
+        self, tmp_path: Path, repository: Repository, unique_ids: dict[int, tuple[()]] | None
+    ) -> None:
+        entry = BatchCommit(version=2, unique_ids={}) if unique_ids is not None else BatchCommit()
+        root = write_logs(tmp_path / "query", batches=2, commit=entry)
+        await backup_checkpoint(repository, root)
+        assert not (await backup_checkpoint(repository, root)).is_new
+        (root / "offsets/1").write_bytes(encode_offsets(BatchOffsets(timestamp_ms=99)))
+        done = await backup_checkpoint(repository, root)
+        assert done.is_new
+        target = await restore_picture(repository, done.commit, tmp_path / "restored")
+        assert (target / "offsets/1").read_bytes() == (root / "offsets/1").read_bytes()
 
 
 class TestRefused:
@@ -286,6 +330,45 @@ class TestDamage:
         with pytest.raises(FileChecksumError, match="commits/3"):
             await backup_checkpoint(repository, query, job="another")
 
+    @pytest.mark.parametrize(
+        "pattern, at",
+        [
+            ("state/0/1/SSTs/*.sst", 12),
+            ("state/0/1/*.zip", 40),
+            ("state/0/1/8_*.changelog", -30),
+            ("state/0/1/8_*.changelog", None),
+            ("state/0/1/SSTs/*.sst", None),
+            ("commits/7", 1),
+            ("commits/6", 1),
+            ("offsets/6", 1),
+            ("state/0/_metadata/metadata", 4),
+        ],
+    )
+    async def test_errors_name_files_of_the_checkpoint_and_what_to_do_about_it(
+        self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path], pattern: str, at: int | None
+    ) -> None:
+        query, scratch = tmp_path / "query", tmp_path / "scratch"
+        scratch.mkdir()
+        shutil.copytree(checkpoints[8], query)
+        damaged = max(query.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+        if at is None:
+            damaged.unlink()
+        else:
+            flip(damaged, at)
+        path = str(damaged.relative_to(query))
+        for location in (query, await in_memory(query)):
+            with pytest.raises((EngineError, FormatError)) as caught:
+                await backup_checkpoint(repository, location, scratch=scratch)
+            error = caught.value
+            assert isinstance(error, EngineError | FormatError)
+            told = str(error)
+            name = str(query) if location == query else "MemoryStore"
+            assert error.subject in (f"{name}/{path}", f"{name}/state/0/1")
+            assert damaged.name.rpartition(".")[0] in told
+            assert str(scratch) not in told
+            assert error.hint == DAMAGE_HINT
+            assert not list(scratch.iterdir())
+
     async def test_whoever_does_not_ask_for_a_check_gets_none(
         self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path]
     ) -> None:
@@ -294,6 +377,100 @@ class TestDamage:
         for path in query.glob("state/0/*/SSTs/*.sst"):
             flip(path, 12)
         assert (await backup_checkpoint(repository, query, verify=False)).is_new
+
+
+class TestStateThatIsGone:
+    @both_formats
+    @pytest.mark.parametrize("gone", ["state/0/_metadata", "state"])
+    async def test_a_picture_without_it_is_refused(
+        self, new_query: NewQuery, repository: Repository, format_version: int, gone: str
+    ) -> None:
+        query = new_query(format_version=format_version, partitions=1)
+        await query.run(3)
+        await backup_checkpoint(repository, query.root)
+        await query.run(1)
+        shutil.rmtree(query.root / gone)
+        # Without ids and without `state/` only an older picture tells that there was some.
+        jobs = (None,) if (format_version, gone) == (1, "state") else (None, "fresh")
+        for job in jobs:
+            with pytest.raises(DamagedError, match="has no state, and" if len(jobs) == 1 else "state/0/_metadata"):
+                await backup_checkpoint(repository, query.root, job=job)
+
+    async def test_schemas_that_the_metadata_names_have_to_be_there(
+        self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path]
+    ) -> None:
+        query = tmp_path / "query"
+        shutil.copytree(checkpoints[5], query)
+        store = OperatorStore(
+            name="default",
+            prefix_columns_count=0,
+            partitions_count=2,
+            schema_paths=("s3a://else/where/state/0/_stateSchema/default/0_x",),
+        )
+        (query / "state/0/_metadata/v2").mkdir()
+        operator = OperatorMetadata(version=2, id=0, name="any", stores=(store,), properties="{}")
+        (query / "state/0/_metadata/v2/0").write_bytes(encode_operator(operator))
+        with pytest.raises(DamagedError, match="state/0/_stateSchema/default/0_x: is not there"):
+            await backup_checkpoint(repository, query)
+        (query / "state/0/_stateSchema/default").mkdir(parents=True)
+        (query / "state/0/_stateSchema/default/0_x").write_bytes(b"a schema")
+        assert (await backup_checkpoint(repository, query)).is_new
+
+
+class TestOldestBatch:
+    """Every batch that a picture says it has can be gone on from."""
+
+    @pytest.mark.parametrize(
+        "missing, oldest", [("offsets/4", 6), ("offsets/5", 7), ("commits/6", 7), ("offsets/3", 5)]
+    )
+    async def test_its_logs_are_there(
+        self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path], missing: str, oldest: int
+    ) -> None:
+        query = tmp_path / "query"
+        shutil.copytree(checkpoints[8], query)
+        assert (await backup_checkpoint(repository, query)).picture.oldest_batch == 5
+        (query / missing).unlink()
+        assert (await backup_checkpoint(repository, query, job="another")).picture.oldest_batch == oldest
+
+    async def test_the_newest_batch_goes_on(
+        self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path]
+    ) -> None:
+        query = tmp_path / "query"
+        shutil.copytree(checkpoints[8], query)
+        (query / "offsets/6").unlink()
+        with pytest.raises(DamagedError, match="offsets/6: is not there, and without it the query does not go on"):
+            await backup_checkpoint(repository, query)
+        shutil.copy(query / "offsets/7", query / "offsets/8")
+        assert (await backup_checkpoint(repository, query)).picture.oldest_batch == 7
+
+    @in_both_places
+    async def test_its_commits_name_the_states_that_the_picture_has(
+        self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path], remote: bool
+    ) -> None:
+        query = tmp_path / "query"
+        shutil.copytree(checkpoints[8], query)
+        commit = query / "commits/5"
+        data = commit.read_bytes()
+        commit.write_bytes(data.replace(b"-4", b"-5"))
+        assert commit.read_bytes() != data
+        done = await backup_checkpoint(repository, await in_memory(query) if remote else query)
+        assert done.picture.oldest_batch == 6
+        assert "commits/5" not in await files_in(repository, done, QUERY_TASK, QUERY_STORE)
+        commit.write_bytes(data.replace(b"-4", b"/4"))
+        with pytest.raises(UnsafeNameError, match="commits/5: unique id"):
+            await backup_checkpoint(repository, query, job="another")
+
+
+@pytest.mark.parametrize("linked", ["sources/0/0", "sources/0", "commits/5"])
+async def test_a_link_in_a_checkpoint_is_refused(
+    tmp_path: Path, repository: Repository, checkpoints: dict[int, Path], linked: str
+) -> None:
+    query = tmp_path / "query"
+    shutil.copytree(checkpoints[8], query)
+    (query / linked).rename(tmp_path / "aside")
+    (query / linked).symlink_to(tmp_path / "aside")
+    with pytest.raises(UnsafeSourceError, match=f"{linked}: is a symbolic link"):
+        await backup_checkpoint(repository, query)
 
 
 async def in_memory(root: Path) -> MemoryStore:

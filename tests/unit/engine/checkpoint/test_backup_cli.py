@@ -4,12 +4,19 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from blobstore.errors import StoreUnavailableError
+from engine.checkpoint.backup import CheckpointBackup
+from engine.checkpoint.errors import QueryMovedOnError
+from engine.cli import spark_backup as spark_backup_module
 from engine.cli import tidemark
 from engine.cli.exit_codes import ExitCode
+from engine.errors import CommitUnknownError, ConflictError, UnsafeSourceError
+from index.errors import VersionMissingError
 
 Run = Callable[..., Result]
 
@@ -76,6 +83,58 @@ def test_damage_has_its_exit_code_and_names_the_file(run: Run, checkpoint: Path)
     result = run("spark", "backup", str(checkpoint))
     assert result.exit_code == ExitCode.DAMAGED
     assert sst.name in result.stderr
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ends a watch as its user would."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreUnavailableError("busy", operation="get"),
+        ConflictError("another picture", operation="commit"),
+        CommitUnknownError("no answer", operation="commit"),
+        QueryMovedOnError("read 3 times", operation="backup"),
+        UnsafeSourceError("is not there", operation="backup"),
+        VersionMissingError("is not there"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_watch_goes_on_after_what_passes(
+    run: Run, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    taken = spark_backup_module._take
+    turns: list[Exception | None] = [error, None, error, None]
+
+    def take(*args: Any) -> CheckpointBackup:
+        if not turns:
+            raise Interrupted
+        failure = turns.pop(0)
+        if failure is not None:
+            raise failure
+        return taken(*args)
+
+    monkeypatch.setattr(spark_backup_module, "_take", take)
+    result = run("spark", "backup", str(checkpoint), "--watch", "1ms")
+    assert result.exit_code == ExitCode.INTERRUPTED
+    assert result.stderr.count(f"trying again in 1 ms: {error}") == 2
+    # The second one is of the same batch.
+    assert result.stdout.count("commit 1 of") == 1
+
+
+def test_a_watch_ends_with_what_does_not_pass(run: Run, checkpoint: Path) -> None:
+    (checkpoint / "commits/4").write_bytes(b"damaged")
+    result = run("spark", "backup", str(checkpoint), "--watch", "1ms")
+    assert result.exit_code == ExitCode.DAMAGED
+    assert f"{checkpoint}/commits/4" in result.stderr
+
+
+def test_the_scratch_directory_is_the_one_that_is_said(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    words = ("spark", "backup", str(checkpoint), "--scratch")
+    assert run(*words, str(tmp_path / "absent")).exit_code == ExitCode.USAGE
+    assert run(*words, str(tmp_path / "scratch")).exit_code == ExitCode.OK
 
 
 def test_a_plan_is_not_watched(run: Run, checkpoint: Path) -> None:

@@ -1,5 +1,7 @@
 """The query goes on while a picture is taken: what it takes away or overwrites is never half of one (0005, P6)."""
 
+import io
+import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,9 +12,11 @@ from engine.checkpoint.backup import ATTEMPTS_MAX, backup_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.live_store import LiveStore
 from engine.errors import ConflictError, UnsafeSourceError
+from engine.hashing import crc32c
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
 from index.errors import VersionMissingError
+from index.file_checksum import FileChecksum, encode_file_checksum
 from index.picture import QUERY_TASK
 from index.state_names import parse_state_name
 from tests.doubles import InterposedStore
@@ -125,6 +129,38 @@ async def test_a_query_that_is_always_faster_is_told_after_three_times(
         await backup_checkpoint(repository, query.root, stores_at_once=1)
     assert isinstance(caught.value.__cause__, UnsafeSourceError | VersionMissingError)
     assert not await repository.scopes()
+
+
+async def test_a_zip_that_is_uploaded_twice_meanwhile_is_looked_at_once_more(
+    new_query: NewQuery, tmp_path: Path, repository: Repository
+) -> None:
+    query = new_query(remote=True, partitions=1)
+    await query.run(4)
+    directory = (await query.directory()).child("state/0/0")
+    (name,) = [status.path for status in await directory.list() if status.path.endswith(".zip")]
+    # The same entries in another order: another file, and as good.
+    again = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(await directory.read(name))) as old, zipfile.ZipFile(again, "w") as new:
+        for entry in reversed(old.namelist()):
+            new.writestr(entry, old.read(entry))
+    sums = FileChecksum(
+        value=int.from_bytes(crc32c(again.getvalue()).to_bytes(4, "big"), "big", signed=True),
+        main_file_size_bytes=len(again.getvalue()),
+        timestamp_ms=0,
+    )
+
+    async def upload_the_rest() -> None:
+        await directory.publish_bytes(f"{name}.crc", encode_file_checksum(sums), overwrite=True)
+
+    await directory.publish_bytes(name, again.getvalue(), overwrite=True)
+    assert isinstance(query.files, InterposedStore)
+    # The checksum is fetched before the zip: the old one, which does not fit it.
+    query.files.after("get", f"{name}.crc", upload_the_rest)
+    done = await backup_checkpoint(repository, query.location)
+    assert (done.picture.batch, done.attempts) == (3, 1)
+    target = await restore_picture(repository, done.commit, tmp_path / "restored")
+    assert (target / "state/0/0" / name).read_bytes() == again.getvalue()
+    await check_rows(target, tmp_path, batch=3, partitions=1)
 
 
 @pytest.mark.parametrize("format_version", [1, 2], ids=["V1", "V2"])

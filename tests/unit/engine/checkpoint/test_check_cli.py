@@ -28,9 +28,10 @@ def test_damage_is_told_as_a_table_and_ends_with_4(checkpoint: Path, capsys: pyt
     (checkpoint / "commits/3").write_bytes(b"v9\n{}")
     assert run(str(checkpoint), "--level", "quick") == 4
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["finding", "file", "size", "what", "is", "wrong", "rule"]
+    assert lines[0].split() == ["finding", "file", "size", "what", "is", "wrong", "what", "to", "do", "rule"]
     assert lines[1].startswith("damage   commits/3 ")
-    assert lines[-1].startswith("DAMAGED: 1 finding: ")
+    assert "a newer Spark wrote it" in lines[1]
+    assert lines[-1].startswith("DAMAGED: 1 finding, SSTs not read: ")
 
 
 def test_json_has_every_finding(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +46,14 @@ def test_warnings_count_if_somebody_is_strict(checkpoint: Path, capsys: pytest.C
     (checkpoint / "state/0/0/copy.zip").write_bytes(b"mine")
     assert run(str(checkpoint)) == 0
     assert run(str(checkpoint), "--strict") == 3
-    assert "sound, 1 warning: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "sound, 1 warning: " in said
+    assert "it may be moved away" in next(line for line in said.splitlines() if "copy.zip" in line)
+
+
+def test_what_a_quick_check_has_not_read_is_told(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(str(checkpoint), "--level", "quick") == 0
+    assert capsys.readouterr().out.startswith("sound, SSTs not read: ")
 
 
 def test_what_is_no_checkpoint_is_not_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,16 +114,22 @@ async def test_what_is_gone_or_another_cannot_be_brought(place: Place, tmp_path:
                 await files.bring([("commits", "1")])
 
 
-async def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["a symbolic link", "a FIFO"])
+async def test_what_is_no_file_is_refused_unless_it_is_hidden(tmp_path: Path, kind: str) -> None:
     root = tmp_path / "tree"
     (root / "SSTs").mkdir(parents=True)
-    (tmp_path / "secret").write_bytes(b"secret")
-    (root / "SSTs" / "000001.sst").symlink_to(tmp_path / "secret")
-    (root / "more").symlink_to(tmp_path)
-    os.mkfifo(root / "1.zip")
+    odd = root / "SSTs" / ".hidden"
+    if kind == "a FIFO":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(tmp_path)
     async with live_files(await CheckpointDir.open(root)) as files:
         assert await files.list() == {}
-        with pytest.raises(UnsafeSourceError, match="symbolic link"):
+        odd.rename(root / "SSTs" / "000001.sst")
+        with pytest.raises(UnsafeSourceError, match=rf"SSTs/000001\.sst: is {kind}") as caught:
+            await files.list()
+        assert caught.value.hint == "put a file or a directory in its place"
+        with pytest.raises(UnsafeSourceError, match=kind):
             await files.bring([("SSTs", "000001.sst")])
 
 

@@ -1,5 +1,6 @@
 """A checkpoint comes back as one of its batches left it, whole, or the target is as it was (design 0005, section 3)."""
 
+import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -7,14 +8,17 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from blobstore.base import BytesBody
-from blobstore.errors import StoreUnavailableError
+from blobstore.errors import InvalidRequestError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import RestoreChoice, plan_checkpoint_restore, restore_checkpoint
+from engine.cli import tidemark
 from engine.errors import DamagedError, NotFoundError, TargetError, UsageError
 from engine.repository import Repository
+from engine.staging import Staging
 from index.batch_log import decode_operator
 from index.log import Commit
 from index.model import Scope
@@ -237,6 +241,59 @@ async def test_a_target_with_content_is_refused_or_moved_aside(world: World) -> 
     assert tree(aside) == before
 
 
+@pytest.mark.parametrize("where, below", [("at", "repository"), ("above", ""), ("below", "repository/new")])
+@pytest.mark.parametrize("name", ["here", "link"])
+async def test_the_place_of_the_repository_is_no_target(world: World, where: str, below: str, name: str) -> None:
+    query = await world.query(1)
+    here = world.tmp_path / "here"
+    (world.tmp_path / "link").symlink_to(here)
+    async with await Repository.init(f"file://{here}/repository") as repository:
+        await backup_checkpoint(repository, query.root)
+        before = tree(here)
+        target = world.tmp_path / name / below
+        with pytest.raises(TargetError, match=f"is {where} the place of the repository itself"):
+            await restore_checkpoint(repository, target, move_aside=True)
+        with pytest.raises(TargetError, match=f"is {where} the place of the repository itself"):
+            await plan_checkpoint_restore(repository, f"file://{target}", RestoreChoice(move_aside=True))
+        assert tree(here) == before
+        await restore_checkpoint(repository, world.tmp_path / "here-2")
+
+
+async def test_a_target_that_cannot_come_back_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = await world.query(1)
+    await world.picture(query)
+    before = tree(query.root)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "no more")
+
+    monkeypatch.setattr(Staging, "_check_moved_aside", fail)
+    monkeypatch.setattr(Staging, "_swap_back", fail)
+    with pytest.raises(TargetError) as caught:
+        await restore_checkpoint(await world.repository(), query.root, move_aside=True)
+    (aside,) = query.root.parent.glob("*.aside-*")
+    assert tree(aside) == before
+    assert str(aside) in caught.value.hint
+
+
+@pytest.mark.parametrize("url", ["file:///a#b", "file:///a?b=c", "file://host/a", "file:a", "s3://b/a#c/d"])
+async def test_a_target_follows_the_grammar_of_stores(world: World, url: str) -> None:
+    query = await world.query(1)
+    await world.picture(query)
+    with pytest.raises(InvalidRequestError):
+        await restore_checkpoint(await world.repository(), url)
+
+
+@pytest.mark.parametrize("location", ["bucket/prefix", "s3a", "", "./here", "s3a:bucket"])
+async def test_what_spark_calls_the_target_is_a_url_or_absolute(world: World, location: str) -> None:
+    query = await world.query(1)
+    await world.picture(query)
+    with pytest.raises(UsageError, match="relative path"):
+        await restore_checkpoint(await world.repository(), world.new_path(), spark_location=location)
+    for good in ("s3a://bucket/prefix", "/mnt/here", "file:/mnt/here"):
+        await restore_checkpoint(await world.repository(), world.new_path(), spark_location=good)
+
+
 async def test_a_file_is_no_target(world: World) -> None:
     query = await world.query(1)
     await world.picture(query)
@@ -360,9 +417,21 @@ async def test_checkpoints_of_spark_come_back_row_by_row(
     world: World, tmp_path: Path, name: str, replayed: bool
 ) -> None:
     original = shutil.copytree(GOLDEN / name, tmp_path / "spark")
+    # The copies that are kept have none.
+    for operator in original.glob("state/*/_metadata/v2/*"):
+        for store in decode_operator(operator.read_bytes()).stores:
+            for schema in store.schema_paths:
+                path = original / schema[schema.index("state/") :]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"schema")
     await backup_checkpoint(await world.repository(), original)
     target = world.new_path()
     await restore_checkpoint(await world.repository(), target, replayed=replayed)
     rows = await world.rows(target)
     assert rows == await world.rows(original)
     assert rows[StoreId(0, 0)]
+
+
+def test_the_help_says_to_stop_the_query_before_it_is_moved_aside() -> None:
+    told = CliRunner().invoke(tidemark, ["spark", "restore", "--help"]).stdout
+    assert "Stop the query first: its executors write by path." in " ".join(told.split())

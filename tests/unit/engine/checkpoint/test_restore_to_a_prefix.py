@@ -9,11 +9,15 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import StoreUnavailableError
+from blobstore.forwarding import ForwardingStore
 from blobstore.memory import MemoryStore
+from blobstore.opening import open_store
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.object_target import ObjectTarget
-from engine.checkpoint.restore import RestoredCheckpoint, make_target, restore_checkpoint
+from engine.checkpoint.restore import RestoredCheckpoint, make_target, plan_checkpoint_restore, restore_checkpoint
 from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice
+from engine.checkpoint.targets import check_apart
+from engine.cli.failures import describe
 from engine.clock import SystemAmbient
 from engine.errors import TargetError, UsageError
 from engine.repository import Repository
@@ -39,7 +43,6 @@ class World:
             location=LOCATION,
             ambient=SystemAmbient(),
             move_aside=choice.pop("move_aside", False),
-            early=choice.pop("early", False),
         )
         return await restore_checkpoint(self.repository, target, **choice)
 
@@ -121,13 +124,12 @@ async def test_content_is_refused_unless_it_may_be_moved_aside(world: World) -> 
     assert await world.content("place") == before
 
 
-@pytest.mark.parametrize("early", [False, True])
-async def test_the_same_query_is_moved_aside_as_it_was(world: World, early: bool) -> None:
+async def test_the_same_query_is_moved_aside_as_it_was(world: World) -> None:
     await world.restore()
     await world.put("state/0/0/left-over")
     before = await world.content("place")
 
-    restored = await world.restore(move_aside=True, early=early)
+    restored = await world.restore(move_aside=True)
 
     assert restored.moved_aside.startswith("s3a://bucket/above/place.aside-2")
     aside = restored.moved_aside.rpartition("/")[2]
@@ -205,13 +207,110 @@ async def test_what_cannot_be_copied_aside_is_not_deleted(world: World) -> None:
     assert await world.content("place") == before
 
 
-async def test_somebody_else_who_commits_meanwhile_is_seen(world: World) -> None:
-    async def commit() -> None:
-        await world.put("commits/9")
+@pytest.mark.parametrize("written", ["state/0/0/5_abc.changelog", "state/0/0/SSTs/000099-x.sst", "metadata"])
+async def test_what_is_written_while_it_is_moved_aside_is_not_deleted(world: World, written: str) -> None:
+    await world.restore()
 
-    world.bucket.before("put", "offsets/", commit)
-    with pytest.raises(TargetError, match="somebody else writes there"):
+    async def write() -> None:
+        await world.put(written, b"of an executor that lives")
+
+    world.bucket.after("put", "aside", write)
+    with pytest.raises(TargetError, match=f"changes while it is moved aside: {written}; nothing was deleted"):
+        await world.restore(move_aside=True)
+    assert (await world.content("place"))[written] == b"of an executor that lives"
+    assert "commits/4" in await world.content("place")
+    assert not [operation for operation, _ in world.bucket.requests if operation == "delete"]
+
+
+@pytest.mark.parametrize("written", ["commits/9", "offsets/6", "state/0/0/7.changelog", "sources/0/4", "data.csv"])
+async def test_somebody_else_who_writes_meanwhile_is_seen(world: World, written: str) -> None:
+    async def write() -> None:
+        await world.put(written, b"another's")
+
+    world.bucket.after("put", "offsets/", write)
+    with pytest.raises(TargetError, match=f"{written}; somebody else writes there"):
         await world.restore()
+    assert "commits/4" not in await world.content("place")
+
+
+async def test_somebody_else_who_deletes_meanwhile_is_seen(world: World) -> None:
+    async def delete() -> None:
+        await world.bucket.inner.delete(["place/metadata"])
+
+    world.bucket.after("put", "offsets/", delete)
+    with pytest.raises(TargetError, match="metadata; somebody else writes there"):
+        await world.restore()
+
+
+async def test_a_failure_after_moving_aside_says_where_the_old_content_is(world: World) -> None:
+    await world.restore()
+    before = await world.content("place")
+    world.bucket.fail("put", "place/state")
+    with pytest.raises(StoreUnavailableError) as caught:
+        await world.restore(move_aside=True)
+    (aside,) = {key.partition("/")[0] for key in await world.keys() if "aside" in key}
+    assert await world.content(aside) == before
+    told = describe(caught.value, "spark restore")
+    assert f"what stood there is at s3a://bucket/above/{aside}: keep it, and restore again; " in told.hint
+    assert told.causes[0] == f"what stood at {LOCATION} is at s3a://bucket/above/{aside}, whole"
+
+
+async def test_a_failure_before_moving_aside_says_nothing_of_it(world: World) -> None:
+    await world.restore()
+    world.bucket.fail("put", "aside")
+    with pytest.raises(StoreUnavailableError) as caught:
+        await world.restore(move_aside=True)
+    assert "aside" not in caught.value.hint
+
+
+async def test_a_foreign_name_beside_the_same_query_is_not_moved_aside(world: World) -> None:
+    await world.restore()
+    await world.put("data/part-0.parquet")
+    with pytest.raises(TargetError, match=r"holds data/part-0.parquet, which is no part of a checkpoint"):
+        await world.restore(move_aside=True)
+
+
+@pytest.mark.parametrize("is_preview", [False, True])
+async def test_the_store_of_the_repository_is_no_target(world: World, is_preview: bool) -> None:
+    async with await Repository.init(world.bucket) as repository:
+        target = ObjectTarget(
+            ForwardingStore(world.bucket), "place", location=LOCATION, ambient=SystemAmbient(), move_aside=True
+        )
+        with pytest.raises(TargetError, match="is below the place of the repository itself"):
+            await (
+                plan_checkpoint_restore(repository, target, RestoreChoice())
+                if is_preview
+                else restore_checkpoint(repository, target)
+            )
+
+
+@pytest.mark.parametrize(
+    "url, where",
+    [
+        ("s3://bucket/a/repository", "at"),
+        ("s3a://bucket/a/repository/", "at"),
+        ("s3n://bucket/a", "above"),
+        ("S3://bucket/a/repository/in/it", "below"),
+        ("s3a://bucket/a/repository-2", ""),
+        ("s3a://other/a/repository", ""),
+    ],
+)
+async def test_a_prefix_that_overlaps_with_the_repository_is_no_target(url: str, where: str) -> None:
+    target, store = make_target(url, SystemAmbient(), move_aside=True), open_store("s3://bucket/a/repository")
+    try:
+        if where:
+            with pytest.raises(TargetError, match=f"is {where} the place of the repository itself"):
+                await check_apart(target, store)
+        else:
+            await check_apart(target, store)
+    finally:
+        await store.close()
+        await target.close()
+
+
+def test_before_it_is_open_a_prefix_is_gathered_nowhere() -> None:
+    with pytest.raises(UsageError, match="not open"):
+        _ = make_target("s3://bucket/place", SystemAmbient(), move_aside=False).directory
 
 
 async def test_nothing_is_published_while_a_store_is_missing(world: World) -> None:

@@ -9,6 +9,8 @@ from rocksdict import BlockBasedIndexType, BlockBasedOptions, ChecksumType, DBCo
 
 from engine.checkpoint.sst_check import SstReport, check_sst
 from engine.errors import DamagedError
+from engine.hashing import BLOCK_SUMS
+from index.sst_blocks import CRC32C, MAGIC
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "spark"
 COMPRESSIONS = ("none", "snappy", "zlib", "bz2", "lz4", "lz4hc", "zstd")
@@ -198,3 +200,43 @@ def test_a_file_that_is_not_there_is_told_with_its_cause(tmp_path: Path) -> None
 def test_what_is_no_file_is_no_damage_that_goes_unnamed(tmp_path: Path) -> None:
     with pytest.raises(DamagedError, match="cannot be read"):
         check_sst(tmp_path)
+
+
+def small_block(*entries: tuple[bytes, bytes]) -> bytes:
+    """A block as it stands in a file, of entries shorter than 128 bytes."""
+    listed = b"".join(bytes((0, len(key), len(value))) + key + value for key, value in entries)
+    contents = listed + (0).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"\0"
+    return contents + BLOCK_SUMS[CRC32C](contents).to_bytes(4, "little")
+
+
+@pytest.mark.parametrize("repeated", ["partition", "block"])
+def test_an_index_of_two_levels_leads_nowhere_twice(tmp_path: Path, repeated: str) -> None:
+    """Each block again and again would be read for as long as a file's author likes."""
+    data = small_block((b"k", b"v"))
+    handle = bytes((0, len(data) - 5))
+    body = data
+    places = []
+    for _ in range(2):
+        places.append(bytes((len(body), len(small_block((b"", handle))) - 5)))
+        body += small_block((b"", handle))
+    places = [places[0]] * 2 if repeated == "partition" else places
+
+    def add(block: bytes) -> bytes:
+        nonlocal body
+        found = varint(len(body)) + varint(len(block) - 5)
+        body += block
+        return found
+
+    index = add(small_block(*((b"", place) for place in places)))
+    form = ((b"rocksdb.block.based.table.index.type", b"\2\0\0\0"),)
+    properties = add(small_block(*form))
+    metaindex = add(small_block((b"rocksdb.properties", properties)))
+    path = tmp_path / "1.sst"
+    end = (5).to_bytes(4, "little") + MAGIC.to_bytes(8, "little")
+    path.write_bytes(body + bytes([CRC32C]) + (metaindex + index).ljust(40, b"\0") + end)
+    with pytest.raises(DamagedError, match="leads back to offset"):
+        check_sst(path)
+
+
+def varint(number: int) -> bytes:
+    return bytes((number,)) if number < 128 else bytes((number & 127 | 128, number >> 7))

@@ -1,7 +1,7 @@
 """A checkpoint that our own state stores write, as Spark would, and what is in one."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from engine import StateStore, StateStoreSettings
 from engine.state.streaming_checkpoint import (
@@ -22,6 +22,27 @@ from index.model import UniqueId
 from index.picture import StoreId
 
 Rows = dict[tuple[str, bytes], bytes]
+
+
+def _text(text: str) -> bytes:
+    return len(text).to_bytes(2, "big") + text.encode()
+
+
+def _chunk(text: str) -> bytes:
+    return (1).to_bytes(4, "big") + _text(text)
+
+
+_ROW: Final = '{"type":"struct","fields":[{"name":"value","type":"binary","nullable":true,"metadata":{}}]}'
+# As Spark stores them: of one table, and of the column families of a store.
+ROW_SCHEMA: Final = _text("v2") + _chunk(_ROW) + _chunk(_ROW)
+FAMILIES_SCHEMA: Final = (
+    _text("v3")
+    + (1).to_bytes(4, "big")
+    + _text("default")
+    + (b"\0\0" + _chunk(_ROW)) * 2
+    + _chunk('{"keyStateEncoderType":"NoPrefixKeyStateEncoderSpec"}')
+    + (0).to_bytes(4, "big")
+)
 
 
 async def rows_of(checkpoint: Path, scratch: Path, *, batch: int | None = None) -> dict[StoreId, Rows]:
@@ -93,8 +114,9 @@ class WrittenQuery:
         data = encode_operator(OperatorMetadata(version=version, id=0, name=name, stores=(store,)))
         _write(self.root / "state/0/_metadata" / ("v2/0" if self._families else "metadata"), data)
         if self._families:
-            _write(self.root / "state/0/_stateSchema/default/0_abc", b"schema")
-        _write(self.root / "state/0/0/_metadata/schema", b"schema")
+            _write(self.root / "state/0/_stateSchema/default/0_abc", FAMILIES_SCHEMA)
+        else:
+            _write(self.root / "state/0/0/_metadata/schema", ROW_SCHEMA)
         return self
 
     async def run(self, batches: int) -> None:

@@ -178,6 +178,22 @@ def test_what_is_no_row_of_the_schema_is_damage(row: bytes) -> None:
         decode_rows(row_of(LONG), [encode_row(row_of(LONG), (1,)), row], subject="state").validate()
 
 
+@pytest.mark.parametrize("order, told", [((0, 1), ["hello", "world"]), ((1, 0), None), ((0, 0), None)])
+def test_texts_stand_one_behind_the_other(order: tuple[int, int], told: list[str] | None) -> None:
+    """As in the array's own order, or two in one place: never a text of other bytes."""
+    words = [word.encode().ljust(8, b"\0") for word in ("hello", "world")]
+    head = 8 * 4
+    places = b"".join(((head + 8 * place) << 32 | 5).to_bytes(8, "little") for place in order)
+    array = (2).to_bytes(8, "little") + bytes(8) + places + b"".join(words)
+    row = b"\0" + bytes(8) + (16 << 32 | len(array)).to_bytes(8, "little") + array
+    of = row_of(ArrayType(TEXT, contains_null=True))
+    if told is None:
+        with pytest.raises(DamagedError, match="one behind the other"):
+            decode_rows(of, [row], subject="x")
+    else:
+        assert decode_rows(of, [row], subject="x").to_pylist() == [{"f0": told}]
+
+
 def test_types_that_arrow_or_spark_has_no_form_for_are_not_known() -> None:
     assert is_known(row_of(*map(atom, ATOMS), *DECIMALS, atom("interval hour to second"), atom("interval day")))
     for of in (atom("interval"), atom("interval year to month"), atom("variant"), DecimalType(4, -2)):

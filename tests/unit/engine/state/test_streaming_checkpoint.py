@@ -4,7 +4,7 @@ import pytest
 
 from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
-from engine.errors import NotFoundError, ProviderError, UsageError
+from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import HDFS_PROVIDER, ROCKSDB_PROVIDER, StateOperator, StreamingCheckpoint
@@ -253,8 +253,9 @@ async def test_what_is_not_there_is_told_as_such(world: World) -> None:
     assert await world.checkpoint.committed_batches() == ()
     await world.batch(3)
     await world.directory.delete(["offsets/3"])
-    with pytest.raises(NotFoundError, match="its offsets are not there"):
+    with pytest.raises(NotFoundError, match="its offsets are not there") as caught:
         await world.checkpoint.state_version(3)
+    assert caught.value.subject == "offsets/3"
 
 
 async def test_a_store_other_than_the_default_has_a_directory_of_its_own(tmp_path: Path) -> None:
@@ -271,3 +272,72 @@ async def test_a_checkpoint_is_read_from_a_directory_store_too(tmp_path: Path) -
     checkpoint = await StreamingCheckpoint.open(tmp_path)
     assert await checkpoint.state_version(0, 0, 1) == StateVersion(1, UniqueId("b0o0p1s0"))
     await checkpoint.close()
+
+
+class TestUndescribedState:
+    """State without metadata of its operator is never taken for none."""
+
+    @pytest.mark.parametrize("there", ["state/0/0/1.zip", "state/1/0/1.zip", "else"])
+    async def test_an_operator_that_the_commit_has_ids_for(self, world: World, there: str) -> None:
+        await world.directory.publish_bytes(there, b"", overwrite=False)
+        await world.batch(0, ids_of(0, SAVE))
+        for reading in (world.checkpoint.at(), world.checkpoint.operators()):
+            with pytest.raises(DamagedError, match="is not there, and the operator has state") as caught:
+                await reading
+            assert caught.value.subject == "state/0/_metadata"
+
+    async def test_an_operator_whose_metadata_is_all_of_later_batches(self, world: World) -> None:
+        later = OperatorMetadata(version=2, id=0, name="later", stores=SAVE.stores, properties="{}")
+        await world.operator(later, 5)
+        await world.batch(4)
+        assert (await world.checkpoint.at()).operators == ()
+        await world.batch(3, ids_of(3, SAVE))
+        with pytest.raises(DamagedError, match="state/0/_metadata"):
+            await world.checkpoint.at(3)
+
+    async def test_without_ids_partitions_say_that_there_is_state(self, world: World) -> None:
+        await world.batch(0)
+        await world.directory.publish_bytes("state/0/notes", b"", overwrite=False)
+        assert (await world.checkpoint.at()).stores == ()
+        await world.directory.publish_bytes("state/0/1/1.zip", b"", overwrite=False)
+        with pytest.raises(DamagedError, match="state/0/_metadata: is not there") as caught:
+            await world.checkpoint.at()
+        assert "start the query once with Spark 4" in caught.value.hint
+
+    async def test_of_another_provider_it_is_refused_as_such(self, world: World) -> None:
+        await world.directory.publish_bytes("state/0/1/1.delta", b"", overwrite=False)
+        await world.batch(0, conf={})
+        with pytest.raises(ProviderError, match=HDFS_PROVIDER):
+            await world.checkpoint.at()
+
+    async def test_a_commit_without_ids_of_any_store_has_no_state(self, world: World) -> None:
+        await world.batch(0, {0: ((), ())})
+        assert (await world.checkpoint.at()).stores == ()
+
+    async def test_metadata_of_another_operator(self, world: World) -> None:
+        other = OperatorMetadata(id=7, name="stateStoreSave", stores=SAVE.stores)
+        await world.directory.publish_bytes("state/0/_metadata/metadata", encode_operator(other), overwrite=False)
+        await world.batch(0, ids_of(0, SAVE))
+        with pytest.raises(BatchLogError, match="state/0/_metadata/metadata: describes operator 7"):
+            await world.checkpoint.at()
+
+
+@pytest.mark.parametrize(
+    "names, unique_id, conf, subject",
+    [
+        (("default",), "../x", {}, "commits/0"),
+        (("../x",), "a", {}, "state/0/_metadata/metadata"),
+        (("one", "two"), "a", {}, "state/0/_metadata/metadata"),
+        (("default",), "a", {"spark.sql.streaming.stateStore.compression.codec": "rar"}, "offsets/0"),
+    ],
+    ids=["id", "store", "stores", "setting"],
+)
+async def test_what_cannot_be_used_names_the_file_that_has_it(
+    world: World, names: tuple[str, ...], unique_id: str, conf: dict[str, str], subject: str
+) -> None:
+    stores = tuple(OperatorStore(name=name, prefix_columns_count=0, partitions_count=1) for name in names)
+    await world.operator(OperatorMetadata(id=0, name="any", stores=stores))
+    await world.batch(0, {0: ((UniqueId(unique_id),),)}, conf=CONF | conf)
+    with pytest.raises((BatchLogError, UnsafeNameError, UsageError)) as caught:
+        await world.checkpoint.at()
+    assert getattr(caught.value, "subject", "") == subject
