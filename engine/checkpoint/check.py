@@ -24,6 +24,7 @@ from engine.state.streaming_checkpoint import StreamingCheckpoint
 
 # How often logs that a running query has moved are read again.
 _LOOKS_MAX = 3
+_WASTE_HINT = "leave it until what is damaged is mended: it may be needed then"
 _ORDER = {"damage": 0, "warning": 1, "waste": 2}
 
 
@@ -113,6 +114,9 @@ async def finish_check(
             lambda here: list(find_left_overs(here, logs.newest_commit_ms)), root.local_root
         )
     findings = [*logs.findings, *(f for store in stores for f in store.findings), *left_overs]
+    if any(finding.kind == "damage" for finding in findings):
+        # A log that is damaged may have meant the very files that nothing seems to need now.
+        findings = [msgspec.structs.replace(f, hint=_WASTE_HINT) if f.kind == "waste" else f for f in findings]
     return CheckReport(
         location=root.location,
         level=plan.level,

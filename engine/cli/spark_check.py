@@ -112,24 +112,25 @@ def _view(report: CheckReport) -> SparkCheckView:
 
 
 def _lines(report: CheckReport) -> Iterator[str]:
-    rows = []
+    rows: list[tuple[str, str, str, str]] = []
+    hints: list[str] = []
     for kind in ("damage", "warning", "waste"):
         found = report.of_kind(kind)
-        rows += [
-            (
-                f.kind,
-                printable(f.path),
-                human_bytes(f.size_bytes) if f.size_bytes else "",
-                printable(f.message),
-                printable(f.hint),
-                f.rule,
-            )
-            for f in found[:FINDINGS_TOLD_MAX]
-        ]
+        for f in found[:FINDINGS_TOLD_MAX]:
+            size = human_bytes(f.size_bytes) if f.size_bytes else ""
+            rows.append((f.kind, printable(f.path), size, printable(f.message)))
+            hints.append(printable(f.hint))
         if len(found) > FINDINGS_TOLD_MAX:
-            rows.append((kind, f"and {len(found) - FINDINGS_TOLD_MAX} more", "", "", "", ""))
+            rows.append((kind, f"and {len(found) - FINDINGS_TOLD_MAX} more", "", ""))
+            hints.append(hints[-1])
     if rows:
-        yield from table(("finding", "file", "size", "what is wrong", "what to do", "rule"), rows, right=("size",))
+        header, *lines = table(("finding", "file", "size", "what is wrong"), rows, right=("size",))
+        yield header
+        for line, hint, following in zip(lines, hints, [*hints[1:], ""], strict=True):
+            yield line
+            if hint != following:
+                # What to do about the lines above, back to the last such sentence.
+                yield f"         {hint}"
     read = f"{count(report.files, 'file')}, {human_bytes(report.size_bytes)}, {count(report.blocks, 'block')} of SSTs"
     what = f"{count(report.batches, 'batch', 'batches')}, {count(report.stores, 'store')}, "
     what += f"{count(report.versions, 'version')}; {read} read in {human_duration(int(report.seconds * 1000))}"

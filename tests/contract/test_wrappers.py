@@ -17,9 +17,8 @@ from blobstore.s3 import S3Store
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server
 
-# A server's tests take ten times those of a directory. By itself around S3 stands, in `make test`, the wrapper that
-# does most to what passes through it; the others stand there with it, as they are used, and alone in `make soak`.
-ON_CEPH = pytest.param("ceph_server", marks=pytest.mark.s3)
+# A server's tests take ten times those of a directory: in `make test` the wrappers stand around S3 as they are used,
+# all together on Ceph; each alone, and all of them on moto, in `make soak`.
 ON_SERVERS = [
     pytest.param(server, marks=[pytest.mark.s3, pytest.mark.soak]) for server in ("ceph_server", "moto_server")
 ]
@@ -42,7 +41,6 @@ async def inner(made: BlobStore) -> AsyncIterator[BlobStore]:
     await made.close()
 
 
-@pytest.mark.parametrize("made", ["memory", "local", ON_CEPH, ON_SERVERS[1]], indirect=True)
 class TestRetryingStore(StoreContract):
     @pytest.fixture
     @override
@@ -70,7 +68,7 @@ class TestOpenedStore(StoreContract):
             "memory",
             "local",
             pytest.param("ceph_server", marks=pytest.mark.s3),
-            pytest.param("moto_server", marks=pytest.mark.s3),
+            ON_SERVERS[1],
         ]
     )
     def url(self, request: pytest.FixtureRequest, tmp_path: Path, new_bucket: Callable[[S3Server], str]) -> str:

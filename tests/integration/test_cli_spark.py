@@ -52,6 +52,13 @@ class Shell:
                         schema = copy / path[path.rindex("state/") :]
                         schema.parent.mkdir(parents=True, exist_ok=True)
                         schema.write_bytes(b"a schema")
+            # Nor is the log of the files that were read.
+            newest = max(int(path.name) for path in (copy / "offsets").iterdir())
+            (copy / "sources" / "0").mkdir(parents=True)
+            for entry in range(newest + 1):
+                line = json.dumps({"path": f"file:///in/{entry}", "timestamp": 1, "batchId": entry})
+                name = f"{entry}.compact" if entry % 10 == 9 else str(entry)
+                (copy / "sources" / "0" / name).write_text(f"v1\n{line}")
         for commit in (golden / "commits").iterdir():
             if until is None or int(commit.name) <= until:
                 shutil.copy(commit, copy / "commits")

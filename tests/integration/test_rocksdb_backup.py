@@ -9,6 +9,7 @@ import pytest
 import rocksdict
 
 import engine.backup
+import engine.backup_source
 from blobstore.base import list_blobs
 from blobstore.local import LocalStore
 from engine.index_io import read_index
@@ -152,19 +153,19 @@ async def test_live_store_goes_on_while_its_checkpoint_is_backed_up(
             while any((tmp_path / "db" / path.name).exists() for path in shared) and time.monotonic() < give_up_s:
                 time.sleep(0.05)
 
-    name = "identify_ssts" if when == "after the scan" else "find_difference"
-    real = getattr(engine.backup, name)
+    is_early = when == "after the scan"
+    module, name = (engine.backup, "identify_ssts") if is_early else (engine.backup_source, "find_difference")
+    real = getattr(module, name)
 
     def and_work(*args: object, **options: object) -> object:
-        if name == "identify_ssts":
-            work()
+        work()
         return real(*args, **options)
 
     def work_and_scan(scanned: LocalDir, _: LocalDir) -> object:
         work()
         return real(scanned, scan_dir(one))
 
-    monkeypatch.setattr(engine.backup, name, and_work if name == "identify_ssts" else work_and_scan)
+    monkeypatch.setattr(module, name, and_work if is_early else work_and_scan)
     result = await bench.backup(directory=one)
     db.close()
     assert all(path.stat().st_ctime_ns > before[path].st_ctime_ns for path in shared)

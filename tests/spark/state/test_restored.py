@@ -78,7 +78,7 @@ def check_goes_on(spark: SparkSession, query: StatefulQuery, restored: StatefulQ
 
 CASES = [
     pytest.param((TRANSFORM, V2, True), id="transformWithState-V2-replayed", marks=pytest.mark.soak),
-    pytest.param((AGGREGATION, V1, True), id="aggregation-V1-replayed"),
+    pytest.param((AGGREGATION, V1, True), id="aggregation-V1-replayed", marks=pytest.mark.soak),
     pytest.param((join(2), V2, True), id="join2-V2-replayed", marks=pytest.mark.soak),
     pytest.param((join(3), V2, True), id="join3-V2-replayed", marks=pytest.mark.soak),
     pytest.param((join(4), V2, True), id="join4-V2-replayed", marks=pytest.mark.soak),

@@ -81,7 +81,7 @@ FORMS: list[dict[str, Any]] = [
         {"changelogs": False},
     )
 ]
-FEW = (0, 9, 11, 17, 18)
+FEW = (0, 11, 18)
 
 
 @pytest.mark.parametrize(
