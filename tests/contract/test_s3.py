@@ -25,6 +25,7 @@ from tests.servers.s3_server import S3Server
 pytestmark = pytest.mark.s3
 
 
+@pytest.mark.soak  # in `make test` it stands below a prefix, and with every wrapper around it
 class TestS3OnCeph(S3Contract):
     @pytest.fixture
     @override

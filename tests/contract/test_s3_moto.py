@@ -19,6 +19,7 @@ from tests.servers.s3_server import S3Server
 pytestmark = pytest.mark.s3
 
 
+@pytest.mark.soak  # in `make test` everything on moto goes in parts, which nothing else can show
 class TestS3OnMoto(S3Contract):
     @pytest.fixture
     @override
