@@ -24,9 +24,9 @@ def fast_directory() -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-# Of the points that follow a change within a file, `make test` takes a tenth, the same in every run; `make soak` stops
+# Of the points that follow a change within a file, `make test` takes a fifth, the same in every run; `make soak` stops
 # before every effect there is.
-SHARES = [pytest.param(10, id="share"), pytest.param(1, id="all", marks=pytest.mark.soak)]
+SHARES = [pytest.param(5, id="share"), pytest.param(1, id="all", marks=pytest.mark.soak)]
 
 
 @pytest.mark.parametrize("share", SHARES)
