@@ -6,7 +6,7 @@ import msgspec
 
 from index.batch_log import DEFAULT_STORE
 from index.errors import BatchLogError, UnknownFormatError
-from index.keys import check_file_name
+from index.state_names import check_store_dir
 
 # The store that has the files of the query: its logs, its metadata and its sources, laid out as in the checkpoint.
 QUERY_TASK: Final = "query"
@@ -38,7 +38,7 @@ class StoreId(msgspec.Struct, frozen=True, order=True):
             UnsafeNameError: The name of the store is not one safe component.
         """
         path = f"{_STATE}/{self.operator}/{self.partition}"
-        return path if self.store == DEFAULT_STORE else f"{path}/{check_file_name(self.store)}"
+        return path if self.store == DEFAULT_STORE else f"{path}/{check_store_dir(self.store)}"
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]

@@ -199,6 +199,18 @@ def check_zip_entry(name: str) -> str:
     return name
 
 
+def check_store_dir(name: str) -> str:
+    """The name of a state store from outside, once it is one component of a key (design 0004, N4).
+
+    Raises:
+        UnsafeNameError: It is anything else.
+    """
+    check_file_name(name)
+    if _COMPONENT.fullmatch(name) is None:
+        raise UnsafeNameError("has a character that no name in a store has", subject=f"store {name!r}", hint=_HINT)
+    return name
+
+
 def _check_local_name(name: str, form: re.Pattern[str], message: str) -> str:
     check_file_name(name)
     if form.fullmatch(name) is None:

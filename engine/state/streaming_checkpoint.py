@@ -28,9 +28,8 @@ from index.batch_log import (
     parse_batch_name,
 )
 from index.errors import BatchLogError, FormatError
-from index.keys import check_file_name
 from index.picture import StoreId
-from index.state_names import StateVersion, check_unique_id
+from index.state_names import StateVersion, check_store_dir, check_unique_id
 
 __all__ = [
     "HDFS_PROVIDER",
@@ -365,7 +364,7 @@ class StreamingCheckpoint:
         if metadata.id != operator:
             raise BatchLogError(f"describes operator {metadata.id}", subject=path)
         with _of_file(path):
-            stores = order_stores(check_file_name(store.name) for store in metadata.stores)
+            stores = order_stores(check_store_dir(store.name) for store in metadata.stores)
         return _state_operator(metadata, stores, commit, offsets, batch)
 
 
