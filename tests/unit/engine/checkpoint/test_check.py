@@ -448,7 +448,7 @@ async def test_a_watermark_that_is_altered_in_a_commit_is_named_there(checkpoint
 
 
 async def test_a_store_of_an_impossible_name_is_damage_of_the_metadata(checkpoint: Path) -> None:
-    metadata = next(checkpoint.glob("state/0/_metadata/metadata"))
+    metadata = checkpoint / "state/0/_metadata/metadata"
     metadata.write_bytes(metadata.read_bytes().replace(b'"default"', b'"def`ult"'))
     report = await check_checkpoint(checkpoint)
     assert "state/0/_metadata/metadata" in {f.path for f in report.of_kind("damage")}
