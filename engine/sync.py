@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -37,24 +38,36 @@ class LoopThread:
         return self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Wait for a coroutine; an interrupt of the waiting thread cancels it and waits for its end, within a bound."""
-        begun: list[asyncio.Task[Any]] = []
+        """Wait for a coroutine; an interrupt of the waiting thread cancels it and waits for its end, within a bound.
 
-        async def tracked() -> R:
-            begun.extend(task for task in (asyncio.current_task(),) if task is not None)
-            return await work
+        Nothing that an interrupt could leave locked is shared with the loop: a `concurrent.futures.Future` is, and an
+        interrupt on its way into the lock leaves both threads waiting for ever.
+        """
+        begun: list[asyncio.Task[R]] = []
+        ended: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-        future = asyncio.run_coroutine_threadsafe(tracked(), self._loop)
+        def begin() -> None:
+            task = self._loop.create_task(work)
+            begun.append(task)
+            task.add_done_callback(lambda _: ended.put(None))
+
+        def cancel() -> None:
+            if not begun:
+                work.close()
+            if not begun or begun[0].done():
+                ended.put(None)
+            else:
+                begun[0].cancel()
+
         try:
-            return future.result()
+            self._loop.call_soon_threadsafe(begin)
+            ended.get()
         except BaseException:
-            if not future.done():
-                future.cancel()
-                with contextlib.suppress(BaseException):
-                    asyncio.run_coroutine_threadsafe(_settle(begun), self._loop).result(CLEANUP_S_MAX)
-                if not begun:
-                    work.close()
+            self._loop.call_soon_threadsafe(cancel)
+            with contextlib.suppress(queue.Empty):
+                ended.get(timeout=CLEANUP_S_MAX)
             raise
+        return begun[0].result()
 
     def stop(self) -> None:
         """End the loop and its thread."""
@@ -62,12 +75,6 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
-
-
-async def _settle(cancelled: list[asyncio.Task[Any]]) -> None:
-    """Give cancelled work the chance to clean up. What else runs, such as the renewal of a pin, goes on."""
-    if cancelled:
-        await asyncio.wait(cancelled)
 
 
 class Closing(Protocol):

@@ -1,9 +1,13 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 import time
+import weakref
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from typing_extensions import override
@@ -92,4 +96,59 @@ def test_cleaning_up_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.M
         await asyncio.sleep(0)
 
     loop.run(release())
+    loop.stop()
+
+
+def interrupted_at(instruction: int, loop: LoopThread) -> bool:
+    """Interrupt `LoopThread.run` before one instruction of this thread, wherever it stands; False past its end."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal seen
+        if frame.f_code.co_filename == weakref.WeakSet.add.__code__.co_filename:
+            return None  # a callback of the garbage collector: what it raises, nobody hears
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            seen += 1
+            if seen == instruction:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    async def work() -> str:
+        await asyncio.sleep(0.01)
+        return "done"
+
+    sys.settrace(trace)
+    try:
+        assert loop.run(work()) == "done"
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+def test_an_interrupt_at_any_instruction_leaves_nothing_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.sync.CLEANUP_S_MAX", 5)
+    loop = LoopThread()
+
+    async def answer() -> int:
+        return 42
+
+    def ask(answers: list[int]) -> None:
+        answers.append(loop.run(answer()))
+
+    instruction = 1
+    while interrupted_at(instruction, loop):
+        begun_s = time.monotonic()
+        answers: list[int] = []
+        asking = threading.Thread(target=ask, args=(answers,), daemon=True)
+        asking.start()
+        asking.join(5)
+        assert answers == [42], f"the loop hangs after an interrupt at instruction {instruction}"
+        assert time.monotonic() - begun_s < 5
+        instruction += 1
+    assert instruction > 50
     loop.stop()
