@@ -13,9 +13,10 @@ from blobstore.base import BlobStore
 from blobstore.bounded import map_bounded
 from blobstore.local_files import run_blocking
 from blobstore.opening import StoreSettings
+from engine.checkpoint.check_contents import StoreWork
 from engine.checkpoint.check_hidden import find_left_overs
 from engine.checkpoint.check_logs import LogsChecked, check_logs
-from engine.checkpoint.check_store import StoreWork, check_store
+from engine.checkpoint.check_store import check_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, Finding, StoreChecked
 from engine.clock import Ambient, SystemAmbient
 from engine.progress import NO_PROGRESS, Progress

@@ -9,6 +9,7 @@ from blobstore.bounded import map_bounded
 from blobstore.checkpoint_files import FileStatus
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from blobstore.local_files import run_blocking
+from engine.checkpoint.check_contents import StoreWork
 from engine.checkpoint.check_entries import (
     EntryFields,
     entry_fields,
@@ -18,8 +19,7 @@ from engine.checkpoint.check_entries import (
     judge_watermarks,
 )
 from engine.checkpoint.check_hidden import find_hidden_misfits
-from engine.checkpoint.check_store import StoreWork
-from engine.checkpoint.findings import DELETE, Finding, damage
+from engine.checkpoint.findings import DELETE, MEND_HINT, Finding, damage
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir
@@ -48,7 +48,6 @@ _OPERATOR: Final = "_metadata"
 _SCHEMA: Final = "_stateSchema"
 _ROW_SCHEMA: Final = "_metadata/schema"
 _READS_MAX: Final = 16
-_HINT: Final = "take the file from a backup, or restore the checkpoint"
 
 T = TypeVar("T")
 
@@ -102,7 +101,9 @@ class _LogsCheck:
             if not statuses and not offset_batches:
                 hint = "name the checkpointLocation of a query"
                 raise NotFoundError("there is no checkpoint here", operation="check", hint=hint)
-            self._note(_METADATA, BatchLogError("is not there, and without it the query does not start", hint=_HINT))
+            self._note(
+                _METADATA, BatchLogError("is not there, and without it the query does not start", hint=MEND_HINT)
+            )
         commits = await self._read_all(COMMITS, statuses, decode_commit)
         offsets = await self._read_all(OFFSETS, offset_batches, decode_offsets)
         self._check_offsets(offsets)
@@ -114,7 +115,6 @@ class _LogsCheck:
             await self._check_sources(offsets[newest_batch], sources)
         operators = await self._check_operators()
         queries = await self._queries(sorted(commits.keys() & offsets.keys()))
-        self._check_operators_known(queries)
         stores = _work(queries, newest_batch=newest_batch)
         if queries and queries[-1].batch == newest_batch:
             await self._check_row_schemas(queries[-1])
@@ -149,7 +149,7 @@ class _LogsCheck:
             if batch == max(fields):
                 self._warn(f"{room}/{batch}", message, "a newer Spark wrote it, or it was altered")
             else:
-                self._note(f"{room}/{batch}", BatchLogError(message, hint=_HINT))
+                self._note(f"{room}/{batch}", BatchLogError(message, hint=MEND_HINT))
         for batch, names in find_odd_settings(fields):
             hint = "compare it with a backup: rows may be read in another way than they were written"
             self._warn(f"{room}/{batch}", f"has other settings than the batches beside it: {names}", hint)
@@ -165,7 +165,7 @@ class _LogsCheck:
             self._note(path, error)
             return None
         except (InvalidRequestError, BlobCorruptError) as error:
-            self._note(path, BatchLogError(f"cannot be read: {error}", hint=_HINT))
+            self._note(path, BatchLogError(f"cannot be read: {error}", hint=MEND_HINT))
             return None
         self._sound.append(path)
         return entry
@@ -180,7 +180,7 @@ class _LogsCheck:
             names = [path.removeprefix(room) for path in paths if path.startswith(room)]
             for name in missing_entries(names, entry):
                 message = f"is not there, and the newest committed batch has read up to entry {entry}"
-                self._note(f"{room}{name}", BatchLogError(message, hint=_HINT))
+                self._note(f"{room}{name}", BatchLogError(message, hint=MEND_HINT))
             entries = [f"{room}{name}" for name in names if is_entry(name)]
             await map_bounded(lambda path: self._read(path, check_entry), entries, in_flight_max=_READS_MAX)
 
@@ -217,7 +217,7 @@ class _LogsCheck:
                 wanted = f"{path}/{_SCHEMA}/{named.rpartition(f'/{_SCHEMA}/')[2]}"
                 if wanted not in schemas:
                     message = "is not there, and without it no reader knows the rows"
-                    self._note(wanted, BatchLogError(message, hint=_HINT))
+                    self._note(wanted, BatchLogError(message, hint=MEND_HINT))
 
     # ------------------------------------------------------------------ together
 
@@ -233,10 +233,12 @@ class _LogsCheck:
         for batch in range(oldest, newest + 1):
             if batch not in known:
                 self._note(
-                    f"{COMMITS}/{batch}", BatchLogError("is not there, and later batches are committed", hint=_HINT)
+                    f"{COMMITS}/{batch}", BatchLogError("is not there, and later batches are committed", hint=MEND_HINT)
                 )
             if batch not in offsets:
-                self._note(f"{OFFSETS}/{batch}", BatchLogError("is not there, and its batch is committed", hint=_HINT))
+                self._note(
+                    f"{OFFSETS}/{batch}", BatchLogError("is not there, and its batch is committed", hint=MEND_HINT)
+                )
         if max(offsets, default=newest) > newest + 1:
             self._warn(
                 f"{OFFSETS}/{max(offsets)}",
@@ -253,11 +255,11 @@ class _LogsCheck:
             altered = judge_watermarks(batch, commit.next_watermark_ms, begun)
             if altered == "commits":
                 message = f"announces the watermark {commit.next_watermark_ms}, and the batches beside it have {after}"
-                self._note(f"{COMMITS}/{batch}", BatchLogError(message, hint=_HINT))
+                self._note(f"{COMMITS}/{batch}", BatchLogError(message, hint=MEND_HINT))
                 continue
             message = f"begins with the watermark {after}, and {COMMITS}/{batch} announces {commit.next_watermark_ms}"
             if altered:
-                self._note(f"{OFFSETS}/{batch + 1}", BatchLogError(message, hint=_HINT))
+                self._note(f"{OFFSETS}/{batch + 1}", BatchLogError(message, hint=MEND_HINT))
             else:
                 self._warn(f"{OFFSETS}/{batch + 1}", message, "one of the two is of another history; compare a backup")
 
@@ -266,7 +268,7 @@ class _LogsCheck:
             for source in entry.offsets:
                 if is_cut_json(source.offset):
                     message = f"has an offset of source {source.source} that is no JSON"
-                    self._note(f"{OFFSETS}/{batch}", BatchLogError(message, hint=_HINT))
+                    self._note(f"{OFFSETS}/{batch}", BatchLogError(message, hint=MEND_HINT))
 
     async def _queries(self, batches: list[int]) -> list[QueryAt]:
         """The whole query at each committed batch whose logs can be read.
@@ -296,13 +298,6 @@ class _LogsCheck:
                 # One batch of them all: it is the file that is wrong.
                 self._note(f"{OFFSETS}/{batch}", refused)
         return queries
-
-    def _check_operators_known(self, queries: list[QueryAt]) -> None:
-        for query in queries:
-            known = {operator.id for operator in query.operators}
-            for operator in sorted(set(query.commit.unique_ids or ()) - known):
-                message = f"says nothing of operator {operator}, which has state in batch {query.batch}"
-                self._note(f"{_STATE}/{operator}/{_OPERATOR}", BatchLogError(message, hint=_HINT))
 
     async def _find_unknown_state(self, operators: tuple[int, ...], stores: set[StoreId], newest: QueryAt) -> None:
         """Operators, partitions and stores that no committed batch has (K7).
@@ -343,7 +338,7 @@ class _LogsCheck:
         if newest.commit.unique_ids is None and any(name and name.of.version == newest.batch + 1 for name in written):
             # Without ids only the offsets say how many partitions there are.
             message = f"does not count {path}, which was written by its batch"
-            self._note(f"{OFFSETS}/{newest.batch}", BatchLogError(message, hint=_HINT))
+            self._note(f"{OFFSETS}/{newest.batch}", BatchLogError(message, hint=MEND_HINT))
             return
         size_bytes = sum(status.size_bytes for status in statuses)
         if size_bytes:

@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from engine.errors import DamagedError, EngineError, UsageError
+from engine.errors import DamagedError, EngineError, UsageError, bare_message
 from index.errors import FormatError
 
 # Damage: something committed cannot be had, or is not what was written. A warning: it will become that, or nobody can
@@ -14,7 +14,7 @@ CheckLevel = Literal["quick", "full"]
 # What to do with waste. A query that runs may just be writing it.
 DELETE: Final = "it may be deleted while no query runs here"
 
-_HINT: Final = "take the file from a backup, or restore the checkpoint"
+MEND_HINT: Final = "take the file from a backup, or restore the checkpoint"
 # What errors say to whoever has a repository before them, or a cause below.
 _OF_A_REPOSITORY: Final = frozenset(
     {EngineError.default_hint, DamagedError.default_hint, UsageError.default_hint, FormatError("").hint}
@@ -99,15 +99,11 @@ def damage(path: str, error: EngineError | FormatError, rule: str, *, note: str 
         rule: Of design 0005.
         note: Whatever else there is to say.
     """
-    message = str(error)
-    operation = f"{error.operation} " if isinstance(error, EngineError) else ""
-    for prefix in (f"{operation}{error.subject}: ", f"{operation.strip()}: "):
-        if error.subject or operation:
-            message = message.removeprefix(prefix)
+    message = bare_message(error)
     return Finding(
         kind="damage",
         path=path,
         message=f"{message}; {note}" if note else message,
-        hint=_HINT if error.hint in _OF_A_REPOSITORY else error.hint,
+        hint=MEND_HINT if error.hint in _OF_A_REPOSITORY else error.hint,
         rule=rule,
     )

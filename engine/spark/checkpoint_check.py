@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from blobstore.bounded import map_bounded
 from blobstore.opening import StoreSettings
 from engine.checkpoint.check import begin_check, finish_check
-from engine.checkpoint.check_store import StoreWork, check_store
+from engine.checkpoint.check_contents import StoreWork
+from engine.checkpoint.check_store import check_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.clock import SystemAmbient
 from engine.spark.errors import TaskFailedError, last_error
