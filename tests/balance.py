@@ -24,6 +24,7 @@ LONGEST_FIRST: Final = (
     "tests/simulation/test_crash_points.py",
     "tests/spark/test_canary.py",
     "tests/unit/engine/checkpoint/test_check.py",
+    "tests/unit/engine/checkpoint/test_check_running.py",
     "tests/integration/test_s3_soak.py",
     "tests/integration/test_s3_policies.py",
     "tests/integration/test_cli_process.py",

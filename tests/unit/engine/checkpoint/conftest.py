@@ -45,3 +45,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
     asyncio.run(make())
     return {batches: root / str(batches) for batches in (5, 8)}
+
+
+@pytest.fixture
+def checkpoint(checkpoints: dict[int, Path], tmp_path: Path) -> Path:
+    """A checkpoint of 8 batches, with ids."""
+    return shutil.copytree(checkpoints[8], tmp_path / "checkpoint")

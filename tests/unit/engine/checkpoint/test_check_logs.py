@@ -1,0 +1,150 @@
+"""What a check finds in the logs of a query, its sources and its schemas (0005, 4)."""
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.check_entries import judge_watermarks
+from index.hadoop_checksum import hadoop_checksum_name
+from tests.unit.engine.checkpoint.checked import below, first, flip, found
+from tests.unit.engine.checkpoint.written_query import WrittenQuery
+
+# ---------------------------------------------------------------------- sources and schemas
+
+
+@pytest.fixture
+async def files_query(tmp_path: Path) -> WrittenQuery:
+    """One that reads files, 4 batches of it."""
+    query = await WrittenQuery(tmp_path / "query", tmp_path / "work", file_offsets=True).begin()
+    await query.run(4)
+    return query
+
+
+@pytest.mark.parametrize("entry", ["0", "3"])
+@pytest.mark.parametrize("how", ["gone", "cut", "empty"])
+async def test_an_entry_of_a_source_that_is_not_whole_is_damage(
+    files_query: WrittenQuery, entry: str, how: str
+) -> None:
+    report = await check_checkpoint(files_query.root)
+    assert report.findings == ()
+    assert report.files > 4 + len(below(files_query.root, "sources/0/*"))
+    path = files_query.root / "sources/0" / entry
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(b"" if how == "empty" else path.read_bytes()[:-3])
+    assert await found(files_query.root) == [("damage", f"sources/0/{entry}")]
+
+
+async def test_a_compacted_log_of_a_source_is_whole(files_query: WrittenQuery) -> None:
+    room = files_query.root / "sources/0"
+    entries = [(room / str(entry)).read_bytes() for entry in range(3)]
+    (room / "2.compact").write_bytes(b"\n".join([entries[0], *(e.removeprefix(b"v1\n") for e in entries[1:])]))
+    for entry in range(3):
+        (room / str(entry)).unlink()
+    assert await found(files_query.root) == []
+    (room / "3").unlink()
+    assert await found(files_query.root) == [("damage", "sources/0/3")]
+
+
+async def test_an_offset_far_beyond_the_log_is_told_in_no_time(files_query: WrittenQuery) -> None:
+    path = files_query.root / "offsets/3"
+    path.write_text(path.read_text().replace('"logOffset":3', '"logOffset":333333333333333'))
+    paths = [path for _, path in await found(files_query.root)]
+    assert paths[0].startswith("sources/0/1")
+
+
+@pytest.mark.parametrize("families", [False, True])
+async def test_a_schema_that_cannot_be_read_is_damage(tmp_path: Path, families: Any) -> None:
+    query = await WrittenQuery(tmp_path / "query", tmp_path / "work", families=families).begin()
+    await query.run(1)
+    name = "state/0/_stateSchema/default/0_abc" if families else "state/0/0/_metadata/schema"
+    path = query.root / name
+    path.write_bytes(path.read_bytes()[:-3])
+    assert await found(query.root) == [("damage", name)]
+    if not families:
+        path.unlink()
+        assert await found(query.root) == []
+
+
+# ---------------------------------------------------------------------- logs
+
+
+@pytest.mark.parametrize("batches, kinds", [(2, []), (3, ["warning"])])
+async def test_of_the_newest_entries_nobody_can_say_that_they_are_altered(
+    tmp_path: Path, batches: int, kinds: list[str]
+) -> None:
+    query = await WrittenQuery(tmp_path / "query", tmp_path / "work").begin()
+    await query.run(batches)
+    path = query.root / f"offsets/{batches - 1}"
+    path.write_text(path.read_text().replace("batchTimestampMs", "batchTimestampNs"))
+    assert [kind for kind, _ in await found(query.root)] == kinds
+
+
+@pytest.mark.parametrize(
+    "announced, begun, altered",
+    [
+        (6, (5, 5, 5), "commits"),
+        (4, (5, 5, 5), "commits"),
+        (5, (5, 9, 5), "offsets"),
+        (6, (5, 7, 8), ""),
+        (6, (5, 7), ""),
+    ],
+)
+def test_a_watermark_that_goes_back_says_which_file_is_altered(
+    announced: int, begun: tuple[int, ...], altered: str
+) -> None:
+    assert judge_watermarks(3, announced, dict(enumerate(begun, start=3))) == altered
+
+
+async def test_a_watermark_that_is_altered_in_a_commit_is_named_there(checkpoint: Path) -> None:
+    path = checkpoint / "commits/3"
+    path.write_text(path.read_text().replace('"nextBatchWatermarkMs":0', '"nextBatchWatermarkMs":4'))
+    assert await found(checkpoint) == [("damage", "commits/3")]
+
+
+async def test_a_store_of_an_impossible_name_is_damage_of_the_metadata(checkpoint: Path) -> None:
+    metadata = checkpoint / "state/0/_metadata/metadata"
+    metadata.write_bytes(metadata.read_bytes().replace(b'"default"', b'"def`ult"'))
+    report = await check_checkpoint(checkpoint)
+    assert "state/0/_metadata/metadata" in {f.path for f in report.of_kind("damage")}
+
+
+async def test_logs_with_gaps_are_damage(checkpoint: Path) -> None:
+    (checkpoint / "commits/4").unlink()
+    (checkpoint / "offsets/2").unlink()
+    assert await found(checkpoint, level="quick") == [("damage", "commits/4"), ("damage", "offsets/2")]
+
+
+async def test_a_copy_of_two_instants_is_a_warning(checkpoint: Path) -> None:
+    for batch in (6, 7):
+        (checkpoint / f"commits/{batch}").unlink()
+    report = await check_checkpoint(checkpoint, level="quick")
+    assert report.is_sound
+    assert report.findings[0].path == "offsets/7"
+
+
+async def test_a_hidden_checksum_that_does_not_fit_is_damage(checkpoint: Path) -> None:
+    stale = b"crc\0\0\0\2\0" + b"\1\2\3\4"
+    zip_ = first(checkpoint, "state/0/0/[0-9]*.zip")
+    for path in (checkpoint / "offsets/5", zip_):
+        path.with_name(hadoop_checksum_name(path.name)).write_bytes(stale)
+    # Of a zip, which proves itself, the hidden file is the stale one; of a log nobody can tell.
+    assert await found(checkpoint) == [("damage", "offsets/5"), ("damage", f"state/0/0/.{zip_.name}.crc")]
+
+
+async def test_a_byte_that_no_reader_reads_is_found_by_the_hidden_checksum(tmp_path: Path) -> None:
+    """Without ids there is no `.crc`: of the two that do not fit, the file may be the altered one."""
+    query = await WrittenQuery(tmp_path / "query", tmp_path / "work", format_version=1).begin()
+    await query.run(3)
+    path = first(query.root, "state/0/0/[0-9]*.zip")
+    data = path.read_bytes()
+    sums = [zlib.crc32(data[at : at + 512]).to_bytes(4, "big") for at in range(0, len(data), 512)]
+    hidden = b"crc\0" + (512).to_bytes(4, "big") + b"".join(sums)
+    path.with_name(hadoop_checksum_name(path.name)).write_bytes(hidden)
+    assert await found(query.root) == []
+    flip(path, data.rindex(b"PK\1\2") + 12)  # the time of an entry
+    assert await found(query.root) == [("damage", f"state/0/0/{path.name}")]
