@@ -17,7 +17,7 @@ WITH_JAVA = java_home="$$($(PYTHON) scripts/java_home.py)" && JAVA_HOME="$$java_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv test demo lint soak bench clean
+.PHONY: help venv test demo lint soak bench simulate clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' Makefile
@@ -44,6 +44,12 @@ lint: $(STAMP)  ## Check style, types and the import rule
 
 soak: $(STAMP)  ## Run the tests that take minutes
 	$(WITH_JAVA) $(PYTEST) -m soak --timeout 3600
+
+# The same SEED gives the same histories, byte for byte. A violation is told with its seed and its shortest schedule.
+SEED ?= 1
+RUNS ?= 1000
+simulate: $(STAMP)  ## Run RUNS seeded schedules from SEED on against the protocol, and count what they have met
+	$(PYTHON) -m tests.simulation.campaign --seed $(SEED) --runs $(RUNS)
 
 bench: $(STAMP)  ## Run the benchmarks
 	$(WITH_JAVA) $(PYTEST) benchmarks --timeout 1800

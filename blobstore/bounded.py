@@ -1,6 +1,7 @@
 """Running many awaitables with few in flight, the first failure being the one that is raised."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -19,15 +20,22 @@ async def carry_out_all(
         Exception: The first that a call raised, itself and with its cause; the others are cancelled first.
     """
     queue = iter(items)
+    # No more workers than there is work for: most calls are of one item or none.
+    firsts = list(itertools.islice(queue, in_flight_max))
+    if len(firsts) < min(2, in_flight_max):
+        for item in firsts:
+            await carry_out(item)
+        return
 
-    async def work() -> None:
+    async def work(first: Item) -> None:
+        await carry_out(first)
         for item in queue:
             await carry_out(item)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(in_flight_max):
-                group.create_task(work())
+            for item in firsts:
+                group.create_task(work(item))
     except BaseExceptionGroup as failures:
         error = first_error(failures)
     else:

@@ -280,16 +280,12 @@ class RetryingStore(ForwardingStore):
                     self._limit.shrink()
                 raise
 
-        # One for each call: a tenacity object keeps the state of its loop in itself.
-        retrying = AsyncRetrying(
-            sleep=asyncio.sleep,
-            stop=lambda state: self._is_enough(tries, state),
-            wait=lambda state: self._wait_s(tries, state),
-            retry=retry_if_exception_type(StoreUnavailableError),
-            reraise=True,
-        )
         try:
-            result: T = await retrying(counted)
+            try:
+                return await counted()
+            except StoreUnavailableError as error:
+                # Only now: what succeeds at once, as nearly everything does, need not pay for what tries again.
+                return await self._retry(counted, error, tries)
         except StoreError as error:
             error.attempts = tries.failed
             if tries.failed > 1:
@@ -299,6 +295,27 @@ class RetryingStore(ForwardingStore):
                     "it was not tried again because the retry budget is spent: too many requests to this store failed"
                 )
             raise
+
+    async def _retry(self, attempt: Callable[[], Awaitable[T]], first: StoreUnavailableError, tries: _Tries) -> T:
+        """Go on after a first attempt that failed."""
+        failed: StoreUnavailableError | None = first
+
+        async def again() -> T:
+            nonlocal failed
+            if failed is not None:
+                error, failed = failed, None
+                raise error
+            return await attempt()
+
+        # One for each call: a tenacity object keeps the state of its loop in itself.
+        retrying = AsyncRetrying(
+            sleep=asyncio.sleep,
+            stop=lambda state: self._is_enough(tries, state),
+            wait=lambda state: self._wait_s(tries, state),
+            retry=retry_if_exception_type(StoreUnavailableError),
+            reraise=True,
+        )
+        result: T = await retrying(again)
         return result
 
     async def _within(self, deadline_s: float, request: Awaitable[T], operation: str, key: str) -> T:

@@ -44,7 +44,7 @@ class Role(enum.Enum):
 ROLES: Final = {
     Role.WRITER: "backup, commit, rewind, fork, name, unname, verify --heal, and what a restorer does; deletes nothing",
     Role.RESTORER: "restore, list, show, diff, verify; writes below pins/ only",
-    Role.COLLECTOR: "collect, and verify; deletes, and writes boundaries only",
+    Role.COLLECTOR: "collect, and verify; deletes, and writes boundaries, audit records and its own notes only",
     Role.OWNER: "init, doctor and lifecycle: sets a repository up; nobody needs it from day to day",
 }
 
@@ -107,7 +107,8 @@ def role_policy(role: Role, *, bucket: str, prefix: str = "", kms_key_id: str = 
                 read,
                 write_ttls,
                 objects("CloseCommits", ["PutObject"], "log/*.boundary"),
-                objects("Delete", ["DeleteObject"], *_UPLOADS, "log/*", "names/*", "pins/*"),
+                objects("KeepRecords", ["PutObject"], "audit/*", "runs/*"),
+                objects("Delete", ["DeleteObject"], *_UPLOADS, "log/*", "names/*", "pins/*", "audit/*", "runs/*"),
                 on_bucket("FindUnfinishedUploads", "ListBucketMultipartUploads"),
                 objects("AbortUnfinishedUploads", ["AbortMultipartUpload"], *_UPLOADS),
             ]

@@ -269,14 +269,13 @@ def collect_garbage(spark: SparkSession, url: str, repository: SyncRepository) -
     """Keep the last commits, delete what only the others needed; returns what the picture says, and what is left."""
     held_bytes = stored_bytes(repository)
     begun_s = time.monotonic()
-    report = collect(spark, url, Retention(keep_last=KEEP_LAST))
+    report = collect(spark, url, Retention(keep_last=KEEP_LAST), delete_share_max=1)
     seconds = time.monotonic() - begun_s
     left_bytes = stored_bytes(repository)
     freed_mb = (held_bytes - left_bytes) / MB
     print(f"\nCollection, keeping the last {KEEP_LAST} commits, in {seconds:.1f} s:")
-    for reason in sorted({deleted.reason for deleted in report.deletes}):
-        deletes = [deleted for deleted in report.deletes if deleted.reason == reason]
-        print(f"  {len(deletes):5} x {reason}: {sum(deleted.size_bytes for deleted in deletes) / MB:.2f} MB")
+    for total in report.totals:
+        print(f"  {total.count:5} x {total.reason}: {total.size_bytes / MB:.2f} MB")
     print(f"  {held_bytes / MB:.1f} MB held before, {left_bytes / MB:.1f} MB after: {freed_mb:.1f} MB freed")
     commits = repository.commits(Scope("flights"))
     print(f"  restorable now: {', '.join(commit.record.offsets for commit in reversed(commits))}")

@@ -3,8 +3,6 @@
 Nothing is visible until a commit names the index; everything uploaded carries a TTL until then (design 0002, C5).
 """
 
-import asyncio
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,23 +11,19 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.local_files import run_blocking
+from engine.backup_facts import Facts, gather_facts
 from engine.backup_source import BackupSource, WholeDirectory
 from engine.clock import Ambient
 from engine.digest_cache import DigestCache
-from engine.errors import DamagedError, UsageError
-from engine.identify import identify, identify_ssts
-from engine.index_io import IndexCache, StoredSnapshot, read_stored_snapshot, write_index
-from engine.local_dir import all_files
-from engine.local_stat import FilePath
+from engine.errors import UsageError
+from engine.index_io import IndexCache, write_index
 from engine.progress import NO_PROGRESS, Progress
 from engine.transfer import SourceDir
 from engine.transfer_settings import TransferSettings
 from engine.upload import Uploader, UploadSession
-from index.backup_plan import BackupLimits, BackupPlan, build_snapshot, plan_backup
-from index.dir_diff import diff_dir
+from index.backup_plan import BackupPlan, build_snapshot
 from index.errors import FormatError
 from index.invariants import check_snapshot_index
-from index.local_tree import LocalDir
 from index.model import (
     BlobKey,
     DirIndex,
@@ -38,7 +32,6 @@ from index.model import (
     Scope,
     SnapshotIndex,
     SnapshotMetadata,
-    SstIdentity,
     StoreReference,
     UniqueId,
 )
@@ -70,6 +63,10 @@ class BackupStats(msgspec.Struct, frozen=True, kw_only=True):
     # Requests that it took if no answer was lost on the way.
     requests: int
     seconds: float
+    # Retained files that were sent again because bytes of them were missing in the store (design 0006, M1). They count
+    # as packed again too, unless the base's index was missing: then all files are added anew, and all count here.
+    files_healed: int = 0
+    bytes_healed: int = 0
 
 
 class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,19 +82,8 @@ class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
     # Everything that carries a TTL: blobs, then the index.
     new_keys: tuple[BlobKey, ...]
     stats: BackupStats
-
-
-class _Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was gathered before anything was sent."""
-
-    looked_at_ms: int
-    # As scanned; identity facts stand in the plan.
-    scanned: LocalDir
-    base: StoredSnapshot | None
-    # GETs that the base took.
-    requests: int
-    plan: BackupPlan
-    ssts: dict[FilePath, SstIdentity]
+    # What the base needs, is missing, and is not needed any more: the commit does not stumble over it.
+    missing_keys: tuple[str, ...] = ()
 
 
 async def backup_source(
@@ -117,11 +103,14 @@ async def backup_source(
     progress: Progress = NO_PROGRESS,
     indexes: IndexCache | None = None,
     lineage: Sequence[LineageItem] | Callable[[], Sequence[LineageItem]] | None = None,
+    missing: frozenset[str] = frozenset(),
+    check_retained: bool = False,
 ) -> BackupResult:
     """Upload what a source has and its base has not, and write the index of all of it.
 
     Requests: one GET for the base's index (none if `indexes` has it, one more per delta that it is told by), one PUT
-    per pack and blob, one PUT for the index.
+    per pack and blob, one PUT for the index; with `check_retained` a STAT for each blob retained, and for each index
+    that would have been read if this process did not have it.
 
     Args:
         store: Where to.
@@ -141,6 +130,8 @@ async def backup_source(
         lineage: What this version grew from, oldest first: Spark's lineage of a state store's version. If not given,
             the base and what that grew from; of a state store's directory, nothing (design 0001, M13). A function is
             asked once the source was looked at.
+        missing: Blobs and indexes known to be missing: what has bytes in them is uploaded again (design 0006, M1).
+        check_retained: Whether to look for such blobs.
 
     Returns:
         What to commit.
@@ -148,14 +139,14 @@ async def backup_source(
     Raises:
         UnsafeSourceError: The source is in use, changed meanwhile, or has entries that cannot be kept (I3).
         UsageError: Version, lineage, task or store name cannot be written down.
-        DamagedError: The base's index is missing or altered.
+        DamagedError: The base's index is missing or altered, and `missing` does not say so.
         StoreError: As the store says. What was uploaded until then expires.
         EngineError, FormatError: As the source says.
     """
     begun_s = ambient.monotonic_s()
     session = ambient.session()
     unique_id = unique_id or ambient.unique_id()
-    facts = await _gather(
+    facts = await gather_facts(
         store,
         source=source,
         base=base,
@@ -163,6 +154,8 @@ async def backup_source(
         ambient=ambient,
         cache=cache,
         indexes=indexes,
+        missing=missing,
+        check_retained=check_retained,
     )
     metadata = SnapshotMetadata(
         job=scope.job,
@@ -181,7 +174,7 @@ async def backup_source(
             UploadSession(scope=scope, task=task, store_name=store_name, session=session, ttl_ms=repository.ttl_ms),
             opened,
             settings=settings,
-            ssts=facts.ssts,
+            ssts=facts.compared.ssts,
             cache=cache,
             looked_at_ms=facts.looked_at_ms,
             progress=progress,
@@ -220,6 +213,7 @@ async def backup_source(
         oldest_birth_ms=min(births_ms),
         new_keys=(*uploaded.keys, reference.key),
         stats=_stats(facts, reference.size_bytes, ambient.monotonic_s() - begun_s),
+        missing_keys=tuple(sorted(facts.missing)),
     )
 
 
@@ -231,102 +225,25 @@ async def plan_backup_dir(
     settings: TransferSettings,
     ambient: Ambient,
     cache: DigestCache,
-    indexes: IndexCache | None = None,
+    missing: frozenset[str] = frozenset(),
+    check_retained: bool = False,
 ) -> BackupPlan:
     """What `backup_source` would do with a directory; nothing is written. Errors likewise."""
-    facts = await _gather(
+    facts = await gather_facts(
         store,
         source=WholeDirectory(directory),
         base=base,
         settings=settings,
         ambient=ambient,
         cache=cache,
-        indexes=indexes,
+        indexes=None,
+        missing=missing,
+        check_retained=check_retained,
     )
     return facts.plan
 
 
-async def _gather(
-    store: BlobStore,
-    *,
-    source: BackupSource,
-    base: StoreReference | None,
-    settings: TransferSettings,
-    ambient: Ambient,
-    cache: DigestCache,
-    indexes: IndexCache | None,
-) -> _Facts:
-    known = indexes.find(base.index) if indexes is not None and base is not None else None
-    snapshot = await read_stored_snapshot(store, base.index) if base is not None and known is None else known
-    if base is not None and snapshot is not None and snapshot.index.metadata.unique_id != base.unique_id:
-        raise DamagedError(
-            f"is of {snapshot.index.metadata.unique_id}, not of {base.unique_id}",
-            operation="backup",
-            subject=base.index.key,
-        )
-    previous = snapshot.index if snapshot is not None else None
-    looked_at_ms = ambient.local_now_ms()
-
-    async def compare(scanned: LocalDir) -> tuple[BackupPlan, dict[FilePath, SstIdentity]]:
-        stop = threading.Event()
-        try:
-            return await asyncio.to_thread(
-                _compare,
-                source.directory,
-                scanned,
-                previous,
-                settings=settings,
-                cache=cache,
-                looked_at_ms=looked_at_ms,
-                stop=stop,
-            )
-        finally:
-            # The thread of a cancelled backup stops at its next megabyte, and holds nothing that anybody waits for.
-            stop.set()
-
-    scanned = await source.look(previous)
-    plan, ssts = await compare(scanned)
-    anew = await source.prepare(tuple(plan.files))
-    if anew is not None:
-        scanned = anew
-        plan, ssts = await compare(scanned)
-    return _Facts(
-        looked_at_ms=looked_at_ms,
-        scanned=scanned,
-        base=snapshot,
-        requests=len(snapshot.chain) if snapshot is not None and known is None else 0,
-        plan=plan,
-        ssts=ssts,
-    )
-
-
-def _compare(
-    directory: Path,
-    scanned: LocalDir,
-    previous: SnapshotIndex | None,
-    *,
-    settings: TransferSettings,
-    cache: DigestCache,
-    looked_at_ms: int,
-    stop: threading.Event,
-) -> tuple[BackupPlan, dict[FilePath, SstIdentity]]:
-    """Everything that has to be read of the directory before it is known what to upload, in one hop to a thread."""
-    remote = previous.dir if previous is not None else DirIndex("")
-    local = identify(directory, scanned, remote, cache, looked_at_ms=looked_at_ms, stop=stop)
-    limits = BackupLimits(
-        blob_bytes_max=settings.blob_bytes_max,
-        pack_file_bytes_max=settings.pack_file_bytes_max,
-        pack_bytes_max=settings.pack_bytes_max,
-        inline_file_bytes_max=settings.inline_file_bytes_max,
-        inline_bytes_max=settings.inline_bytes_max,
-    )
-    plan = plan_backup(local, previous, diff_dir(local, remote), limits)
-    cache.trim(all_files(scanned))
-    added = [(item.path, item.file) for item in plan.files if item.expected is None]
-    return plan, identify_ssts(directory, added, cache, looked_at_ms=looked_at_ms, stop=stop)
-
-
-def _lineage(facts: _Facts) -> tuple[LineageItem, ...]:
+def _lineage(facts: Facts) -> tuple[LineageItem, ...]:
     """What this version grew from, as far as we can tell.
 
     Of a state store's directory we cannot: what was backed up before may be of an attempt that lost, or of a version
@@ -352,8 +269,9 @@ def _check_metadata(metadata: SnapshotMetadata, session: str) -> None:
         ) from error
 
 
-def _stats(facts: _Facts, index_bytes: int, seconds: float) -> BackupStats:
+def _stats(facts: Facts, index_bytes: int, seconds: float) -> BackupStats:
     plan, changes = facts.plan, facts.plan.changes
+    base_is_gone = facts.base is None and bool(facts.missing)
     return BackupStats(
         files_total=changes.files_added + changes.files_retained,
         bytes_total=changes.bytes_added + changes.bytes_retained,
@@ -372,4 +290,6 @@ def _stats(facts: _Facts, index_bytes: int, seconds: float) -> BackupStats:
         index_bytes=index_bytes,
         requests=facts.requests + plan.uploads_count + 1,
         seconds=seconds,
+        files_healed=changes.files_added if base_is_gone else plan.files_healed,
+        bytes_healed=changes.bytes_added if base_is_gone else plan.bytes_healed,
     )

@@ -5,7 +5,7 @@ The rules C1 to C7, T1 and T2 of design 0002 stand here; each step names its rul
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -33,6 +33,7 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
+from engine.index_io import is_missing
 from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, load_log, read_boundaries, read_commit
 from engine.pins import hold_pin
 from engine.settle import settle_keys, settle_record
@@ -87,6 +88,19 @@ class CommitWriter:
                 self._head = None
             return await self._load_head()
 
+    async def settle(self, parent: CommitPointer) -> None:
+        """Make the newest commit permanent, as the next one does first (T2).
+
+        Args:
+            parent: The one that the caller has seen as the newest.
+
+        Raises:
+            DamagedError: Something of it is missing.
+            StoreError: As the store says.
+        """
+        async with self._one_at_a_time:
+            await self._settle_parent(await self._load_head(parent), frozenset())
+
     async def commit(
         self,
         results: Sequence[BackupResult],
@@ -95,6 +109,7 @@ class CommitWriter:
         offsets: str = "",
         layout: ScopeLayout | None = None,
         parent: CommitPointer | Literal["any"] | None = ANY,
+        dropped: Collection[tuple[str, str]] = (),
     ) -> Commit:
         """Make backups visible, all or none.
 
@@ -105,6 +120,8 @@ class CommitWriter:
             layout: How keys are spread over tasks; must equal the scope's (K3). None takes the parent's.
             parent: The commit that the results were made against, if the caller wants to be sure of it; None: there was
                 no commit.
+            dropped: Task and name of stores that the scope no longer has: they are not carried over, and are collected
+                with the last commit that has them (design 0006, F3).
 
         Returns:
             The acknowledged commit. `settled` is False if TTL removal was interrupted: the next commit completes it.
@@ -115,12 +132,14 @@ class CommitWriter:
             FencedError: A collector has closed this writer's past.
             LeaseExpiredError: The uploads are too old; back up again.
             CommitUnknownError: No answer; calling again with the same arguments finds out.
-            UsageError: Two results for one store, a result of another scope, another layout, or a value that cannot be
-                written down.
+            NotFoundError: A store is to be dropped that the newest commit does not have.
+            UsageError: Two results for one store, a result of another scope or of a store that is dropped, another
+                layout, or a value that cannot be written down.
+            DamagedError: Of the parent something is missing that the results do not replace; nothing was written.
             UnsafeStoreError: What is committed to this store would not be safe there; nothing was written.
             StoreError: The store refused; nothing was written.
         """
-        check_results(self._scope, results)
+        check_results(self._scope, results, dropped)
         identities = ((r.reference.task, r.reference.store, r.reference.unique_id) for r in results)
         request = Request(
             kind="commit",
@@ -128,6 +147,7 @@ class CommitWriter:
             offsets=offsets,
             layout=layout,
             results=tuple(sorted(identities)),
+            dropped=tuple(sorted(set(dropped))),
             parent=parent,
         )
 
@@ -142,7 +162,12 @@ class CommitWriter:
             )
 
         async with self._one_at_a_time:
-            return await self._submit(request, compose, [key for result in results for key in result.new_keys])
+            return await self._submit(
+                request,
+                compose,
+                [key for result in results for key in result.new_keys],
+                gone=frozenset(key for result in results for key in result.missing_keys),
+            )
 
     async def rewind(self, target: Commit) -> Commit:
         """Make an older commit's stores the newest again, as a new commit (C6).
@@ -218,13 +243,22 @@ class CommitWriter:
                 lease.let_go()
                 return commit
 
-    async def _submit(self, request: Request, compose: Compose, new_keys: Sequence[BlobKey]) -> Commit:
-        """Bring one request to its end: find its record, or send it, and acknowledge it."""
+    async def _submit(
+        self, request: Request, compose: Compose, new_keys: Sequence[BlobKey], *, gone: frozenset[str] | None = None
+    ) -> Commit:
+        """Bring one request to its end: find its record, or send it, and acknowledge it.
+
+        Args:
+            request: What is to be committed.
+            compose: Makes its record.
+            new_keys: As for `_finish`.
+            gone: What of the parent is missing and not needed any more (design 0006, M1); None: nothing of it is.
+        """
         for _ in range(COMMIT_ATTEMPTS_MAX):
             standing = await self._resolve(request)
             if standing is not None:
                 return await self._finish(standing, new_keys)
-            head = await self._load_head()
+            head = await self._load_head(request.parent)
             check_commits(self._store, request.kind)
             if request.parent not in {ANY, head.newest.pointer if head.newest else None}:
                 raise CommitLostError(
@@ -237,17 +271,31 @@ class CommitWriter:
             if head.newest is None:
                 await self._check_granularity()
             await self._check_lease(record)
-            await self._settle_parent(head)
+            try:
+                await self._settle_parent(head, gone)
+            except DamagedError as error:
+                if is_missing(error) and await self._is_overtaken(head):
+                    continue
+                raise
             if await self._send(request, record, data):
                 commit = await self._judge_sent(record)
                 return await self._finish(commit, new_keys)
         raise CommitLostError("own late records keep arriving", operation=request.kind, subject=str(self._scope))
 
-    async def _load_head(self) -> Head:
-        if self._head is None or self._unresolved:
+    async def _load_head(self, parent: CommitPointer | Literal["any"] | None = ANY) -> Head:
+        """Where the scope stands; what is remembered does not count if the caller has seen another newest commit."""
+        newest = self._head.newest if self._head is not None else None
+        is_other = parent not in {ANY, newest.pointer if newest is not None else None}
+        if self._head is None or self._unresolved or is_other:
             log = await load_log(self._store, self._scope)
             self._head = Head(newest=log.newest, next_number=log.listing.newest_number + 1)
         return self._head
+
+    async def _is_overtaken(self, head: Head) -> bool:
+        """Whether the newest commit is another one by now: what was remembered may have been collected since."""
+        self._head = None
+        newest = (await self._load_head()).newest
+        return (newest and newest.pointer) != (head.newest and head.newest.pointer)
 
     async def _resolve(self, request: Request) -> Commit | None:
         """Find out what became of unanswered records; the one of this very request is its commit (C3).
@@ -410,8 +458,12 @@ class CommitWriter:
                 "less than the margin is left of the uploads' TTL", operation="commit", subject=str(self._scope)
             )
 
-    async def _settle_parent(self, head: Head) -> None:
+    async def _settle_parent(self, head: Head, gone: frozenset[str] | None) -> None:
         """T2: whatever a new record retains carries no TTL any more."""
+
+        def is_needed(key: str) -> bool:
+            return gone is not None and key not in gone
+
         if head.newest is not None and not head.newest.settled:
-            await settle_record(self._store, head.newest.record)
+            await settle_record(self._store, head.newest.record, is_needed=is_needed)
             self._head = msgspec.structs.replace(head, newest=msgspec.structs.replace(head.newest, settled=True))

@@ -1,12 +1,12 @@
 """What a commit record says: which stores, on top of what, valid until when (design 0002, C1, C2, C5, C7 and K3)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Literal
 
 import msgspec
 
 from engine.backup import BackupResult
-from engine.errors import StaleResultError, UsageError
+from engine.errors import NotFoundError, StaleResultError, UsageError
 from index.codec import encode_record
 from index.errors import FormatError
 from index.log import Commit
@@ -24,6 +24,8 @@ from index.model import (
 
 # Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
 ANY: Final = "any"
+# Of the stores that there are, told to who names another.
+STORES_TOLD_MAX: Final = 8
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     layout: ScopeLayout | None = None
     # Task, store and unique id of each result.
     results: tuple[tuple[str, str, UniqueId], ...] = ()
+    # Task and name of each store that the scope no longer has.
+    dropped: tuple[tuple[str, str], ...] = ()
     parent: CommitPointer | Literal["any"] | None = ANY
     source: CommitPointer | None = None
     source_scope: Scope | None = None
@@ -57,10 +61,11 @@ def compose_commit(
     write_id: WriteId,
     repository: RepositoryRecord,
 ) -> CommitRecord:
-    """The record of new backups on top of a head: stores without a result are carried over (C2).
+    """The record of new backups on top of a head: stores without a result are carried over (C2) or dropped (F3).
 
     Raises:
         StaleResultError: A result was made against something else than what the head holds.
+        NotFoundError: A store is to be dropped that the head does not hold.
         UsageError: The layout is another one than the scope was begun with (K3).
     """
     parent = head.newest.record if head.newest else None
@@ -73,6 +78,10 @@ def compose_commit(
             hint="the number of tasks and the key hash of a job never change; start a new job",
         )
     stores = {(s.task, s.store): s for s in (parent.stores if parent else ())}
+    for dropped in request.dropped:
+        if dropped not in stores:
+            raise _no_such_store(scope, dropped, stores)
+        del stores[dropped]
     for result in results:
         reference = msgspec.structs.replace(result.reference, number=head.next_number)
         stores[reference.task, reference.store] = reference
@@ -138,11 +147,13 @@ def encode_commit(record: CommitRecord) -> bytes:
         ) from error
 
 
-def check_results(scope: Scope, results: Sequence[BackupResult]) -> None:
+def check_results(
+    scope: Scope, results: Sequence[BackupResult], dropped: Collection[tuple[str, str]] = frozenset()
+) -> None:
     """Refuse results that cannot be in one record of this scope.
 
     Raises:
-        UsageError: One is of another scope or task, or two are of one store.
+        UsageError: One is of another scope or task, two are of one store, or one is of a store that is dropped.
     """
     seen: set[tuple[str, str]] = set()
     for result in results:
@@ -158,6 +169,21 @@ def check_results(scope: Scope, results: Sequence[BackupResult]) -> None:
                 subject=str(scope),
             )
         seen.add((reference.task, reference.store))
+    for task, store in sorted(seen.intersection(dropped)):
+        raise UsageError(
+            f"store {store} of task {task} has a result and is to be dropped", operation="commit", subject=str(scope)
+        )
+
+
+def _no_such_store(scope: Scope, dropped: tuple[str, str], stores: Collection[tuple[str, str]]) -> NotFoundError:
+    there = sorted("/".join(store) for store in stores)
+    more = f" and {len(there) - STORES_TOLD_MAX} more" if len(there) > STORES_TOLD_MAX else ""
+    return NotFoundError(
+        f"there is no store {dropped[1]} of task {dropped[0]} to drop",
+        operation="commit",
+        subject=str(scope),
+        hint=f"the newest commit has {', '.join(there[:STORES_TOLD_MAX]) or 'no stores'}{more}",
+    )
 
 
 def _check_bases(scope: Scope, parent: Commit | None, results: Sequence[BackupResult]) -> None:

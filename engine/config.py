@@ -249,6 +249,18 @@ def parse_share(text: str) -> float:
     return share
 
 
+def parse_store(text: str) -> tuple[str, str]:
+    """Task and name of a store, of `TASK/STORE`.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    task, slash, store = text.partition("/")
+    if not (task and slash and store):
+        raise UsageError("is no store of a task", operation="read", subject=repr(text), hint="write TASK/STORE")
+    return task, store
+
+
 def parse_version(text: str) -> CommitChoice:
     """The choice that `8` or `8_<uid>` makes where a version is asked for; the form of Spark's lineage.
 

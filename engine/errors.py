@@ -13,17 +13,22 @@ EngineError
 ├── UnsafeSourceError          the directory is not a picture that can be backed up
 │   └── SourceChangedError     a file is not the one any more that was looked at: look again
 ├── DamagedError               stored data is missing or altered
+│   └── IncompleteError        something of a commit is missing, and it is known which commit is whole
 ├── TargetError                the target of a restore cannot be used
 │   └── TargetBusyError        another restore to it is at work
 ├── ProviderError              the state is not RocksDB's: nothing here can read it
 ├── UnsafeStoreError           the store or its answers cannot be trusted with this operation
+├── TooMuchToDeleteError       a collection would delete more than it was allowed to: look at its plan
 └── UsageError                 the arguments do not make sense together
 ```
 """
 
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from index.errors import FormatError
+
+if TYPE_CHECKING:
+    from index.log import Commit
 
 
 class EngineError(Exception):
@@ -102,6 +107,16 @@ class DamagedError(EngineError):
     default_hint = "run `tidemark verify`; an older commit may be whole"
 
 
+class IncompleteError(DamagedError):
+    """Something of a commit is missing (design 0006, M2).
+
+    Attributes:
+        complete: The newest commit of the scope of which everything is there; None if none was found.
+    """
+
+    complete: "Commit | None" = None
+
+
 class TargetError(EngineError):
     """The target of a restore cannot be written, or holds something that a restore may not replace."""
 
@@ -118,6 +133,12 @@ class UnsafeStoreError(EngineError):
     """The store, or what it answered, cannot be trusted with this operation; nothing was deleted."""
 
     default_hint = "run again; if it persists, this store is not safe for the operation"
+
+
+class TooMuchToDeleteError(EngineError):
+    """A collection's plan has a larger share of all bytes than it may delete (design 0006, P4)."""
+
+    default_hint = "look at the plan of a dry run; allow a larger share if it is right"
 
 
 class ProviderError(EngineError):

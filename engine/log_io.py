@@ -184,6 +184,8 @@ async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: st
 
 async def _newest_valid(store: BlobStore, listing: LogListing, boundaries: Sequence[Boundary]) -> Commit | None:
     for number, created_at_ms in reversed(listing.records):
+        if any(b.number >= number and all(p.number != number for p in b.kept) for b in boundaries):
+            continue  # closed, whoever wrote it: the log of a forgotten scope may be long
         record = await read_commit(store, listing.scope, number)
         if not is_void(record, created_at_ms) and not is_closed(record.pointer, boundaries):
             return commit_of(record, created_at_ms)

@@ -1,7 +1,7 @@
 """A repository: the public API. Everything else in `engine` is what it is made of."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Final, Literal, Self, TypeVar
 
@@ -13,14 +13,19 @@ from engine import index_io
 from engine.backup import BackupResult, backup_source, plan_backup_dir
 from engine.backup_source import BackupSource, WholeDirectory
 from engine.clock import Ambient, SystemAmbient
-from engine.collect import CollectReport, Hands, collect
+from engine.collect import DELETE_SHARE_MAX, CollectReport, Hands, collect
 from engine.commit import CommitWriter
 from engine.commit_record import ANY
 from engine.digest_cache import DigestCache
 from engine.errors import DamagedError, StaleResultError, UsageError
+from engine.explain import Explanation, explain
+from engine.forget import ForgetReport, forget
+from engine.missing import find_missing
 from engine.naming import give_name, release_name
+from engine.plan_check import verify_plan
+from engine.plan_findings import PlanCheck
 from engine.progress import NO_PROGRESS, Progress
-from engine.repository_reading import Choice, ReadingRepository, Restored, require_store
+from engine.repository_reading import Choice, require_store
 from engine.repository_record import (
     REFUSED_STORE,
     check_no_repository,
@@ -29,9 +34,10 @@ from engine.repository_record import (
     opened_store,
     read_repository_record,
 )
+from engine.repository_restoring import Restored, RestoringRepository
 from engine.store_checks import check_commits
 from engine.transfer_settings import TransferSettings
-from engine.verify import Level, VerifyReport, verify
+from engine.verify import Level, ProblemKind, VerifyReport, verify
 from index.backup_plan import BackupPlan
 from index.codec import encode_record
 from index.keys import REPOSITORY
@@ -46,7 +52,8 @@ from index.model import (
     StoreReference,
     UniqueId,
 )
-from index.retention import Retention
+from index.reachable import blobs_needed
+from index.retention import Retention, RetentionPolicy
 
 __all__ = ["DAY_MS", "HOUR_MS", "LATEST", "REFUSED_STORE", "Choice", "Repository", "Restored", "require_store"]
 
@@ -60,7 +67,7 @@ BACKSTOP_MS_MIN: Final = 7 * DAY_MS
 LATEST: Final = "latest"
 
 
-class Repository(ReadingRepository):
+class Repository(RestoringRepository):
     """One repository in one store, open. Use it as an async context manager, or call `close`.
 
     Example:
@@ -193,6 +200,8 @@ class Repository(ReadingRepository):
         unique_id: UniqueId | None = None,
         base: StoreReference | Literal["latest"] | None = LATEST,
         lineage: Sequence[LineageItem] | None = None,
+        missing: Collection[str] = (),
+        check_retained: bool = False,
         progress: Progress = NO_PROGRESS,
     ) -> BackupResult:
         """Upload what changed in a directory since the newest commit. Nothing is visible until `commit`.
@@ -204,11 +213,14 @@ class Repository(ReadingRepository):
             base: What to diff against; the newest commit's snapshot of this store if not given, None for nothing.
             lineage: The versions that this one grew from, oldest first: Spark's lineage of a state store's version
                 (design 0004, R6). If not given, the base and what it grew from; of a state store's directory, nothing.
+            missing: Blobs that are known to be missing, besides those that this object has met (`gaps`): files with
+                bytes in them are uploaded again, as are all if the base's index is missing (design 0006, M1).
+            check_retained: Look for such blobs: a STAT for each that is retained.
 
         Raises:
             StaleResultError: The base that was given is gone, and the newest commit has another one.
-            UnsafeSourceError: The directory is in use, changed meanwhile, or has entries that cannot be kept.
-            DamagedError: The base's index is missing or altered.
+            UnsafeSourceError: The directory is in use, changed meanwhile, or has entries that cannot be kept; or a file
+                of which bytes are missing has others here.
             StoreError: As the store says.
         """
         return await self.backup_source(
@@ -220,6 +232,8 @@ class Repository(ReadingRepository):
             unique_id=unique_id,
             base=base,
             lineage=lineage,
+            missing=missing,
+            check_retained=check_retained,
             progress=progress,
         )
 
@@ -234,6 +248,8 @@ class Repository(ReadingRepository):
         unique_id: UniqueId | None = None,
         base: StoreReference | Literal["latest"] | None = LATEST,
         lineage: Sequence[LineageItem] | Callable[[], Sequence[LineageItem]] | None = None,
+        missing: Collection[str] = (),
+        check_retained: bool = False,
         settings: TransferSettings | None = None,
         progress: Progress = NO_PROGRESS,
     ) -> BackupResult:
@@ -246,7 +262,7 @@ class Repository(ReadingRepository):
             settings: How bytes are moved, in place of the repository's own.
         """
 
-        async def back_up(base: StoreReference | None) -> BackupResult:
+        async def back_up(base: StoreReference | None, gone: frozenset[str]) -> BackupResult:
             async with self._digests_of(source) as cache:
                 return await backup_source(
                     self.store,
@@ -263,6 +279,8 @@ class Repository(ReadingRepository):
                     cache=cache,
                     indexes=self._indexes,
                     lineage=lineage,
+                    missing=gone.union(missing),
+                    check_retained=check_retained,
                     progress=progress,
                 )
 
@@ -276,10 +294,11 @@ class Repository(ReadingRepository):
         task: str = "0",
         store: str = "default",
         base: StoreReference | Literal["latest"] | None = LATEST,
+        check_retained: bool = False,
     ) -> BackupPlan:
         """What `backup` would do; nothing is written. Arguments and errors as there."""
 
-        async def plan(base: StoreReference | None) -> BackupPlan:
+        async def plan(base: StoreReference | None, gone: frozenset[str]) -> BackupPlan:
             async with self._digests.of(directory) as cache:
                 return await plan_backup_dir(
                     self.store,
@@ -288,6 +307,8 @@ class Repository(ReadingRepository):
                     settings=self.settings,
                     ambient=self._ambient,
                     cache=cache,
+                    missing=gone,
+                    check_retained=check_retained,
                 )
 
         return await self._with_base(scope, task, store, base, plan)
@@ -301,9 +322,40 @@ class Repository(ReadingRepository):
         offsets: str = "",
         layout: ScopeLayout | None = None,
         parent: CommitPointer | Literal["any"] | None = ANY,
+        dropped: Collection[tuple[str, str]] = (),
     ) -> Commit:
         """Make backups visible, all or none; see `CommitWriter.commit` for arguments and errors."""
-        return await self._writer(scope).commit(results, version=version, offsets=offsets, layout=layout, parent=parent)
+        try:
+            return await self._writer(scope).commit(
+                results, version=version, offsets=offsets, layout=layout, parent=parent, dropped=dropped
+            )
+        except DamagedError:
+            await self._note_gaps(scope)
+            raise
+
+    async def settle(self, newest: Commit) -> None:
+        """Make the newest commit permanent, as the next one will do first (design 0002, T2).
+
+        For whoever wants to know beforehand that something of it is missing: then the next backup heals it. Nothing is
+        asked if this object has made the commit and knows it to be permanent.
+
+        Raises:
+            DamagedError: Something of it is missing; all that is has been noted in `gaps`.
+            StoreError: As the store says.
+        """
+        try:
+            await self._writer(newest.scope).settle(newest.pointer)
+        except DamagedError:
+            await self._note_gaps(newest.scope)
+            raise
+
+    async def _note_gaps(self, scope: Scope) -> None:
+        """Look for all that the newest commit misses, once it is known that it misses something."""
+        newest = await self.latest(scope)
+        for reference in newest.record.stores if newest is not None else ():
+            with contextlib.suppress(DamagedError), self.gaps.noting():
+                index = await self.read_index(reference.index)
+                self.gaps.note(await find_missing(self.store, blobs_needed(index)))
 
     async def head(self, scope: Scope) -> Commit | None:
         """The newest commit, looked at anew: what the next `commit` of this object builds on."""
@@ -327,16 +379,43 @@ class Repository(ReadingRepository):
 
     # ------------------------------------------------------------------ care
 
+    async def forget(self, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
+        """Close every commit of a job or task for ever; see `engine.forget.forget`."""
+        if not dry_run:
+            # What its writer remembers is below the boundary, answered or not: the next one begins anew.
+            self._writers.pop(scope, None)
+        return await forget(self.store, scope, with_names=with_names, dry_run=dry_run)
+
     async def collect(
         self,
-        retention: Retention,
+        retention: Retention | RetentionPolicy,
         *,
         dry_run: bool = False,
+        delete_share_max: float = DELETE_SHARE_MAX,
+        plan_to: BlobStore | None = None,
         hands: Hands | None = None,
         progress: Progress = NO_PROGRESS,
     ) -> CollectReport:
         """Delete what nothing keeps; see `engine.collect.collect`."""
-        return await collect(self.store, self.record, retention, dry_run=dry_run, hands=hands, progress=progress)
+        return await collect(
+            self.store,
+            self.record,
+            retention,
+            dry_run=dry_run,
+            delete_share_max=delete_share_max,
+            plan_to=plan_to,
+            hands=hands,
+            ambient=self._ambient,
+            progress=progress,
+        )
+
+    async def explain(self, key: str, retention: Retention | RetentionPolicy) -> Explanation:
+        """Say what leads to a key, and what a collection would do with it; see `engine.explain.explain`."""
+        return await explain(self.store, self.record, retention, key)
+
+    async def verify_plan(self, plan: BlobStore, *, scratch: Path | None = None) -> PlanCheck:
+        """Check the plan of a collection by deriving it another way; see `engine.plan_check.verify_plan`."""
+        return await verify_plan(self.store, self.record, plan, scratch=scratch)
 
     async def verify(
         self,
@@ -357,6 +436,7 @@ class Repository(ReadingRepository):
         report = await verify(self.store, chosen, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
         if not report.damaged:
             return report
+        self.gaps.note(p.key for p in report.problems if p.kind is not ProblemKind.AT_RISK)
         still_open = {(c.scope, c.pointer) for c in await self._all_commits()}
         left = [c for c in chosen if (c.scope, c.pointer) in still_open]
         if len(left) == len(chosen):
@@ -386,25 +466,27 @@ class Repository(ReadingRepository):
         task: str,
         store: str,
         base: StoreReference | Literal["latest"] | None,
-        use: Callable[[StoreReference | None], Awaitable[Result]],
+        use: Callable[[StoreReference | None, frozenset[str]], Awaitable[Result]],
     ) -> Result:
-        """Work that reads the base's index, which no pin protects: a commit and a collection may come before it."""
+        """Work that reads the base's index, which no pin protects: a commit and a collection may come before it.
+
+        One that is gone though the newest commit needs it is a gap, and the work is done again without it (M1).
+        """
         chosen = await self._newest(scope, task, store) if base == LATEST else base
         try:
-            return await use(chosen)
+            with self.gaps.noting():
+                return await use(chosen, self.gaps.keys)
         except DamagedError as error:
-            if not index_io.is_missing(error):
+            if chosen is None or not index_io.is_missing(error):
                 raise
             newest = await self._newest(scope, task, store, anew=True)
-            if newest == chosen:
-                raise
-            if base != LATEST:
+            if newest != chosen and base != LATEST:
                 raise StaleResultError(
                     "the base is gone, and the newest commit has another one",
                     operation="backup",
                     subject=f"{scope} {task}/{store}",
                 ) from error
-        return await use(newest)
+        return await use(newest, self.gaps.keys)
 
     async def _newest(self, scope: Scope, task: str, store: str, *, anew: bool = False) -> StoreReference | None:
         newest = (await self._writer(scope).head(anew=anew)).newest

@@ -1,4 +1,4 @@
-"""The read side of a repository: finds commits, protects them, and brings back what they hold."""
+"""The read side of a repository: finds commits, protects them, and reads what they hold."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -6,28 +6,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypedDict, Unpack
 
-import msgspec
-
 from blobstore.base import BlobStore
 from engine import index_io
 from engine.clock import Ambient, SystemAmbient
 from engine.digest_cache import DigestCaches
-from engine.errors import CollectedError, DamagedError, NotFoundError, UsageError
+from engine.errors import (
+    CollectedError,
+    NotFoundError,
+    UsageError,
+)
 from engine.log_io import list_scopes, load_commits, load_log
+from engine.missing import Gaps
 from engine.names import list_names, read_name
 from engine.pins import PinLease, hold_pin
-from engine.progress import NO_PROGRESS, Progress
-from engine.restore import OwnerPolicy, RestoreResult, read_index_of, restore_store
-from engine.restore_preview import plan_restore_store
-from engine.state.compression import Codec
+from engine.restore import read_index_of
 from engine.state.index_files import IndexStateFiles
-from engine.state.restore import RestoredState, find_state_commit, restore_state
+from engine.state.restore import find_state_commit
 from engine.transfer_settings import TransferSettings
 from index.index_diff import IndexDifference, diff_indexes
 from index.keys import encode_component
 from index.log import Commit, fits
 from index.model import (
-    CommitPointer,
     IndexReference,
     NameRecord,
     RepositoryRecord,
@@ -37,7 +36,6 @@ from index.model import (
     UniqueId,
 )
 from index.naming import commit_of_name
-from index.restore_plan import RestorePlan
 
 # A reader whose commit is collected before its pin stands chooses again this often.
 CHOICES_MAX: Final = 3
@@ -51,15 +49,6 @@ class Choice(TypedDict, total=False):
     unique_id: str | None
     at_ms: int | None
     name: str | None
-
-
-class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """Which commit was restored and how it went."""
-
-    commit: Commit
-    result: RestoreResult
-    # False: the store denied writing a pin, so that nothing protected the restore from a collection.
-    pinned: bool
 
 
 class ReadingRepository:
@@ -80,6 +69,8 @@ class ReadingRepository:
         self.settings = settings or TransferSettings()
         self._ambient = ambient or SystemAmbient()
         # The id comes from the store: as one component it cannot lead out of the directory.
+        # What this object has found missing: the next backup uploads it again (design 0006, M1).
+        self.gaps = Gaps()
         self._digests = DigestCaches(cache_dir / encode_component(record.id) if cache_dir is not None else None)
 
     async def __aenter__(self) -> Self:
@@ -198,101 +189,6 @@ class ReadingRepository:
                 yield commit, lease
                 return
 
-    async def restore(
-        self,
-        commit: Commit,
-        target: Path,
-        *,
-        task: str = "0",
-        store: str = "default",
-        owners: OwnerPolicy = OwnerPolicy.IGNORE,
-        replace: bool = False,
-        pin: bool = True,
-        progress: Progress = NO_PROGRESS,
-    ) -> RestoreResult:
-        """Bring one store of a commit back into a directory, whole or not at all.
-
-        Args:
-            target: Absent, or empty, or with `replace` any directory: then its files are reused where they fit (I2).
-            owners: What to do about the recorded owners.
-            pin: Protect the commit meanwhile; False if the caller holds a pin already.
-
-        Raises:
-            NotFoundError: The commit has no such store, or was collected meanwhile.
-            DamagedError: A blob is missing or altered; the target is as it was.
-            TargetError: The target cannot be used.
-            StoreError: As the store says; the target is as it was.
-        """
-        reference = require_store(commit, task, store)
-        async with contextlib.AsyncExitStack() as stack:
-            if pin:
-                await stack.enter_async_context(self.pinned(commit, purpose=f"restore {task}/{store}"))
-            return await self.restore_reference(reference, target, owners=owners, replace=replace, progress=progress)
-
-    async def find_and_restore(
-        self,
-        scope: Scope,
-        target: Path,
-        *,
-        task: str = "0",
-        store: str = "default",
-        owners: OwnerPolicy = OwnerPolicy.IGNORE,
-        replace: bool = False,
-        progress: Progress = NO_PROGRESS,
-        **choice: Unpack[Choice],
-    ) -> Restored:
-        """`find` and `restore` in one: should the commit be collected in between, choose again, within a bound (D5).
-
-        Raises:
-            As `find` and `restore`.
-        """
-        overtaken: tuple[CommitPointer, DamagedError] | None = None
-        for attempt in range(CHOICES_MAX):
-            async with self.find_pinned(scope, purpose=f"restore {task}/{store}", **choice) as (commit, lease):
-                if overtaken is not None and overtaken[0] == commit.pointer:
-                    raise overtaken[1]
-                try:
-                    result = await self.restore(
-                        commit,
-                        target,
-                        task=task,
-                        store=store,
-                        owners=owners,
-                        replace=replace,
-                        pin=False,
-                        progress=progress,
-                    )
-                    return Restored(commit=commit, result=result, pinned=lease.pinned)
-                except DamagedError as error:
-                    # Only an unprotected reader may have been overtaken by a collection; otherwise damage is damage.
-                    if lease.pinned or attempt == CHOICES_MAX - 1:
-                        raise
-                    overtaken = commit.pointer, error
-        raise AssertionError("unreachable: the last attempt returns or raises")
-
-    async def restore_reference(
-        self,
-        reference: StoreReference,
-        target: Path,
-        *,
-        owners: OwnerPolicy = OwnerPolicy.IGNORE,
-        replace: bool = False,
-        progress: Progress = NO_PROGRESS,
-    ) -> RestoreResult:
-        """As `restore`, for a caller that holds the pin and the reference: no log is read."""
-        async with self._digests.of(target) as cache:
-            return await restore_store(
-                self.store,
-                reference=reference,
-                target=target,
-                settings=self.settings,
-                ambient=self._ambient,
-                cache=cache,
-                owners=owners,
-                replace=replace,
-                progress=progress,
-            )
-
     async def find_state(
         self, scope: Scope, *, version: int, unique_id: UniqueId | None = None, task: str = "0", store: str = "default"
     ) -> Commit:
@@ -333,78 +229,6 @@ class ReadingRepository:
         async with self.pinned(commit, purpose=f"state {task}/{store}"):
             index, _ = await read_index_of(self.store, reference)
             yield IndexStateFiles(self.store, index, self.settings)
-
-    async def restore_state(
-        self,
-        commit: Commit,
-        target: Path,
-        *,
-        version: int | None = None,
-        unique_id: UniqueId | None = None,
-        task: str = "0",
-        store: str = "default",
-        codec: Codec = "lz4",
-        owners: OwnerPolicy = OwnerPolicy.IGNORE,
-        replace: bool = False,
-        pin: bool = True,
-        progress: Progress = NO_PROGRESS,
-    ) -> RestoredState:
-        """Bring back of a Spark state store the files that one version is made of: a directory that Spark can load.
-
-        Args:
-            target: As for `restore`.
-            version: The one that the commit is of, or an older one that its directory still has; the former if not
-                given. `find_state` finds a commit for a version.
-            unique_id: The version's; if not given, the one that the commit knows for it.
-            codec: Of changelogs, should a lineage have to be read from one: `stateStore.compression.codec`.
-            owners: As for `restore`.
-            pin: Protect the commit meanwhile; False if the caller holds a pin already.
-
-        Raises:
-            VersionMissingError: The directory does not hold the version, or not all that it takes; the error names it.
-            LineageError: Its lineage has a gap or does not lead back.
-            FormatError: Its snapshot is not what Spark writes, or names a file that is not a name.
-            NotFoundError, DamagedError, TargetError, StoreError: As `restore`; the target is as it was.
-        """
-        reference = require_store(commit, task, store)
-        async with contextlib.AsyncExitStack() as stack:
-            if pin:
-                await stack.enter_async_context(self.pinned(commit, purpose=f"restore {task}/{store}"))
-            cache = await stack.enter_async_context(self._digests.of(target))
-            return await restore_state(
-                self.store,
-                reference=reference,
-                target=target,
-                version=version,
-                unique_id=unique_id,
-                codec=codec,
-                settings=self.settings,
-                ambient=self._ambient,
-                cache=cache,
-                owners=owners,
-                replace=replace,
-                progress=progress,
-            )
-
-    async def plan_restore(
-        self,
-        reference: StoreReference,
-        target: Path,
-        *,
-        owners: OwnerPolicy = OwnerPolicy.IGNORE,
-        replace: bool = False,
-    ) -> RestorePlan:
-        """What `restore_reference` would do; nothing is written. Arguments and errors as there."""
-        async with self._digests.of(target) as cache:
-            return await plan_restore_store(
-                self.store,
-                reference=reference,
-                target=target,
-                settings=self.settings,
-                cache=cache,
-                owners=owners,
-                replace=replace,
-            )
 
     async def read_index(self, reference: IndexReference) -> SnapshotIndex:
         """One snapshot index, checked; deltas are resolved.

@@ -69,10 +69,16 @@ class Roots(msgspec.Struct, frozen=True, kw_only=True):
 class References(msgspec.Struct, frozen=True, kw_only=True):
     """The indexes that roots lead to."""
 
-    everything: frozenset[IndexReference]
+    # One store's in the order of its commits: whoever reads them so meets the same blobs again and again.
+    neighbours: tuple[IndexReference, ...]
     # Those that only pins lead to. What is not there any more was collected before the pin stood, and the pinner is
     # refused by `check_open`: it keeps nothing, and is no damage.
     optional: frozenset[IndexReference]
+
+    @property
+    def everything(self) -> frozenset[IndexReference]:
+        """All of them."""
+        return frozenset(self.neighbours)
 
     @property
     def required(self) -> frozenset[IndexReference]:
@@ -154,10 +160,15 @@ def open_references(roots: Roots) -> References:
 
 
 def _references(commits: Iterable[Commit], roots: Roots) -> References:
-    required = {s.index for commit in commits for s in commit.record.stores}
-    required |= {s.index for name in roots.names for s in name.stores}
-    pinned = {s.index for pin in roots.pins for s in pin.stores}
-    return References(everything=frozenset(required | pinned), optional=frozenset(pinned - required))
+    committed = [(commit.record.scope, s) for commit in commits for s in commit.record.stores]
+    named = [(name.scope, s) for name in roots.names for s in name.stores]
+    pinned = [(pin.scope, s) for pin in roots.pins for s in pin.stores]
+    places = {s.index: (str(scope), s.task, s.store, s.number, s.index.key) for scope, s in committed + named + pinned}
+    required = frozenset(s.index for _, s in committed + named)
+    return References(
+        neighbours=tuple(sorted(places, key=places.__getitem__)),
+        optional=frozenset(s.index for _, s in pinned) - required,
+    )
 
 
 async def reachable_keys(

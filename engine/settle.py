@@ -1,6 +1,6 @@
 """Completing the TTL removal of a commit (design 0002, T1 and T2)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from blobstore.base import BlobStore, RequestMetadata
@@ -15,14 +15,26 @@ from index.reachable import new_blob_keys
 REQUESTS_IN_FLIGHT_MAX: Final = 16
 
 
-async def settle_keys(store: BlobStore, keys: Iterable[BlobKey]) -> None:
+IsNeeded = Callable[[str], bool]
+
+
+def _always(_: str) -> bool:
+    return True
+
+
+async def settle_keys(store: BlobStore, keys: Iterable[BlobKey], *, is_needed: IsNeeded = _always) -> None:
     """Remove the TTL of each key, of the indexes last; one request each, none where TTLs cannot be removed.
 
     An index without a TTL vouches for the blobs that are new in it (T1): give it together with all of them, or after
     them.
 
+    Args:
+        store: Where they are.
+        keys: Whose TTL is to go.
+        is_needed: Whether a key that is not there matters: what is gone has no TTL that could be left.
+
     Raises:
-        DamagedError: A key that a commit needs is not there.
+        DamagedError: A key that is needed is not there.
         StoreError: The store could not do it; doing it again is safe.
     """
     if not store.capabilities.removes_ttl:
@@ -32,11 +44,14 @@ async def settle_keys(store: BlobStore, keys: Iterable[BlobKey]) -> None:
         try:
             await store.remove_ttl(key, metadata=RequestMetadata(payload_path="settle"))
         except BlobNotFoundError as error:
+            if not is_needed(key):
+                return
             raise DamagedError(
                 "a blob of a commit is gone before its TTL was removed",
                 operation="settle",
                 subject=key,
-                hint="run `tidemark verify` to see what is lost; `tidemark rewind` goes on from an older commit",
+                hint="back up again with `--check-retained` where the files are still there; `tidemark verify` says "
+                "what is lost, `tidemark rewind` goes on from an older commit",
             ) from error
 
     blobs: list[BlobKey] = []
@@ -58,14 +73,19 @@ async def has_ttl(store: BlobStore, key: str) -> bool | None:
     return None if info is None else info.expires_at_ms is not None
 
 
-async def settle_indexes(store: BlobStore, indexes: Iterable[IndexReference]) -> None:
+async def settle_indexes(store: BlobStore, indexes: Iterable[IndexReference], *, is_needed: IsNeeded = _always) -> None:
     """Make indexes and the blobs that are new in them permanent; idempotent.
 
     Requests: one `stat` for each index; only of one that still carries a TTL the rest: a GET (more for deltas), and a
     removal for each of its new keys. None at all where TTLs cannot be removed.
 
+    Args:
+        store: Where they are.
+        indexes: What is to stay.
+        is_needed: As for `settle_keys`. Of an index that is not needed and cannot be read nothing is done.
+
     Raises:
-        DamagedError: An index, or a blob that is new in it, is missing.
+        DamagedError: An index, or a blob that is new in it, is missing and needed.
         StoreError: The store could not do it; doing it again is safe.
     """
     if not store.capabilities.removes_ttl:
@@ -77,15 +97,21 @@ async def settle_indexes(store: BlobStore, indexes: Iterable[IndexReference]) ->
 
     looked_up = await map_bounded(look_up, indexes, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
     for index in looked_up:
-        if index is not None:
+        if index is None:
+            continue
+        try:
             new_keys = sorted(new_blob_keys(await read_index(store, index)))
-            await settle_keys(store, [*new_keys, index.key])
+        except DamagedError:
+            if is_needed(index.key):
+                raise
+            continue
+        await settle_keys(store, [*new_keys, index.key], is_needed=is_needed)
 
 
-async def settle_record(store: BlobStore, record: CommitRecord) -> None:
-    """Make a record's new uploads permanent; requests and errors as `settle_indexes`.
+async def settle_record(store: BlobStore, record: CommitRecord, *, is_needed: IsNeeded = _always) -> None:
+    """Make a record's new uploads permanent; requests, arguments and errors as `settle_indexes`.
 
     A record of which the predecessor is valid has a settled predecessor, because its writer saw to that (T2): so it is
     enough to settle the newest valid record.
     """
-    await settle_indexes(store, new_indexes_of(record))
+    await settle_indexes(store, new_indexes_of(record), is_needed=is_needed)

@@ -216,6 +216,7 @@ class SyncRepository(Facade[Repository]):
     backup = Blocking(Repository.backup)
     plan_backup = Blocking(Repository.plan_backup)
     commit = Blocking(Repository.commit)
+    settle = Blocking(Repository.settle)
     rewind = Blocking(Repository.rewind)
     fork = Blocking(Repository.fork)
     name = Blocking(Repository.name)
@@ -225,6 +226,8 @@ class SyncRepository(Facade[Repository]):
     commits = Blocking(Repository.commits)
     names = Blocking(Repository.names)
     find = Blocking(Repository.find)
+    choose_complete = Blocking(Repository.choose_complete)
+    name_complete = Blocking(Repository.name_complete)
     find_and_restore = Blocking(Repository.find_and_restore)
     restore = Blocking(Repository.restore)
     restore_reference = Blocking(Repository.restore_reference)
@@ -233,7 +236,10 @@ class SyncRepository(Facade[Repository]):
     plan_restore = Blocking(Repository.plan_restore)
     read_index = Blocking(Repository.read_index)
     diff = Blocking(Repository.diff)
+    forget = Blocking(Repository.forget)
     collect = Blocking(Repository.collect)
+    explain = Blocking(Repository.explain)
+    verify_plan = Blocking(Repository.verify_plan)
     verify = Blocking(Repository.verify)
 
 

@@ -21,7 +21,7 @@ from index.errors import FormatError
 from index.keys import BLOBS, INDEXES
 from index.log import Commit
 from index.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
-from index.reachable import files_of, new_blob_keys
+from index.reachable import blobs_needed, files_of, new_blob_keys
 
 IN_FLIGHT_MAX: Final = 16
 
@@ -41,6 +41,10 @@ class ProblemKind(StrEnum):
     BLOB_SHORT = "blob shorter than its files need"
     CONTENT_WRONG = "content does not match its hash"
     AT_RISK = "referenced, but its TTL is still set"
+
+
+# What the next backup can bring back (design 0006, M1).
+GONE: Final = frozenset({ProblemKind.INDEX_DAMAGED, ProblemKind.BLOB_MISSING, ProblemKind.BLOB_SHORT})
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -143,7 +147,7 @@ async def verify(
         except (DamagedError, FormatError):
             problems.append(place.problem(ProblemKind.INDEX_DAMAGED, reference.key))
             return
-        needs = _needs(index)
+        needs = blobs_needed(index)
         risks.look_at_blobs(needs, place)
         seen.update(needs)
         problems.extend(_blob_problems(index, place, listed))
@@ -262,17 +266,8 @@ async def _read_contents(
     return [problem for problem in found if problem is not None]
 
 
-def _needs(index: SnapshotIndex) -> dict[str, int]:
-    """The blobs that an index needs, each with the bytes that it must at least have."""
-    needs: dict[str, int] = {pack.key: pack.size_bytes for pack in index.packs}
-    for _, file in files_of(index.dir):
-        for blob in file.blobs:
-            needs[blob.key] = max(needs.get(blob.key, 0), blob.blob_offset_bytes + blob.size_bytes)
-    return needs
-
-
 def _blob_problems(index: SnapshotIndex, place: _Place, listed: dict[str, BlobInfo]) -> Iterable[Problem]:
-    for key, size_bytes in _needs(index).items():
+    for key, size_bytes in blobs_needed(index).items():
         if key not in listed:
             yield place.problem(ProblemKind.BLOB_MISSING, key, _first_file(index, key))
         elif listed[key].size_bytes < size_bytes:

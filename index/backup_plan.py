@@ -13,6 +13,7 @@ from index.dir_diff import DiffStats, DirDiff, build_dir_index, diff_stats
 from index.errors import IndexInvariantError
 from index.local_tree import LocalDir, LocalFile
 from index.model import BlobKey, DirIndex, FileIndex, Pack, SnapshotIndex, SnapshotMetadata
+from index.reachable import bytes_needed
 
 FilePath = tuple[str, ...]
 _Named = TypeVar("_Named", LocalFile, FileIndex)
@@ -86,6 +87,9 @@ class BackupPlan(msgspec.Struct, frozen=True, kw_only=True):
     changes: DiffStats
     files_repacked: int
     bytes_repacked: int
+    # Of these, those that have bytes in a blob that is missing (design 0006, M1).
+    files_healed: int = 0
+    bytes_healed: int = 0
 
     @property
     def uploads_count(self) -> int:
@@ -118,8 +122,19 @@ class BackupPlan(msgspec.Struct, frozen=True, kw_only=True):
         for item in self.blobs:
             yield item.file
 
+    @property
+    def blobs_retained(self) -> dict[BlobKey, int]:
+        """The blobs of the previous snapshot that the new one uses, each with the bytes that it must at least have."""
+        return bytes_needed(file for _, file in _retained(self.diff, ()))
 
-def plan_backup(local: LocalDir, previous: SnapshotIndex | None, diff: DirDiff, limits: BackupLimits) -> BackupPlan:
+
+def plan_backup(
+    local: LocalDir,
+    previous: SnapshotIndex | None,
+    diff: DirDiff,
+    limits: BackupLimits,
+    missing: Collection[str] = frozenset(),
+) -> BackupPlan:
     """Choose the form of every added file, and the retained files that are packed again (design 0002, P1).
 
     Args:
@@ -127,6 +142,8 @@ def plan_backup(local: LocalDir, previous: SnapshotIndex | None, diff: DirDiff, 
         previous: The snapshot that it was made against; None if it was an empty directory.
         diff: What is added, retained and removed.
         limits: By size, which form a file takes.
+        missing: Keys of blobs that are not there any more: what has bytes in them is stored again, like a file that is
+            packed again (design 0006, M1).
 
     Returns:
         A plan in which each file that is added or packed again stands once, in the order of paths within each form,
@@ -138,7 +155,8 @@ def plan_backup(local: LocalDir, previous: SnapshotIndex | None, diff: DirDiff, 
     retained = dict(_retained(diff, ()))
     packs = {pack.key: pack.size_bytes for pack in (previous.packs if previous is not None else ())}
     thin = _thin_packs(packs, retained.values())
-    repacked = {path for path, file in retained.items() if any(blob.key in thin for blob in file.blobs)}
+    healed = {path for path, file in retained.items() if any(blob.key in missing for blob in file.blobs)}
+    repacked = healed | {path for path, file in retained.items() if any(blob.key in thin for blob in file.blobs)}
     to_store = sorted((*_added(diff, ()), *_found(local, retained, repacked)), key=lambda item: item.path)
     in_index_bytes = sum(
         len(file.inline) for path, file in retained.items() if file.inline is not None and path not in repacked
@@ -166,6 +184,8 @@ def plan_backup(local: LocalDir, previous: SnapshotIndex | None, diff: DirDiff, 
         changes=diff_stats(diff),
         files_repacked=len(repacked),
         bytes_repacked=sum(retained[path].metadata.size_bytes for path in repacked),
+        files_healed=len(healed),
+        bytes_healed=sum(retained[path].metadata.size_bytes for path in healed),
     )
 
 

@@ -1,5 +1,6 @@
 """What a collection may delete, and why; decided from what was listed and read (design 0002, D1 to D5)."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 
@@ -23,6 +24,8 @@ class DeleteReason(StrEnum):
     CLOSED_UPLOAD = "unreachable, and its TTL was removed: it belonged to a closed commit"
     OUTLIVED_UPLOAD = "unreachable, and older than its TTL, which has expired or was removed"
     UNFINISHED_UPLOAD = "begun longer ago than the TTL, and never finished"
+    LEFT_RUN = "left by a collection that began longer ago than the TTL"
+    OLD_AUDIT = "audit record older than those that are kept"
 
 
 class PlannedDelete(msgspec.Struct, frozen=True, gc=False):
@@ -31,6 +34,22 @@ class PlannedDelete(msgspec.Struct, frozen=True, gc=False):
     key: str
     reason: DeleteReason
     size_bytes: int = 0
+
+
+class PlannedUpload(PlannedDelete, frozen=True, gc=False, kw_only=True):
+    """One blob or index to delete, with its times by the store's clock."""
+
+    created_at_ms: int
+    # None: the TTL was removed; of `OUTLIVED_UPLOAD`, or nobody has looked.
+    expires_at_ms: int | None
+
+
+class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """How much goes for one reason."""
+
+    reason: DeleteReason
+    count: int
+    size_bytes: int
 
 
 class Upload(msgspec.Struct, frozen=True, gc=False):
@@ -78,7 +97,7 @@ def plan_scope(
     listing: LogListing,
     records: Mapping[int, CommitRecord],
     boundaries: Sequence[Boundary],
-    retention: Retention,
+    retention: Retention | None,
     named: Collection[CommitPointer],
 ) -> ScopePlan:
     """Choose what stays open in one scope and the boundary that closes the rest (D3).
@@ -90,7 +109,7 @@ def plan_scope(
         listing: The whole log of the scope, dense.
         records: Every listed record, read.
         boundaries: Every listed boundary, read.
-        retention: What to keep.
+        retention: What to keep; None: every valid commit.
         named: Records of this scope that names refer to.
 
     Returns:
@@ -170,7 +189,7 @@ def name_is_removable(name: NameRecord, written_at_ms: int, now_ms: int) -> bool
 
 def choose_uploads(
     uploads: Iterable[Upload], reachable: Collection[str], now_ms: int, ttl_ms: int
-) -> tuple[tuple[PlannedDelete, ...], tuple[Upload, ...]]:
+) -> tuple[tuple[PlannedUpload, ...], tuple[Upload, ...]]:
     """Split unreachable uploads into those that may go and those whose TTL has to be looked up first (D2).
 
     One whose TTL is not known and that was created at least a TTL ago needs no look at it (design 0002, refinement 15).
@@ -187,7 +206,7 @@ def choose_uploads(
     Returns:
         What may be deleted, and the unreachable uploads of which nothing but a look at their TTL can tell.
     """
-    deletes: list[PlannedDelete] = []
+    deletes: list[PlannedUpload] = []
     unknown: list[Upload] = []
     for upload in uploads:
         if upload.key in reachable:
@@ -204,8 +223,36 @@ def choose_uploads(
             unknown.append(upload)
             continue
         if reason is not None:
-            deletes.append(PlannedDelete(upload.key, reason, upload.size_bytes))
+            deletes.append(
+                PlannedUpload(
+                    upload.key,
+                    reason,
+                    upload.size_bytes,
+                    created_at_ms=upload.created_at_ms,
+                    expires_at_ms=upload.expires_at_ms,
+                )
+            )
     return tuple(deletes), tuple(unknown)
+
+
+def sum_deletes(deletes: Iterable[PlannedDelete]) -> tuple[ReasonTotal, ...]:
+    """How much goes for each reason, in the order of `DeleteReason`."""
+    counts: Counter[DeleteReason] = Counter()
+    sizes: Counter[DeleteReason] = Counter()
+    for planned in deletes:
+        counts[planned.reason] += 1
+        sizes[planned.reason] += planned.size_bytes
+    return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in DeleteReason if r in counts)
+
+
+def sum_totals(totals: Iterable[ReasonTotal]) -> tuple[ReasonTotal, ...]:
+    """Totals of several parts as one, in the order of `DeleteReason`; reasons for which nothing goes are left out."""
+    counts: Counter[DeleteReason] = Counter()
+    sizes: Counter[DeleteReason] = Counter()
+    for total in totals:
+        counts[total.reason] += total.count
+        sizes[total.reason] += total.size_bytes
+    return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in DeleteReason if counts[r])
 
 
 def choose_unfinished(puts: Iterable[UnfinishedUpload], now_ms: int, ttl_ms: int) -> UnfinishedPlan:

@@ -31,6 +31,10 @@ class UnsafeNameError(FormatError):
     """A name from outside is not a single safe path component (design 0001, N1)."""
 
 
+class PlanFileError(FormatError):
+    """A file of a collection's plan is not what a collection writes (design 0006, P1)."""
+
+
 class SamzaFormatError(FormatError):
     """Samza's JSON cannot express the index, or the JSON is not a Samza index."""
 

@@ -1,4 +1,4 @@
-"""The key layout of a repository: one grammar, both directions (design 0001, K1 to K6).
+"""The key layout of a repository: one grammar, both directions (design 0001, K1 to K6; 0006).
 
 ```
 repository                                        the repository record
@@ -8,6 +8,8 @@ log/<scope>/<number>.commit                       commit records
 log/<scope>/<number>.boundary                     boundaries
 names/<scope>/<name>/<id>                         namings
 pins/<id>                                         pins
+runs/<run>/<name>                                 what a collection at work has written down (design 0006, R2)
+audit/<run>                                       what a collection did (design 0006, A1)
 ```
 
 Records and boundaries of a scope share one prefix and sort by number, so that one LIST from a number on
@@ -17,7 +19,7 @@ answers every question that a writer has before it acknowledges (design 0002, C4
 import functools
 import re
 import zlib
-from typing import Final
+from typing import Final, NewType
 
 import msgspec
 
@@ -30,6 +32,8 @@ INDEXES: Final = "indexes/"
 LOG: Final = "log/"
 NAMES: Final = "names/"
 PINS: Final = "pins/"
+RUNS: Final = "runs/"
+AUDIT: Final = "audit/"
 
 SHARDS_COUNT: Final = 256
 COMPONENT_BYTES_MAX: Final = 200
@@ -51,6 +55,12 @@ _UPLOAD = re.compile(
 _LOG = re.compile(rf"log/(?P<scope>{_COMPONENT})/(?P<number>[0-9]{{{NUMBER_DIGITS}}})\.(?P<kind>commit|boundary)")
 _NAME = re.compile(rf"names/(?P<scope>{_COMPONENT})/(?P<name>{_COMPONENT})/(?P<id>{_SESSION})")
 _PIN = re.compile(rf"pins/(?P<id>{_SESSION})")
+_RUN_ID = rf"[0-9]{{{NUMBER_DIGITS}}}-{_SESSION}"
+_RUN = re.compile(rf"runs/(?P<run>{_RUN_ID})/(?P<name>[a-z0-9][a-z0-9.-]{{0,99}})")
+_AUDIT = re.compile(rf"audit/(?P<run>{_RUN_ID})")
+
+# One collection: 20 digits of the store's milliseconds, a hyphen, 20 hexadecimal digits of chance. Runs sort by time.
+RunId = NewType("RunId", str)
 
 
 class UploadKey(msgspec.Struct, frozen=True):
@@ -70,8 +80,9 @@ class LogKey(msgspec.Struct, frozen=True, order=True):
     scope: Scope
 
 
+@functools.lru_cache(maxsize=4096)
 def encode_component(name: str) -> str:
-    """One name of any alphabet as one key component; `~XX` stands for a byte outside `A-Za-z0-9_.-`.
+    """One name of any alphabet as one key component; `~XX` stands for a byte outside `A-Za-z0-9_.-`; remembered.
 
     A leading dot is encoded too, so that no component is hidden, `.` or `..`.
 
@@ -243,6 +254,93 @@ def pin_key(pin_id: str) -> str:
     if _PIN.fullmatch(key) is None:
         raise UnsafeNameError("is not a pin id", subject=repr(pin_id))
     return key
+
+
+def parse_pin_key(key: str) -> str:
+    """The id of the pin that a key is of.
+
+    Raises:
+        UnsafeNameError: It is not the key of one.
+    """
+    m = _PIN.fullmatch(key)
+    if m is None:
+        raise UnsafeNameError("is not the key of a pin", subject=repr(key))
+    return m["id"]
+
+
+def make_run_id(now_ms: int, chance: str) -> RunId:
+    """The id of a collection that begins now, by the store's clock; `chance` is 20 lower-case hexadecimal digits.
+
+    Raises:
+        UnsafeNameError: Time or chance make no id.
+    """
+    return check_run_id(f"{now_ms:0{NUMBER_DIGITS}d}-{chance}")
+
+
+def check_run_id(run: str) -> RunId:
+    """A run's id, once it is known to be one.
+
+    Raises:
+        UnsafeNameError: It is none.
+    """
+    if re.fullmatch(_RUN_ID, run) is None:
+        raise UnsafeNameError("is not the id of a run", subject=repr(run))
+    return RunId(run)
+
+
+def run_began_at_ms(run: RunId) -> int:
+    """When a run began, by the store's clock."""
+    return int(run[:NUMBER_DIGITS])
+
+
+def run_prefix(run: RunId) -> str:
+    """Prefix of what a run has written down."""
+    return f"{RUNS}{run}/"
+
+
+def run_key(run: RunId, name: str) -> str:
+    """Key of one object of a run; the name is at most 100 of `a-z0-9.-`, such as `inventory-blobs-0a`.
+
+    Raises:
+        UnsafeNameError: The run or the name makes no key.
+    """
+    key = f"{run_prefix(run)}{name}"
+    if _RUN.fullmatch(key) is None:
+        raise UnsafeNameError("is not the key of an object of a run", subject=repr(key))
+    return key
+
+
+def parse_run_key(key: str) -> tuple[RunId, str]:
+    """Take the key of an object of a run apart: the run and the name.
+
+    Raises:
+        UnsafeNameError: It is none.
+    """
+    m = _RUN.fullmatch(key)
+    if m is None:
+        raise UnsafeNameError("is not the key of an object of a run", subject=repr(key))
+    return RunId(m["run"]), m["name"]
+
+
+def audit_key(run: RunId) -> str:
+    """Key of the audit record of a run.
+
+    Raises:
+        UnsafeNameError: It is no run's id.
+    """
+    return f"{AUDIT}{check_run_id(run)}"
+
+
+def parse_audit_key(key: str) -> RunId:
+    """The run that an audit record is of.
+
+    Raises:
+        UnsafeNameError: It is not the key of one.
+    """
+    m = _AUDIT.fullmatch(key)
+    if m is None:
+        raise UnsafeNameError("is not the key of an audit record", subject=repr(key))
+    return RunId(m["run"])
 
 
 def check_file_name(name: str) -> str:

@@ -1,6 +1,7 @@
-"""Which commits are kept: the last N, those since a time, the named ones."""
+"""Which commits are kept: the last N, those since a time, the named ones; one rule for each job (design 0006, P5)."""
 
-from collections.abc import Collection, Sequence
+import fnmatch
+from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -17,6 +18,7 @@ class KeepReason(StrEnum):
     LAST = "keep-last"
     SINCE = "keep-since"
     NAMED = "keep-named"
+    UNRULED = "no rule for this job"
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,14 +47,49 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+class RetentionRule(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of the jobs whose name matches."""
+
+    # As in a shell, case and all: `*` any text, `?` one character, `[abc]` one of these.
+    pattern: str
+    # None: everything.
+    retention: Retention | None
+
+
+class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules for many jobs; the first whose pattern a job's name matches is the one that counts (design 0006, P5)."""
+
+    rules: tuple[RetentionRule, ...]
+
+    def choose(self, job: str) -> Retention | None:
+        """The retention of a job; None keeps everything, as for a job that no rule matches."""
+        rule = self._rule(job)
+        return None if rule is None else rule.retention
+
+    def unused(self, jobs: Iterable[str]) -> tuple[str, ...]:
+        """The patterns of the rules that count for none of these jobs: perhaps they are misspelled."""
+        used = {rule.pattern for job in jobs if (rule := self._rule(job)) is not None}
+        return tuple(rule.pattern for rule in self.rules if rule.pattern not in used)
+
+    def _rule(self, job: str) -> RetentionRule | None:
+        return next((rule for rule in self.rules if fnmatch.fnmatchcase(job, rule.pattern)), None)
+
+
+def as_policy(retention: Retention | RetentionPolicy) -> RetentionPolicy:
+    """A retention as the policy that has it for every job."""
+    if isinstance(retention, RetentionPolicy):
+        return retention
+    return RetentionPolicy(rules=(RetentionRule(pattern="*", retention=retention),))
+
+
 def choose_kept(
-    commits: Sequence[Commit], retention: Retention, named: Collection[CommitPointer] = ()
+    commits: Sequence[Commit], retention: Retention | None, named: Collection[CommitPointer] = ()
 ) -> dict[CommitPointer, KeepReason]:
     """The commits to keep, each with the first reason that applies.
 
     Args:
         commits: The valid commits of one scope, oldest first.
-        retention: The rule.
+        retention: The rule; None keeps everything.
         named: Records of this scope that a name refers to.
 
     Returns:
@@ -62,6 +99,8 @@ def choose_kept(
     if not commits:
         return kept
     kept[commits[-1].pointer] = KeepReason.NEWEST
+    if retention is None:
+        return kept | {commit.pointer: KeepReason.UNRULED for commit in commits[:-1]}
     if retention.keep_last:
         for commit in commits[-retention.keep_last :]:
             kept.setdefault(commit.pointer, KeepReason.LAST)

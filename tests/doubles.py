@@ -39,10 +39,20 @@ class InterposedStore(ForwardingStore):
         self._before: list[tuple[str, str, Hook]] = []
         self._after: list[tuple[str, str, Hook]] = []
         self._lost_answers: list[tuple[str, str]] = []
+        self._countdown: tuple[int, Hook] | None = None
 
     def before(self, operation: str, key: str, hook: Hook) -> None:
         """Run `hook` before the next request with `key` in its key. What the hook raises, the request raises."""
         self._before.append((operation, key, hook))
+
+    def before_request(self, number: int, hook: Hook) -> None:
+        """Run `hook` before the request after so many from now on, whatever it is; 1 is the next one."""
+        self._countdown = (number, hook)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether that request has not come yet."""
+        return self._countdown is not None
 
     def after(self, operation: str, key: str, hook: Hook) -> None:
         """Run `hook` after the next such request was carried out."""
@@ -68,6 +78,7 @@ class InterposedStore(ForwardingStore):
             return
         key = " ".join(keys)
         self.requests.append((operation, key))
+        await self._count_down()
         await self._run(self._before, operation, key)
         yield
         await self._run(self._after, operation, key)
@@ -84,6 +95,14 @@ class InterposedStore(ForwardingStore):
             return await super().put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
         except _AnswerLostError:
             return Unknown(reason="the answer was lost")
+
+    async def _count_down(self) -> None:
+        if self._countdown is None:
+            return
+        number, hook = self._countdown
+        self._countdown = (number - 1, hook) if number > 1 else None
+        if number == 1:
+            await hook()
 
     @staticmethod
     async def _run(hooks: list[tuple[str, str, Hook]], operation: str, key: str) -> None:

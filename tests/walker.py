@@ -1,6 +1,7 @@
 """Which keys a repository should have, worked out without the engine: the judge of collection and of crashes."""
 
 import hashlib
+from collections.abc import Mapping
 
 from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
 from index.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin
@@ -12,10 +13,15 @@ async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:
     """Every key with a reason to exist: open records, what they, names and pins lead to, unexpired uploads."""
     found = {blob.key: await _looked_at(store, blob) async for blob in list_blobs(store, "") if blob.key != "profile"}
     data = {key: await read_blob(store, key, size_bytes_max=1 << 30) for key in found if not key.startswith("blobs/")}
-    keep = {"repository"}
+    return keys_to_keep(found, data, now_ms)
+
+
+def keys_to_keep(found: Mapping[str, BlobInfo], data: Mapping[str, bytes], now_ms: int) -> set[str]:
+    """`expected_keys` of what was read: every object as it is listed, and the bytes of all but blobs."""
+    # Audit records are evidence; of what a collection writes down for itself nothing stays when it has ended.
+    keep = {"repository", *(key for key in found if key.startswith("audit/"))}
     references: list[StoreReference] = []
-    for scope in {key.split("/")[1] for key in found if key.startswith("log/")}:
-        keep_log, kept = _log(scope, {k: data[k] for k in data if k.startswith(f"log/{scope}/")}, found)
+    for keep_log, kept in read_logs(found, data).values():
         keep |= keep_log
         references += [s for record in kept for s in record.stores]
     for key, stored in data.items():
@@ -53,7 +59,18 @@ def _name(key: str, stored: bytes, created_at_ms: int, now_ms: int) -> tuple[boo
     return now_ms <= name.valid_until_ms, ()
 
 
-def _log(scope: str, data: dict[str, bytes], found: dict[str, BlobInfo]) -> tuple[set[str], list[CommitRecord]]:
+def read_logs(
+    found: Mapping[str, BlobInfo], data: Mapping[str, bytes]
+) -> dict[str, tuple[set[str], list[CommitRecord]]]:
+    """By scope: the keys of its log with a reason to exist, and its valid open records in the order of their keys."""
+    logs: dict[str, dict[str, bytes]] = {}
+    for key in sorted(found):
+        if key.startswith("log/"):
+            logs.setdefault(key.split("/")[1], {})[key] = data[key]
+    return {scope: _log(scope, log, found) for scope, log in logs.items()}
+
+
+def _log(scope: str, data: Mapping[str, bytes], found: Mapping[str, BlobInfo]) -> tuple[set[str], list[CommitRecord]]:
     boundaries = [decode_boundary(data[key], subject=key) for key in data if key.endswith(".boundary")]
     records = [(key, decode_commit(data[key], subject=key)) for key in data if key.endswith(".commit")]
 
@@ -74,8 +91,8 @@ def _log(scope: str, data: dict[str, bytes], found: dict[str, BlobInfo]) -> tupl
     return keep, [record for key, record in open_records if found[key].created_at_ms <= record.valid_until_ms]
 
 
-def _reach(reference: IndexReference, data: dict[str, bytes]) -> set[str]:
-    index, keys = _resolve(reference, data)
+def _reach(reference: IndexReference, data: Mapping[str, bytes]) -> set[str]:
+    index, keys = resolve(reference, data)
 
     def walk(directory: DirIndex) -> None:
         for file in directory.files_present:
@@ -87,11 +104,12 @@ def _reach(reference: IndexReference, data: dict[str, bytes]) -> set[str]:
     return keys
 
 
-def _resolve(reference: IndexReference, data: dict[str, bytes]) -> tuple[SnapshotIndex, set[str]]:
+def resolve(reference: IndexReference, data: Mapping[str, bytes]) -> tuple[SnapshotIndex, set[str]]:
+    """The index that a reference leads to, and the keys of the index objects on the way."""
     stored = data[reference.key]
     assert hashlib.sha256(stored).digest() == reference.sha256, reference.key
     index = decode_index(stored, subject=reference.key)
     if isinstance(index, SnapshotIndex):
         return index, {reference.key}
-    base, keys = _resolve(index.base, data)
+    base, keys = resolve(index.base, data)
     return apply_delta(base, index), keys | {reference.key}

@@ -50,6 +50,7 @@ async def backup_checkpoint(
     job: str | None = None,
     stores_at_once: int = STORES_AT_ONCE,
     verify: bool = True,
+    check_retained: bool = False,
     scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
     store_settings: StoreSettings | None = None,
@@ -65,6 +66,8 @@ async def backup_checkpoint(
         job: Which job has the pictures of this query; `spark-<query id>` if not given.
         stores_at_once: So many stores are worked on at once.
         verify: Whether what is new is checked before it is taken over (P5).
+        check_retained: Whether what the newest picture has is looked for, and sent again where it is missing, also if
+            the picture is of this batch already (design 0006, M1); a STAT for each blob.
         scratch: Where files of a checkpoint on another store are fetched to; the system's place if not given.
         progress: Told what there is to do and what is done.
         store_settings: How the checkpoint's store is asked.
@@ -93,6 +96,7 @@ async def backup_checkpoint(
                     store,
                     begun.base(store.id),
                     verify=verify,
+                    check_retained=check_retained,
                     scratch=scratch,
                     settings=share,
                     progress=sums.part(),
@@ -106,6 +110,7 @@ async def backup_checkpoint(
             back_up_stores,
             job=job,
             verify=verify,
+            check_retained=check_retained,
             scratch=scratch,
             progress=sums.part(),
             ambient=ambient,
@@ -131,6 +136,7 @@ async def take_picture(
     *,
     job: str | None = None,
     verify: bool = True,
+    check_retained: bool = False,
     scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
     ambient: Ambient | None = None,
@@ -143,13 +149,20 @@ async def take_picture(
     began_s = ambient.monotonic_s()
     failed: tuple[int, Exception] | None = None
     for attempt in range(1, ATTEMPTS_MAX + 1):
-        begun = await begin_backup(repository, root, job=job)
+        begun = await begin_backup(repository, root, job=job, check_retained=check_retained)
         if begun.parent is not None and begun.taken is not None:
             return CheckpointBackup(commit=begun.parent, picture=begun.taken, is_new=False, attempts=attempt)
         try:
             stores = await back_up_stores(begun)
             done = await finish_backup(
-                repository, root, begun, stores, verify=verify, scratch=scratch, progress=progress
+                repository,
+                root,
+                begun,
+                stores,
+                verify=verify,
+                check_retained=check_retained,
+                scratch=scratch,
+                progress=progress,
             )
         except MOVED as error:
             # What is missing at a batch is missing: only a query that goes on is worth another look.

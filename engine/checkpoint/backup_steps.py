@@ -16,6 +16,7 @@ from engine.checkpoint.live_files import live_files
 from engine.checkpoint.live_store import LiveStore
 from engine.checkpoint.naming import hiding, located
 from engine.checkpoint.query_files import QueryFiles
+from engine.complete import find_complete
 from engine.errors import CommitUnknownError, DamagedError, UsageError
 from engine.hashing import hash_bytes
 from engine.index_io import read_index
@@ -102,11 +103,19 @@ class CheckpointBackup(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-async def begin_backup(repository: Repository, root: CheckpointDir, *, job: str | None = None) -> PictureBegun:
+async def begin_backup(
+    repository: Repository, root: CheckpointDir, *, job: str | None = None, check_retained: bool = False
+) -> PictureBegun:
     """Find out which batch a picture is of, and what it will be compared with (P1, P2).
 
     Costs a list of `commits/`, two GETs of logs, one of `metadata`, a list and two or three requests for each operator,
     three GETs more if the newest picture is of the same batch; of the repository a list, and a GET or two.
+
+    Args:
+        repository: Where to.
+        root: The checkpoint.
+        job: As for `backup_checkpoint`.
+        check_retained: Whether a picture of this batch has to be whole to count: a STAT for each blob of it.
 
     Raises:
         As `backup_checkpoint`.
@@ -124,6 +133,8 @@ async def begin_backup(repository: Repository, root: CheckpointDir, *, job: str 
     begun = PictureBegun(scope=scope, query_id=query_id, location=_shown(root), at=at, parent=parent)
     if newest is None or newest.batch != at.batch or not await _is_taken(repository, root, begun):
         return begun
+    if check_retained and parent is not None and await find_complete(repository.store, [parent]) is None:
+        return begun
     return msgspec.structs.replace(begun, taken=newest)
 
 
@@ -136,7 +147,11 @@ async def _is_taken(repository: Repository, root: CheckpointDir, begun: PictureB
     reference = begun.base(None)
     if reference is None:
         return False
-    index = await read_index(repository.store, reference.index)
+    try:
+        index = await read_index(repository.store, reference.index)
+    except DamagedError:
+        # The next picture heals it, if it is missing, or says what is wrong (design 0006, M1).
+        return False
     there = {path: file.blake3 for path, file in files_of(index.dir)}
     batch = begun.at.batch
     for room, number in ((COMMITS, batch), (OFFSETS, batch), (OFFSETS, batch + 1)):
@@ -169,6 +184,7 @@ async def backup_store(
     base: StoreReference | None,
     *,
     verify: bool = True,
+    check_retained: bool = False,
     scratch: Path | None = None,
     settings: TransferSettings | None = None,
     progress: Progress = NO_PROGRESS,
@@ -185,6 +201,7 @@ async def backup_store(
         store: What to take.
         base: What the newest commit has of the store.
         verify: As for `backup_checkpoint`.
+        check_retained: As for `backup_checkpoint`.
         scratch: As for `backup_checkpoint`.
         settings: How bytes are moved, in place of the repository's own.
         progress: As for `backup_checkpoint`.
@@ -207,6 +224,7 @@ async def backup_store(
                 unique_id=store.at.unique_id,
                 base=base,
                 lineage=lambda: live.lineage,
+                check_retained=check_retained,
                 settings=settings,
                 progress=progress,
             )
@@ -227,6 +245,7 @@ async def finish_backup(
     stores: Sequence[StoreBackup],
     *,
     verify: bool = True,
+    check_retained: bool = False,
     scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> CheckpointBackup:
@@ -238,6 +257,7 @@ async def finish_backup(
         begun: From `begin_backup`.
         stores: What became of every store of it.
         verify: As for `backup_checkpoint`.
+        check_retained: As for `backup_checkpoint`.
         scratch: As for `backup_checkpoint`.
         progress: As for `backup_checkpoint`.
 
@@ -266,6 +286,7 @@ async def finish_backup(
                 version=at.batch + 1,
                 base=begun.base(None),
                 lineage=(),
+                check_retained=check_retained,
                 progress=progress,
             )
     query = StoreBackup(id=None, result=result, source_requests=files.requests)
@@ -286,12 +307,21 @@ async def _commit(
 ) -> Commit:
     """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3)."""
     parent = begun.parent.pointer if begun.parent else None
+    taken = {(result.reference.task, result.reference.store) for result in results}
+    had = begun.parent.record.stores if begun.parent else ()
+    # What the query has no longer is in no picture from here on (design 0006, F3).
+    dropped = [(s.task, s.store) for s in had if (s.task, s.store) not in taken]
     left = COMMIT_ATTEMPTS_MAX
     while True:
         left -= 1
         try:
             return await repository.commit(
-                begun.scope, results, version=picture.batch + 1, offsets=picture.encode(), parent=parent
+                begun.scope,
+                results,
+                version=picture.batch + 1,
+                offsets=picture.encode(),
+                parent=parent,
+                dropped=dropped,
             )
         except CommitUnknownError:
             if not left:

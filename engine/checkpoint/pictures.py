@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-from engine.errors import CollectedError, NotFoundError, UsageError
+from engine.complete import find_complete
+from engine.errors import CollectedError, IncompleteError, NotFoundError, UsageError
 from engine.pins import PinLease
 from engine.repository import Repository
 from engine.repository_reading import CHOICES_MAX
@@ -73,19 +74,50 @@ async def find_picture(
     raise NotFoundError(f"no picture has {wanted}", operation=_FIND, subject=job, hint=f"there is {_told(pictures)}")
 
 
+async def find_complete_picture(repository: Repository, job: str, *, batch: int | None, at_ms: int | None) -> Taken:
+    """`find_picture` if everything of it is there, else the newest of which everything is (design 0006, M2).
+
+    Raises:
+        IncompleteError: No picture is whole.
+        As `find_picture`.
+    """
+    chosen = await find_picture(repository, job, batch=batch, at_ms=at_ms)
+    if await find_complete(repository.store, [chosen[0]]) is not None:
+        return chosen
+    pictures = await list_pictures(repository, job)
+    complete = await find_complete(repository.store, [commit for commit, _ in pictures])
+    if complete is None:
+        raise IncompleteError(
+            f"something of the picture of batch {chosen[1].batch} is missing, and of every other one",
+            operation=_FIND,
+            subject=job,
+        )
+    return next(taken for taken in pictures if taken[0].pointer == complete.pointer)
+
+
 @contextlib.asynccontextmanager
 async def pinned_picture(
-    repository: Repository, job: str, *, batch: int | None, at_ms: int | None, purpose: str
+    repository: Repository,
+    job: str,
+    *,
+    batch: int | None,
+    at_ms: int | None,
+    purpose: str,
+    or_newest_complete: bool = False,
 ) -> AsyncIterator[tuple[Commit, Picture, PinLease]]:
     """`find_picture`, kept from being collected while the block runs (R9, and design 0002, D5).
+
+    Args:
+        or_newest_complete: Use `find_complete_picture` instead.
 
     Raises:
         CollectedError: Every choice was collected before its pin stood.
         As `find_picture`.
     """
+    find = find_complete_picture if or_newest_complete else find_picture
     async with contextlib.AsyncExitStack() as stack:
         for attempt in range(CHOICES_MAX):
-            commit, picture = await find_picture(repository, job, batch=batch, at_ms=at_ms)
+            commit, picture = await find(repository, job, batch=batch, at_ms=at_ms)
             try:
                 lease = await stack.enter_async_context(repository.pinned(commit, purpose))
             except CollectedError:

@@ -45,6 +45,7 @@ async def restore_checkpoint(
     move_aside: bool = False,
     map_paths: Mapping[str, str] | None = None,
     spark_location: str | None = None,
+    or_newest_complete: bool = False,
     stores_at_once: int = STORES_AT_ONCE,
     progress: Progress = NO_PROGRESS,
     store_settings: StoreSettings | None = None,
@@ -63,6 +64,8 @@ async def restore_checkpoint(
         move_aside: A target that has content is moved aside first, and never deleted.
         map_paths: Where the files of file sources stand now: old prefixes to new ones.
         spark_location: What Spark calls the target; a URL, or an absolute path.
+        or_newest_complete: Where something of the picture is missing, take the newest of which everything is there
+            (design 0006, M2); found out beforehand, with a STAT for each blob of the picture.
         stores_at_once: So many stores are worked on at once.
         progress: Told of files and bytes.
         store_settings: How a target that is a URL is asked.
@@ -87,6 +90,7 @@ async def restore_checkpoint(
         move_aside=move_aside,
         map_paths=map_paths or {},
         spark_location=spark_location,
+        or_newest_complete=or_newest_complete,
     )
     place = _place(target, ambient, choice, store_settings)
     restore = CheckpointRestore(repository, place, choice, ambient)
@@ -106,11 +110,12 @@ async def restore_checkpoint(
 
     try:
         with restore.telling():
-            work = await restore.begin()
-            progress.total(
-                files=sum(item.reference.files_count for item in work), bytes_=sum(i.reference.size_bytes for i in work)
-            )
-            return await restore.finish(await map_bounded(one, work, in_flight_max=at_once))
+            async with restore.naming_complete():
+                work = await restore.begin()
+                files = sum(item.reference.files_count for item in work)
+                progress.total(files=files, bytes_=sum(item.reference.size_bytes for item in work))
+                restored = await map_bounded(one, work, in_flight_max=at_once)
+            return await restore.finish(restored)
     finally:
         await restore.close()
 

@@ -16,6 +16,7 @@ from engine.checkpoint.pictures import find_job, pinned_picture
 from engine.checkpoint.store_restore import StoreRestored, StoreToRestore
 from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.clock import Ambient
+from engine.complete import name_commit, naming_complete
 from engine.download import Downloader
 from engine.errors import DamagedError, EngineError, UsageError
 from engine.local_stat import DIR_FLAGS
@@ -30,8 +31,8 @@ from index.batch_log import decode_offsets
 from index.errors import FormatError
 from index.keys import check_file_name
 from index.log import Commit
-from index.model import SnapshotIndex
-from index.picture import QUERY_STORE, QUERY_TASK, Picture, StoreId
+from index.model import Scope, SnapshotIndex
+from index.picture import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
 from index.picture_selection import OFFSETS, SOURCES, FilePath, select_query_files
 from index.reachable import files_of
 from index.restore_plan import plan_restore
@@ -58,6 +59,8 @@ class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
     map_paths: Mapping[str, str] = {}
     # What Spark calls the target, if it is not to follow from it and from the checkpoint (R5).
     spark_location: str | None = None
+    # Where something of the picture is missing, take the newest of which everything is there (design 0006, M2).
+    or_newest_complete: bool = False
 
 
 class RestoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +135,12 @@ class CheckpointRestore:
         """Where the checkpoint is gathered; a store belongs to `StoreId.path` below it."""
         return self._target.directory
 
+    def naming_complete(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Let an error of a block that something is missing say which picture is whole (design 0006, M2)."""
+        return naming_complete(
+            self._repository.store, lambda: self._repository.commits(Scope(self.job)), name=_name_picture
+        )
+
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
         """Let an error that ends the block say where what stood at the target is, if that was moved aside by then."""
@@ -162,9 +171,18 @@ class CheckpointRestore:
         await check_apart(self._target, self._repository.store)
         self.job = choice.job or await find_job(self._repository)
         self.commit, self.picture, self._lease = await self._resources.enter_async_context(
-            pinned_picture(self._repository, self.job, batch=choice.batch, at_ms=choice.at_ms, purpose=_PURPOSE)
+            pinned_picture(
+                self._repository,
+                self.job,
+                batch=choice.batch,
+                at_ms=choice.at_ms,
+                purpose=_PURPOSE,
+                or_newest_complete=choice.or_newest_complete,
+            )
         )
-        self.batch = self.picture.batch if choice.batch is None else choice.batch
+        # Another picture than the one that was asked for need not have the batch.
+        has_batch = choice.batch is not None and self.picture.oldest_batch <= choice.batch <= self.picture.batch
+        self.batch = choice.batch if choice.batch is not None and has_batch else self.picture.batch
         self.oldest_batch = self.batch if choice.replayed else self.picture.oldest_batch
         reference = require_store(self.commit, QUERY_TASK, QUERY_STORE)
         index, self._requests = await read_index_of(self._repository.store, reference)
@@ -303,6 +321,11 @@ class CheckpointRestore:
         hint = "the picture is not whole; restore from another one"
         where = f"commit {self.commit.pointer.number} of {self.job}: {subject}"
         return DamagedError(reason, operation="restore", subject=where, hint=hint)
+
+
+def _name_picture(commit: Commit) -> str:
+    picture = decode_picture(commit.record.offsets)
+    return name_commit(commit) if picture is None else f"the picture of batch {picture.batch}"
 
 
 def _open_with_dirs(directory: Path, dirs: Sequence[FilePath]) -> int:

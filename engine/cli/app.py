@@ -12,16 +12,19 @@ from typing import Any, Final, cast
 import click
 from typing_extensions import override
 
-from engine.cli.caring import collect, fork, name, rewind, unname, verify
+from engine.cli.caring import fork, name, rewind, unname, verify
+from engine.cli.collecting import collect
+from engine.cli.committing import commit
 from engine.cli.doctoring import doctor, lifecycle
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.exporting import export
 from engine.cli.failures import close_quietly, describe, print_traceback, report
+from engine.cli.forgetting import forget
 from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, help_sections
 from engine.cli.reading import diff, list_, show
 from engine.cli.restoring import restore
 from engine.cli.spark_verbs import spark
-from engine.cli.writing import backup, commit, init
+from engine.cli.writing import backup, init
 
 GROUPS_HELP: Final = {
     "A commit is": [
@@ -132,7 +135,7 @@ def tidemark(ctx: click.Context) -> None:
 
 
 for _verb in (
-    *(init, backup, commit, restore, list_, show, diff, verify, collect, rewind, fork, name, unname, export),
+    *(init, backup, commit, restore, list_, show, diff, verify, collect, rewind, fork, name, unname, forget, export),
     *(doctor, lifecycle, spark),
 ):
     tidemark.add_command(cast("click.Command", _verb))

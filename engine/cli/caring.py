@@ -1,21 +1,16 @@
-"""The verbs that look after what is there: `verify`, `collect`, `rewind`, `fork`, `name` and `unname`."""
-
-from collections import Counter
+"""The verbs that look after what is there: `verify`, `rewind`, `fork`, `name` and `unname`."""
 
 import click
 import msgspec
 
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import COMMIT, MOMENT, SHARE, Setting, Verb, common_options, scope_options
+from engine.cli.options import COMMIT, SHARE, Setting, Verb, common_options, scope_options
 from engine.cli.session import Session, check_component, choose_scope, with_session
-from engine.collect import CollectReport
-from engine.config import CommitChoice, Moment, check_new_name
+from engine.config import CommitChoice, check_new_name
 from engine.errors import UsageError
-from engine.verify import Level, ProblemKind, VerifyReport
+from engine.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.views import CommitView, committed_line, view_commit
 from engine.words import count, human_bytes, iso_time, printable, table
-from index.collect_plan import DeleteReason
-from index.retention import Retention
 
 _TASK_HELP = "With --commit-per-task: whose commits.  [default: 0]"
 
@@ -172,166 +167,10 @@ def _verify_lines(report: VerifyReport) -> list[str]:
     verdict = f"{count(damage, 'problem')} of damage" if damage else "no damage"
     if left:
         verdict += f", {count(left, 'TTL')} left to remove: run with --heal"
-    return [*lines, f"{', '.join(seen)}: {verdict}"]
-
-
-# ---------------------------------------------------------------------- collect
-
-
-class DeleteView(msgspec.Struct, frozen=True, kw_only=True):
-    """One key that went, or with a dry run would go."""
-
-    key: str
-    # closed_commit, superseded_boundary, expired_pin, released_name, expired_upload, closed_upload, outlived_upload or
-    # unfinished_upload.
-    reason: str
-    size_bytes: int
-
-
-class KeptView(msgspec.Struct, frozen=True, kw_only=True):
-    """One commit that stays."""
-
-    job: str
-    commit_task: str | None
-    number: int
-    version: int
-    # newest, last, since or named.
-    reason: str
-
-
-class CollectView(msgspec.Struct, frozen=True, kw_only=True):
-    """`collect`."""
-
-    dry_run: bool
-    freed_bytes: int
-    deleted: tuple[DeleteView, ...]
-    failed: tuple[str, ...]
-    kept: tuple[KeptView, ...]
-    live_count: int
-    live_bytes: int
-    # Unreachable uploads that stay until their TTL has expired.
-    waiting_count: int
-    waiting_bytes: int
-    # Uploads that were begun, are not finished, and may be under way.
-    unfinished_count: int
-    # Why unfinished uploads could not be looked for; empty if they were.
-    unfinished_hidden: str
-    foreign: tuple[str, ...]
-
-
-@click.command(
-    "collect",
-    cls=Verb,
-    short_help="Delete what no commit, name or reader needs.",
-    example="tidemark collect -r file:///backups --keep-last 30 --keep-since 7d -n",
-)
-@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each job.")
-@click.option("--keep-since", type=MOMENT, metavar="TIME", help="Keep what was current then or later: 2026-05-01, 7d.")
-@click.option("--keep-named/--no-keep-named", default=True, show_default=True, help="Keep records that have names.")
-@click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; say what would go, and why.")
-@click.option("-v", "--verbose", is_flag=True, help="Each key with its reason, and each commit kept.")
-@common_options
-@with_session
-def collect(
-    session: Session,
-    *,
-    keep_last: int | None,
-    keep_since: Moment | None,
-    keep_named: bool,
-    dry_run: bool,
-    verbose: bool,
-) -> ExitCode:
-    """Delete what no kept commit, name or reader needs. The only verb that deletes.
-
-    At least one of --keep-last and --keep-since is needed; a commit stays if either keeps it. The newest commit of a
-    job always stays, and what a name holds can always be restored. Ends with 3 if some keys could not be deleted.
-    """
-    if keep_last is None and keep_since is None:
-        raise UsageError(
-            "this would keep nothing but the newest commits",
-            operation="collect",
-            hint="say --keep-last N, --keep-since TIME, or both",
-        )
-    with session.open() as repository:
-        since_ms = None
-        if keep_since is not None:
-            since_ms = session.resolve_ms(repository, keep_since)
-        retention = Retention(keep_last=keep_last or 0, keep_since_ms=since_ms, keep_named=keep_named)
-        with session.progress("collect") as progress:
-            report = repository.collect(retention, dry_run=dry_run, progress=progress)
-    session.show(_view_collect(report), _collect_lines(report, verbose=verbose))
-    return ExitCode.PARTIAL if report.failed else ExitCode.OK
-
-
-def _view_collect(report: CollectReport) -> CollectView:
-    return CollectView(
-        dry_run=report.dry_run,
-        freed_bytes=report.freed_bytes,
-        deleted=tuple(
-            DeleteView(key=d.key, reason=d.reason.name.lower(), size_bytes=d.size_bytes) for d in report.deletes
-        ),
-        failed=report.failed,
-        kept=tuple(
-            KeptView(
-                job=k.scope.job,
-                commit_task=k.scope.task,
-                number=k.number,
-                version=k.version,
-                reason=k.reason.name.lower(),
-            )
-            for k in report.kept
-        ),
-        live_count=report.live_count,
-        live_bytes=report.live_bytes,
-        waiting_count=report.waiting_count,
-        waiting_bytes=report.waiting_bytes,
-        unfinished_count=report.unfinished_count,
-        unfinished_hidden=report.unfinished_hidden,
-        foreign=report.foreign,
-    )
-
-
-def _collect_lines(report: CollectReport, *, verbose: bool) -> list[str]:
-    lines: list[str] = []
-    if verbose and report.kept:
-        kept = [(printable(str(k.scope)), str(k.number), str(k.version), k.reason.value) for k in report.kept]
-        lines += [*table(("job", "commit kept", "version", "because"), kept, right=("commit kept", "version")), ""]
-    if verbose and report.deletes:
-        keys = [(printable(d.key), _size(d.size_bytes), d.reason.value) for d in report.deletes]
-        lines += [*table(("key deleted", "size", "because"), keys, right=("size",)), ""]
-    if report.deletes:
-        lines += [*_reasons_table(report), ""]
-    did = "would delete" if report.dry_run else "deleted"
-    live = f"{count(report.live_count, 'object')} ({human_bytes(report.live_bytes)})"
-    lines.append(f"{did} {count(len(report.deletes), 'key')} ({human_bytes(report.freed_bytes)})")
-    lines.append(f"{'would keep' if report.dry_run else 'kept'} {count(len(report.kept), 'commit')}, {live}")
-    if report.waiting_count:
-        waiting = f"{count(report.waiting_count, 'upload')} that no commit names ({human_bytes(report.waiting_bytes)})"
-        lines.append(f"waiting for their TTL: {waiting}")
-    if report.unfinished_count:
-        lines.append(f"not finished, and perhaps under way: {count(report.unfinished_count, 'upload')}")
-    if report.unfinished_hidden:
-        lines.append(f"NOT looked for, uploads that were never finished: {printable(report.unfinished_hidden)}")
-    if report.foreign:
-        foreign = f"{count(len(report.foreign), 'key')} that tidemark never wrote"
-        lines.append(f"left alone: {foreign}, such as {printable(report.foreign[0])}")
-    if report.failed:
-        failed = f"{count(len(report.failed), 'key')}, such as {printable(report.failed[0])}"
-        lines.append(f"NOT deleted: {failed}; run collect again")
+    lines.append(f"{', '.join(seen)}: {verdict}")
+    if any(p.kind in GONE for p in report.problems):
+        lines.append("what is gone and still on a disk is uploaded again by `tidemark backup --check-retained`")
     return lines
-
-
-def _reasons_table(report: CollectReport) -> list[str]:
-    counts = Counter(d.reason for d in report.deletes)
-    sizes: Counter[DeleteReason] = Counter()
-    for d in report.deletes:
-        sizes[d.reason] += d.size_bytes
-    rows = [(reason.value, f"{number:,}", _size(sizes[reason])) for reason, number in counts.items()]
-    return table(("because", "keys", "size"), rows, right=("keys", "size"))
-
-
-def _size(size_bytes: int) -> str:
-    return human_bytes(size_bytes) if size_bytes else "-"
 
 
 # ---------------------------------------------------------------------- going back, branching off, keeping

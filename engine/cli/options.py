@@ -33,6 +33,7 @@ from engine.config import (
     parse_moment,
     parse_share,
     parse_size_bytes,
+    parse_store,
     parse_version,
     read_config,
 )
@@ -80,6 +81,7 @@ SHARE: Final = Parsed("share", parse_share)
 SIZE: Final = Parsed("size", parse_size_bytes)
 VERSION: Final = Parsed("version", parse_version)
 COMMIT: Final = Parsed("commit", parse_commit)
+STORE: Final = Parsed("store", parse_store)
 
 
 class Setting(click.Option):
@@ -122,6 +124,31 @@ class Verb(click.Command):
             formatter.write(textwrap.fill(text, formatter.width, break_on_hyphens=False) + "\n")
 
 
+class VerbGroup(Verb, click.Group):
+    """A verb that runs by itself and has others below it, which share nothing with it but its name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (click passes them on)
+        super().__init__(*args, invoke_without_command=True, subcommand_metavar="[VERB [ARGS]...]", **kwargs)
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    @override
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # What this verb made of a command line that is for another is no word on how to tell an error of it.
+        for told in (JSON_META, DEBUG_META):
+            ctx.obj.pop(told, None)
+        found = super().resolve_command(ctx, args)
+        # They would be the group's own, and go unheard.
+        early = [p for p in self.params if p.name and ctx.get_parameter_source(p.name) is ParameterSource.COMMANDLINE]
+        if early:
+            ctx.fail(f"{max(early[0].opts, key=len)} stands before {found[0]}: options come after the verb")
+        return found
+
+
 def environment_names(verb: str, option: str, *, shared: bool) -> list[str]:
     """The variables that an option is read from, the first that is set winning."""
     own = f"{ENVIRONMENT_PREFIX}_{verb}_{option}".replace(" ", "_").upper()
@@ -131,10 +158,10 @@ def environment_names(verb: str, option: str, *, shared: bool) -> list[str]:
 def walk_verbs(group: click.Group) -> Iterator[Verb]:
     """Every verb, those of the groups inside too."""
     for command in group.commands.values():
+        if isinstance(command, Verb):
+            yield command
         if isinstance(command, click.Group):
             yield from walk_verbs(command)
-        elif isinstance(command, Verb):
-            yield command
 
 
 def table_name(command: click.Command) -> str:
@@ -192,7 +219,7 @@ def default_map(config: Config, table: str, options: frozenset[str]) -> dict[str
 
 def origin_hint(ctx: click.Context | None, param: click.Parameter | None) -> str:
     """Where a refused or missing value comes from, or where it could."""
-    if ctx is not None and param is None and isinstance(ctx.command, click.Group):
+    if ctx is not None and param is None and isinstance(ctx.command, click.Group) and not isinstance(ctx.command, Verb):
         return f"options come after the verb, as in `tidemark list --json`; see `{ctx.command_path} --help`"
     if ctx is None or param is None or not isinstance(param, click.Option) or param.name is None:
         return f"see `{ctx.command_path} --help`" if ctx is not None else "see `tidemark --help`"
@@ -225,6 +252,9 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferSettings
     s3: S3Settings = S3Settings()
 
+
+CHECK_RETAINED_HELP: Final = "Look whether what was uploaded before is still there, and upload again what is not."
+OR_NEWEST_COMPLETE_HELP: Final = "Where something is missing, take the newest of which everything is there."
 
 COMMON_HELP: Final = (
     ("-r, --repository URL", "The repository: s3://bucket/prefix, file:///absolute/path, or a path."),
@@ -394,11 +424,11 @@ def checkpoint_and_repository(function: Decorated) -> Decorated:
     return click.argument("checkpoint", metavar="CHECKPOINT")(function)
 
 
-def on_spark_option(function: Decorated) -> Decorated:
+def on_spark_option(
+    function: Decorated, text: str = "Spread the stores over the executors of a Spark session."
+) -> Decorated:
     """Whether the work is spread over the executors of a Spark session; see `engine.cli.on_spark`."""
-    return click.option(
-        "--on-spark", cls=Setting, is_flag=True, help="Spread the stores over the executors of a Spark session."
-    )(function)
+    return click.option("--on-spark", cls=Setting, is_flag=True, help=text)(function)
 
 
 def help_sections(rows: Mapping[str, Sequence[tuple[str, str]]], formatter: click.HelpFormatter) -> None:

@@ -12,6 +12,7 @@ from engine.cli.exit_codes import ExitCode
 from engine.cli.failures import Failure, describe
 from engine.cli.options import (
     MOMENT,
+    OR_NEWEST_COMPLETE_HELP,
     VERSION,
     Setting,
     Verb,
@@ -23,7 +24,7 @@ from engine.cli.options import (
 from engine.cli.reading import choose_stores
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice, Moment, check_new_name
-from engine.errors import EngineError, UsageError
+from engine.errors import DamagedError, EngineError, UsageError
 from engine.restore import OwnerPolicy, RestoreResult
 from engine.sync import SyncRepository
 from engine.views import CommitView, view_commit
@@ -53,6 +54,8 @@ class RestoreView(msgspec.Struct, frozen=True, kw_only=True):
     commit: CommitView
     # False: the store denied writing a pin, so that nothing protected the restore from a collection.
     pinned: bool
+    # With --or-newest-complete: why it is not the commit that was chosen; empty if it is.
+    instead_because: str
     stores: tuple[RestoredStoreView, ...]
 
 
@@ -95,6 +98,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     target: Path
     owners: OwnerPolicy
     replace: bool
+    or_newest_complete: bool
 
 
 @click.command(
@@ -122,6 +126,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="Recorded owners: leave, set where possible, or set or fail.",
 )
+@click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be fetched and reused.")
 @transfer_options
 @common_options
@@ -141,6 +146,7 @@ def restore(
     all_stores: bool,
     replace: bool,
     owners: str,
+    or_newest_complete: bool,
     dry_run: bool,
 ) -> ExitCode:
     """Bring a store back into the directory TARGET, whole or not at all.
@@ -155,6 +161,7 @@ def restore(
         target=target,
         owners=OwnerPolicy(owners),
         replace=replace,
+        or_newest_complete=or_newest_complete,
     )
     with session.open() as repository:
         if dry_run:
@@ -162,6 +169,8 @@ def restore(
             return ExitCode.OK
         view = _restore(session, repository, request)
     session.show(view, _restore_lines(view))
+    if view.instead_because:
+        session.warn(f"it is not the commit that was chosen: {view.instead_because}")
     if not view.pinned:
         session.warn("the store denied writing a pin: a collection at the same time could have taken the commit")
     for restored in view.stores:
@@ -211,22 +220,31 @@ def _restore_one(session: Session, repository: SyncRepository, request: _Request
             store=store,
             owners=request.owners,
             replace=request.replace,
+            or_newest_complete=request.or_newest_complete,
             progress=progress,
             **session.choose(repository, request.choice),
         )
     reference = _the_store(restored.commit, task, store)
     view = _view_restored(reference, request.target, restored.result)
-    return RestoreView(commit=view_commit(restored.commit), pinned=restored.pinned, stores=(view,))
+    return RestoreView(
+        commit=view_commit(restored.commit),
+        pinned=restored.pinned,
+        instead_because=restored.instead_because,
+        stores=(view,),
+    )
 
 
 def _restore_all(session: Session, repository: SyncRepository, request: _Request) -> RestoreView:
-    choice = session.choose(repository, request.choice)
+    choice, instead_because = session.choose(repository, request.choice), ""
     with contextlib.ExitStack() as stack:
         with session.explaining(repository, request.scope):
+            if request.or_newest_complete:
+                asked, choice = choice, repository.choose_complete(request.scope, **choice)
+                instead_because = "" if choice == asked else "something of that one is missing"
             found = repository.find_pinned(request.scope, purpose="restore", **choice)
             commit, lease = stack.enter_context(found)
         stores = _restore_stores(session, repository, request, commit)
-    return RestoreView(commit=view_commit(commit), pinned=lease.pinned, stores=stores)
+    return RestoreView(commit=view_commit(commit), pinned=lease.pinned, instead_because=instead_because, stores=stores)
 
 
 def _restore_stores(
@@ -247,8 +265,12 @@ def _restore_stores(
                     reference, target, owners=request.owners, replace=request.replace, progress=progress
                 )
         except (StoreError, EngineError, FormatError, OSError) as error:
-            first = first or error
-            failure = describe(error, "restore")
+            named = error
+            if first is None and isinstance(error, DamagedError):
+                # Of the first one alone: to find out which commit is whole may take long.
+                named = repository.name_complete(request.scope, error)
+            first = first or named
+            failure = describe(named, "restore")
         done.append(_view_restored(reference, target, result, failure))
     if first is not None and all(view.result is None for view in done):
         raise first

@@ -16,9 +16,9 @@ from engine.backup import BackupResult
 from engine.errors import LeaseExpiredError, UsageError
 from engine.repository import Repository
 from index.errors import FormatError
-from index.keys import parse_upload_key
+from index.keys import INDEXES, parse_upload_key
 from index.model import NEVER_MS, BlobKey, CommitRecord, SnapshotIndex, WriteId
-from index.reachable import files_of, new_blob_keys
+from index.reachable import blob_keys, files_of, new_blob_keys
 from index.record_invariants import check_commit
 
 RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -109,6 +109,8 @@ async def check_uploaded(repository: Repository, path: Path, result: BackupResul
     index = await repository.read_index(reference.index)
     if not _same_snapshot(result, index):
         raise _refused(path, "does not say what the index in the store says")
+    if not _needs_nothing_missing(result, index):
+        raise _refused(path, "needs what it says to be missing")
     if set(result.new_keys) != {*new_blob_keys(index), reference.index.key}:
         raise _refused(path, "does not name exactly the new uploads of its index")
 
@@ -120,6 +122,16 @@ async def check_uploaded(repository: Repository, path: Path, result: BackupResul
 
     births_ms = await map_bounded(birth_ms, result.new_keys, in_flight_max=IN_FLIGHT_MAX)
     return msgspec.structs.replace(result, oldest_birth_ms=min(births_ms))
+
+
+def _needs_nothing_missing(result: BackupResult, index: SnapshotIndex) -> bool:
+    """Whether the commit may leave alone what the base had and is said to be missing (design 0006, M1).
+
+    Where an index is, it says nothing of the blobs that came with it: none of them may be needed.
+    """
+    if any(key.startswith(INDEXES) for key in result.missing_keys):
+        return blob_keys(index) == new_blob_keys(index)
+    return blob_keys(index).isdisjoint(result.missing_keys)
 
 
 def _same_snapshot(result: BackupResult, index: SnapshotIndex) -> bool:

@@ -26,7 +26,7 @@ from engine.terminal_progress import TerminalProgress
 from engine.views import SCHEMA
 from engine.words import printable
 from index.errors import UnsafeNameError
-from index.keys import encode_component, encode_scope
+from index.keys import RunId, encode_component, encode_scope, make_run_id
 from index.log import Commit
 from index.model import Scope
 
@@ -94,6 +94,10 @@ class Session:
         """A new seed for a sample."""
         return int(self._ambient.session()[:8], 16)
 
+    def new_id(self) -> RunId:
+        """An id for a directory of its own; such ids sort by this machine's time."""
+        return make_run_id(self._ambient.local_now_ms(), self._ambient.session())
+
     def store(self) -> BlobStore:
         """The store of the repository's URL, open.
 
@@ -117,9 +121,9 @@ class Session:
         return Path(self.common.cache_dir) if self.common.cache_dir else cache_path(os.environ)
 
     @contextlib.contextmanager
-    def progress(self, what: str) -> Iterator[Progress]:
+    def progress(self, what: str, *, wanted: bool = True) -> Iterator[Progress]:
         """Progress on stderr, unless somebody asked for silence or for JSON."""
-        if self.common.quiet or self.common.json:
+        if self.common.quiet or self.common.json or not wanted:
             yield NO_PROGRESS
             return
         with TerminalProgress(sys.stderr, self._ambient.monotonic_s, what=what) as progress:
@@ -200,7 +204,10 @@ def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., Exit
 
     @functools.wraps(function)
     def run(**values: Any) -> ExitCode | None:  # noqa: ANN401  (each verb has its own options)
-        command = click.get_current_context().command
+        ctx = click.get_current_context()
+        if ctx.invoked_subcommand is not None:
+            return None  # a verb below this one was asked for
+        command = ctx.command
         verb = command.words if isinstance(command, Verb) else command.name or ""
         common = take_common(values)
         return function(Session(verb, common), **values)

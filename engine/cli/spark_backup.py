@@ -17,6 +17,7 @@ from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
 from engine.cli.options import (
+    CHECK_RETAINED_HELP,
     DURATION,
     Setting,
     Verb,
@@ -80,6 +81,7 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
     metavar="DIR",
     help="Where files are fetched to.  [default: this machine's place for temporary files]",
 )
+@click.option("--check-retained", is_flag=True, help=CHECK_RETAINED_HELP)
 @on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be uploaded.")
 @transfer_options
@@ -92,6 +94,7 @@ def spark_backup(
     job: str | None,
     watch: int | None,
     scratch: Path | None,
+    check_retained: bool,
     on_spark: bool,
     dry_run: bool,
 ) -> ExitCode:
@@ -106,10 +109,11 @@ def spark_backup(
         if dry_run:
             _preview(session, repository, checkpoint, job, scratch)
             return ExitCode.OK
-        take: Callable[[], CheckpointBackup] = functools.partial(_take, session, repository, checkpoint, job, scratch)
+        take: Callable[..., CheckpointBackup] = functools.partial(_take, session, repository, checkpoint, job, scratch)
         if on_spark:
             spark = open_for_all.enter_context(spark_session())
             take = functools.partial(_take_on_spark, session, spark, checkpoint, job, scratch)
+        take = functools.partial(take, check_retained=check_retained)
         if watch is None:
             _show(session, take())
         else:
@@ -133,7 +137,13 @@ def _watch(session: Session, take: Callable[[], CheckpointBackup], watch_ms: int
 
 
 def _take(
-    session: Session, repository: SyncRepository, checkpoint: str, job: str | None, scratch: Path | None
+    session: Session,
+    repository: SyncRepository,
+    checkpoint: str,
+    job: str | None,
+    scratch: Path | None,
+    *,
+    check_retained: bool,
 ) -> CheckpointBackup:
     with session.progress("backup") as progress:
         return repository.loop.run(
@@ -141,6 +151,7 @@ def _take(
                 repository.asynchronous,
                 checkpoint,
                 job=job,
+                check_retained=check_retained,
                 scratch=scratch,
                 progress=progress,
                 store_settings=session.store_settings(),
@@ -149,7 +160,13 @@ def _take(
 
 
 def _take_on_spark(
-    session: Session, spark: "SparkSession", checkpoint: str, job: str | None, scratch: Path | None
+    session: Session,
+    spark: "SparkSession",
+    checkpoint: str,
+    job: str | None,
+    scratch: Path | None,
+    *,
+    check_retained: bool,
 ) -> CheckpointBackup:
     # With PySpark and a JVM, for those who asked for them.
     from engine.spark import checkpoint_backup  # noqa: PLC0415
@@ -159,6 +176,7 @@ def _take_on_spark(
         session.common.repository,
         checkpoint,
         job=job,
+        check_retained=check_retained,
         scratch=scratch,
         transfer=session.common.transfer,
         store_settings=session.store_settings(),

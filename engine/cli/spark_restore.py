@@ -17,6 +17,7 @@ from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
 from engine.cli.options import (
     MOMENT,
+    OR_NEWEST_COMPLETE_HELP,
     Setting,
     Verb,
     common_options,
@@ -96,6 +97,7 @@ _MOVE_ASIDE = (
 @click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
 @click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files stand now.")
 @click.option("--spark-location", metavar="URL", help="What Spark calls CHECKPOINT, if not file: or s3a:.")
+@click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
 @on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would come back.")
 @transfer_options
@@ -112,6 +114,7 @@ def spark_restore(
     move_aside: bool,
     map_path: Sequence[str],
     spark_location: str | None,
+    or_newest_complete: bool,
     on_spark: bool,
     dry_run: bool,
 ) -> ExitCode:
@@ -128,6 +131,7 @@ def spark_restore(
         move_aside=move_aside,
         map_paths=_mappings(map_path),
         spark_location=spark_location,
+        or_newest_complete=or_newest_complete,
     )
     with session.open() as repository:
         if at is not None:

@@ -1,30 +1,31 @@
-"""The verbs that make something: `init`, `backup` and `commit`."""
+"""The verbs that make something: `init` and `backup`."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import click
 import msgspec
 
 from engine.backup import BackupResult, BackupStats
-from engine.cli.options import DURATION, Verb, common_options, scope_options, store_options, transfer_options
-from engine.cli.result_file import ResultFile, check_uploaded, read_result, write_result
+from engine.cli.committing import commit_until_known
+from engine.cli.options import (
+    CHECK_RETAINED_HELP,
+    DURATION,
+    Verb,
+    common_options,
+    scope_options,
+    store_options,
+    transfer_options,
+)
+from engine.cli.result_file import ResultFile, write_result
 from engine.cli.session import Session, check_component, choose_scope, with_session
-from engine.errors import CommitUnknownError, UsageError
-from engine.settle import settle_record
-from engine.sync import SyncRepository
+from engine.errors import DamagedError, UsageError
 from engine.views import CommitView, committed_line, view_commit
 from engine.words import count, human_bytes, human_duration, printable, table
 from index.backup_plan import BackupPlan
 from index.log import Commit
-from index.model import Scope, UniqueId
-
-# The writer that got no answer is the only one that can find out at once what happened; a new process cannot.
-COMMIT_ATTEMPTS_MAX: Final = 3
+from index.model import UniqueId
 
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -84,6 +85,9 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
     bytes_removed: int
     files_repacked: int
     bytes_repacked: int
+    # Of these, those of which bytes are missing in the store.
+    files_healed: int
+    bytes_healed: int
     files_inline: int
     bytes_inline: int
     files_empty: int
@@ -126,6 +130,7 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--unique-id", metavar="UID", help="Id of this attempt at it.  [default: random]")
 @click.option("--offsets", default=None, metavar="TEXT", help="Your position in the input, kept with the commit.")
+@click.option("--check-retained", is_flag=True, help=CHECK_RETAINED_HELP)
 @click.option("-n", "--dry-run", is_flag=True, help="Upload nothing; say what would be.")
 @click.option("--no-commit", is_flag=True, help="Upload only; `tidemark commit` makes it visible.")
 @click.option("--result", type=_NEW_FILE, metavar="FILE", help="With --no-commit: where the result goes.")
@@ -143,6 +148,7 @@ def backup(
     version: int | None,
     unique_id: str | None,
     offsets: str | None,
+    check_retained: bool,
     dry_run: bool,
     no_commit: bool,
     result: Path | None,
@@ -157,24 +163,34 @@ def backup(
     _check_result_options(no_commit=no_commit, result=result, offsets=offsets, dry_run=dry_run)
     with session.open() as repository:
         if dry_run:
-            plan = repository.plan_backup(scope, directory, task=task, store=store)
+            plan = repository.plan_backup(scope, directory, task=task, store=store, check_retained=check_retained)
             session.show(_view_plan(plan), _plan_lines(plan))
             return
-        with session.progress("backup") as progress:
-            made = repository.backup(
-                scope,
-                directory,
-                task=task,
-                store=store,
-                version=version,
-                unique_id=UniqueId(unique_id) if unique_id is not None else None,
-                progress=progress,
-            )
-        committed = None
+
+        def back_up() -> BackupResult:
+            with session.progress("backup") as progress:
+                return repository.backup(
+                    scope,
+                    directory,
+                    task=task,
+                    store=store,
+                    version=version,
+                    unique_id=UniqueId(unique_id) if unique_id is not None else None,
+                    check_retained=check_retained,
+                    progress=progress,
+                )
+
+        made, committed = back_up(), None
         if result is not None:
             write_result(result, ResultFile(repository_id=repository.record.id, result=made))
         else:
-            committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
+            try:
+                committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
+            except DamagedError as error:
+                # Now it is known what is missing: what is still here is uploaded again (design 0006, M1).
+                session.warn(f"backing up again: {error}")
+                made = back_up()
+                committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
     session.show(_view_backup(made, committed, result), _backup_lines(made, committed, result))
 
 
@@ -189,27 +205,6 @@ def _check_result_options(*, no_commit: bool, result: Path | None, offsets: str 
         )
     if no_commit and offsets is not None:
         raise UsageError("offsets belong to the commit", operation="backup", hint="give them to `tidemark commit`")
-
-
-def commit_until_known(
-    repository: SyncRepository, scope: Scope, results: Sequence[BackupResult], *, version: int | None, offsets: str
-) -> Commit:
-    """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3).
-
-    Raises:
-        CommitUnknownError: It is unknown still.
-        EngineError, StoreError: As `CommitWriter.commit`.
-    """
-    try:
-        for _ in range(COMMIT_ATTEMPTS_MAX - 1):
-            try:
-                return repository.commit(scope, results, version=version, offsets=offsets)
-            except CommitUnknownError:
-                continue
-        return repository.commit(scope, results, version=version, offsets=offsets)
-    except KeyboardInterrupt as error:
-        error.add_note("the commit was under way and may stand: `tidemark list` tells")
-        raise
 
 
 def _view_backup(made: BackupResult, commit: Commit | None, result_file: Path | None) -> BackupView:
@@ -238,9 +233,13 @@ def _backup_lines(made: BackupResult, commit: Commit | None, result_file: Path |
         f"uploaded {human_bytes(stats.bytes_uploaded)} in {count(stats.blobs, 'blob')} ({count(stats.packs, 'pack')})",
         f"index {human_bytes(stats.index_bytes)} with {count(stats.files_inline, 'file')} inside",
     ]
-    if stats.files_repacked:
-        again = f"{count(stats.files_repacked, 'file')} ({human_bytes(stats.bytes_repacked)})"
+    dead = stats.files_repacked - stats.files_healed
+    if dead > 0:
+        again = f"{count(dead, 'file')} ({human_bytes(stats.bytes_repacked - stats.bytes_healed)})"
         lines.append(f"packed again {again} of packs that were mostly dead")
+    if stats.files_healed:
+        healed = f"{count(stats.files_healed, 'file')} ({human_bytes(stats.bytes_healed)})"
+        lines.append(f"uploaded again {healed}, of which bytes were missing: older commits still miss them")
     lines.append(f"took {human_duration(int(stats.seconds * 1000))} and {count(stats.requests, 'request')}")
     if commit is not None:
         return [*lines, committed_line(commit)]
@@ -259,6 +258,8 @@ def _view_plan(plan: BackupPlan) -> PlanView:
         bytes_removed=changes.bytes_removed,
         files_repacked=plan.files_repacked,
         bytes_repacked=plan.bytes_repacked,
+        files_healed=plan.files_healed,
+        bytes_healed=plan.bytes_healed,
         files_inline=len(plan.inline),
         bytes_inline=plan.inline_bytes,
         files_empty=len(plan.empty),
@@ -283,7 +284,8 @@ def _plan_lines(plan: BackupPlan) -> list[str]:
         ("added", changes.files_added, changes.bytes_added),
         ("retained", changes.files_retained, changes.bytes_retained),
         ("removed", changes.files_removed, changes.bytes_removed),
-        *([("packed again", plan.files_repacked, plan.bytes_repacked)] if plan.files_repacked else []),
+        *([("stored again", plan.files_repacked, plan.bytes_repacked)] if plan.files_repacked else []),
+        *([("  for what is missing", plan.files_healed, plan.bytes_healed)] if plan.files_healed else []),
     )
     stored = [(f"  {what}", files, bytes_) for what, files, bytes_ in rows if files]
     lines += (
@@ -298,82 +300,3 @@ def _plan_lines(plan: BackupPlan) -> list[str]:
 def _changes_table(*rows: tuple[str, int, int]) -> list[str]:
     cells = [(what, f"{files:,}", human_bytes(bytes_)) for what, files, bytes_ in rows]
     return table(("", "files", "size"), cells, right=("files", "size"))
-
-
-# ---------------------------------------------------------------------- commit
-
-
-class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
-    """`commit`."""
-
-    commit: CommitView
-    settled: bool
-    # True: an earlier run of the same command had made this commit already.
-    already: bool
-
-
-@click.command(
-    "commit",
-    cls=Verb,
-    short_help="Make several backups visible as one commit.",
-    example="tidemark commit task-*.json -r file:///backups -j flights --offsets 42",
-)
-@click.argument("results", type=_FILE, nargs=-1, required=True, metavar="RESULT...")
-@scope_options()
-@click.option(
-    "--version", type=click.IntRange(min=0), metavar="N", help="Version of the commit.  [default: the last plus one]"
-)
-@click.option("--offsets", default="", metavar="TEXT", help="Your position in the input, kept with the commit.")
-@common_options
-@with_session
-def commit(
-    session: Session, *, results: tuple[Path, ...], job: str, commit_per_task: bool, version: int | None, offsets: str
-) -> None:
-    """Make several backups visible as one commit, all or none.
-
-    RESULT are files that `tidemark backup --no-commit --result FILE` wrote, at most one per store. Stores of the job
-    that have none keep what they had. Running it again with the same files changes nothing.
-    """
-    with session.open() as repository:
-        made = [read_result(path, repository_id=repository.record.id) for path in results]
-        scope = _scope_of(results, made, job, commit_per_task=commit_per_task)
-        already = _find_committed(repository, scope, made, version=version, offsets=offsets)
-        if already is None:
-            checked = [
-                repository.loop.run(check_uploaded(repository.asynchronous, path, result))
-                for path, result in zip(results, made, strict=True)
-            ]
-            done = commit_until_known(repository, scope, checked, version=version, offsets=offsets)
-        else:
-            # The attempt before may have ended between the commit and the removal of the TTLs (design 0002, T1).
-            repository.loop.run(settle_record(repository.asynchronous.store, already.record))
-            done = msgspec.structs.replace(already, settled=True)
-    view = CommitResultView(commit=view_commit(done), settled=done.settled, already=already is not None)
-    session.show(view, [f"{committed_line(done)}{' (it stood already)' if already else ''}"])
-
-
-def _scope_of(paths: Sequence[Path], results: Sequence[BackupResult], job: str, *, commit_per_task: bool) -> Scope:
-    """The scope that all results belong to; with `commit_per_task` each task is one of its own."""
-    scope = results[0].scope
-    for path, result in zip(paths, results, strict=True):
-        if result.scope != scope or result.scope.job != job or (result.scope.task is not None) != commit_per_task:
-            raise UsageError(
-                f"belongs to {result.scope}{', which commits by itself' if result.scope.task is not None else ''}",
-                operation="commit",
-                subject=str(path),
-                hint="give results of this job only; with --commit-per-task of one task only",
-            )
-    return scope
-
-
-def _find_committed(
-    repository: SyncRepository, scope: Scope, results: Sequence[BackupResult], *, version: int | None, offsets: str
-) -> Commit | None:
-    """The newest commit, if it says exactly what is to be committed: then an earlier attempt went through."""
-    newest = repository.latest(scope)
-    if newest is None or newest.record.offsets != offsets or version not in {None, newest.record.version}:
-        return None
-    held = [newest.store(r.reference.task, r.reference.store) for r in results]
-    if all(h is not None and h.index == r.reference.index for h, r in zip(held, results, strict=True)):
-        return newest
-    return None

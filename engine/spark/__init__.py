@@ -3,9 +3,9 @@
 from engine.spark.checkpoint_backup import backup_checkpoint
 from engine.spark.checkpoint_check import check_checkpoint
 from engine.spark.checkpoint_restore import restore_checkpoint
+from engine.spark.collect_job import collect
 from engine.spark.listener import BackupListener
 from engine.spark.parallel import backup_results, backup_stores, restore_stores
-from engine.spark.parallel_collect import collect
 from engine.spark.sources import register_sources
 from engine.spark.stateful_job import JobCommit, StatefulJob
 

@@ -43,6 +43,7 @@ class BackupLiveStores(StoresTask, frozen=True, kw_only=True):
     stores: dict[tuple[str, str], StoreAt]
     verify: bool
     scratch: str | None
+    check_retained: bool = False
 
     @override
     def opened(self) -> contextlib.AbstractAsyncContextManager[CarryOut]:
@@ -62,7 +63,14 @@ class BackupLiveStores(StoresTask, frozen=True, kw_only=True):
         scratch = Path(self.scratch) if self.scratch else None
         try:
             done = await backup_store(
-                repository, root, self.scope, store, work.reference, verify=self.verify, scratch=scratch
+                repository,
+                root,
+                self.scope,
+                store,
+                work.reference,
+                verify=self.verify,
+                check_retained=self.check_retained,
+                scratch=scratch,
             )
         except (*MOVED, DamagedError, FormatError, ConflictError, StoreUnavailableError) as error:
             told = _told(error, work.path, root.location)
@@ -89,6 +97,7 @@ def backup_checkpoint(
     *,
     job: str | None = None,
     verify: bool = True,
+    check_retained: bool = False,
     scratch: Path | None = None,
     partitions_max: int | None = None,
     transfer: TransferSettings | None = None,
@@ -103,6 +112,7 @@ def backup_checkpoint(
         checkpoint: The checkpointLocation as every executor can reach it: a path or a URL.
         job: Which job has the pictures of this query; `spark-<query id>` if not given.
         verify: Whether what is new is checked before it is taken over.
+        check_retained: As for `engine.checkpoint.backup.backup_checkpoint`.
         scratch: As for `engine.checkpoint.backup.backup_checkpoint`, here and on each executor.
         partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
         transfer: How bytes are moved.
@@ -127,6 +137,7 @@ def backup_checkpoint(
             checkpoint_settings=settings,
             stores={(store.id.task, store.id.store): store for store in begun.at.stores},
             verify=verify,
+            check_retained=check_retained,
             scratch=None if scratch is None else str(scratch),
         )
         work = [
@@ -144,7 +155,13 @@ def backup_checkpoint(
 
         async with opened_checkpoint(location, settings) as root:
             return await take_picture(
-                repository.asynchronous, root, back_up_stores, job=job, verify=verify, scratch=scratch
+                repository.asynchronous,
+                root,
+                back_up_stores,
+                job=job,
+                verify=verify,
+                check_retained=check_retained,
+                scratch=scratch,
             )
 
     with repository:

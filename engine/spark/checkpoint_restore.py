@@ -40,6 +40,7 @@ from index.model import Scope
 
 # So many of the stores that failed are told of.
 FAILURES_TOLD_MAX: Final = 3
+_DAMAGE_HINT: Final = "where something is missing, `--or-newest-complete` takes the newest picture that is whole"
 # What a store's failure begins with if stored data is missing or altered.
 _DAMAGE: Final = frozenset({DamagedError.__name__, *(kind.__name__ for kind in FormatError.__subclasses__())})
 
@@ -123,6 +124,7 @@ def restore_checkpoint(
     move_aside: bool = False,
     map_paths: Mapping[str, str] | None = None,
     spark_location: str | None = None,
+    or_newest_complete: bool = False,
     partitions_max: int | None = None,
     transfer: TransferSettings | None = None,
     store_settings: StoreSettings | None = None,
@@ -136,7 +138,7 @@ def restore_checkpoint(
         target: A directory that every executor sees under this path, or the URL of a prefix of an object store. Content
             of a prefix that is moved aside goes before the first store comes, and after all of them were fetched once,
             to see that they can be: they are read twice then.
-        job: As `engine.checkpoint.restore.restore_checkpoint`, as are the next six.
+        job: As `engine.checkpoint.restore.restore_checkpoint`, as are the next seven.
         partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
         transfer: How bytes are moved.
         store_settings: How the repository's store is asked.
@@ -155,6 +157,7 @@ def restore_checkpoint(
         move_aside=move_aside,
         map_paths=map_paths or {},
         spark_location=spark_location,
+        or_newest_complete=or_newest_complete,
     )
     settings = target_settings or store_settings or StoreSettings()
     ambient = SystemAmbient()
@@ -208,6 +211,7 @@ def _carry_out(
             f"{len(failed)} of {len(rows)} stores were not restored: {told}",
             operation="restore checkpoint",
             subject=str(task.scope),
+            hint=_DAMAGE_HINT if is_damage else "",
         )
     return tuple(restored_of(row["result"]) for row in rows)
 

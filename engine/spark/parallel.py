@@ -152,6 +152,7 @@ class BackupStores(StoresTask, frozen=True, kw_only=True):
     """Backs up the stores of a partition."""
 
     version: int
+    check_retained: bool = False
 
     @override
     async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
@@ -163,6 +164,7 @@ class BackupStores(StoresTask, frozen=True, kw_only=True):
             store=work.store,
             version=self.version,
             base=work.reference,
+            check_retained=self.check_retained,
         )
         stats = result.stats
         return StoreOutcome(
@@ -288,6 +290,7 @@ def backup_stores(
     stores: DataFrame | Iterable[tuple[str, str, str | Path]],
     *,
     version: int | None = None,
+    check_retained: bool = False,
     partitions_max: int | None = None,
     transfer: TransferSettings | None = None,
     store_settings: StoreSettings | None = None,
@@ -301,6 +304,7 @@ def backup_stores(
         stores: Task, store and path of each, or a DataFrame with columns of these names. A path is read on whichever
             executor gets it, so it is on a shared file system unless there is only one machine.
         version: The caller's version of all of them; the newest commit's plus one if not given.
+        check_retained: As for `Repository.backup`.
         partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
         transfer: How bytes are moved.
         store_settings: How the repository's store is asked.
@@ -328,7 +332,7 @@ def backup_stores(
             for task, store, path in stores
         ]
         next_version = version if version is not None else (newest.record.version + 1 if newest else 1)
-        task = BackupStores(access=access, scope=scope, version=next_version)
+        task = BackupStores(access=access, scope=scope, version=next_version, check_retained=check_retained)
         return spread(spark, task, work, partitions_max)
 
 
@@ -345,6 +349,7 @@ def restore_stores(
     target_root: str | Path,
     *,
     replace: bool = False,
+    or_newest_complete: bool = False,
     partitions_max: int | None = None,
     transfer: TransferSettings | None = None,
     store_settings: StoreSettings | None = None,
@@ -361,6 +366,8 @@ def restore_stores(
         target_root: A directory on whichever executor gets a store.
         replace: What is there already may be replaced, and is reused as far as it fits (I2). Without it a store that
             stands there exactly as committed is no error, anything else is.
+        or_newest_complete: Where something of that commit is missing, take the newest of which everything is there
+            (design 0006, M2); found out beforehand, with a STAT for each of its blobs.
         partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
         transfer: How bytes are moved.
         store_settings: How the repository's store is asked.
@@ -376,7 +383,11 @@ def restore_stores(
     """
     root = Path(target_root).absolute()
     repository, access = open_on_driver(url, store=store_settings, transfer=transfer)
-    with repository, repository.find_pinned(scope, purpose=PURPOSE, **choice) as (commit, _):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(repository)
+        if or_newest_complete:
+            choice = repository.choose_complete(scope, **choice)
+        commit, _ = stack.enter_context(repository.find_pinned(scope, purpose=PURPOSE, **choice))
         work = [
             StoreWork(
                 task=reference.task,

@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 
 from blobstore.opening import StoreSettings
 from engine.clock import SystemAmbient
-from engine.errors import CommitLostError, UsageError
+from engine.errors import CommitLostError, DamagedError, UsageError
 from engine.rocksdb import RocksDbSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import PartitioningError, TaskFailedError, last_error
@@ -50,6 +50,8 @@ class JobCommit(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     # The version had been committed before: nothing was run.
     repeated: bool = False
+    # Task and name of the stores that the newest commit had and the job has no longer (design 0006, F3).
+    dropped: tuple[tuple[str, str], ...] = ()
 
 
 class StatefulJob:
@@ -92,6 +94,7 @@ class StatefulJob:
         local_root: str | Path,
         store: str = "state",
         order_by: Sequence[str | Column] = (),
+        check_retained: bool = False,
         rocksdb: RocksDbSettings | None = None,
         transfer: TransferSettings | None = None,
         store_settings: StoreSettings | None = None,
@@ -108,8 +111,12 @@ class StatefulJob:
                 rows by another attempt.
             local_root: A directory on a local disk of each executor, for stores at work and for those kept for the
                 next run.
-            store: The name of the store within its task.
+            store: The name of the store within its task. Stores of another name, which the job had before, are left out
+                of the next commit and are collected with the last commit that has them; to go back, rewind.
             order_by: What the rows of a task are sorted by; any order if not given.
+            check_retained: Whether each attempt looks if what its store had is still there, with a STAT for each blob,
+                and uploads again what is not (design 0006, M1). What the driver meets when it settles the newest commit
+                is uploaded again without being told.
             rocksdb: How stores are written.
             transfer: How bytes are moved.
             store_settings: How the repository's store is asked.
@@ -129,6 +136,7 @@ class StatefulJob:
         self._local_root = str(Path(local_root).absolute())
         self._store = store
         self._order_by = tuple(order_by)
+        self._check_retained = check_retained
         self._rocksdb = rocksdb or RocksDbSettings()
         self._ambient = SystemAmbient()
         self._repository, self._access = open_on_driver(url, store=store_settings, transfer=transfer)
@@ -199,9 +207,15 @@ class StatefulJob:
                     hint="go on from `latest()`; to go back, rewind the job to an older commit first",
                 )
         next_version = version if version is not None else (parent.record.version + 1 if parent else 1)
+        # Before the attempts make the stores on the disks newer than what they would be uploaded again from.
+        if parent is not None:
+            with contextlib.suppress(DamagedError):
+                self._repository.settle(parent)
         reports = self._attempt_all(rows, parent, next_version)
-        commit = self._commit(reports, parent, version=next_version, offsets=offsets, layout=layout)
-        return JobCommit(commit=commit, tasks=reports, seconds=self._ambient.monotonic_s() - started_s)
+        dropped = self._stores_that_left(parent)
+        commit = self._commit(reports, parent, dropped, version=next_version, offsets=offsets, layout=layout)
+        seconds = self._ambient.monotonic_s() - started_s
+        return JobCommit(commit=commit, tasks=reports, seconds=seconds, dropped=dropped)
 
     def read(self, spark: SparkSession, function: ReadStore, schema: str) -> DataFrame:
         """A DataFrame made from every store at the newest commit, task by task.
@@ -297,8 +311,20 @@ class StatefulJob:
             )
         return TaskFailedError(last_error(error), operation="run", subject=str(self.scope))
 
+    def _stores_that_left(self, parent: Commit | None) -> tuple[tuple[str, str], ...]:
+        """F3. The number of tasks never changes (K3): only a name can be another one."""
+        stores = parent.record.stores if parent else ()
+        return tuple((s.task, s.store) for s in stores if s.store != self._store)
+
     def _commit(
-        self, reports: Sequence[TaskReport], parent: Commit | None, *, version: int, offsets: str, layout: ScopeLayout
+        self,
+        reports: Sequence[TaskReport],
+        parent: Commit | None,
+        dropped: Sequence[tuple[str, str]],
+        *,
+        version: int,
+        offsets: str,
+        layout: ScopeLayout,
     ) -> Commit:
         return self._repository.commit(
             self.scope,
@@ -307,6 +333,7 @@ class StatefulJob:
             offsets=offsets,
             layout=layout,
             parent=parent.pointer if parent else None,
+            dropped=dropped,
         )
 
     def _begin_run(self, commit: Commit | None) -> JobRun:
@@ -320,6 +347,8 @@ class StatefulJob:
             id=self._ambient.session(),
             bases={reference.task: reference for reference in stores if reference.store == self._store},
             rocksdb=self._rocksdb,
+            missing=self._repository.asynchronous.gaps.keys,
+            check_retained=self._check_retained,
         )
 
     def _layout(self, rows: DataFrame) -> ScopeLayout:

@@ -57,6 +57,9 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     # The store of each task at the commit that the run builds on.
     bases: dict[str, StoreReference]
     rocksdb: RocksDbSettings
+    # What the driver knows to be missing, and whether to look for more (design 0006, M1).
+    missing: frozenset[str] = frozenset()
+    check_retained: bool = False
 
     def claims(self, task: str) -> StoreClaims:
         """The task's directory on this machine."""
@@ -121,7 +124,14 @@ class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
     def _back_up(self, checkpoint: Path, task: str, base: StoreReference | None) -> BackupResult:
         with self.run.access.borrow() as repository:
             return repository.backup(
-                self.run.scope, checkpoint, task=task, store=self.run.store, version=self.version, base=base
+                self.run.scope,
+                checkpoint,
+                task=task,
+                store=self.run.store,
+                version=self.version,
+                base=base,
+                missing=self.run.missing,
+                check_retained=self.run.check_retained,
             )
 
 

@@ -100,7 +100,7 @@ async def write_one(repository: Repository, tree: Path) -> Commit:
 async def collect_for_ever(url: str, keep_last: int) -> None:
     repository = await again(lambda: Repository.open(open_store(url, STORE)))
     while True:
-        report = await again(lambda: repository.collect(Retention(keep_last=keep_last)))
+        report = await again(lambda: repository.collect(Retention(keep_last=keep_last), delete_share_max=1))
         sys.stdout.write(f"{len(report.deletes)} {len(report.failed)}\n")
         sys.stdout.flush()
         await asyncio.sleep(0.2)

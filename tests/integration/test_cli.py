@@ -22,7 +22,12 @@ class Shell:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.environment = {"TIDEMARK_REPOSITORY": f"file://{directory}/repository", "TIDEMARK_JOB": "flights"}
+        # Of a repository with two commits a collection takes most.
+        self.environment = {
+            "TIDEMARK_REPOSITORY": f"file://{directory}/repository",
+            "TIDEMARK_JOB": "flights",
+            "TIDEMARK_COLLECT_DELETE_AT_MOST": "100%",
+        }
 
     def run(self, *words: str, code: int = 0, **environment: str) -> Result:
         """Run a command line that ends with `code`."""
@@ -436,6 +441,41 @@ def test_collect_tells_each_key_with_its_reason(two_commits: Shell) -> None:
     text = shell.run("collect", "--keep-since", "2100-01-01").stdout
     assert "deleted" in text
     assert [c["number"] for c in shell.told("list")["commits"]] == [2]
+
+
+def test_a_collection_that_would_delete_too_much_ends_with_9_and_its_plan_can_be_read(two_commits: Shell) -> None:
+    shell = two_commits
+    shell.environment["TIDEMARK_COLLECT_DELETE_AT_MOST"] = "1%"
+    assert shell.refused("collect", "--keep-last", "1", code=9)["error"] == "TooMuchToDeleteError"
+    assert len(shell.told("list")["commits"]) == 2
+    planned = shell.told("collect", "--keep-last", "1", "-n", code=9)
+    assert planned["refused"]
+    plan = Path(planned["plan"])
+    assert plan.is_relative_to(shell.directory / "xdg_cache_home")
+    lines = [line for path in plan.glob("*.jsonl") for line in path.read_text().splitlines()]
+    assert len(lines) == json.loads((plan / "summary.json").read_text())["lines_count"] > 0
+    words = ("collect", "--keep-last", "1", "--delete-at-most", "100%", "--plan", "my plan", "--one-line")
+    told = shell.run(*words).stdout
+    assert told.startswith("deleted ")
+    assert told.count("\n") == 1
+    assert (shell.directory / "my plan" / "plan.json").exists()
+    assert shell.refused(*words, code=9)["error"] == "TargetError"
+
+
+def test_each_job_has_a_rule_of_its_own(two_commits: Shell) -> None:
+    shell = two_commits
+    shell.run("fork", "1", "replay")
+    (shell.directory / "rules.toml").write_text(
+        '[[job]]\nmatch = "fl*"\nkeep_last = 1\n[[job]]\nmatch = "misspelt"\nkeep_since = "7d"\n'
+    )
+    result = shell.run("collect", "--policy", "rules.toml", "-v")
+    assert "'misspelt' matches no job" in result.stderr
+    assert [c["number"] for c in shell.told("list")["commits"]] == [2]
+    assert "no rule" not in result.stdout
+    assert shell.refused("collect", "--policy", "rules.toml", "--keep-last", "1", code=2)["error"] == "UsageError"
+    assert shell.refused("collect", "--keep-last", "1", "explained", code=2)["error"] == "UsageError"
+    early = shell.refused("collect", "--keep-last", "1", "explain", "KEY", code=2)
+    assert "--keep-last stands before explain" in early["message"]
 
 
 @pytest.mark.parametrize(

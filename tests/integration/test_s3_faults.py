@@ -109,7 +109,7 @@ async def test_row_1_a_burst_of_slow_down_on_every_operation_is_survived(bench: 
     rules = [bench.strike(slow_down(), operation, times=3) for operation in OPERATIONS]
     await bench.commit(repository, "one")
     await bench.commit(repository, "two")
-    await repository.collect(LAST)
+    await repository.collect(LAST, delete_share_max=1)
     assert not (await repository.verify()).problems
     await bench.check_restores("two", past_proxy=False)
     assert [rule.struck for rule in rules] == [3] * len(rules)
@@ -552,7 +552,7 @@ async def test_row_14_without_the_right_to_delete_only_collection_fails(bench: B
     await bench.commit(repository, "two")
     await bench.check_restores("two", past_proxy=False)
     with pytest.raises(AccessDeniedError) as caught:
-        await repository.collect(LAST)
+        await repository.collect(LAST, delete_share_max=1)
     assert "--policy" in caught.value.hint
     await bench.check_restores("two", past_proxy=False)
 
@@ -602,7 +602,7 @@ async def test_row_15_an_unprotected_reader_that_was_overtaken_takes_the_newer_c
     while not bench.proxy.of("GetObject", key=INDEX):  # noqa: ASYNC110 - it is another's request that is waited for
         await asyncio.sleep(0.01)
     await bench.commit(writer, "two")
-    await writer.collect(LAST)
+    await writer.collect(LAST, delete_share_max=1)
     overtaken.set()
     restored = await reading
     assert not restored.pinned
@@ -630,7 +630,7 @@ async def test_row_16_a_collector_that_sees_a_broken_list_deletes_nothing(
         await bench.commit(repository, text)
     bench.proxy.add(Rule(fault=fault, when=lists_of(prefix), times=None))
     with pytest.raises((StoreError, EngineError)):
-        await repository.collect(LAST)
+        await repository.collect(LAST, delete_share_max=1)
     assert bench.proxy.of("DeleteObjects", "DeleteObject") == ()
     bench.proxy.clear()
     assert not (await repository.verify()).damaged
@@ -645,7 +645,7 @@ async def test_row_16_an_error_on_a_later_page_deletes_nothing(bench: Bench, pre
     bench.proxy.add(Rule(fault=s3_error(500, "InternalError"), when=lists_of(prefix, later=True), times=None))
     bench.proxy.add(Rule(fault=list_with(lambda c: c[:1], truncated=True), when=lists_of(prefix), times=None))
     with pytest.raises(StoreUnavailableError):
-        await repository.collect(LAST)
+        await repository.collect(LAST, delete_share_max=1)
     assert bench.proxy.of("DeleteObjects", "DeleteObject") == ()
 
 
@@ -664,7 +664,7 @@ async def test_row_16_a_list_that_leaves_out_a_key_costs_no_commit_anything(
 
     bench.proxy.add(Rule(fault=list_with(leave_out), when=lists_of(prefix)))
     try:
-        await repository.collect(LAST)
+        await repository.collect(LAST, delete_share_max=1)
     except UnsafeStoreError:
         assert bench.proxy.of("DeleteObjects") == ()
     bench.proxy.clear()
@@ -707,7 +707,7 @@ async def test_row_17_on_a_store_that_is_known_to_have_stale_lists_nothing_is_co
     bench.plant(PROFILE_KEY, encode_profile(weak))
     bench.proxy.clear()
     with pytest.raises(UnsafeStoreError):
-        await (await bench.repository()).collect(LAST)
+        await (await bench.repository()).collect(LAST, delete_share_max=1)
     assert bench.proxy.of("DeleteObjects", "DeleteObject") == ()
 
 
@@ -721,17 +721,17 @@ async def test_row_18_what_a_batch_did_not_delete_is_told_and_deleted_by_the_nex
     key = commit_key(JOB, 1)
     record = bench.stored(key)
     bench.strike(delete_error(PREFIX + key), "DeleteObjects")
-    report = await repository.collect(LAST)
+    report = await repository.collect(LAST, delete_share_max=1)
     # The server has deleted it all the same; let it be as it says.
     bench.plant(key, record)
     assert key in report.failed
     # Records go first, and what they lead to goes only after them (design 0002, D1).
     assert any(failed.startswith("blobs/") for failed in report.failed)
     assert not (await repository.verify()).damaged
-    again = await repository.collect(LAST)
+    again = await repository.collect(LAST, delete_share_max=1)
     assert again.failed == ()
     assert set(report.failed) <= {d.key for d in again.deletes}
-    assert (await repository.collect(LAST)).deletes == ()
+    assert (await repository.collect(LAST, delete_share_max=1)).deletes == ()
     await bench.check_restores("three")
 
 
@@ -740,9 +740,9 @@ async def test_row_18_a_batch_that_is_done_and_answered_by_an_error_is_done_agai
     for text in ("one", "two"):
         await bench.commit(repository, text)
     bench.strike(lose_answer(), "DeleteObjects", times=2)
-    report = await repository.collect(LAST)
+    report = await repository.collect(LAST, delete_share_max=1)
     assert report.failed == ()
-    assert (await repository.collect(LAST)).deletes == ()
+    assert (await repository.collect(LAST, delete_share_max=1)).deletes == ()
 
 
 # --- 19: TTLs that end early, or do not end ---

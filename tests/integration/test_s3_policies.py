@@ -66,7 +66,11 @@ class Site:
     def run(self, role: Role, *words: str, code: int = 0) -> Result:
         """A command line of a user with a role."""
         self.become(role)
-        environment = {"TIDEMARK_REPOSITORY": self.url, "TIDEMARK_JOB": "flights"}
+        environment = {
+            "TIDEMARK_REPOSITORY": self.url,
+            "TIDEMARK_JOB": "flights",
+            "TIDEMARK_COLLECT_DELETE_AT_MOST": "100%",
+        }
         result = CliRunner().invoke(tidemark, list(words), env=environment)
         assert result.exit_code == code, f"{role}, {words}: {result.exit_code}\n{result.stdout}\n{result.stderr}"
         return result

@@ -152,7 +152,7 @@ async def do_replace(world: Path, acknowledge: Callable[[str], None]) -> None:
 
 async def do_collect(world: Path, acknowledge: Callable[[str], None]) -> None:
     repository = await opened(world)
-    await repository.collect(Retention(keep_last=1, keep_named=False))
+    await repository.collect(Retention(keep_last=1, keep_named=False), delete_share_max=1)
 
 
 async def prepare_collect(world: Path) -> None:

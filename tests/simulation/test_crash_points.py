@@ -1,11 +1,8 @@
 """Every use case, stopped before and after each of its effects in a real process (design 0002, interruptions)."""
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +10,6 @@ import pytest
 from tests.simulation.crash_runner import choose_points
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def fast_directory() -> Iterator[Path]:
-    """In memory where the machine has that: thousands of fsyncs."""
-    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    directory = Path(tempfile.mkdtemp(prefix="tidemark-", dir=base))
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 # Of the points that follow a change within a file, `make test` takes a fifth, the same in every run; `make soak` stops

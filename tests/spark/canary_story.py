@@ -20,6 +20,7 @@ from pyspark import cloudpickle
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
+from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings, open_store
 from blobstore.retrying import RetrySettings
 from blobstore.s3_settings import S3Settings
@@ -27,11 +28,15 @@ from engine.repository import Repository
 from engine.rocksdb import RocksDbSettings
 from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import Access, open_on_driver
+from engine.spark.collect_deleting import DeleteTask, SpareTask
+from engine.spark.collect_hands import SparkHands
+from engine.spark.collect_listing import ListTask
+from engine.spark.collect_marking import MarkTask, SweepTask
 from engine.spark.parallel import BackupStores, RestoreStores, StoreWork, spread
-from engine.spark.parallel_collect import DeleteTask, ListTask, MarkTask, SparkHands
 from engine.spark.store_task import RESULT_SPARK_SCHEMA, TASK_COLUMN, JobRun, UpdateTask
 from engine.sync import LoopThread, SyncRepository
 from engine.transfer_settings import TransferSettings
+from index.keys import RunId
 from index.log import Commit
 from index.model import Scope
 from index.retention import Retention
@@ -191,7 +196,7 @@ def tell_good_story(spark: SparkSession, given: Settings, notebook: Notebook) ->
     restored = restore_stores(spark, url, SCOPE, disk / "restored", store_settings=settings)
     assert restored.where("NOT ok").count() == 0
     note_plan(notebook, "plan of outcomes", restored)
-    report = collect(spark, url, Retention(keep_last=1), store_settings=settings)
+    report = collect(spark, url, Retention(keep_last=1), delete_share_max=1, store_settings=settings)
     assert report.deletes
     notebook.write("report", repr(report))
     with SyncRepository.open(open_store(url, settings)) as repository:
@@ -227,7 +232,7 @@ def fail(
     notebook.write(f"{name}: access", repr(access) + repr(vars_of(access)))
     if not raises:
         return
-    hands = SparkHands(spark, access, 1)
+    hands = SparkHands(spark, access, MemoryStore(), partitions_max=1, dry_run=True)
     notebook.failing(f"{name}: workers list", hands._list)
     run = JobRun(
         access=access,
@@ -241,7 +246,15 @@ def fail(
     frame = spark.range(4).selectExpr("'k' AS key", "id AS amount", f"0 AS {TASK_COLUMN}").coalesce(1)
     update = UpdateTask(run=run, version=1, update=add)
     notebook.failing(f"{name}: workers back up", frame.mapInArrow(update, RESULT_SPARK_SCHEMA).toArrow)
-    for one in (backup, restore, update, ListTask(access=access), MarkTask(access=access), DeleteTask(access=access)):
+    named = RunId(f"{1:020d}-{1:020x}")
+    collecting = (
+        ListTask(access=access, run=named, standing=frozenset()),
+        MarkTask(access=access),
+        SweepTask(access=access, run=named, now_ms=0, digests=()),
+        SpareTask(access=access, run=named),
+        DeleteTask(access=access, run=named),
+    )
+    for one in (backup, restore, update, *collecting):
         notebook.write(f"{name}: {type(one).__name__}", cloudpickle.dumps(one))
         notebook.write(f"{name}: {type(one).__name__}", repr(one))
 

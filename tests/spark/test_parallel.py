@@ -1,4 +1,4 @@
-"""Backing up, restoring and collecting many stores at once on a real Spark."""
+"""Backing up and restoring many stores at once on a real Spark."""
 
 import asyncio
 import shutil
@@ -8,23 +8,18 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from blobstore.base import list_blobs
 from blobstore.opening import StoreSettings
 from engine import Repository
-from engine.collect import CollectReport
-from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.errors import NotFoundError, UsageError
 from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
-from engine.spark import backup_results, backup_stores, collect, restore_stores
+from engine.spark import backup_results, backup_stores, restore_stores
 from engine.spark.access import Access
-from engine.spark.errors import TaskFailedError
 from engine.spark.parallel import OUTCOME_SCHEMA, RestoreStores, StoreOutcome, StoreWork
 from engine.staging import Staging
 from engine.sync import SyncRepository
 from engine.transfer_settings import TransferSettings
-from index.collect_plan import DeleteReason
 from index.log import Commit
 from index.model import Scope
-from index.retention import Retention
 
 pytestmark = pytest.mark.spark
 
@@ -61,13 +56,6 @@ def content(directory: Path) -> dict[bytes, bytes]:
 def commit_generation(spark: SparkSession, url: str, repository: SyncRepository, root: Path, generation: int) -> Commit:
     outcomes = backup_stores(spark, url, SCOPE, fill(root, generation))
     return repository.commit(SCOPE, backup_results(outcomes), offsets=f"generation {generation}")
-
-
-def stored(repository: SyncRepository) -> set[str]:
-    async def keys() -> set[str]:
-        return {blob.key async for blob in list_blobs(repository.asynchronous.store, "")}
-
-    return repository.loop.run(keys())
 
 
 def test_stores_come_back_as_they_were_backed_up(
@@ -169,82 +157,6 @@ def test_what_is_not_there_is_said_before_any_work(spark: SparkSession, url: str
 def test_the_same_store_twice_is_refused(spark: SparkSession, url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="twice"):
         backup_stores(spark, url, SCOPE, [("0", "s", tmp_path / "a"), ("0", "s", tmp_path / "b")])
-
-
-@pytest.mark.parametrize("dry_run", [True, False])
-def test_collection_on_spark_agrees_with_the_one_on_a_single_machine(
-    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path, dry_run: bool
-) -> None:
-    for generation in range(1, 5):
-        commit_generation(spark, url, repository, tmp_path / "disk", generation)
-    backup_stores(spark, url, SCOPE, fill(tmp_path / "disk", 9))  # Never committed: it waits for its TTL.
-    foreign = tmp_path / "repository" / "blobs" / "00" / "somebody-elses"
-    foreign.parent.mkdir(parents=True, exist_ok=True)
-    before = stored(repository)
-    foreign.write_bytes(b"not ours")
-    expected = repository.collect(Retention(keep_last=2), dry_run=True)
-    report = collect(spark, url, Retention(keep_last=2), dry_run=dry_run)
-    assert _facts(report) == _facts(expected)
-    assert report.waiting_count > 0
-    after = stored(repository)
-    if dry_run:
-        assert after >= before
-        return
-    deleted = {delete.key for delete in report.deletes}
-    assert {delete.reason for delete in report.deletes} >= {DeleteReason.CLOSED_COMMIT, DeleteReason.CLOSED_UPLOAD}
-    assert before - after == deleted
-    assert foreign.exists()
-    assert [commit.record.offsets for commit in repository.commits(SCOPE)] == ["generation 4", "generation 3"]
-    for number in (3, 4):
-        rows = restore_stores(spark, url, SCOPE, tmp_path / f"restored {number}", number=number)
-        assert rows.where("NOT ok").count() == 0
-    assert collect(spark, url, Retention(keep_last=2)).freed_bytes == 0
-
-
-def _facts(report: CollectReport) -> dict[str, object]:
-    return {
-        "kept": report.kept,
-        "deletes": sorted((d.key, d.reason, d.size_bytes) for d in report.deletes),
-        "boundaries": report.boundaries,
-        "waiting": (report.waiting_count, report.waiting_bytes),
-        "live": (report.live_count, report.live_bytes),
-        "foreign": report.foreign,
-        "failed": report.failed,
-    }
-
-
-def test_collection_on_spark_of_an_empty_repository_does_nothing(spark: SparkSession, url: str) -> None:
-    report = collect(spark, url, Retention(keep_last=1))
-    assert (report.deletes, report.kept, report.live_count, report.waiting_count) == ((), (), 0, 0)
-
-
-def test_collection_on_spark_deletes_nothing_if_an_index_is_damaged(
-    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
-) -> None:
-    for generation in range(1, 3):
-        commit_generation(spark, url, repository, tmp_path / "disk", generation)
-    newest = commit_generation(spark, url, repository, tmp_path / "disk", 3)
-    damaged = newest.store("1", "facts")
-    assert damaged is not None
-    (tmp_path / "repository").joinpath(*damaged.index.key.split("/")).write_bytes(b"altered")
-    before = stored(repository)
-    with pytest.raises(TaskFailedError, match="DamagedError"):
-        collect(spark, url, Retention(keep_last=1))
-    assert stored(repository) == before
-
-
-def test_collection_on_spark_deletes_nothing_if_an_index_is_missing(
-    spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
-) -> None:
-    commit_generation(spark, url, repository, tmp_path / "disk", 1)
-    newest = commit_generation(spark, url, repository, tmp_path / "disk", 2)
-    missing = newest.store("1", "facts")
-    assert missing is not None
-    (tmp_path / "repository").joinpath(*missing.index.key.split("/")).unlink()
-    before = stored(repository)
-    with pytest.raises(DamagedError, match=missing.index.key):
-        collect(spark, url, Retention(keep_last=1))
-    assert stored(repository) == before
 
 
 def test_a_second_attempt_at_a_restore_waits_for_the_first(

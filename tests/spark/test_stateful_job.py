@@ -16,6 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from blobstore.base import list_blobs, read_blob
+from blobstore.errors import StoreUnavailableError
+from engine import commit
 from engine.backup import BackupResult
 from engine.errors import CommitLostError, ConflictError, UsageError
 from engine.rocksdb import StoreWriter
@@ -24,9 +26,11 @@ from engine.spark.errors import PartitioningError, TaskFailedError
 from engine.spark.stateful_job import PINS_MAX, StatefulJob
 from engine.spark.store_task import UpdateTask
 from engine.sync import SyncRepository
+from engine.transfer_settings import TransferSettings
 from index.codec import RECORD_BYTES_MAX, decode_pin
 from index.keys import PINS
 from index.model import Scope, StoreReference
+from index.reachable import blob_keys
 from tests.spark.counting import SUMS_DDL, add, add_batch, once, read_sums
 
 pytestmark = pytest.mark.spark
@@ -117,6 +121,52 @@ def test_a_task_without_rows_keeps_its_store(spark: SparkSession, url: str, tmp_
         assert third.commit.record.stores == second.commit.record.stores
         assert third.commit.record.offsets == "further"
         assert_sums(job, spark, [month(spark, 0), only_one_key])
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told to look", "found when it is settled"])
+def test_what_is_missing_in_the_repository_is_uploaded_again_from_the_disk(
+    spark: SparkSession, url: str, tmp_path: Path, told: bool
+) -> None:
+    disk, repository_dir = tmp_path / "disk", Path(url.removeprefix("file://"))
+    # Each file in a blob of its own: what shares a pack may be packed again anyway.
+    alone = TransferSettings(inline_file_bytes_max=0, pack_file_bytes_max=0)
+    with open_job(url, disk, transfer=alone) as job, pytest.MonkeyPatch.context() as patch:
+        if not told:
+            # The driver dies before it removes a TTL, so that the next one looks at what is there.
+            patch.setattr(commit, "settle_keys", _refuse)
+        first = job.run(month(spark, 0), version=1).commit
+    with open_job(url, disk, transfer=alone, check_retained=told) as job, SyncRepository.open(url) as repository:
+        for reference in first.record.stores:
+            index = repository.read_index(reference.index)
+            for blob in blob_keys(index):
+                (repository_dir / blob).unlink()
+        second = job.run(month(spark, 1), version=2)
+        assert sum(report.backup.stats.files_healed for report in second.tasks)
+        assert repository.verify([second.commit]).problems == ()
+    shutil.rmtree(disk)
+    with open_job(url, tmp_path / "other disk") as job:
+        assert_sums(job, spark, [month(spark, 0), month(spark, 1)])
+
+
+async def _refuse(*_: object, **__: object) -> None:
+    raise StoreUnavailableError("the driver dies here", operation="remove_ttl")
+
+
+def test_stores_that_left_the_jobs_settings_are_left_out_of_its_commits(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    """Design 0006, F3: and come back with a rewind."""
+    with open_job(url, tmp_path / "disk") as job:
+        first = job.run(month(spark, 0), version=1)
+    assert first.dropped == ()
+    with open_job(url, tmp_path / "disk", store="renamed") as job, SyncRepository.open(url) as repository:
+        second = job.run(month(spark, 1), version=2)
+        assert second.dropped == tuple((s.task, "state") for s in first.commit.record.stores)
+        assert {s.store for s in second.commit.record.stores} == {"renamed"}
+        assert_sums(job, spark, [month(spark, 1)])
+        assert job.run(month(spark, 2), version=3).dropped == ()
+        back = repository.rewind(first.commit)
+        assert {s.store for s in back.record.stores} == {"state"}
 
 
 def test_a_key_may_be_null_and_of_several_columns(spark: SparkSession, url: str, tmp_path: Path) -> None:

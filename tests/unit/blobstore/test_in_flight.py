@@ -5,7 +5,7 @@ import pytest
 
 from blobstore.errors import InvalidRequestError
 from blobstore.in_flight import InFlightLimit
-from tests.unit.blobstore.jumping_loop import run_jumping
+from tests.simulation.virtual_loop import run_jumping
 
 
 async def hold(limit: InFlightLimit, seconds_s: float = 1e6) -> None:

@@ -29,9 +29,7 @@ def test_nobody_but_a_collector_deletes_what_is_stored() -> None:
     for role in (Role.WRITER, Role.RESTORER):
         assert not any("Delete" in action for action in _of(role))
     assert _of(Role.COLLECTOR)["s3:DeleteObject"] == UPLOADS | {
-        f"{PREFIX}/log/*",
-        f"{PREFIX}/names/*",
-        f"{PREFIX}/pins/*",
+        f"{PREFIX}/{below}/*" for below in ("log", "names", "pins", "audit", "runs")
     }
     assert _of(Role.OWNER)["s3:DeleteObject"] == {f"{PREFIX}/doctor/*"}
 
@@ -41,7 +39,7 @@ def test_nobody_but_a_collector_deletes_what_is_stored() -> None:
     [
         (Role.WRITER, {"blobs/*", "indexes/*", "log/*.commit", "names/*", "pins/*"}),
         (Role.RESTORER, {"pins/*"}),
-        (Role.COLLECTOR, {"log/*.boundary"}),
+        (Role.COLLECTOR, {"log/*.boundary", "audit/*", "runs/*"}),
         (Role.OWNER, {"repository", "profile", "doctor/*"}),
     ],
 )

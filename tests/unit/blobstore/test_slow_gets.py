@@ -14,7 +14,7 @@ from blobstore.in_flight import InFlightLimit
 from blobstore.limited import LimitedStore
 from blobstore.memory import MemoryStore
 from blobstore.retrying import RetryingStore, RetrySettings
-from tests.unit.blobstore.jumping_loop import run_jumping
+from tests.simulation.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, ScriptedStore
 
 DATA = bytes(number % 251 for number in range(3000))

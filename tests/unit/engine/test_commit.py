@@ -243,7 +243,7 @@ async def test_a_collected_number_that_is_created_again_is_fenced(world: World) 
     async def others_go_on_and_collect() -> None:
         for i in range(3):
             await other.commit(JOB, [], offsets=f"other {i}")
-        await other.collect(Retention(keep_last=1))
+        await other.collect(Retention(keep_last=1), delete_share_max=1)
         assert await world.store.inner.stat(commit_key(JOB, 2)) is None
 
     world.store.before("put_if_absent", commit_key(JOB, 2), others_go_on_and_collect)
@@ -252,7 +252,7 @@ async def test_a_collected_number_that_is_created_again_is_fenced(world: World) 
         await zombie.commit(JOB, [], offsets="zombie")
     assert (await other.latest(JOB)).record.offsets == "other 2"  # type: ignore[union-attr]
     assert (await (await world.process()).latest(JOB)).record.offsets == "other 2"  # type: ignore[union-attr]
-    await other.collect(Retention(keep_last=1))
+    await other.collect(Retention(keep_last=1), delete_share_max=1)
     assert await world.store.inner.stat(commit_key(JOB, 2)) is None
 
 
@@ -263,7 +263,7 @@ async def test_a_boundary_that_lists_the_record_does_not_fence_it(world: World) 
 
     async def others_go_on_and_collect() -> None:
         await other.commit(JOB, [], offsets="4")
-        await other.collect(Retention(keep_last=2))
+        await other.collect(Retention(keep_last=2), delete_share_max=1)
 
     world.store.after("put_if_absent", commit_key(JOB, 3), others_go_on_and_collect)
     commit = await writer.commit(JOB, [], offsets="3")
@@ -325,6 +325,20 @@ async def test_a_parent_is_settled_before_the_record_that_builds_on_it(world: Wo
     operations = [operation for operation, key in world.store.requests if operation in {"remove_ttl", "put_if_absent"}]
     assert operations[-1] == "put_if_absent"
     assert operations.count("remove_ttl") == len(first.new_keys)
+
+
+async def test_a_writer_that_was_overtaken_goes_on_from_the_commit_that_its_caller_has_seen(world: World) -> None:
+    """It remembers its own commit as the newest; another process has made one meanwhile, and the caller knows."""
+    mine, other = await world.process(), await world.process()
+    first = await mine.commit(JOB, [await world.backup(mine, "one")])
+    second = await other.commit(JOB, [await world.backup(other, "two")])
+    with pytest.raises(CommitLostError):
+        await mine.commit(JOB, [], offsets="3", parent=first.pointer)
+    newest = await mine.latest(JOB)
+    assert newest is not None
+    assert newest.pointer == second.pointer
+    third = await mine.commit(JOB, [], offsets="3", parent=newest.pointer)
+    assert third.pointer.number == 3
 
 
 async def test_a_commit_is_refused_when_a_blob_of_its_parent_is_gone(world: World) -> None:
@@ -452,3 +466,18 @@ async def test_a_first_commit_can_insist_on_being_the_first(world: World) -> Non
     await theirs.commit(JOB, [], parent=None)
     with pytest.raises(CommitLostError):
         await mine.commit(JOB, [], parent=None)
+
+
+async def test_a_writer_whose_remembered_parent_was_collected_looks_again(world: World) -> None:
+    """Found by the simulation: nothing is damaged, others have gone on."""
+    slow, quick = await world.process(), await world.process()
+    await quick.commit(JOB, [await world.backup(quick, "one")])
+    result = await world.backup(
+        slow, "late"
+    )  # remembers the first commit, of which it does not know that it is settled
+    for text in ("two", "three"):
+        await quick.commit(JOB, [await world.backup(quick, text)])
+    await quick.collect(Retention(keep_last=1), delete_share_max=1)
+    with pytest.raises(StaleResultError):
+        await slow.commit(JOB, [result])
+    assert (await slow.commit(JOB, [await world.backup(slow, "late")])).pointer.number == 4

@@ -41,7 +41,7 @@ from engine.doctor_verdict import (
 from index.codec import encode_record
 from index.keys import REPOSITORY
 from index.model import RepositoryRecord
-from tests.unit.blobstore.jumping_loop import run_jumping
+from tests.simulation.virtual_loop import run_jumping
 from tests.unit.engine.lying_stores import (
     CompletesTwice,
     CutsRanges,

@@ -41,14 +41,14 @@ async def test_a_stale_collector_cannot_delete_a_live_name(world: World) -> None
     world.clock.advance(2 * PIN_DURATION_MS)
 
     async def other_collects_and_the_name_is_given_again() -> None:
-        await other.collect(KEEP_ALL)
+        await other.collect(KEEP_ALL, delete_share_max=1)
         assert await name_keys(world) == []
         await repository.name(one, "golden")
 
     world.store.before("delete", "names/", other_collects_and_the_name_is_given_again)
-    await slow.collect(KEEP_ALL)
+    await slow.collect(KEEP_ALL, delete_share_max=1)
     await history(world, repository, "three")
-    await other.collect(LAST)
+    await other.collect(LAST, delete_share_max=1)
     assert await world.restored_text(repository, name="golden") == "one"
 
 
@@ -61,14 +61,14 @@ async def test_a_late_release_does_not_touch_a_newer_name(world: World) -> None:
     async def meanwhile() -> None:
         await user.release_name(JOB, "golden")
         world.clock.advance(2 * PIN_DURATION_MS)
-        await collector.collect(KEEP_ALL)
+        await collector.collect(KEEP_ALL, delete_share_max=1)
         await user.name(one, "golden")
 
     world.store.before("put", "names/", meanwhile)
     await late.release_name(JOB, "golden")
     assert await world.restored_text(late, name="golden") == "one"
     await history(world, late, "three")
-    await collector.collect(LAST)
+    await collector.collect(LAST, delete_share_max=1)
     assert await world.restored_text(late, name="golden") == "one"
 
 
@@ -120,10 +120,10 @@ async def test_naming_that_lands_late_finds_its_blobs_and_takes_no_name_away(
             await repository.name(one, "golden")
     two = await repository.find(JOB)
     await repository.name(two, "silver")
-    await collector.collect(LAST)
+    await collector.collect(LAST, delete_share_max=1)
     world.clock.advance(1)
     await inner.put_if_absent(*sent[0])
-    await collector.collect(LAST)
+    await collector.collect(LAST, delete_share_max=1)
     assert await world.restored_text(await world.process(), name="golden") == "one"
     # Had it come later than a naming that was acknowledged, that one would stand.
     await repository.release_name(JOB, "golden")
@@ -166,7 +166,7 @@ async def test_of_two_who_name_at_once_the_later_gives_way(world: World, same_ms
     with pytest.raises(UsageError, match="the name is taken"):
         await slow.name(one, "golden")
     assert await world.restored_text(slow, name="golden") == "two"
-    await slow.collect(LAST)
+    await slow.collect(LAST, delete_share_max=1)
     assert await world.restored_text(slow, name="golden") == "two"
     await fast.release_name(JOB, "golden")
     assert await slow.names(JOB) == ()
@@ -208,16 +208,16 @@ async def test_a_copy_of_the_request_that_lands_after_release_and_collection_is_
         patch.setattr(inner, "put_if_absent", note)
         await repository.name(one, "golden")
     await repository.release_name(JOB, "golden")
-    await repository.collect(LAST)
+    await repository.collect(LAST, delete_share_max=1)
     await put_if_absent(*sent[0])
     assert await repository.names(JOB) == ()
-    await repository.collect(LAST)
+    await repository.collect(LAST, delete_share_max=1)
     world.clock.advance(2 * PIN_DURATION_MS)
-    report = await repository.collect(LAST)
+    report = await repository.collect(LAST, delete_share_max=1)
     assert DeleteReason.RELEASED_NAME in {d.reason for d in report.deletes}
     await put_if_absent(*sent[0])
     assert await repository.names(JOB) == ()
-    await repository.collect(LAST)
+    await repository.collect(LAST, delete_share_max=1)
     assert await name_keys(world) == []
     found = {blob.key async for blob in list_blobs(world.store.inner, "")}
     assert found == await expected_keys(world.store.inner, world.clock.now_ms)
@@ -229,14 +229,14 @@ async def test_a_name_that_comes_after_its_pin_is_void(world: World) -> None:
 
     async def sleep() -> None:
         world.clock.advance(PIN_DURATION_MS + TTL_MS)
-        await (await world.process()).collect(LAST)
+        await (await world.process()).collect(LAST, delete_share_max=1)
 
     world.store.before("put_if_absent", "names/", sleep)
     with pytest.raises(LeaseExpiredError):
         await repository.name(one, "golden")
     with pytest.raises(NotFoundError, match="is not there"):
         await repository.find(JOB, name="golden")
-    await repository.collect(LAST)
+    await repository.collect(LAST, delete_share_max=1)
     assert await name_keys(world) == []
 
 

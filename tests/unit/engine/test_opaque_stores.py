@@ -4,11 +4,11 @@ import pytest
 
 from blobstore.base import list_blobs
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreUnavailableError
-from engine.collect import ABORT_BATCH_MAX
+from engine.collect.unfinished import ABORT_BATCH_MAX
 from engine.repository import Repository
 from engine.verify import Level, ProblemKind
 from index.collect_plan import DeleteReason
-from index.keys import BLOBS, INDEXES, upload_key
+from index.keys import AUDIT, BLOBS, INDEXES, upload_key
 from index.model import Scope
 from index.retention import Retention
 from tests.opaque_store import OpaqueStore
@@ -54,9 +54,9 @@ async def test_forgotten_puts_are_found_and_given_up(opaque_world: World) -> Non
     store.begin(forgotten_key(2), "under way", world.clock.now_ms - TTL_MS + 1)
     store.begin("blobs/theirs", "foreign", 0)
     store.begin("elsewhere/theirs", "foreign and not ours to look at", 0)
-    planned = await repository.collect(LAST, dry_run=True)
+    planned = await repository.collect(LAST, dry_run=True, delete_share_max=1)
     assert len(store.unfinished) == 6
-    done = await repository.collect(LAST)
+    done = await repository.collect(LAST, delete_share_max=1)
     assert planned.deletes == done.deletes
     assert sorted((d.key, d.reason) for d in done.deletes) == [
         (forgotten_key(1), DeleteReason.UNFINISHED_UPLOAD),
@@ -77,12 +77,12 @@ async def test_puts_that_cannot_be_given_up_are_told(opaque_world: World) -> Non
         store.begin(forgotten_key(number), f"upload {number}", 0)
     store.stuck = {"upload 3"}
     repository = await world.process()
-    report = await repository.collect(LAST)
+    report = await repository.collect(LAST, delete_share_max=1)
     assert report.failed == (forgotten_key(3),)
     assert len(report.deletes) == ABORT_BATCH_MAX + 1
     assert count(world, "abort_unfinished") == 2
     world.store.fail("abort_unfinished", "", AccessDeniedError("no", operation="abort_unfinished"))
-    report = await repository.collect(LAST)
+    report = await repository.collect(LAST, delete_share_max=1)
     assert (report.failed, report.deletes) == ((forgotten_key(3),), ())
 
 
@@ -95,7 +95,7 @@ async def test_what_may_not_be_looked_for_stops_nothing_else(
     await history(world, repository, "one", "two")
     opaque(world).begin(forgotten_key(), "old", 0)
     world.store.fail("list_unfinished", "", error("not for you", operation="list_unfinished"))
-    report = await repository.collect(LAST)
+    report = await repository.collect(LAST, delete_share_max=1)
     assert "not for you" in report.unfinished_hidden
     assert DeleteReason.CLOSED_UPLOAD in {d.reason for d in report.deletes}
     assert report.failed == ()
@@ -109,8 +109,8 @@ async def test_unfinished_puts_that_cannot_be_listed_for_now_mean_that_nothing_i
     before = await keys(world)
     world.store.fail("list_unfinished", INDEXES)
     with pytest.raises(StoreUnavailableError):
-        await repository.collect(LAST)
-    assert await keys(world) == before
+        await repository.collect(LAST, delete_share_max=1)
+    assert {key for key in await keys(world) if not key.startswith(AUDIT)} == before
 
 
 async def test_forgotten_puts_are_listed_before_roots_are_read_and_given_up_last(opaque_world: World) -> None:
@@ -119,10 +119,10 @@ async def test_forgotten_puts_are_listed_before_roots_are_read_and_given_up_last
     await history(world, repository, "one", "two")
     opaque(world).begin(forgotten_key(), "old", 0)
     world.store.requests.clear()
-    await repository.collect(LAST)
+    await repository.collect(LAST, delete_share_max=1)
     steps = [(operation, key.split("/")[0]) for operation, key in world.store.requests]
     assert steps.index(("list_unfinished", "indexes")) < steps.index(("list_page", "pins"))
-    assert steps[-1] == ("abort_unfinished", "blobs")
+    assert steps[-2:] == [("abort_unfinished", "blobs"), ("put_if_absent", "audit")]
 
 
 # ---------------------------------------------------------------------- lists that do not tell TTLs
@@ -137,7 +137,7 @@ async def test_only_uploads_younger_than_the_ttl_are_looked_up(opaque_world: Wor
     await history(world, repository, "three")
     young = await world.backup(repository, "abandoned lately")
     world.store.requests.clear()
-    report = await repository.collect(Retention(keep_last=2))
+    report = await repository.collect(Retention(keep_last=2), delete_share_max=1)
     looked_up = {key for operation, key in world.store.requests if operation == "stat"}
     newest = (await repository.find(JOB)).record.stores[0].index.key
     assert looked_up == {newest, *young.new_keys}
@@ -151,7 +151,7 @@ async def test_a_settled_newest_commit_costs_a_look_at_its_indexes_and_nothing_m
     repository = await world.process()
     await history(world, repository, "one")
     world.store.requests.clear()
-    await repository.collect(LAST)
+    await repository.collect(LAST, delete_share_max=1)
     assert (count(world, "stat"), count(world, "remove_ttl")) == (1, 0)
 
 
@@ -166,7 +166,7 @@ async def test_an_index_loses_its_ttl_after_all_its_blobs_or_not_at_all(world: W
     assert index is not None
     assert index.expires_at_ms is not None
     world.store.requests.clear()
-    await (await world.process()).collect(LAST)
+    await (await world.process()).collect(LAST, delete_share_max=1)
     removed = [key for operation, key in world.store.requests if operation == "remove_ttl"]
     assert removed[-1] == result.reference.index.key
     assert set(removed) == set(result.new_keys)
@@ -194,7 +194,7 @@ async def test_where_ttls_cannot_be_removed_nobody_asks_or_tries(lasting_world: 
     await repository.fork(commit, Scope("fork"))
     await repository.rewind(await repository.find(JOB, number=1))
     assert commit.record.number == 2
-    report = await repository.collect(LAST)
+    report = await repository.collect(LAST, delete_share_max=1)
     for level in Level:
         for heal in (False, True):
             assert not (await repository.verify(level=level, heal=heal)).problems
@@ -214,17 +214,17 @@ async def test_where_ttls_cannot_be_removed_garbage_waits_for_them_and_what_is_r
     world = lasting_world
     repository = await world.process()
     await history(world, repository, "one", "two")
-    report = await repository.collect(LAST)
+    report = await repository.collect(LAST, delete_share_max=1)
     assert {d.reason for d in report.deletes} == {DeleteReason.CLOSED_COMMIT}
     assert report.waiting_count > 0
     world.clock.advance(10 * TTL_MS)
-    report = await repository.collect(LAST)
+    report = await repository.collect(LAST, delete_share_max=1)
     assert {d.reason for d in report.deletes} == {DeleteReason.OUTLIVED_UPLOAD}
     assert (report.waiting_count, count(world, "stat")) == (0, 0)
     assert await world.restored_text(await world.process()) == "two"
     # A backup that retains blobs whose TTL has been over for long is as safe: its parent is a root.
     await history(world, repository, "three")
-    await repository.collect(LAST)
+    await repository.collect(LAST, delete_share_max=1)
     assert await world.restored_text(await world.process()) == "three"
     assert not (await repository.verify(level=Level.CONTENT)).problems
 
@@ -275,7 +275,7 @@ async def test_an_index_that_is_only_a_delta_s_base_is_healed_after_blobs_of_its
     first = await world.backup(repository, "one")
     await repository.commit(JOB, [first])
     await history(world, repository, "two")
-    await repository.collect(LAST)
+    await repository.collect(LAST, delete_share_max=1)
     (newest,) = await repository.commits(JOB)
     base, own = first.reference.index.key, newest.record.stores[0].index.key
     kept = [key for key in first.new_keys if key in await keys(world)]

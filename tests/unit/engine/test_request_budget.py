@@ -149,16 +149,17 @@ async def test_collection_costs_lists_records_and_indexes_but_nothing_per_blob(w
         result = await repository.backup(JOB, many_files(world, small=40, single=20, cut=0, changed=changed))
         await repository.commit(JOB, [result])
     world.store.requests.clear()
-    await repository.collect(Retention(keep_last=2))
+    await repository.collect(Retention(keep_last=2), delete_share_max=1)
     counted = requests(world)
-    # Blobs and indexes; pins, names and logs twice.
-    assert counted["list_page"] == 2 + 2 * 3
+    # Blobs and indexes; what older runs and their audits have left; pins, names and logs twice.
+    assert counted["list_page"] == 2 + 2 + 2 * 3
     # 4 records once, 2 kept indexes once; the boundary in the second reading.
     assert counted["get"] == 4 + 2 + 1
-    assert counted["put_if_absent"] == 1
+    # The boundary, and the audit record.
+    assert counted["put_if_absent"] == 2
     assert counted["delete"] == 3
     assert counted["list_unfinished"] == 2
-    assert counted.total() == 8 + 7 + 1 + 3 + 2
+    assert counted.total() == 10 + 7 + 2 + 3 + 2
 
 
 async def test_collection_where_lists_show_no_ttls_asks_the_newest_indexes_and_young_garbage(
@@ -172,12 +173,12 @@ async def test_collection_where_lists_show_no_ttls_asks_the_newest_indexes_and_y
         world.clock.advance(TTL_MS // 2)
     await repository.backup(JOB, many_files(world, small=3, single=7, cut=0), base=None)
     world.store.requests.clear()
-    report = await repository.collect(Retention(keep_last=2))
+    report = await repository.collect(Retention(keep_last=2), delete_share_max=1)
     counted = requests(world)
     # What commits 1 and 2 left behind is older than the TTL; what nobody has committed is not.
     assert counted["stat"] == 1 + (1 + 7 + 1)
     assert report.waiting_count == 1 + 7 + 1
-    assert (counted["list_page"], counted["get"], counted["remove_ttl"]) == (8, 7, 0)
+    assert (counted["list_page"], counted["get"], counted["remove_ttl"]) == (10, 7, 0)
 
 
 @pytest.fixture

@@ -58,10 +58,10 @@ async def test_what_was_exported_outlives_collections_until_its_name_is_released
     await repository.commit(JOB, [await world.backup(repository, "two")])
     world.clock.advance(10**9)
     await export_to_samza(repository, await repository.find(JOB), unpack=True)
-    await repository.collect(Retention(keep_last=1, keep_named=False))
+    await repository.collect(Retention(keep_last=1, keep_named=False), delete_share_max=1)
     assert await samza_would_restore(world, export.index_json) == text_tree("one")
     await repository.release_name(export.commit.scope, export.name)
-    freed = await repository.collect(Retention(keep_last=1, keep_named=False))
+    freed = await repository.collect(Retention(keep_last=1, keep_named=False), delete_share_max=1)
     assert freed.freed_bytes > 0
 
 

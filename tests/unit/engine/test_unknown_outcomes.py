@@ -56,14 +56,14 @@ async def test_a_rewind_or_fork_that_lands_late_finds_its_blobs(
     interrupt(world)
     with pytest.raises((CommitUnknownError, asyncio.CancelledError)):
         await (repository.rewind(one) if scope == JOB else repository.fork(one, FORK))
-    await collector.collect(LAST)
+    await collector.collect(LAST, delete_share_max=1)
     await land_late(world, repository._writer(scope))
     fresh, target = await world.process(), world.target()
     await fresh.restore(await fresh.find(scope), target)
     assert (target / "CURRENT").read_text() == "one"
     await fresh.commit(JOB, [], offsets="next")
     world.clock.advance(100 * TTL_MS)
-    await collector.collect(LAST)
+    await collector.collect(LAST, delete_share_max=1)
 
 
 async def test_a_rewind_that_lands_after_its_pin_is_void(world: World) -> None:
@@ -73,7 +73,7 @@ async def test_a_rewind_that_lands_after_its_pin_is_void(world: World) -> None:
     with pytest.raises(CommitUnknownError):
         await repository.rewind(one)
     world.clock.advance(2 * PIN_DURATION_MS)
-    await collector.collect(LAST)
+    await collector.collect(LAST, delete_share_max=1)
     await land_late(world, repository._writer(JOB))
     assert await world.restored_text(await world.process()) == "two"
 
@@ -93,7 +93,7 @@ async def test_a_pin_that_lapsed_and_is_renewed_protects_no_fork(world: World, m
 
     async def stand_still() -> None:
         world.clock.advance(48 * PIN_DURATION_MS)
-        await collector.collect(LAST)
+        await collector.collect(LAST, delete_share_max=1)
         awake.set()
         await real_sleep(0.01)
 

@@ -97,7 +97,7 @@ async def test_what_a_collection_takes_during_a_verification_is_no_damage(world:
         await repository.commit(JOB, [await world.backup(repository, text)])
 
     async def collect_now() -> None:
-        await other.collect(Retention(keep_last=1))
+        await other.collect(Retention(keep_last=1), delete_share_max=1)
 
     world.store.before("list_page", "blobs/", collect_now)
     report = await repository.verify(level=Level.CONTENT)
@@ -113,7 +113,7 @@ async def test_healing_that_a_collection_overtakes_finds_no_damage(world: World)
 
     async def overtake() -> None:
         await other.commit(JOB, [await world.backup(other, "two")])
-        await other.collect(Retention(keep_last=1))
+        await other.collect(Retention(keep_last=1), delete_share_max=1)
 
     world.store.before("remove_ttl", "", overtake)
     report = await (await world.process()).verify(heal=True)
@@ -141,7 +141,7 @@ async def test_what_only_a_name_holds_is_checked_too(world: World) -> None:
     await repository.commit(JOB, [await world.backup(repository, "one")])
     named = await repository.name(await repository.find(JOB), "golden")
     await repository.commit(JOB, [await world.backup(repository, "two")])
-    await repository.collect(Retention(keep_last=1, keep_named=False))
+    await repository.collect(Retention(keep_last=1, keep_named=False), delete_share_max=1)
     assert [c.name for c in await repository.commits(JOB, with_named=True)] == [None, "golden"]
     assert (await repository.verify()).commits_count == 2
     await world.store.inner.delete([named.stores[0].index.key])

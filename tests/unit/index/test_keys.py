@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 
 from index.errors import UnsafeNameError
@@ -5,7 +7,9 @@ from index.keys import (
     BLOBS,
     INDEXES,
     LogKey,
+    RunId,
     UploadKey,
+    audit_key,
     boundary_key,
     check_file_name,
     commit_key,
@@ -15,13 +19,18 @@ from index.keys import (
     encode_scope,
     log_prefix,
     log_start_after,
+    make_run_id,
     name_key,
     name_prefix,
     names_prefix,
+    parse_audit_key,
     parse_log_key,
     parse_name_key,
+    parse_run_key,
     parse_upload_key,
     pin_key,
+    run_began_at_ms,
+    run_key,
     shard_prefixes,
     upload_key,
 )
@@ -205,3 +214,33 @@ def test_anything_else_is_no_file_name(name: str) -> None:
     with pytest.raises(UnsafeNameError) as caught:
         check_file_name(name)
     assert caught.value.hint
+
+
+def test_keys_of_runs_and_audit_records_there_and_back() -> None:
+    run = make_run_id(1_700_000_000_123, "0a" * 10)
+    assert run == "00000001700000000123-0a0a0a0a0a0a0a0a0a0a"
+    assert run_began_at_ms(run) == 1_700_000_000_123
+    assert parse_run_key(run_key(run, "inventory-blobs-0a")) == (run, "inventory-blobs-0a")
+    assert parse_audit_key(audit_key(run)) == run
+    assert make_run_id(9, "f" * 20) < make_run_id(10, "0" * 20)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: make_run_id(-1, "0" * 20),
+        lambda: make_run_id(10**20, "0" * 20),
+        lambda: make_run_id(1, "0" * 19),
+        lambda: make_run_id(1, "A" * 20),
+        lambda: run_key(make_run_id(1, "0" * 20), ""),
+        lambda: run_key(make_run_id(1, "0" * 20), "../x"),
+        lambda: run_key(make_run_id(1, "0" * 20), "a" * 101),
+        lambda: parse_run_key("runs/1/x"),
+        lambda: parse_run_key(f"runs/{make_run_id(1, '0' * 20)}/a/b"),
+        lambda: parse_audit_key(f"audit/{make_run_id(1, '0' * 20)}.json"),
+        lambda: audit_key(RunId("x")),
+    ],
+)
+def test_what_is_no_key_of_a_run_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(UnsafeNameError):
+        make()

@@ -107,6 +107,21 @@ async def test_it_has_what_the_batch_takes_and_nothing_else(
     assert done.picture.location == str(query.root)
 
 
+async def test_a_store_that_the_query_has_no_longer_is_in_no_new_picture(
+    new_query: NewQuery, tmp_path: Path, repository: Repository
+) -> None:
+    """Design 0006, F3."""
+    query = new_query(partitions=1)
+    await query.run(2)
+    first = (await backup_checkpoint(repository, query.root)).commit
+    (tmp_path / "left").mkdir()
+    left = await repository.backup(first.scope, tmp_path / "left", task="9-9", store="left")
+    await repository.commit(first.scope, [left], version=first.record.version, offsets=first.record.offsets)
+    await query.run(1)
+    stores = (await backup_checkpoint(repository, query.root)).commit.record.stores
+    assert [(s.task, s.store) for s in stores] == [(s.task, s.store) for s in first.record.stores]
+
+
 async def test_a_state_that_begins_with_nothing_can_be_restored_from_the_first_batch(
     new_query: NewQuery, tmp_path: Path, repository: Repository
 ) -> None:

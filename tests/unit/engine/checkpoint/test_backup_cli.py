@@ -85,6 +85,26 @@ def test_damage_has_its_exit_code_and_names_the_file(run: Run, checkpoint: Path)
     assert sst.name in result.stderr
 
 
+def test_what_is_gone_from_the_repository_is_sent_again_and_meanwhile_an_older_picture_is_taken(
+    run: Run, checkpoint: Path, checkpoints: dict[int, Path], tmp_path: Path
+) -> None:
+    run("spark", "backup", str(checkpoint))
+    before = {path for path in (tmp_path / "repository/blobs").rglob("*") if path.is_file()}
+    shutil.rmtree(checkpoint)
+    shutil.copytree(checkpoints[8], checkpoint)
+    run("spark", "backup", str(checkpoint))
+    for path in (tmp_path / "repository/blobs").rglob("*"):
+        if path.is_file() and path not in before:
+            path.unlink()
+    refused = run("spark", "restore", "repository", "restored")
+    assert refused.exit_code == ExitCode.DAMAGED
+    assert "the picture of batch 4 is the newest of which everything is there" in refused.stderr
+    assert "batch 4 of query" in run("spark", "restore", "repository", "restored", "--or-newest-complete").stdout
+    assert "nothing to do" in run("spark", "backup", str(checkpoint)).stdout
+    assert ": commit 3 of" in run("spark", "backup", str(checkpoint), "--check-retained").stdout
+    assert "batch 7 of query" in run("spark", "restore", "repository", "again").stdout
+
+
 class Interrupted(KeyboardInterrupt):
     """Ends a watch as its user would."""
 
@@ -107,13 +127,13 @@ def test_a_watch_goes_on_after_what_passes(
     taken = spark_backup_module._take
     turns: list[Exception | None] = [error, None, error, None]
 
-    def take(*args: Any) -> CheckpointBackup:
+    def take(*args: Any, **how: Any) -> CheckpointBackup:
         if not turns:
             raise Interrupted
         failure = turns.pop(0)
         if failure is not None:
             raise failure
-        return taken(*args)
+        return taken(*args, **how)
 
     monkeypatch.setattr(spark_backup_module, "_take", take)
     result = run("spark", "backup", str(checkpoint), "--watch", "1ms")

@@ -282,9 +282,9 @@ async def test_what_is_being_read_is_not_collected(states: StateWorld) -> None:
     async with repository.state_files(old) as files:
         await states.backup()
         states.world.clock.advance(2 * TTL_MS // 3)
-        await collector.collect(Retention(keep_last=1))
+        await collector.collect(Retention(keep_last=1), delete_share_max=1)
         await states.check(files, [4])
-    await collector.collect(Retention(keep_last=1))
+    await collector.collect(Retention(keep_last=1), delete_share_max=1)
     with pytest.raises(CollectedError):
         async with repository.state_files(old):
             pass

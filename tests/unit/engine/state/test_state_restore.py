@@ -409,7 +409,7 @@ async def test_a_commit_that_was_collected_is_told(states: StateWorld) -> None:
     await states.backup()
     repository = await states.process()
     states.world.clock.advance(2 * TTL_MS)
-    await repository.collect(Retention(keep_last=1))
+    await repository.collect(Retention(keep_last=1), delete_share_max=1)
     with pytest.raises(CollectedError):
         await repository.restore_state(old, states.world.target())
     # The newer commit still has the version.

@@ -1,0 +1,152 @@
+"""`collect explain`: what leads to a key, and what a collection would do with it (design 0006, P7)."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from engine.cli.exit_codes import ExitCode
+from engine.cli.options import Verb, common_options
+from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
+from engine.cli.session import Session, with_session
+from engine.config import Moment
+from engine.explain import Explanation, Fate, KeyPath, RootKind
+from engine.words import count, human_bytes, human_duration, iso_time, printable
+from index.retention import RetentionPolicy
+
+
+class PathView(msgspec.Struct, frozen=True, kw_only=True):
+    """One way from a root to the key."""
+
+    # commit, name or pin.
+    root: str
+    job: str
+    commit_task: str | None
+    number: int
+    name: str
+    # Of a commit, why it stays: newest, last, since, named or unruled; None if it is to be closed.
+    kept: str | None
+    keeps: bool
+    task: str
+    store: str
+    indexes: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
+    """`collect explain`."""
+
+    key: str
+    kind: str
+    # kept, deleted, waiting, left_alone or absent.
+    fate: str
+    # As for `collect`; None unless it would be deleted.
+    reason: str | None
+    rule: str
+    now_ms: int
+    size_bytes: int | None
+    created_at_ms: int | None
+    expires_at_ms: int | None
+    paths_count: int
+    paths: tuple[PathView, ...]
+    unreadable: tuple[str, ...]
+
+
+@click.command(
+    "explain",
+    cls=Verb,
+    group="collect",
+    short_help="Say what leads to a key, and what collect would do with it.",
+    example="tidemark collect explain -r file:///backups --keep-last 30 KEY",
+)
+@click.argument("key")
+@retention_options
+@common_options
+@with_session
+def explain(
+    session: Session,
+    *,
+    key: str,
+    keep_last: int | None,
+    keep_since: Moment | None,
+    keep_named: bool,
+    policy: Path | None,
+) -> ExitCode:
+    """Say of one KEY of the repository whether it is there, what leads to it, and what collect would do with it.
+
+    What collect would keep is said as there; if nothing is said, everything is kept that nobody has closed. Ends with 4
+    if the key is missing and needed, or if an index cannot be read that may lead to it.
+    """
+    rules = choose_rules(keep_last, keep_since, policy, keep_named=keep_named)
+    with session.open() as repository:
+        retention = resolve_rules(repository, rules) if rules is not None else RetentionPolicy(rules=())
+        told = repository.explain(key, retention)
+    session.show(_view(told), _lines(told))
+    is_missing = told.fate is Fate.ABSENT and any(path.keeps for path in told.paths)
+    return ExitCode.DAMAGED if is_missing or told.unreadable else ExitCode.OK
+
+
+def _view(told: Explanation) -> ExplainView:
+    return ExplainView(
+        key=told.key,
+        kind=told.kind.name.lower(),
+        fate=told.fate.name.lower(),
+        reason=told.reason.name.lower() if told.reason is not None else None,
+        rule=told.rule,
+        now_ms=told.now_ms,
+        size_bytes=told.size_bytes,
+        created_at_ms=told.created_at_ms,
+        expires_at_ms=told.expires_at_ms,
+        paths_count=told.paths_count,
+        paths=tuple(
+            PathView(
+                root=path.root.value,
+                job=path.scope.job,
+                commit_task=path.scope.task,
+                number=path.number,
+                name=path.name,
+                kept=path.kept.name.lower() if path.kept is not None else None,
+                keeps=path.keeps,
+                task=path.task,
+                store=path.store,
+                indexes=path.indexes,
+                files=path.files,
+            )
+            for path in told.paths
+        ),
+        unreadable=told.unreadable,
+    )
+
+
+def _lines(told: Explanation) -> list[str]:
+    lines = [f"{printable(told.key)}: {told.kind.value}"]
+    if told.created_at_ms is not None and told.size_bytes is not None:
+        lines.append(f"{human_bytes(told.size_bytes)}, created {iso_time(told.created_at_ms)}, {_ttl(told)}")
+    for path in told.paths:
+        lines += _path_lines(path)
+    if told.paths_count > len(told.paths):
+        lines.append(f"and {count(told.paths_count - len(told.paths), 'path')} more")
+    if told.unreadable:
+        some = f"{count(len(told.unreadable), 'index', 'indexes')}, such as {printable(told.unreadable[0])}"
+        lines.append(f"NOT looked into, because missing or altered: {some}")
+    because = f"{told.rule}: {told.reason.value}" if told.reason is not None else told.rule
+    return [*lines, f"collect: it {told.fate.value}; {because}"]
+
+
+def _ttl(told: Explanation) -> str:
+    if told.expires_at_ms is None:
+        return "no TTL"
+    left_ms = told.expires_at_ms - told.now_ms
+    return f"its TTL ends in {human_duration(left_ms)}" if left_ms > 0 else "its TTL is over"
+
+
+def _path_lines(path: KeyPath) -> list[str]:
+    scope = printable(str(path.scope))
+    if path.root is RootKind.COMMIT:
+        fate = f"stays: {path.kept.value}" if path.kept is not None else "is to be closed"
+        root = f"commit {path.number} of {scope} ({fate})"
+    else:
+        root = f"{path.root.value} {printable(path.name)} on commit {path.number} of {scope}"
+    lines = [f"  {root}", f"    store {printable(f'{path.task}/{path.store}')}"]
+    lines += [f"    {'index' if n == 0 else 'a delta on'} {key}" for n, key in enumerate(path.indexes)]
+    return [*lines, *([f"    {', '.join(printable(file) for file in path.files)}"] if path.files else [])]

@@ -1,0 +1,135 @@
+"""`collect verify-plan`: the plan of a dry run, derived again by another way (design 0006, P6)."""
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from blobstore.opening import open_store
+from engine.cli.exit_codes import ExitCode
+from engine.cli.options import Verb, common_options
+from engine.cli.session import Session, with_session
+from engine.plan_findings import PlanCheck
+from engine.words import count, human_bytes, printable, table
+
+# Keys of one kind that people are shown; the JSON has more.
+SHOWN_MAX = 20
+
+
+class WrongView(msgspec.Struct, frozen=True, kw_only=True):
+    """One planned key that is wrong; `kind` is reachable, unexpired, size, reason or repeated."""
+
+    key: str
+    kind: str
+
+
+class VerifyPlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """`collect verify-plan`. Of keys the first thousand; the counts are of all."""
+
+    run: str
+    is_right: bool
+    is_complete: bool
+    planned_count: int
+    planned_bytes: int
+    listed_count: int
+    indexes_count: int
+    wrong_count: int
+    wrong: tuple[WrongView, ...]
+    missed_count: int
+    missed_bytes: int
+    missed: tuple[str, ...]
+    contradictions: tuple[str, ...]
+    changed: tuple[str, ...]
+    later_count: int
+    gone_count: int
+    rescued_count: int
+    waiting_count: int
+
+
+@click.command(
+    "verify-plan",
+    cls=Verb,
+    group="collect",
+    short_help="Check the plan of a dry run by deriving it another way.",
+    example="tidemark collect verify-plan -r file:///backups plan/",
+)
+@click.argument("plan", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@common_options
+@with_session
+def verify_plan(session: Session, *, plan: Path) -> ExitCode:
+    """Check the PLAN that `tidemark collect -n --plan PLAN` wrote, by code that shares nothing with it but the format.
+
+    Ends with 9 if a key is planned that something needs or whose TTL was running, or if the plan contradicts itself,
+    with 3 if the plan lacks keys that could go. What came later, and what is gone, makes no plan wrong.
+    """
+    with session.open() as repository:
+        place = open_store(str(plan.absolute()))
+        try:
+            check = repository.verify_plan(place)
+        finally:
+            repository.loop.run(place.close())
+    session.show(_view(check), _lines(check))
+    if not check.is_right:
+        return ExitCode.UNSAFE
+    return ExitCode.OK if check.is_complete else ExitCode.PARTIAL
+
+
+def _view(check: PlanCheck) -> VerifyPlanView:
+    return VerifyPlanView(
+        run=check.run,
+        is_right=check.is_right,
+        is_complete=check.is_complete,
+        planned_count=check.planned_count,
+        planned_bytes=check.planned_bytes,
+        listed_count=check.listed_count,
+        indexes_count=check.indexes_count,
+        wrong_count=check.wrong_count,
+        wrong=tuple(WrongView(key=w.key, kind=w.kind.name.lower()) for w in check.wrong),
+        missed_count=check.missed_count,
+        missed_bytes=check.missed_bytes,
+        missed=check.missed,
+        contradictions=check.contradictions,
+        changed=check.changed,
+        later_count=check.later_count,
+        gone_count=check.gone_count,
+        rescued_count=check.rescued_count,
+        waiting_count=check.waiting_count,
+    )
+
+
+def _lines(check: PlanCheck) -> list[str]:
+    lines: list[str] = []
+    if check.wrong:
+        rows = [(printable(w.key), w.kind.value) for w in check.wrong[:SHOWN_MAX]]
+        lines += [*table(("planned, and WRONG", "because"), rows), *_more(check.wrong_count), ""]
+    if check.missed:
+        lines += [*(f"missed: {printable(key)}" for key in check.missed[:SHOWN_MAX]), *_more(check.missed_count), ""]
+    lines += [f"WRONG: {printable(text)}" for text in check.contradictions[:SHOWN_MAX]]
+    lines += _more(len(check.contradictions))
+    if check.changed and check.missed_count:
+        gone = f"{count(len(check.changed), 'root')}, such as {printable(check.changed[0])}"
+        lines.append(f"gone since the plan was made: {gone}; what only they kept looks missed: plan again")
+    notes = [
+        (check.later_count, "came later"),
+        (check.gone_count, "planned and gone"),
+        (check.rescued_count, "planned, and kept by what came later"),
+        (check.waiting_count, "waiting for their TTL"),
+    ]
+    if told := ", ".join(f"{number:,} {what}" for number, what in notes if number):
+        lines.append(f"beside that: {told}")
+    planned = f"{count(check.planned_count, 'upload')} planned ({human_bytes(check.planned_bytes)})"
+    against = f"{check.listed_count:,} listed and {count(check.indexes_count, 'index', 'indexes')}"
+    return [*lines, f"{planned}, compared with {against}: {_verdict(check)}"]
+
+
+def _verdict(check: PlanCheck) -> str:
+    faults = [
+        (check.wrong_count, f"{check.wrong_count:,} WRONG"),
+        (len(check.contradictions), count(len(check.contradictions), "contradiction")),
+        (check.missed_count, f"{check.missed_count:,} missed ({human_bytes(check.missed_bytes)})"),
+    ]
+    return ", ".join(text for number, text in faults if number) or "right and complete"
+
+
+def _more(total: int) -> list[str]:
+    return [f"and {total - SHOWN_MAX:,} more"] if total > SHOWN_MAX else []

@@ -1,0 +1,179 @@
+"""How `collect` tells what it did: one JSON object, lines for people, and one line for whoever reads a log."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.collect import CollectReport
+from engine.words import count, human_bytes, printable, table
+from index.collect_plan import ReasonTotal
+from index.keys import audit_key
+
+
+class DeleteView(msgspec.Struct, frozen=True, kw_only=True):
+    """One key that went, or with a dry run would go."""
+
+    key: str
+    # The name of a `DeleteReason` in lower case.
+    reason: str
+    size_bytes: int
+
+
+class TotalView(msgspec.Struct, frozen=True, kw_only=True):
+    """How much went for one reason."""
+
+    reason: str
+    count: int
+    size_bytes: int
+
+
+class KeptView(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit that stays."""
+
+    job: str
+    commit_task: str | None
+    number: int
+    version: int
+    # newest, last, since, named or unruled.
+    reason: str
+
+
+class CollectView(msgspec.Struct, frozen=True, kw_only=True):
+    """`collect`."""
+
+    run: str
+    dry_run: bool
+    # The listing of an earlier run was taken up.
+    resumed: bool
+    # Only of a dry run: what is not one would be refused.
+    refused: bool
+    # The last line for people.
+    summary: str
+    # Where the plan stands, and the key of the audit record; empty if there is none.
+    plan: str
+    audit: str
+    deleted_count: int
+    freed_bytes: int
+    totals: tuple[TotalView, ...]
+    # The first thousand records and the first thousand uploads; the plan has all uploads.
+    deleted: tuple[DeleteView, ...]
+    failed_count: int
+    failed: tuple[str, ...]
+    kept: tuple[KeptView, ...]
+    listed_count: int
+    listed_bytes: int
+    live_count: int
+    live_bytes: int
+    # Unreachable uploads that stay until their TTL has expired.
+    waiting_count: int
+    waiting_bytes: int
+    # Uploads that were begun, are not finished, and may be under way.
+    unfinished_count: int
+    # Why unfinished uploads could not be looked for; empty if they were.
+    unfinished_hidden: str
+    foreign_count: int
+    foreign: tuple[str, ...]
+
+
+def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView:
+    """The report for programs."""
+    return CollectView(
+        run=report.run,
+        dry_run=report.dry_run,
+        resumed=report.resumed,
+        refused=report.refused,
+        summary=summary_line(report),
+        plan=str(plan or ""),
+        audit="" if report.dry_run or report.audit_missing else audit_key(report.run),
+        deleted_count=report.deletes_count,
+        freed_bytes=report.freed_bytes,
+        totals=tuple(_view_total(total) for total in report.totals),
+        deleted=tuple(
+            DeleteView(key=d.key, reason=d.reason.name.lower(), size_bytes=d.size_bytes) for d in report.deletes
+        ),
+        failed_count=report.failed_count,
+        failed=report.failed,
+        kept=tuple(
+            KeptView(
+                job=k.scope.job,
+                commit_task=k.scope.task,
+                number=k.number,
+                version=k.version,
+                reason=k.reason.name.lower(),
+            )
+            for k in report.kept
+        ),
+        listed_count=report.listed_count,
+        listed_bytes=report.listed_bytes,
+        live_count=report.live_count,
+        live_bytes=report.live_bytes,
+        waiting_count=report.waiting_count,
+        waiting_bytes=report.waiting_bytes,
+        unfinished_count=report.unfinished_count,
+        unfinished_hidden=report.unfinished_hidden,
+        foreign_count=report.foreign_count,
+        foreign=report.foreign,
+    )
+
+
+def collect_lines(report: CollectReport, plan: Path | None = None, *, verbose: bool = False) -> list[str]:
+    """The report for people; the last line says it all."""
+    lines = _details(report) if verbose else []
+    if report.totals:
+        rows = [(total.reason.value, f"{total.count:,}", _size(total.size_bytes)) for total in report.totals]
+        lines += [*table(("because", "keys", "size"), rows, right=("keys", "size")), ""]
+    waiting = f"{count(report.waiting_count, 'upload')} that no commit names ({human_bytes(report.waiting_bytes)})"
+    notes = {
+        "took up the listing of an earlier run": report.resumed,
+        f"waiting for their TTL: {waiting}": report.waiting_count,
+        f"not finished, and perhaps under way: {count(report.unfinished_count, 'upload')}": report.unfinished_count,
+        f"NOT looked for, uploads that were never finished: {printable(report.unfinished_hidden)}": (
+            report.unfinished_hidden
+        ),
+        f"left alone: {_some(report.foreign_count, report.foreign)} that tidemark never wrote": report.foreign_count,
+        f"NOT deleted: {_some(report.failed_count, report.failed).rstrip(',')}; run collect again": report.failed_count,
+        f"the plan: {printable(str(plan))}": plan,
+    }
+    return [*lines, *(note for note, is_so in notes.items() if is_so), summary_line(report)]
+
+
+def _details(report: CollectReport) -> list[str]:
+    lines: list[str] = []
+    if report.kept:
+        kept = [(printable(str(k.scope)), str(k.number), str(k.version), k.reason.value) for k in report.kept]
+        lines += [*table(("job", "commit kept", "version", "because"), kept, right=("commit kept", "version")), ""]
+    if report.deletes:
+        keys = [(printable(d.key), _size(d.size_bytes), d.reason.value) for d in report.deletes]
+        lines += [*table(("key deleted", "size", "because"), keys, right=("size",)), ""]
+    more = report.deletes_count - len(report.deletes)
+    return [*lines, f"and {count(more, 'key')} more: a plan has them all", ""] if report.deletes and more else lines
+
+
+def _some(number: int, keys: Sequence[str]) -> str:
+    return f"{count(number, 'key')}, such as {printable(keys[0])}," if keys else count(number, "key")
+
+
+def summary_line(report: CollectReport) -> str:
+    """What happened, in one line."""
+    did = "would delete" if report.dry_run else "deleted"
+    live = f"{count(report.live_count, 'object')} ({human_bytes(report.live_bytes)})"
+    parts = [
+        f"{did} {count(report.deletes_count, 'key')} ({human_bytes(report.freed_bytes)})",
+        f"{'would keep' if report.dry_run else 'kept'} {count(len(report.kept), 'commit')}, {live}",
+    ]
+    if report.waiting_count:
+        parts.append(f"{count(report.waiting_count, 'upload')} waiting")
+    if report.failed_count:
+        parts.append(f"{report.failed_count:,} NOT deleted")
+    if report.refused:
+        parts.append("WOULD BE REFUSED: more than --delete-at-most")
+    return "; ".join([*parts, f"run {report.run}"])
+
+
+def _view_total(total: ReasonTotal) -> TotalView:
+    return TotalView(reason=total.reason.name.lower(), count=total.count, size_bytes=total.size_bytes)
+
+
+def _size(size_bytes: int) -> str:
+    return human_bytes(size_bytes) if size_bytes else "-"

@@ -1,0 +1,151 @@
+"""The verb `collect`, the only one that deletes, and the verbs below it (design 0006)."""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypedDict, Unpack
+
+import click
+
+from blobstore.base import BlobStore
+from blobstore.opening import open_store
+from engine.cli.collect_explain import explain
+from engine.cli.collect_verify import verify_plan
+from engine.cli.collect_view import collect_lines, summary_line, view_collect
+from engine.cli.exit_codes import ExitCode
+from engine.cli.on_spark import spark_session
+from engine.cli.options import SHARE, Verb, VerbGroup, common_options, on_spark_option
+from engine.cli.plan_places import choose_plan_dir
+from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
+from engine.cli.session import Session, with_session
+from engine.collect import DELETE_SHARE_MAX, CollectReport
+from engine.config import Moment
+from engine.errors import TooMuchToDeleteError, UsageError, restated
+from engine.sync import SyncRepository
+from index.retention import RetentionPolicy
+
+
+class _Limits(TypedDict):
+    """What a collection is told, whoever carries it out."""
+
+    dry_run: bool
+    delete_share_max: float
+    plan_to: BlobStore | None
+
+
+_TOO_MUCH_HINT: Final = "look at the plan with -n; if it is right, say --delete-at-most 100%"
+
+
+@click.command(
+    "collect",
+    cls=VerbGroup,
+    short_help="Delete what no commit, name or reader needs.",
+    example="tidemark collect -r file:///backups --keep-last 30 --keep-since 7d -n",
+)
+@retention_options
+@click.option(
+    "--delete-at-most",
+    type=SHARE,
+    default=f"{DELETE_SHARE_MAX:.0%}",
+    show_default=True,
+    metavar="SHARE",
+    help="Refuse to delete more than this share of all bytes.",
+)
+@click.option("-n", "--dry-run", is_flag=True, help="Delete nothing; say what would go, and why.")
+@click.option(
+    "--plan",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write down what goes, key by key. [default with -n: below the cache directory]",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Each key with its reason, and each commit kept.")
+@click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
+@functools.partial(on_spark_option, text="Spread the work over the executors of a Spark session.")
+@common_options
+@with_session
+def collect(
+    session: Session,
+    *,
+    keep_last: int | None,
+    keep_since: Moment | None,
+    keep_named: bool,
+    policy: Path | None,
+    delete_at_most: float,
+    dry_run: bool,
+    plan: Path | None,
+    verbose: bool,
+    one_line: bool,
+    on_spark: bool,
+) -> ExitCode:
+    """Delete what no kept commit, name or reader needs. The only verb that deletes.
+
+    At least one of --keep-last, --keep-since and --policy is needed; a commit stays if a count or a time keeps it. The
+    newest commit of a job always stays, and what a name holds can always be restored. Ends with 3 if some keys could
+    not be deleted, with 9 if more than --delete-at-most would go: then nothing was changed.
+    """
+    rules = choose_rules(keep_last, keep_since, policy, keep_named=keep_named)
+    if rules is None:
+        raise UsageError(
+            "this would keep nothing but the newest commits",
+            operation="collect",
+            hint="say --keep-last N, --keep-since TIME, or both; or --policy FILE",
+        )
+    plan_dir = choose_plan_dir(plan, session.cache_dir(), session.new_id(), dry_run=dry_run)
+    with session.open() as repository:
+        retention = resolve_rules(repository, rules)
+        try:
+            with _opened(plan_dir, repository) as plan_to:
+                limits = _Limits(dry_run=dry_run, delete_share_max=delete_at_most, plan_to=plan_to)
+                if on_spark:
+                    report = _collect_on_spark(session, retention, **limits)
+                else:
+                    with session.progress("collect", wanted=not one_line) as progress:
+                        report = repository.collect(retention, progress=progress, **limits)
+        except TooMuchToDeleteError as error:
+            raise restated(error, subject=error.subject, hint=_TOO_MUCH_HINT) from None
+    for pattern in retention.unused({kept.scope.job for kept in report.kept}):
+        session.warn(f"--policy: the rule for {pattern!r} matches no job")
+    if report.audit_missing:
+        session.warn(f"there is no audit record of this run: {report.audit_missing}")
+    lines = [summary_line(report)] if one_line else collect_lines(report, plan_dir, verbose=verbose)
+    session.show(view_collect(report, plan_dir), lines)
+    return _exit_code(report)
+
+
+def _exit_code(report: CollectReport) -> ExitCode:
+    if report.refused:
+        return ExitCode.UNSAFE
+    return ExitCode.PARTIAL if report.failed_count or report.audit_missing else ExitCode.OK
+
+
+@contextmanager
+def _opened(plan_dir: Path | None, repository: SyncRepository) -> Iterator[BlobStore | None]:
+    if plan_dir is None:
+        yield None
+        return
+    plan_to = open_store(str(plan_dir))
+    try:
+        yield plan_to
+    finally:
+        repository.loop.run(plan_to.close())
+
+
+def _collect_on_spark(session: Session, retention: RetentionPolicy, **limits: Unpack[_Limits]) -> CollectReport:
+    # PySpark takes a second to import, which a collection without it need not wait for.
+    from engine.spark import collect as collect_with_spark  # noqa: PLC0415
+
+    with spark_session() as spark:
+        return collect_with_spark(
+            spark,
+            session.common.repository,
+            retention,
+            transfer=session.common.transfer,
+            store_settings=session.store_settings(),
+            **limits,
+        )
+
+
+_VERBS: Final[tuple[Verb, ...]] = (explain, verify_plan)
+for _verb in _VERBS:
+    collect.add_command(_verb)

@@ -1,0 +1,149 @@
+"""The verb `forget`: the end of a job (design 0006, F1 and F2)."""
+
+from collections.abc import Sequence
+
+import click
+import msgspec
+
+from engine.cli.options import Setting, Verb, common_options
+from engine.cli.session import Session, choose_scope, with_session
+from engine.errors import NotFoundError, UsageError
+from engine.forget import ForgetReport
+from engine.sync import SyncRepository
+from engine.views import CommitView, view_commit
+from engine.words import count, printable
+from index.model import Scope
+
+
+class ForgottenView(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a job, or of one of its tasks."""
+
+    job: str
+    commit_task: str | None
+    newest: CommitView | None
+    records_count: int
+    # False: it had been forgotten before.
+    closed: bool
+    names: tuple[str, ...]
+    released: tuple[str, ...]
+
+
+class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
+    """`forget`."""
+
+    dry_run: bool
+    scopes: tuple[ForgottenView, ...]
+
+
+@click.command(
+    "forget",
+    cls=Verb,
+    short_help="Give up a job: close all its commits for ever.",
+    example="tidemark forget flights -r file:///backups --yes",
+)
+@click.argument("job")
+@click.option("--commit-per-task", cls=Setting, is_flag=True, help="Each task commits by itself; --task says which.")
+@click.option("--task", metavar="TASK", help="With --commit-per-task: which task.  [default: all of them]")
+@click.option("--with-names", is_flag=True, help="Release the names of its commits too.")
+@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be forgotten.")
+@click.option("--yes", is_flag=True, help="Do it.")
+@common_options
+@with_session
+def forget(
+    session: Session,
+    *,
+    job: str,
+    commit_per_task: bool,
+    task: str | None,
+    with_names: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Give up a job: close all its commits for ever.
+
+    Nothing is deleted by this: the next `tidemark collect` takes what only JOB needed. What names hold stays until they
+    are released. A writer that is still at work is refused, and begins anew if it goes on; stop it first.
+    """
+    with session.open() as repository:
+        scopes = _choose_scopes(session, repository, job, commit_per_task=commit_per_task, task=task)
+        planned = [repository.forget(scope, with_names=with_names, dry_run=True) for scope in scopes]
+        if not yes and not dry_run:
+            raise UsageError(
+                f"would forget {'; '.join(_what(report) for report in planned)}",
+                operation="forget",
+                subject=job,
+                hint="say --yes to do it, or -n to see it in full",
+            )
+        done = planned if dry_run else [repository.forget(scope, with_names=with_names) for scope in scopes]
+    session.show(
+        ForgetView(dry_run=dry_run, scopes=tuple(_view(report) for report in done)),
+        [line for report in done for line in _lines(report)],
+    )
+
+
+def _choose_scopes(
+    session: Session, repository: SyncRepository, job: str, *, commit_per_task: bool, task: str | None
+) -> Sequence[Scope]:
+    """The scopes to forget, each of which has, or had, commits.
+
+    Raises:
+        UsageError: A task is named, and the job does not commit task by task.
+        NotFoundError: There is none; the hint says what there is.
+    """
+    if task is not None and not commit_per_task:
+        raise UsageError("--task goes with --commit-per-task", operation="forget", hint=_STORES_HINT)
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    there = repository.scopes()
+    if commit_per_task and task is None:
+        chosen = [s for s in there if s.job == job and s.task is not None]
+    else:
+        chosen = [s for s in there if s == scope]
+    if not chosen:
+        with session.explaining(repository, scope):
+            raise NotFoundError("never had a commit", operation="forget", subject=str(scope))
+    return chosen
+
+
+_STORES_HINT = "to leave out one store of a job, use `tidemark commit --drop-store TASK/STORE`"
+
+
+def _what(report: ForgetReport) -> str:
+    newest = report.newest
+    if newest is None:
+        what = f"{report.scope}, which has no commits any more"
+    else:
+        what = f"{report.scope}, {count(report.records_count, 'record')}, newest commit {newest.pointer.number}"
+        what += f" of version {newest.record.version}"
+    return f"{what}, and {count(len(report.released), 'name')}" if report.released else what
+
+
+def _view(report: ForgetReport) -> ForgottenView:
+    return ForgottenView(
+        job=report.scope.job,
+        commit_task=report.scope.task,
+        newest=view_commit(report.newest) if report.newest is not None else None,
+        records_count=report.records_count,
+        closed=report.boundary is not None,
+        names=report.names,
+        released=report.released,
+    )
+
+
+def _lines(report: ForgetReport) -> list[str]:
+    would = report.dry_run
+    scope = printable(str(report.scope))
+    if report.boundary is None:
+        lines = [f"{scope} was forgotten before"]
+    else:
+        newest = f"the newest was {report.newest.pointer.number}, " if report.newest is not None else ""
+        version = f"version {report.newest.record.version}; " if report.newest is not None else ""
+        closed = f"{count(report.records_count, 'record')} {'would be ' if would else ''}closed"
+        lines = [f"{scope} {'would be' if would else 'is'} forgotten: {newest}{version}{closed}"]
+    if report.names:
+        held = ", ".join(printable(name) for name in report.names)
+        lines.append(f"NOT forgotten, because names hold it: {held}; release with --with-names or `tidemark unname`")
+    if report.released:
+        lines.append(f"{'would release' if would else 'released'}: {', '.join(map(printable, report.released))}")
+    if not would:
+        lines.append("the next `tidemark collect` takes what nothing else needs")
+    return lines

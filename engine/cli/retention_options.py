@@ -1,0 +1,64 @@
+"""The options that say what a collection keeps."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from engine.cli.options import MOMENT, Decorated
+from engine.collect.policy_file import PolicyEntry, PolicyFile, read_policy
+from engine.config import Moment
+from engine.errors import UsageError
+from engine.sync import SyncRepository
+from index.retention import RetentionPolicy
+
+
+def retention_options(function: Decorated) -> Decorated:
+    """What is kept: a count, a time and names for all jobs, or a file of rules; for `choose_rules`."""
+    adds: tuple[Callable[[Decorated], Decorated], ...] = (
+        click.option(
+            "--policy",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Rules for many jobs, in place of the three above; the README shows one.",
+        ),
+        click.option(
+            "--keep-named/--no-keep-named", default=True, show_default=True, help="Keep records that have names."
+        ),
+        click.option(
+            "--keep-since", type=MOMENT, metavar="TIME", help="Keep what was current then or later: 2026-05-01, 7d."
+        ),
+        click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each job."),
+    )
+    for add in adds:
+        function = add(function)
+    return function
+
+
+def choose_rules(
+    keep_last: int | None, keep_since: Moment | None, policy: Path | None, *, keep_named: bool
+) -> PolicyFile | None:
+    """What the options say; None if they say nothing.
+
+    Raises:
+        UsageError: They contradict each other, or the file is none.
+    """
+    if policy is not None:
+        if keep_last is not None or keep_since is not None or not keep_named:
+            raise UsageError(
+                "--policy has the rules for all jobs",
+                operation="collect",
+                hint="put --keep-last, --keep-since and --no-keep-named into the file, or leave --policy out",
+            )
+        return read_policy(policy)
+    if keep_last is None and keep_since is None:
+        return None
+    entry = PolicyEntry(pattern="*", keep_last=keep_last or 0, keep_since=keep_since, keep_named=keep_named)
+    return PolicyFile(entries=(entry,))
+
+
+def resolve_rules(repository: SyncRepository, rules: PolicyFile) -> RetentionPolicy:
+    """The rules with times by the store's clock, which is asked only if a rule says how long ago something was."""
+    if all(entry.keep_since is None or entry.keep_since.at_ms is not None for entry in rules.entries):
+        return rules.resolve(0)
+    return rules.resolve(repository.loop.run(repository.asynchronous.store.now_ms()))

@@ -1,0 +1,77 @@
+"""Writing down what a collection did, however it ended (design 0006, A1)."""
+
+from importlib.metadata import version
+from typing import Final
+
+from blobstore.base import BlobStore, BytesBody, Created
+from blobstore.errors import StoreError
+from engine.collect.facts import Facts
+from index.audit import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
+from index.keys import audit_key
+from index.log import Commit
+from index.model import Scope
+from index.retention import KeepReason
+
+# Of many scopes, boundaries and failures these are told one by one.
+SCOPES_TOLD_MAX: Final = 1000
+FAILED_TOLD_MAX: Final = 100
+RELEASE: Final = version("tidemark")
+
+
+def make_audit(facts: Facts, *, seconds: float, outcome: Outcome, error: str = "") -> AuditRecord:
+    """The record of a run, as far as it came."""
+    kept = {plan.scope: plan.kept for plan in facts.plans}
+    scopes = [_scope(log.listing.scope, log.commits, kept.get(log.listing.scope, ())) for log in facts.roots.logs]
+    swept = facts.swept
+    return AuditRecord(
+        run=facts.run,
+        release=RELEASE,
+        began_at_ms=facts.now_ms,
+        listed_at_ms=facts.listing.listed_at_ms,
+        seconds=round(seconds, 3),
+        outcome=outcome,
+        error=error,
+        retention=facts.policy,
+        delete_share_max=facts.delete_share_max,
+        scopes_count=len(scopes),
+        scopes=tuple(scopes[:SCOPES_TOLD_MAX]),
+        names_count=sum(bool(name.stores) for name in facts.roots.names),
+        pins_count=sum(bool(pin.stores) for pin in facts.roots.pins),
+        boundaries_count=len(facts.boundaries),
+        boundaries=tuple(
+            AuditedBoundary(scope=b.scope, number=b.number, kept=b.kept[-SCOPES_TOLD_MAX:])
+            for b in facts.boundaries[:SCOPES_TOLD_MAX]
+        ),
+        listed_count=facts.listing.count,
+        listed_bytes=facts.listing.size_bytes,
+        live_count=facts.marked.live_count + swept.spared_count,
+        live_bytes=facts.marked.live_bytes + swept.spared_bytes,
+        waiting_count=swept.waiting_count,
+        waiting_bytes=swept.waiting_bytes,
+        spared_count=swept.spared_count,
+        planned=swept.totals,
+        deleted=facts.totals(),
+        failed_count=facts.failed_count(),
+        failed=facts.failed()[:FAILED_TOLD_MAX],
+    )
+
+
+def _scope(scope: Scope, commits: tuple[Commit, ...], kept: tuple[tuple[Commit, KeepReason], ...]) -> AuditedScope:
+    newest = commits[-1].pointer.number if commits else 0
+    return AuditedScope(scope=scope, newest=newest, open_count=len(commits), kept_count=len(kept))
+
+
+async def write_audit(store: BlobStore, record: AuditRecord) -> str:
+    """Write a record.
+
+    Returns:
+        Why it is not there, or may not be; empty if it is. What the run did is done either way.
+    """
+    try:
+        match await store.put_if_absent(audit_key(record.run), BytesBody(encode_audit(record))):
+            case Created():
+                return ""
+            case answer:
+                return f"no answer for {audit_key(record.run)}: {answer}"
+    except StoreError as error:
+        return f"{error} ({error.hint})"

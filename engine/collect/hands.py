@@ -1,0 +1,103 @@
+"""Who carries out the steps of a collection whose work grows with the inventory (design 0006, R1)."""
+
+from typing import Final, Protocol
+
+import msgspec
+
+from engine.roots import References
+from index.collect_plan import PlannedUpload, ReasonTotal
+from index.keys import RunId
+from index.plan_file import PlanHeader
+
+# So many keys of a kind are told one by one; of the others there are counts, and the plan.
+KEYS_TOLD_MAX: Final = 1000
+
+
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has listed."""
+
+    # The `now` of D2, by the store's clock; earlier than the run's own beginning where a listing was taken up (R3).
+    listed_at_ms: int
+    # Blobs and indexes.
+    count: int
+    size_bytes: int
+    # Keys below their prefixes that tidemark never wrote, and the first KEYS_TOLD_MAX of them.
+    foreign_count: int
+    foreign: tuple[str, ...]
+
+
+class Marked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the roots lead to, of what was listed."""
+
+    live_count: int
+    live_bytes: int
+    # Reachable indexes that carry a TTL, or of which the listing did not tell.
+    unsettled: frozenset[str]
+
+
+class Swept(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of the uploads that the roots do not lead to; every one of them is counted once."""
+
+    # Those to delete.
+    totals: tuple[ReasonTotal, ...]
+    # Those whose TTL is running.
+    waiting_count: int
+    waiting_bytes: int
+    # Those that were to be deleted, and to which the second reading of the roots leads.
+    spared_count: int = 0
+    spared_bytes: int = 0
+    # The first KEYS_TOLD_MAX to delete, in the order of their keys.
+    told: tuple[PlannedUpload, ...] = ()
+
+
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one room's part of the plan."""
+
+    # Of what is gone.
+    totals: tuple[ReasonTotal, ...]
+    # What the store would not delete, and the first KEYS_TOLD_MAX of it in the order of the keys.
+    failed_count: int = 0
+    failed: tuple[str, ...] = ()
+
+
+class Hands(Protocol):
+    """This process (`OwnHands`), or the tasks of a Spark job; serves one collection, its methods called in order."""
+
+    async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
+        """List every blob and index, and remember them; called once, before any root is read (D2).
+
+        Args:
+            run: The collection.
+            now_ms: The store's clock at its beginning.
+        """
+        ...
+
+    async def mark(self, references: References) -> Marked:
+        """Find out which of the listed uploads these indexes lead to; called again when the run was overtaken.
+
+        Raises:
+            DamagedError: As `reachable_keys`.
+        """
+        ...
+
+    async def sweep(self, now_ms: int, ttl_ms: int, header: PlanHeader) -> Swept:
+        """Choose by D2 among the uploads that the last `mark` has left, and write the plan's lines if it has a place.
+
+        Args:
+            now_ms: `Listing.listed_at_ms`.
+            ttl_ms: The repository's TTL.
+            header: What the plan was made of.
+        """
+        ...
+
+    async def spare(self, keys: frozenset[str]) -> Swept:
+        """Take keys out of the plan: the second reading of the roots leads to them (D4)."""
+        ...
+
+    async def delete(self, room: str) -> Deleted:
+        """Delete what is planned of `INDEXES`, then of `BLOBS`."""
+        ...
+
+    async def end(self) -> None:
+        """The run has come to its end: what it has written down for itself may go (R6)."""
+        ...

@@ -1,0 +1,43 @@
+"""What earlier collections have left: runs that nobody takes up, and old audit records (design 0006, R6 and A1)."""
+
+from typing import Final
+
+from blobstore.base import BlobStore, list_blobs
+from index.collect_plan import DeleteReason, PlannedDelete
+from index.errors import UnsafeNameError
+from index.keys import AUDIT, RUNS, RunId, parse_audit_key, parse_run_key, run_began_at_ms
+
+AUDITS_KEPT_MAX: Final = 1000
+# The name of a run's header.
+RUN_HEADER: Final = "run"
+
+
+async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[PlannedDelete, ...]:
+    """What may go, in the order in which it may; a key that tidemark never wrote is left alone.
+
+    Args:
+        now_ms: When this run began, by the store's clock. A run that it could have taken up is never among them.
+        ttl_ms: The repository's TTL.
+    """
+    runs: list[tuple[RunId, bool, str, int]] = []
+    audits: list[tuple[str, int]] = []
+    async for blob in list_blobs(store, RUNS):
+        try:
+            run, name = parse_run_key(blob.key)
+        except UnsafeNameError:
+            continue
+        if run_began_at_ms(run) + ttl_ms <= now_ms:
+            runs.append((run, name == RUN_HEADER, blob.key, blob.size_bytes))
+    async for blob in list_blobs(store, AUDIT):
+        try:
+            parse_audit_key(blob.key)
+        except UnsafeNameError:
+            continue
+        audits.append((blob.key, blob.size_bytes))
+    # One more is written at the end of this run; its id is the newest.
+    old = audits[: max(0, len(audits) - (AUDITS_KEPT_MAX - 1))]
+    return (
+        # The header last: without it nobody would know that the others belong to a run.
+        *(PlannedDelete(key, DeleteReason.LEFT_RUN, size) for _, _, key, size in sorted(runs)),
+        *(PlannedDelete(key, DeleteReason.OLD_AUDIT, size) for key, size in old),
+    )

@@ -1,0 +1,138 @@
+"""A collection's work in this process: lists, marks, the plan, and deletes."""
+
+from collections.abc import Iterable, Sequence
+
+from typing_extensions import override
+
+from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, RequestMetadata
+from blobstore.bounded import map_bounded
+from engine.collect.hands import KEYS_TOLD_MAX, Deleted, Hands, Listing, Marked, Swept
+from engine.collect.plan_writer import PlanLinesWriter
+from engine.inventory import list_room
+from engine.progress import NO_PROGRESS, Progress
+from engine.roots import IN_FLIGHT_MAX, References, reachable_keys
+from index.collect_plan import PlannedDelete, PlannedUpload, Upload, choose_uploads, is_upload_key, sum_deletes
+from index.keys import BLOBS, INDEXES, RunId
+from index.plan_file import PlanHeader
+
+
+class OwnHands(Hands):
+    """All of it in this process, and nothing written down but a plan, where it is wanted."""
+
+    def __init__(self, store: BlobStore, progress: Progress = NO_PROGRESS, plan_to: BlobStore | None = None) -> None:
+        self._store = store
+        self._progress = progress
+        self._lines = None if plan_to is None else PlanLinesWriter(plan_to)
+        self._uploads: tuple[Upload, ...] = ()
+        self._unreachable: tuple[Upload, ...] = ()
+        self._planned: tuple[PlannedUpload, ...] = ()
+
+    @override
+    async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
+        self._uploads, foreign = await list_uploads(self._store, (BLOBS, INDEXES))
+        return Listing(
+            listed_at_ms=now_ms,
+            count=len(self._uploads),
+            size_bytes=sum(u.size_bytes for u in self._uploads),
+            foreign_count=len(foreign),
+            foreign=foreign[:KEYS_TOLD_MAX],
+        )
+
+    @override
+    async def mark(self, references: References) -> Marked:
+        keys = await reachable_keys(self._store, references.everything, optional=references.optional)
+        live = [u for u in self._uploads if u.key in keys]
+        self._unreachable = tuple(u for u in self._uploads if u.key not in keys)
+        return Marked(
+            live_count=len(live),
+            live_bytes=sum(u.size_bytes for u in live),
+            unsettled=frozenset(
+                u.key for u in live if u.key.startswith(INDEXES) and (not u.ttl_known or u.expires_at_ms is not None)
+            ),
+        )
+
+    @override
+    async def sweep(self, now_ms: int, ttl_ms: int, header: PlanHeader) -> Swept:
+        planned = await plan_upload_deletes(self._store, self._unreachable, now_ms, ttl_ms)
+        self._planned = tuple(sorted(planned, key=lambda p: p.key))
+        if self._lines is not None:
+            await self._lines.write_all(self._planned)
+        return self._swept(())
+
+    @override
+    async def spare(self, keys: frozenset[str]) -> Swept:
+        spared = tuple(p for p in self._planned if p.key in keys)
+        self._planned = tuple(p for p in self._planned if p.key not in keys)
+        return self._swept(spared)
+
+    @override
+    async def delete(self, room: str) -> Deleted:
+        planned = [p for p in self._planned if p.key.startswith(room)]
+        left = await delete_keys(self._store, planned, self._progress)
+        here = frozenset(left)
+        return Deleted(
+            totals=sum_deletes(p for p in planned if p.key not in here),
+            failed_count=len(left),
+            failed=tuple(sorted(left)[:KEYS_TOLD_MAX]),
+        )
+
+    @override
+    async def end(self) -> None:
+        """Nothing was written down."""
+
+    def _swept(self, spared: Sequence[PlannedUpload]) -> Swept:
+        chosen = frozenset(p.key for p in (*self._planned, *spared))
+        waiting = [u for u in self._unreachable if u.key not in chosen]
+        return Swept(
+            totals=sum_deletes(self._planned),
+            waiting_count=len(waiting),
+            waiting_bytes=sum(u.size_bytes for u in waiting),
+            spared_count=len(spared),
+            spared_bytes=sum(p.size_bytes for p in spared),
+            told=self._planned[:KEYS_TOLD_MAX],
+        )
+
+
+async def list_uploads(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
+    """Blobs and indexes below some prefixes, and keys there that tidemark never wrote. Comes before the roots (D2)."""
+
+    def take(blob: BlobInfo) -> Upload | str:
+        if not is_upload_key(blob.key):
+            return blob.key
+        return Upload(blob.key, blob.size_bytes, blob.created_at_ms, blob.expires_at_ms, blob.ttl_known)
+
+    found = [one for prefix in prefixes for one in await list_room(store, prefix, take)]
+    return tuple(u for u in found if isinstance(u, Upload)), tuple(key for key in found if isinstance(key, str))
+
+
+async def plan_upload_deletes(
+    store: BlobStore, unreachable: Iterable[Upload], now_ms: int, ttl_ms: int
+) -> tuple[PlannedUpload, ...]:
+    """D2, with a `stat` for each upload younger than the TTL of which the listing did not tell the TTL.
+
+    Where TTLs cannot be removed there is nothing to look up: the TTL of a younger one is running.
+    """
+    deletes, unknown = choose_uploads(unreachable, (), now_ms, ttl_ms)
+    if not store.capabilities.removes_ttl:
+        return deletes
+
+    async def look_up(upload: Upload) -> Upload | None:
+        info = await store.stat(upload.key, metadata=RequestMetadata(payload_path="collect"))
+        return None if info is None else Upload(info.key, info.size_bytes, info.created_at_ms, info.expires_at_ms)
+
+    known = [u for u in await map_bounded(look_up, unknown, in_flight_max=IN_FLIGHT_MAX) if u is not None]
+    return (*deletes, *choose_uploads(known, (), now_ms, ttl_ms)[0])
+
+
+async def delete_keys(
+    store: BlobStore, deletes: Sequence[PlannedDelete], progress: Progress = NO_PROGRESS
+) -> tuple[str, ...]:
+    """Delete keys of one room, a batch at a time; returns those that the store would not delete."""
+    left: list[str] = []
+    for start in range(0, len(deletes), DELETE_BATCH_MAX):
+        batch = deletes[start : start + DELETE_BATCH_MAX]
+        failures = await store.delete([d.key for d in batch], metadata=RequestMetadata(payload_path="collect"))
+        failed = {failure.key for failure in failures}
+        left += sorted(failed)
+        progress.add(files=len(batch) - len(failed), bytes_=sum(d.size_bytes for d in batch if d.key not in failed))
+    return tuple(left)

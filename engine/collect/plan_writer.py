@@ -1,0 +1,74 @@
+"""Writing a collection's plan to where somebody wants it, outside the repository (design 0006, P1 and P2)."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody
+from blobstore.local_files import run_blocking
+from engine.errors import TargetError
+from index.collect_plan import PlannedUpload
+from index.plan_file import (
+    HEADER_NAME,
+    LINES_SUFFIX,
+    SUMMARY_NAME,
+    PlanHeader,
+    PlanSummary,
+    encode_header,
+    encode_line,
+)
+
+# About 20 MB.
+LINES_PER_FILE: Final = 100_000
+
+
+async def check_place(store: BlobStore, repository: BlobStore) -> None:
+    """Refuse a place for a plan that is in the repository (P2), or where something is: two plans in one are none.
+
+    Raises:
+        TargetError: It is one of these.
+    """
+    ours, theirs = await run_blocking(store.place), await run_blocking(repository.place)
+    shared = min(len(ours), len(theirs))
+    if shared and ours[:shared] == theirs[:shared]:
+        raise TargetError(
+            "overlaps the repository", operation="collect", subject="the plan's directory", hint="name one outside it"
+        )
+    page = await store.list_page("", limit=1)
+    if page.blobs:
+        raise TargetError(
+            "is not empty", operation="collect", subject="the plan's directory", hint="name one that is absent or empty"
+        )
+
+
+async def write_header(store: BlobStore, header: PlanHeader) -> None:
+    """Write `plan.json`, before any line."""
+    await store.put(HEADER_NAME, BytesBody(encode_header(header)))
+
+
+async def write_lines(store: BlobStore, name: str, planned: Iterable[PlannedUpload]) -> None:
+    """Write one file of lines; `name` is without its suffix."""
+    await store.put(f"{name}{LINES_SUFFIX}", BytesBody(b"".join(encode_line(p) for p in planned)))
+
+
+async def write_summary(store: BlobStore, summary: PlanSummary) -> None:
+    """Write `summary.json`, after the last line."""
+    await store.put(SUMMARY_NAME, BytesBody(encode_header(summary)))
+
+
+class PlanLinesWriter:
+    """Writes all lines of a plan, and again when a collection that was overtaken has planned anew."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._names: tuple[str, ...] = ()
+
+    async def write_all(self, planned: tuple[PlannedUpload, ...]) -> None:
+        """Replace the lines that stand there by these."""
+        starts = range(0, len(planned), LINES_PER_FILE)
+        names = tuple(f"uploads-{number:06d}" for number in range(len(starts)))
+        for name, start in zip(names, starts, strict=True):
+            await write_lines(self._store, name, planned[start : start + LINES_PER_FILE])
+        stale = [f"{name}{LINES_SUFFIX}" for name in self._names[len(names) :]]
+        for start in range(0, len(stale), DELETE_BATCH_MAX):
+            await self._store.delete(stale[start : start + DELETE_BATCH_MAX])
+        self._names = names

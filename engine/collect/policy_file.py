@@ -1,0 +1,154 @@
+"""Retention rules for many jobs, as people write them down (design 0006, P5).
+
+```toml
+[[job]]
+match = "flights-*"     # as in a shell; the first rule that matches is the one that counts
+keep_last = 30
+keep_since = "7d"       # or a time; what either keeps stays
+keep_named = true       # as if left out
+
+[[job]]
+match = "ledger"
+keep_all = true         # so does every job that no rule matches
+```
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from engine.config import Moment, parse_moment
+from engine.errors import UsageError, bare_message
+from index.retention import Retention, RetentionPolicy, RetentionRule
+
+POLICY_BYTES_MAX: Final = 1024 * 1024
+# What may stand in a rule, and what to write there.
+_KEYS: Final[Mapping[str, tuple[type, str]]] = {
+    "match": (str, 'write match = "flights-*", or match = "*" for all jobs'),
+    "keep_last": (int, "write a number from 1 on"),
+    "keep_since": (str, 'write "7d", or "2026-05-01"'),
+    "keep_named": (bool, "write true or false"),
+    "keep_all": (bool, "write true or false"),
+}
+_TABLE: Final = re.compile(r"\s*\[\[\s*job\s*\]\]")
+_HEADING: Final = re.compile(r"\s*\[")
+
+
+class PolicyEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule as it is written: a time may be so long before the store's present."""
+
+    pattern: str
+    keep_last: int = 0
+    keep_since: Moment | None = None
+    keep_named: bool = True
+    keep_all: bool = False
+
+    def resolve(self, now_ms: int) -> RetentionRule:
+        """The rule, given the store's clock."""
+        if self.keep_all:
+            return RetentionRule(pattern=self.pattern, retention=None)
+        since_ms = self.keep_since.resolve_ms(now_ms) if self.keep_since is not None else None
+        retention = Retention(keep_last=self.keep_last, keep_since_ms=since_ms, keep_named=self.keep_named)
+        return RetentionRule(pattern=self.pattern, retention=retention)
+
+
+class PolicyFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of a file, in their order."""
+
+    entries: tuple[PolicyEntry, ...]
+
+    def resolve(self, now_ms: int) -> RetentionPolicy:
+        """The policy, given the store's clock."""
+        return RetentionPolicy(rules=tuple(entry.resolve(now_ms) for entry in self.entries))
+
+
+def read_policy(path: Path) -> PolicyFile:
+    """Read a file of rules, and refuse what would not be obeyed.
+
+    Raises:
+        UsageError: It cannot be read, is not TOML, has an unknown key or a value that is none, a rule that keeps
+            nothing, or one that never counts because an earlier one has its pattern, or matches everything.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(POLICY_BYTES_MAX + 1)
+        if len(data) > POLICY_BYTES_MAX:
+            raise _wrong(path, 0, "exceeds 1 MiB", "this is no file of rules")
+        text = data.decode()
+        document = tomllib.loads(text)
+    except OSError as error:
+        raise _wrong(path, 0, f"cannot be read: {error.strerror}", "check --policy") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _wrong(path, 0, f"is no TOML: {error}", "correct it") from error
+    lines = text.splitlines()
+    for key in document:
+        if key != "job":
+            raise _wrong(path, _line_of(lines, key, 0), f"unknown key {key!r}", "begin each rule with [[job]]")
+    tables = document.get("job")
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise _wrong(path, 0, "has no rule", 'write [[job]], and below it match = "*" and keep_last = 30')
+    starts = [number for number, line in enumerate(lines, start=1) if _TABLE.match(line)]
+    entries: list[PolicyEntry] = []
+    for position, table in enumerate(tables):
+        start = starts[position] if len(starts) == len(tables) else 0
+        entry = _entry(path, lines, start, table)
+        if shadow := next((e.pattern for e in entries if e.pattern in {"*", entry.pattern}), None):
+            hint = f"{shadow!r} stands above it, and the first rule that matches counts: move it up, or remove it"
+            raise _wrong(path, start, f"the rule for {entry.pattern!r} never counts", hint)
+        entries.append(entry)
+    return PolicyFile(entries=tuple(entries))
+
+
+def _entry(path: Path, lines: list[str], start: int, table: Mapping[str, Any]) -> PolicyEntry:
+    def wrong(key: str, message: str, hint: str) -> UsageError:
+        return _wrong(path, _line_of(lines, key, start) if start else 0, message, hint)
+
+    for key, value in table.items():
+        if key not in _KEYS:
+            nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0)[0]
+            raise wrong(key, f"unknown key {key!r}", f"did you mean `{nearest}`?")
+        kind, hint = _KEYS[key]
+        if not _fits(value, kind):
+            raise wrong(key, f"{key} is {value!r}", hint)
+    if "match" not in table:
+        raise wrong("match", "a rule has no job to match", _KEYS["match"][1])
+    fields = {key: value for key, value in table.items() if key != "match"}
+    if "keep_since" in fields:
+        try:
+            fields["keep_since"] = parse_moment(fields["keep_since"])
+        except UsageError as error:
+            raise wrong("keep_since", f"keep_since {error.subject} {bare_message(error)}", error.hint) from None
+    entry = PolicyEntry(pattern=table["match"], **fields)
+    keeps_some = entry.keep_last > 0 or entry.keep_since is not None
+    if entry.keep_all == keeps_some:
+        message = "keeps all and not all" if keeps_some else "keeps nothing but the newest commits"
+        hint = "give keep_last, keep_since or both; or keep_all"
+        raise wrong("match", f"the rule for {entry.pattern!r} {message}", hint)
+    return entry
+
+
+def _fits(value: object, kind: type) -> bool:
+    """Whether a value is of a kind, and not an empty one; to Python, true is a number."""
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, kind) and kind is bool
+    return isinstance(value, kind) and (value > 0 if isinstance(value, int) else bool(value))
+
+
+def _line_of(lines: list[str], key: str, start: int) -> int:
+    """The line of a key at or after the `start`-th and before the next table; `start` itself if it is not there."""
+    for number, line in enumerate(lines[start:], start=start + 1):
+        if re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=|\s*\[+\s*{re.escape(key)}\s*\]", line):
+            return number
+        if start and _HEADING.match(line):
+            break
+    return start
+
+
+def _wrong(path: Path, line: int, message: str, hint: str) -> UsageError:
+    where = f"{path}, line {line}" if line else str(path)
+    return UsageError(message, operation="policy", subject=where, hint=hint)

@@ -1,0 +1,104 @@
+"""What a collection did, for whoever called it."""
+
+import msgspec
+
+from engine.collect.facts import Facts
+from engine.collect.hands import KEYS_TOLD_MAX
+from index.collect_plan import PlannedDelete, ReasonTotal
+from index.keys import RunId
+from index.model import Boundary, Scope
+from index.retention import KeepReason
+
+
+class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """One commit that stays, and why."""
+
+    scope: Scope
+    number: int
+    version: int
+    reason: KeepReason
+
+
+class CollectReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collection did, or with `dry_run` would do."""
+
+    run: RunId
+    dry_run: bool
+    # The listing of an earlier run was taken up (design 0006, R3).
+    resumed: bool = False
+    # Only of a dry run: what is not one would end here, because the plan has too large a share of all bytes (P4).
+    refused: bool = False
+    kept: tuple[KeptCommit, ...]
+    boundaries: tuple[Boundary, ...]
+    # Everything that went, by reason.
+    totals: tuple[ReasonTotal, ...]
+    # Key by key: the first KEYS_TOLD_MAX of the log, of the uploads, and of what was never finished.
+    deletes: tuple[PlannedDelete, ...]
+    # Blobs and indexes.
+    listed_count: int
+    listed_bytes: int
+    # Unreachable uploads that stay because their TTL has not expired.
+    waiting_count: int
+    waiting_bytes: int
+    live_count: int
+    live_bytes: int
+    # Of the live ones, those that were to be deleted until the second reading of the roots led to them.
+    spared_count: int = 0
+    spared_bytes: int = 0
+    # Keys under blobs/ or indexes/ that this project never wrote, finished or not; they are left alone.
+    foreign_count: int = 0
+    foreign: tuple[str, ...] = ()
+    # Puts that nobody has finished, and that stay because they may be under way; the older ones are among `deletes`.
+    unfinished_count: int = 0
+    # Why unfinished puts could not be looked for; empty if they were.
+    unfinished_hidden: str = ""
+    # Keys that are still there though they were to go; the next collection tries again.
+    failed_count: int = 0
+    failed: tuple[str, ...] = ()
+    # Why there is no audit record; empty if there is one, or should be none.
+    audit_missing: str = ""
+
+    @property
+    def deletes_count(self) -> int:
+        """Keys deleted."""
+        return sum(total.count for total in self.totals)
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes of the blobs and indexes deleted."""
+        return sum(total.size_bytes for total in self.totals)
+
+
+def make_report(facts: Facts, *, audit_missing: str = "") -> CollectReport:
+    """The report of a run that came to its end."""
+    swept = facts.swept
+    foreign = {*facts.listing.foreign, *facts.unfinished.foreign}
+    return CollectReport(
+        run=facts.run,
+        dry_run=facts.dry_run,
+        resumed=facts.listing.listed_at_ms < facts.now_ms,
+        refused=facts.refused,
+        kept=tuple(
+            KeptCommit(scope=plan.scope, number=c.pointer.number, version=c.record.version, reason=reason)
+            for plan in facts.plans
+            for c, reason in plan.kept
+        ),
+        boundaries=facts.boundaries,
+        totals=facts.totals(),
+        deletes=facts.told(),
+        listed_count=facts.listing.count,
+        listed_bytes=facts.listing.size_bytes,
+        waiting_count=swept.waiting_count,
+        waiting_bytes=swept.waiting_bytes,
+        live_count=facts.marked.live_count + swept.spared_count,
+        live_bytes=facts.marked.live_bytes + swept.spared_bytes,
+        spared_count=swept.spared_count,
+        spared_bytes=swept.spared_bytes,
+        foreign_count=facts.listing.foreign_count + len(foreign - {*facts.listing.foreign}),
+        foreign=tuple(sorted(foreign)[:KEYS_TOLD_MAX]),
+        unfinished_count=len(facts.unfinished.young),
+        unfinished_hidden=facts.unfinished_hidden,
+        failed_count=facts.failed_count(),
+        failed=facts.failed(),
+        audit_missing=audit_missing,
+    )

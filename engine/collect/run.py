@@ -1,0 +1,324 @@
+"""Collection: the only use case that deletes (design 0002, D1 to D7; design 0006).
+
+A run gathers facts, plans, refuses a plan that is too large, writes boundaries, reads the roots again, and deletes what
+is still in the plan. An error on the way means that nothing is deleted after it. What grows with the inventory is done
+by `Hands`, so that Spark tasks can do it; the rest is always this process's work.
+"""
+
+from typing import Final
+
+from blobstore.base import BlobStore, BytesBody, Created, Lost
+from blobstore.errors import StoreError
+from engine.clock import Ambient, SystemAmbient
+from engine.collect.audit import RELEASE, make_audit, write_audit
+from engine.collect.facts import Facts
+from engine.collect.hands import Hands
+from engine.collect.leftovers import plan_leftovers
+from engine.collect.overtaken import read_until_not_overtaken
+from engine.collect.own_hands import OwnHands, delete_keys
+from engine.collect.plan_writer import check_place, write_header, write_summary
+from engine.collect.report import CollectReport, make_report
+from engine.collect.unfinished import abort_puts, plan_unfinished
+from engine.errors import EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
+from engine.log_io import read_boundary
+from engine.progress import NO_PROGRESS, Progress
+from engine.roots import (
+    References,
+    Roots,
+    kept_references,
+    open_references,
+    plan_log_deletes,
+    reachable_keys,
+    read_roots,
+)
+from engine.settle import new_indexes_of, settle_indexes
+from engine.store_checks import check_collects
+from index.audit import Outcome
+from index.codec import encode_record
+from index.collect_plan import ScopePlan, plan_scope
+from index.errors import FormatError
+from index.keys import BLOBS, INDEXES, boundary_key, make_run_id, parse_name_key
+from index.model import Boundary, RepositoryRecord
+from index.plan_file import PlanHeader, PlanSummary, RootCommit, RootName, RootPin
+from index.retention import Retention, RetentionPolicy, as_policy
+
+# The share of all bytes of blobs and indexes that one run may delete unless it is told another.
+DELETE_SHARE_MAX: Final = 0.2
+
+
+async def collect(
+    store: BlobStore,
+    repository: RepositoryRecord,
+    retention: Retention | RetentionPolicy,
+    *,
+    dry_run: bool = False,
+    delete_share_max: float = DELETE_SHARE_MAX,
+    plan_to: BlobStore | None = None,
+    hands: Hands | None = None,
+    ambient: Ambient | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> CollectReport:
+    """Delete what nothing keeps, in the order that D4 demands, and leave a record of it.
+
+    Args:
+        retention: Which commits stay, for all jobs or for each by its name; the newest of every scope always does.
+        dry_run: Plan only: nothing in the repository is written or deleted, no TTL is removed.
+        delete_share_max: A run that plans to delete more than this share of the bytes of all blobs and indexes ends
+            before it changes anything (design 0006, P4); 1 allows everything.
+        plan_to: An empty place outside the repository for the plan, key by key.
+        hands: Who lists, marks and deletes; this process if not given. Whoever gives them has told them of `plan_to`.
+        ambient: Where the run's id comes from, and how long it took.
+
+    Returns:
+        What went, each reason with its numbers, and what stayed.
+
+    Raises:
+        TooMuchToDeleteError: The plan is larger than allowed: nothing was changed. A dry run reports it instead.
+        UnsafeStoreError: The store cannot be collected (`check_collects`), or a listing had holes: nothing was deleted.
+        DamagedError: An index that a root needs is missing or altered: nothing was deleted.
+        FormatError: Something was written by a newer tidemark: nothing was deleted.
+        TargetError: There is something in `plan_to`, or it is in the repository.
+        UsageError: The share is none.
+        StoreError: As the store says: nothing was deleted after it.
+    """
+    if not 0 <= delete_share_max <= 1:
+        raise UsageError("is no share of a whole", operation="collect", subject="delete_share_max", hint="give 0 to 1")
+    ambient = ambient or SystemAmbient()
+    now_ms = await store.now_ms()
+    check_collects(store)
+    if plan_to is not None:
+        await check_place(plan_to, store)
+    facts = Facts(
+        run=make_run_id(now_ms, ambient.session()),
+        repository=repository,
+        policy=as_policy(retention),
+        now_ms=now_ms,
+        dry_run=dry_run,
+        delete_share_max=delete_share_max,
+    )
+    hands = hands or OwnHands(store, progress, plan_to)
+    run = _Run(store, facts, hands, plan_to=plan_to, ambient=ambient, progress=progress)
+    if dry_run:
+        await run.plan()
+        run.foresee()
+        return make_report(facts)
+    try:
+        marked = await run.plan()
+        await run.close_commits(marked)
+        await run.delete()
+    except (EngineError, FormatError, StoreError) as error:
+        outcome: Outcome = "refused" if isinstance(error, TooMuchToDeleteError) else "failed"
+        if missing := await run.leave_audit(outcome, f"{type(error).__name__}: {error}"):
+            error.add_note(f"there is no audit record of this: {missing}")
+        raise
+    failed = facts.failed_count()
+    missing = await run.leave_audit("partly" if failed else "done")
+    if not failed:
+        # After the record, which nobody would write any more; what stays of the run is taken up, or removed later (R6).
+        await hands.end()
+    return make_report(facts, audit_missing=missing)
+
+
+class _Run:
+    """The steps, in their order; what they find out stands in `facts`."""
+
+    def __init__(
+        self,
+        store: BlobStore,
+        facts: Facts,
+        hands: Hands,
+        *,
+        plan_to: BlobStore | None,
+        ambient: Ambient,
+        progress: Progress,
+    ) -> None:
+        self._store = store
+        self._facts = facts
+        self._hands = hands
+        self._plan_to = plan_to
+        self._progress = progress
+        self._ambient = ambient
+        self._began_s = ambient.monotonic_s()
+
+    async def plan(self) -> References:
+        """List, read the roots, mark, sweep; refuse what is too much; settle the newest commits.
+
+        Returns:
+            The indexes that were marked.
+
+        Raises:
+            TooMuchToDeleteError: As `collect`.
+        """
+        facts, ttl_ms = self._facts, self._facts.repository.ttl_ms
+        facts.listing = await self._hands.list_uploads(facts.run, facts.now_ms)
+        facts.unfinished, facts.unfinished_hidden = await plan_unfinished(self._store, facts.now_ms, ttl_ms)
+        facts.leftovers = await plan_leftovers(self._store, facts.now_ms, ttl_ms)
+        _, marked, _ = await read_until_not_overtaken(self._read_roots, None, self._choose, self._sweep)
+        return marked
+
+    async def close_commits(self, marked: References) -> None:
+        """Write the boundaries, then read the roots again and spare what they lead to beside what was marked (D4)."""
+        facts = self._facts
+        written = {await write_boundary(self._store, boundary) for boundary in self._planned_boundaries()}
+        facts.boundaries = tuple(sorted(written, key=lambda b: str(b.scope)))
+
+        async def follow(_roots: Roots, references: References, _chosen: None) -> frozenset[str]:
+            unmarked = references.everything - marked.everything
+            return await reachable_keys(self._store, unmarked, optional=references.optional)
+
+        facts.roots, _, spared = await read_until_not_overtaken(
+            self._read_roots, facts.roots, lambda roots: (open_references(roots), None), follow
+        )
+        if spared:
+            facts.swept = await self._hands.spare(spared)
+        facts.log_deletes = plan_log_deletes(facts.roots)
+
+    def foresee(self) -> None:
+        """What `close_commits` would do if nobody did anything meanwhile."""
+        self._facts.boundaries = self._planned_boundaries()
+        self._facts.log_deletes = plan_log_deletes(self._facts.roots, planned=self._facts.boundaries)
+
+    async def delete(self) -> None:
+        """Records, then indexes, then blobs; a room is begun only when the one before is empty (D1)."""
+        facts = self._facts
+        uploads = sum(total.count for total in facts.swept.totals)
+        self._progress.total(files=len(facts.log_deletes) + uploads, bytes_=facts.planned_bytes)
+        facts.has_begun_to_delete = True
+        left = await delete_keys(self._store, facts.log_deletes, self._progress)
+        facts.log_left = frozenset(left)
+        for room in (INDEXES, BLOBS):
+            if not facts.failed_before(room):
+                facts.deleted = {**facts.deleted, room: await self._hands.delete(room)}
+        facts.aborted = await abort_puts(self._store, facts.unfinished.doomed)
+        facts.leftovers_left = frozenset(await delete_keys(self._store, facts.leftovers))
+
+    async def leave_audit(self, outcome: Outcome, error: str = "") -> str:
+        """Write down how the run ended; returns why that could not be done."""
+        seconds = self._ambient.monotonic_s() - self._began_s
+        return await write_audit(self._store, make_audit(self._facts, seconds=seconds, outcome=outcome, error=error))
+
+    async def _read_roots(self, known: Roots | None) -> Roots:
+        return await read_roots(self._store, self._facts.repository, self._facts.now_ms, known=known)
+
+    def _choose(self, roots: Roots) -> tuple[References, tuple[ScopePlan, ...]]:
+        plans = tuple(
+            plan_scope(
+                log.listing,
+                log.records,
+                log.boundaries,
+                self._facts.policy.choose(log.listing.scope.job),
+                roots.named(log.listing.scope),
+            )
+            for log in roots.logs
+        )
+        return kept_references(plans, roots), plans
+
+    async def _sweep(self, roots: Roots, references: References, plans: tuple[ScopePlan, ...]) -> None:
+        facts = self._facts
+        facts.roots, facts.plans = roots, plans
+        facts.marked = await self._hands.mark(references)
+        header = make_header(facts)
+        if self._plan_to is not None:
+            await write_header(self._plan_to, header)
+        facts.swept = await self._hands.sweep(facts.listing.listed_at_ms, facts.repository.ttl_ms, header)
+        if self._plan_to is not None:
+            await write_summary(self._plan_to, make_summary(facts))
+        facts.refused = facts.planned_bytes > facts.delete_share_max * facts.listing.size_bytes
+        if facts.dry_run:
+            return
+        if facts.refused:
+            raise _too_much(facts)
+        await settle_newest(self._store, roots, facts.marked.unsettled)
+
+    def _planned_boundaries(self) -> tuple[Boundary, ...]:
+        planned = [plan.boundary for plan in self._facts.plans if plan.boundary is not None]
+        return tuple(sorted(planned, key=lambda b: str(b.scope)))
+
+
+def make_header(facts: Facts) -> PlanHeader:
+    """What a plan is made of: every root that was examined (design 0006, P1)."""
+    kept = {(plan.scope, c.pointer): reason for plan in facts.plans for c, reason in plan.kept}
+    return PlanHeader(
+        run=facts.run,
+        repository_id=facts.repository.id,
+        release=RELEASE,
+        ttl_ms=facts.repository.ttl_ms,
+        now_ms=facts.now_ms,
+        listed_at_ms=facts.listing.listed_at_ms,
+        retention=facts.policy,
+        commits=tuple(
+            RootCommit(
+                scope=log.listing.scope,
+                number=commit.pointer.number,
+                version=commit.record.version,
+                committed_at_ms=commit.committed_at_ms,
+                kept=kept.get((log.listing.scope, commit.pointer)),
+            )
+            for log in facts.roots.logs
+            for commit in log.commits
+        ),
+        names=tuple(
+            RootName(
+                scope=name.scope,
+                name=parse_name_key(name.key)[1],
+                number=name.source.number,
+                is_live=bool(name.stores),
+            )
+            for name in facts.roots.names
+        ),
+        pins=tuple(
+            RootPin(id=pin.key.rpartition("/")[2], scope=pin.scope, number=pin.source.number, is_live=bool(pin.stores))
+            for pin in facts.roots.pins
+        ),
+    )
+
+
+def make_summary(facts: Facts) -> PlanSummary:
+    """The end of a plan."""
+    return PlanSummary(
+        run=facts.run,
+        lines_count=sum(total.count for total in facts.swept.totals),
+        size_bytes=facts.planned_bytes,
+        totals=facts.swept.totals,
+        listed_count=facts.listing.count,
+        listed_bytes=facts.listing.size_bytes,
+        waiting_count=facts.swept.waiting_count,
+        waiting_bytes=facts.swept.waiting_bytes,
+    )
+
+
+def _too_much(facts: Facts) -> TooMuchToDeleteError:
+    share = facts.planned_bytes / facts.listing.size_bytes
+    return TooMuchToDeleteError(
+        f"would delete {share:.1%} of all bytes, and may delete {facts.delete_share_max:.1%}; nothing was changed",
+        operation="collect",
+    )
+
+
+async def settle_newest(store: BlobStore, roots: Roots, unsettled: frozenset[str]) -> None:
+    """T2: complete the TTL removal of the newest valid commit of every scope, where it was interrupted.
+
+    Costs nothing where the listing shows that no live index has a TTL, and one `stat` for each index that is new in a
+    newest commit where it does not tell. An index that was not listed came after the listing, with its commit: the
+    next collection sees to it.
+    """
+    newest = [log.commits[-1].record for log in roots.logs if log.commits]
+    await settle_indexes(
+        store, [index for record in newest for index in new_indexes_of(record) if index.key in unsettled]
+    )
+
+
+async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary:
+    """Write a boundary, or adopt the one that has its number already (D3).
+
+    Raises:
+        UnsafeStoreError: The store did not answer.
+    """
+    key = boundary_key(boundary.scope, boundary.number)
+    match await store.put_if_absent(key, BytesBody(encode_record(boundary))):
+        case Created():
+            return boundary
+        case Lost():
+            return await read_boundary(store, boundary.scope, boundary.number)
+        case unknown:
+            raise UnsafeStoreError(f"no answer for the boundary: {unknown.reason}", operation="collect", subject=key)

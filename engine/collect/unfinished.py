@@ -1,0 +1,42 @@
+"""Puts that were begun and never finished: few, and always this process's work (design 0002, refinement 16)."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from blobstore.base import BlobStore, UnfinishedPut
+from blobstore.errors import AccessDeniedError, CapabilityMissingError
+from index.collect_plan import UnfinishedPlan, UnfinishedUpload, choose_unfinished
+from index.keys import BLOBS, INDEXES
+
+# Unfinished puts that are given up in one call, which has the deadline of a short request.
+ABORT_BATCH_MAX: Final = 100
+
+
+async def plan_unfinished(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[UnfinishedPlan, str]:
+    """What to do with puts of blobs and indexes that were begun and never finished: one request for each room.
+
+    Returns:
+        The plan, and why there is none: the right to see such puts is one of its own, and a store may not tell them.
+        What nobody can see harms nobody, so that the rest of the collection goes on.
+    """
+    puts: list[UnfinishedUpload] = []
+    try:
+        for room in (BLOBS, INDEXES):
+            puts += [UnfinishedUpload(p.key, p.upload_id, p.begun_at_ms) for p in await store.list_unfinished(room)]
+    except (AccessDeniedError, CapabilityMissingError) as error:
+        return choose_unfinished((), now_ms, ttl_ms), f"{error} ({error.hint})"
+    return choose_unfinished(puts, now_ms, ttl_ms), ""
+
+
+async def abort_puts(store: BlobStore, doomed: Sequence[UnfinishedUpload]) -> tuple[UnfinishedUpload, ...]:
+    """Give up unfinished puts; returns those that are given up."""
+    given_up: list[UnfinishedUpload] = []
+    for start in range(0, len(doomed), ABORT_BATCH_MAX):
+        batch = doomed[start : start + ABORT_BATCH_MAX]
+        puts = [UnfinishedPut(key=p.key, upload_id=p.upload_id, begun_at_ms=p.begun_at_ms) for p in batch]
+        try:
+            left = {failure.key for failure in await store.abort_unfinished(puts)}
+        except (AccessDeniedError, CapabilityMissingError):
+            left = {put.key for put in batch}
+        given_up += [put for put in batch if put.key not in left]
+    return tuple(given_up)

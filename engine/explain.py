@@ -1,0 +1,315 @@
+"""Explaining one key: what leads to it, and what a collection would do with it (design 0006, P7)."""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from blobstore.base import BlobInfo, BlobStore, RequestMetadata
+from blobstore.bounded import map_bounded
+from blobstore.errors import InvalidRequestError
+from engine.errors import DamagedError, UsageError
+from engine.index_io import is_missing, read_index_chain
+from engine.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, read_roots
+from index.collect_plan import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key, plan_scope
+from index.errors import UnsafeNameError
+from index.keys import (
+    INDEXES,
+    REPOSITORY,
+    parse_audit_key,
+    parse_log_key,
+    parse_name_key,
+    parse_pin_key,
+    parse_run_key,
+)
+from index.model import IndexReference, RepositoryRecord, Scope, StoreReference
+from index.reachable import files_of
+from index.retention import KeepReason, Retention, RetentionPolicy, as_policy
+
+# Of all that leads to a key, so much is told.
+PATHS_TOLD_MAX: Final = 20
+FILES_TOLD_MAX: Final = 5
+
+
+class KeyKind(StrEnum):
+    """What a key is of."""
+
+    BLOB = "blob"
+    INDEX = "index"
+    COMMIT = "commit record"
+    BOUNDARY = "boundary"
+    NAME = "name"
+    PIN = "pin"
+    RUN = "working object of a collection"
+    AUDIT = "audit record"
+    REPOSITORY = "repository record"
+    FOREIGN = "nothing that tidemark writes"
+
+
+class Fate(StrEnum):
+    """What a collection would do with a key."""
+
+    KEPT = "stays"
+    DELETED = "goes"
+    # Unreachable, and its TTL is running.
+    WAITING = "waits for its TTL"
+    LEFT_ALONE = "is left alone"
+    ABSENT = "is not there"
+
+
+class RootKind(StrEnum):
+    """What keeps something."""
+
+    COMMIT = "commit"
+    NAME = "name"
+    PIN = "pin"
+
+
+class KeyPath(msgspec.Struct, frozen=True, kw_only=True):
+    """One way from a root to a key."""
+
+    root: RootKind
+    scope: Scope
+    number: int
+    # The name, or the id of the pin; empty of a commit.
+    name: str = ""
+    # Of a commit; None: this retention closes it, so that it keeps nothing.
+    kept: KeepReason | None = None
+    task: str
+    store: str
+    # From the store's own index to the one that is, or has, the key; more than one if it is told by deltas.
+    indexes: tuple[str, ...]
+    # Of a blob: the first few files that have bytes in it.
+    files: tuple[str, ...] = ()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a collection with this retention follows it."""
+        return self.root is not RootKind.COMMIT or self.kept is not None
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to say of one key; times by the store's clock."""
+
+    key: str
+    kind: KeyKind
+    fate: Fate
+    # Why it would go.
+    reason: DeleteReason | None = None
+    # Which rule of the design says so.
+    rule: str
+    now_ms: int
+    size_bytes: int | None = None
+    created_at_ms: int | None = None
+    # None: it carries no TTL, or is not there.
+    expires_at_ms: int | None = None
+    paths_count: int = 0
+    # Those that keep it first.
+    paths: tuple[KeyPath, ...] = ()
+    # Indexes that are missing or altered: they may lead to it too.
+    unreadable: tuple[str, ...] = ()
+
+
+async def explain(
+    store: BlobStore, repository: RepositoryRecord, retention: Retention | RetentionPolicy, key: str
+) -> Explanation:
+    """Say of one key whether it is there, what leads to it, and what a collection would do with it.
+
+    Nothing is changed. Requests: one STAT; those of reading all roots; of a blob or an index a GET for each index that
+    an open commit, a name or a pin leads to, more for deltas.
+
+    Raises:
+        UsageError: No store can hold such a key.
+        UnsafeStoreError: The logs keep changing or have holes.
+        FormatError: A record is damaged.
+        StoreError: As the store says.
+    """
+    policy = as_policy(retention)
+    now_ms = await store.now_ms()
+    kind = kind_of(key)
+    try:
+        there = await store.stat(key, metadata=RequestMetadata(payload_path="explain"))
+    except InvalidRequestError as error:
+        raise UsageError("is no key that a store can hold", operation="explain", subject=repr(key)) from error
+    told = Explanation(key=key, kind=kind, fate=Fate.ABSENT, rule="", now_ms=now_ms)
+    if there is not None:
+        told = msgspec.structs.replace(
+            told, size_bytes=there.size_bytes, created_at_ms=there.created_at_ms, expires_at_ms=there.expires_at_ms
+        )
+    if kind in _BY_THEMSELVES:
+        fate, rule = _BY_THEMSELVES[kind]
+        return msgspec.structs.replace(told, fate=Fate.ABSENT if there is None else fate, rule=rule)
+    roots = await read_roots(store, repository, now_ms)
+    plans = tuple(
+        plan_scope(
+            log.listing,
+            log.records,
+            log.boundaries,
+            policy.choose(log.listing.scope.job),
+            roots.named(log.listing.scope),
+        )
+        for log in roots.logs
+    )
+    if kind not in {KeyKind.BLOB, KeyKind.INDEX}:
+        return _explain_record(told, roots, plans)
+    paths, unreadable = await _find_paths(store, roots, plans, key)
+    told = msgspec.structs.replace(
+        told, paths_count=len(paths), paths=tuple(paths[:PATHS_TOLD_MAX]), unreadable=unreadable
+    )
+    return _explain_upload(told, there, is_kept=any(path.keeps for path in paths), ttl_ms=repository.ttl_ms)
+
+
+def kind_of(key: str) -> KeyKind:
+    """What a key is of, by its grammar alone (design 0001, K1 to K6)."""
+    if key == REPOSITORY:
+        return KeyKind.REPOSITORY
+    if is_upload_key(key):
+        return KeyKind.INDEX if key.startswith(INDEXES) else KeyKind.BLOB
+    for kind, parse in _GRAMMARS:
+        try:
+            parsed = parse(key)
+        except UnsafeNameError:
+            continue
+        return KeyKind.BOUNDARY if getattr(parsed, "kind", "") == "boundary" else kind
+    return KeyKind.FOREIGN
+
+
+_GRAMMARS: Final = (
+    (KeyKind.COMMIT, parse_log_key),
+    (KeyKind.NAME, parse_name_key),
+    (KeyKind.PIN, parse_pin_key),
+    (KeyKind.RUN, parse_run_key),
+    (KeyKind.AUDIT, parse_audit_key),
+)
+# Those that neither retention nor roots decide.
+_BY_THEMSELVES: Final = {
+    KeyKind.RUN: (Fate.KEPT, "a run's objects go when it ends, or a TTL after it began (0006, R6)"),
+    KeyKind.AUDIT: (Fate.KEPT, "the newest audit records stay (0006, A1)"),
+    KeyKind.REPOSITORY: (Fate.KEPT, "a repository begins with it (0002, K1)"),
+    KeyKind.FOREIGN: (Fate.LEFT_ALONE, "a collection deletes nothing that tidemark has not written"),
+}
+
+
+def _explain_record(told: Explanation, roots: Roots, plans: tuple[ScopePlan, ...]) -> Explanation:
+    """A record, a boundary, a naming or a pin: the plan of the logs says what becomes of it (D1, D3, D5)."""
+    if told.size_bytes is None:
+        return msgspec.structs.replace(told, rule="closed records and ended leases are deleted (0002, D1)")
+    planned = [plan.boundary for plan in plans if plan.boundary is not None]
+    deletes = {d.key: d.reason for d in plan_log_deletes(roots, planned)}
+    if told.key in deletes:
+        return msgspec.structs.replace(
+            told, fate=Fate.DELETED, reason=deletes[told.key], rule=_RECORD_RULES[told.kind][1]
+        )
+    rule = _RECORD_RULES[told.kind][0]
+    if told.kind is KeyKind.COMMIT:
+        log_key = parse_log_key(told.key)
+        reasons = {(p.scope, c.pointer.number): reason for p in plans for c, reason in p.kept}
+        reason = reasons.get((log_key.scope, log_key.number))
+        rule = (
+            f"{reason.value} (0006, P5; 0002, D3)"
+            if reason is not None
+            else "void, and no boundary has passed it yet (C5)"
+        )
+    return msgspec.structs.replace(told, fate=Fate.KEPT, rule=rule)
+
+
+# Why it stays, and why it goes.
+_RECORD_RULES: Final = {
+    KeyKind.COMMIT: ("", "a boundary closes it (0002, D3)"),
+    KeyKind.BOUNDARY: ("no newer boundary says the same (0002, D3)", "a newer boundary says the same (0002, D3)"),
+    KeyKind.NAME: (
+        "it holds, or a late copy of it must find its key taken (0002, D5)",
+        "it protects nothing (0002, D5)",
+    ),
+    KeyKind.PIN: ("its lease is running (0002, D5)", "its lease is over (0002, D5)"),
+}
+
+
+def _explain_upload(told: Explanation, there: BlobInfo | None, *, is_kept: bool, ttl_ms: int) -> Explanation:
+    """D2, as a collection that begins now decides it."""
+    if there is None:
+        rule = "MISSING: something that is kept leads to it" if is_kept else "nothing that is kept leads to it"
+        return msgspec.structs.replace(told, rule=rule)
+    if is_kept:
+        return msgspec.structs.replace(told, fate=Fate.KEPT, rule="something that is kept leads to it (0002, D2)")
+    upload = Upload(there.key, there.size_bytes, there.created_at_ms, there.expires_at_ms)
+    deletes, _ = choose_uploads([upload], (), told.now_ms, ttl_ms)
+    if deletes:
+        return msgspec.structs.replace(
+            told,
+            fate=Fate.DELETED,
+            reason=deletes[0].reason,
+            rule="nothing that is kept leads to it, and its TTL is over or was removed (0002, D2)",
+        )
+    return msgspec.structs.replace(
+        told, fate=Fate.WAITING, rule="nothing that is kept leads to it, and its TTL is running (0002, D2)"
+    )
+
+
+async def _find_paths(
+    store: BlobStore, roots: Roots, plans: tuple[ScopePlan, ...], key: str
+) -> tuple[list[KeyPath], tuple[str, ...]]:
+    """Every way from a root to a key, those that keep it first; and the indexes that could not be read."""
+    starts = list(_starts(roots, plans))
+    unreadable: list[str] = []
+
+    async def look(reference: IndexReference) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        try:
+            index, chain = await read_index_chain(store, reference)
+        except DamagedError as error:
+            # What only a pin leads to may be gone; of the rest `tidemark verify` tells more.
+            if not is_missing(error) or reference in required:
+                unreadable.append(reference.key)
+            return None
+        keys = tuple(link.key for link in chain)
+        if key in keys:
+            return keys[: keys.index(key) + 1], ()
+        files = tuple("/".join(path) for path, file in files_of(index.dir) if any(b.key == key for b in file.blobs))
+        return (keys[:1], files[:FILES_TOLD_MAX]) if files else None
+
+    required = {reference.index for path, reference in starts if path.root is not RootKind.PIN}
+    indexes = sorted({reference.index for _, reference in starts}, key=lambda r: r.key)
+    found = dict(zip(indexes, await map_bounded(look, indexes, in_flight_max=IN_FLIGHT_MAX), strict=True))
+    paths = [
+        msgspec.structs.replace(path, indexes=way[0], files=way[1])
+        for path, reference in starts
+        if (way := found[reference.index]) is not None
+    ]
+    return sorted(paths, key=lambda path: not path.keeps), tuple(sorted(unreadable))
+
+
+def _starts(roots: Roots, plans: tuple[ScopePlan, ...]) -> Iterable[tuple[KeyPath, StoreReference]]:
+    """Every store of every root, as a path that has no indexes yet; the newest commits first."""
+    kept = {(plan.scope, commit.pointer): reason for plan in plans for commit, reason in plan.kept}
+    for log in roots.logs:
+        for commit in reversed(log.commits):
+            for s in commit.record.stores:
+                yield (
+                    KeyPath(
+                        root=RootKind.COMMIT,
+                        scope=commit.scope,
+                        number=commit.pointer.number,
+                        kept=kept.get((commit.scope, commit.pointer)),
+                        task=s.task,
+                        store=s.store,
+                        indexes=(),
+                    ),
+                    s,
+                )
+    for kind, leases in ((RootKind.NAME, roots.names), (RootKind.PIN, roots.pins)):
+        for lease in leases:
+            name = parse_name_key(lease.key)[1] if kind is RootKind.NAME else parse_pin_key(lease.key)
+            for s in lease.stores:
+                yield (
+                    KeyPath(
+                        root=kind,
+                        scope=lease.scope,
+                        number=lease.source.number,
+                        name=name,
+                        task=s.task,
+                        store=s.store,
+                        indexes=(),
+                    ),
+                    s,
+                )

@@ -1,0 +1,126 @@
+"""Forgetting a scope: everything in its log is closed, and collections take what only that needed (design 0002, D8)."""
+
+import contextlib
+from typing import Final
+
+import msgspec
+
+from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
+from blobstore.errors import BlobNotFoundError, StoreError, StoreUnavailableError
+from engine.commit import REFUSALS
+from engine.errors import NotFoundError
+from engine.log_io import load_log, read_boundary
+from engine.names import list_names
+from engine.naming import release_name
+from engine.store_checks import check_commits
+from index.codec import encode_record
+from index.forgetting import plan_forget
+from index.keys import boundary_key
+from index.log import Commit
+from index.model import Boundary, Scope
+
+OPERATION: Final = "forget"
+# An answer is lost, or a collector takes the boundary away that has just been met: each time one attempt more.
+FORGET_ATTEMPTS_MAX: Final = 5
+_MAY_ARRIVE: Final = (
+    "forget again before going on: the boundary may still arrive, and closes what is committed till then"
+)
+
+
+class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was forgotten, or with `dry_run` would be."""
+
+    scope: Scope
+    dry_run: bool
+    # The newest commit until then; None if there was nothing to forget any more.
+    newest: Commit | None
+    # Records of commits that stand in the log until they are collected, closed ones and void ones counted.
+    records_count: int
+    # What closes them; None if the scope had been forgotten before.
+    boundary: Boundary | None
+    # Names that go on keeping what they refer to.
+    names: tuple[str, ...]
+    # Names that were given up, or with `dry_run` would be.
+    released: tuple[str, ...]
+
+
+async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
+    """Close every record of a scope; nothing is deleted by this (design 0006, F1).
+
+    Doing it again is harmless: names that were left, or given meanwhile, are told or released.
+
+    Requests: one LIST per 1,000 records, one GET per boundary and for the newest record, one PUT; one LIST of the names
+    and a GET for each; a LIST, a GET and a PUT for each name released.
+
+    Args:
+        with_names: Release the names too.
+        dry_run: Nothing is written.
+
+    Raises:
+        NotFoundError: The scope never had a commit.
+        UnsafeStoreError: What is written to this store would not be safe there; nothing was written.
+        StoreUnavailableError: The outcome is unknown: everything committed until the boundary arrives may be forgotten.
+        FormatError: A record, a boundary or a name is damaged.
+        StoreError: As the store says.
+    """
+    if not dry_run:
+        check_commits(store, OPERATION)
+    report = await _close(store, scope, dry_run=dry_run)
+    # After the boundary, so that a name is found that was given while the scope was not forgotten.
+    names = tuple(record.name for record in await list_names(store, scope))
+    if not with_names:
+        return msgspec.structs.replace(report, names=names)
+    if not dry_run:
+        for name in names:
+            # Somebody else has released it meanwhile.
+            with contextlib.suppress(NotFoundError):
+                await release_name(store, scope, name)
+    return msgspec.structs.replace(report, released=names)
+
+
+async def _close(store: BlobStore, scope: Scope, *, dry_run: bool) -> ForgetReport:
+    """Write the boundary that closes everything, unless one stands already."""
+    first: ForgetReport | None = None
+    for _ in range(FORGET_ATTEMPTS_MAX):
+        log = await load_log(store, scope)
+        if not log.listing.newest_number:
+            raise NotFoundError("never had a commit", operation=OPERATION, subject=str(scope))
+        boundary = plan_forget(log.listing, log.boundaries)
+        if boundary is None and first is not None:
+            return first  # it stands: the answer was lost
+        first = first or ForgetReport(
+            scope=scope,
+            dry_run=dry_run,
+            newest=log.newest,
+            records_count=len(log.listing.records),
+            boundary=boundary,
+            names=(),
+            released=(),
+        )
+        if boundary is None or dry_run or await _write(store, boundary):
+            return msgspec.structs.replace(first, boundary=boundary)
+    raise StoreUnavailableError(
+        f"no answer in {FORGET_ATTEMPTS_MAX} attempts", operation=OPERATION, key=str(scope), hint=_MAY_ARRIVE
+    )
+
+
+async def _write(store: BlobStore, boundary: Boundary) -> bool:
+    """Write the boundary; False if nobody knows whether it stands, or it does not."""
+    key = boundary_key(boundary.scope, boundary.number)
+    try:
+        outcome = await store.put_if_absent(key, BytesBody(encode_record(boundary)))
+    except REFUSALS:
+        raise
+    except StoreError as error:
+        # An error may stand for a request that arrived all the same.
+        raise StoreUnavailableError(str(error), operation=OPERATION, key=key, hint=_MAY_ARRIVE) from error
+    match outcome:
+        case Created():
+            return True
+        case Unknown():
+            return False
+        case Lost():
+            # Somebody else's who forgets, or an earlier copy of this one; gone if a collector has met a newer one.
+            with contextlib.suppress(BlobNotFoundError):
+                return await read_boundary(store, boundary.scope, boundary.number) == boundary
+            return False

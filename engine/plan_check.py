@@ -1,0 +1,373 @@
+"""Checking the plan of a collection by a way of its own (design 0006, P6). Nothing is written to the repository.
+
+What may go is derived once more: uploads are listed, then roots are read and followed (`engine.plan_roots`), and the
+difference is compared with the plan's lines, shard by shard. The repository may have moved on since the plan was made:
+what is reachable only by newer roots, what came later and what is gone are told, and make no plan wrong.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import IO, Final
+
+import msgspec
+
+from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
+from blobstore.errors import BlobNotFoundError
+from blobstore.local_files import run_blocking
+from engine.errors import DamagedError, UnsafeStoreError, UsageError
+from engine.plan_findings import Findings, PlanCheck, WrongKind
+from engine.plan_roots import OPERATION, Reach, compare_roots, follow, read_now_roots
+from engine.sorted_digests import (
+    DIGEST_BYTES,
+    IN_MEMORY_MAX,
+    ROOMS,
+    SHARD_NUMBERS,
+    ShardReader,
+    SortedDigests,
+    digest_of,
+    shard_of,
+)
+from index.collect_plan import DeleteReason
+from index.errors import PlanFileError, UnsafeNameError
+from index.keys import parse_upload_key
+from index.model import RepositoryRecord
+from index.plan_file import (
+    HEADER_BYTES_MAX,
+    HEADER_NAME,
+    LINES_SUFFIX,
+    SUMMARY_NAME,
+    PlanHeader,
+    PlanSummary,
+    decode_header,
+    decode_lines,
+    decode_summary,
+)
+
+# A collection beside us may take what the roots have led to; then they have changed.
+READINGS_MAX: Final = 5
+LINES_FILE_BYTES_MAX: Final = 1 << 30
+
+_REACHED_THEN: Final = b"\0"
+_REACHED_LATER: Final = b"\1"
+_REASONS: Final = (DeleteReason.EXPIRED_UPLOAD, DeleteReason.CLOSED_UPLOAD, DeleteReason.OUTLIVED_UPLOAD)
+_SIZE_BYTES: Final = 8
+_LENGTH_BYTES: Final = 8
+
+
+class _Listed(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    key: str
+    size_bytes: int
+    created_at_ms: int
+    expires_at_ms: int | None
+    ttl_known: bool
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """A plan that is not read but for its ends."""
+
+    place: BlobStore
+    header: PlanHeader
+    summary: PlanSummary
+
+
+class _Shard(msgspec.Struct, frozen=True, kw_only=True):
+    """One shard of what is compared; lines and reach by digest."""
+
+    uploads: list[_Listed]
+    # Reason and size of each line.
+    lines: defaultdict[bytes, list[bytes]]
+    # By which roots it is reached.
+    reach: dict[bytes, bytes]
+
+
+async def verify_plan(
+    store: BlobStore,
+    repository: RepositoryRecord,
+    plan: BlobStore,
+    *,
+    in_memory_max: int = IN_MEMORY_MAX,
+    scratch: Path | None = None,
+) -> PlanCheck:
+    """Derive again what a collection may delete, and compare it with a plan.
+
+    Requests: a LIST per 1,000 uploads; the lists of logs, names and pins and a GET for each record, name
+    and pin; a GET for each index that is alive, more for deltas. Where lists do not show TTLs a STAT for each
+    unreachable upload younger than the TTL.
+
+    Args:
+        store: The repository's.
+        repository: Its record.
+        plan: Where the plan's files are.
+        in_memory_max: Above so many keys of one kind, sorted digests are kept on disk.
+        scratch: A directory for them; that of the system if not given.
+
+    Returns:
+        What is wrong, what is missed, and what cannot be told because the repository has moved on.
+
+    Raises:
+        PlanFileError: A file of the plan is missing, or is none.
+        UnknownFormatError: A newer tidemark wrote the plan, or something in the repository.
+        UsageError: The plan is another repository's.
+        DamagedError: An index that a root needs is missing or altered.
+        UnsafeStoreError: The roots kept changing.
+        StoreError: As the store says.
+    """
+    header = decode_header(await _read_part(plan, HEADER_NAME), subject=HEADER_NAME)
+    summary = decode_summary(await _read_part(plan, SUMMARY_NAME), subject=SUMMARY_NAME)
+    if header.repository_id != repository.id:
+        raise UsageError(
+            f"is of repository {header.repository_id}, and this is {repository.id}",
+            operation=OPERATION,
+            subject="the plan",
+        )
+    with TemporaryDirectory(dir=scratch) as directory:
+        check = _Check(
+            store,
+            _Plan(place=plan, header=header, summary=summary),
+            ttl_ms=repository.ttl_ms,
+            scratch=Path(directory),
+            in_memory_max=in_memory_max,
+        )
+        return await check.run()
+
+
+class _Check:
+    """One check: its steps, in their order, and what they find."""
+
+    def __init__(self, store: BlobStore, plan: _Plan, *, ttl_ms: int, scratch: Path, in_memory_max: int) -> None:
+        self._store = store
+        self._plan = plan.place
+        self._header = plan.header
+        self._summary = plan.summary
+        self._ttl_ms = ttl_ms
+        self._scratch = scratch
+        self._in_memory_max = in_memory_max
+        self._found = Findings()
+
+    async def run(self) -> PlanCheck:
+        """List first, as a collection does (D2); then the roots, then compare with the plan."""
+        found = self._found
+        with (
+            TemporaryFile(dir=self._scratch) as listed,
+            self._digests(note_bytes=len(_REACHED_THEN)) as reached,
+            self._digests(note_bytes=1 + _SIZE_BYTES) as planned,
+        ):
+            await self._list_uploads(listed)
+            reach = await self._read_reach(reached)
+            planned_bytes = await self._read_lines(planned)
+            await self._compare(listed, planned, reached)
+            return PlanCheck(
+                run=self._header.run,
+                planned_count=planned.added_count,
+                planned_bytes=planned_bytes,
+                listed_count=found.counts["listed"],
+                indexes_count=len(reach.then | reach.later),
+                wrong_count=found.counts["wrong"],
+                wrong=tuple(found.wrong),
+                missed_count=found.counts["missed"],
+                missed_bytes=found.missed_bytes,
+                missed=tuple(found.missed),
+                contradictions=(*self._check_totals(planned.added_count, planned_bytes), *reach.contradictions),
+                changed=reach.changed,
+                later_count=found.counts["later"],
+                gone_count=found.counts["gone"],
+                rescued_count=found.counts["rescued"],
+                waiting_count=found.counts["waiting"],
+                on_disk=planned.is_on_disk or reached.is_on_disk,
+            )
+
+    def _digests(self, *, note_bytes: int) -> SortedDigests:
+        return SortedDigests(self._scratch, note_bytes=note_bytes, in_memory_max=self._in_memory_max)
+
+    # ------------------------------------------------------------------ gather
+
+    async def _list_uploads(self, listed: IO[bytes]) -> None:
+        """Every blob and index, in frames, one for each shard that has some; a room sorts by shard."""
+        uploads: list[_Listed] = []
+        for room in ROOMS:
+            async for blob in list_blobs(self._store, room):
+                if not _is_upload(blob):
+                    continue
+                if uploads and shard_of(uploads[-1].key) != shard_of(blob.key):
+                    await run_blocking(_write_frame, listed, uploads)
+                    uploads = []
+                uploads.append(
+                    _Listed(blob.key, blob.size_bytes, blob.created_at_ms, blob.expires_at_ms, blob.ttl_known)
+                )
+                self._found.counts["listed"] += 1
+        if uploads:
+            await run_blocking(_write_frame, listed, uploads)
+        listed.seek(0)
+
+    async def _read_reach(self, reached: SortedDigests) -> Reach:
+        """Read the roots, and follow what they lead to.
+
+        Raises:
+            DamagedError: Something is missing though the roots still need it.
+        """
+        header, before = self._header, None
+        for _ in range(READINGS_MAX):
+            try:
+                roots = await read_now_roots(self._store, await self._store.now_ms())
+            except BlobNotFoundError:
+                continue  # collected since it was listed
+            reach = compare_roots(header, roots)
+            try:
+                # What the plan's roots reach comes first, so that its record sorts first.
+                for references, note in ((reach.then, _REACHED_THEN), (reach.later, _REACHED_LATER)):
+                    await follow(self._store, references, reach.optional, _adder(reached, note))
+            except DamagedError as error:
+                if not isinstance(error.__cause__, BlobNotFoundError) or reach == before:
+                    raise
+                before = reach
+                continue
+            return reach
+        raise UnsafeStoreError(f"the roots changed in each of {READINGS_MAX} readings", operation=OPERATION)
+
+    async def _read_lines(self, planned: SortedDigests) -> int:
+        """Every line of the plan; returns the bytes that they add up to."""
+        size_bytes = 0
+        names = [blob.key async for blob in list_blobs(self._plan, "") if blob.key.endswith(LINES_SUFFIX)]
+        for name in names:
+            data = await _read_part(self._plan, name)
+            for line in decode_lines(data, subject=name):
+                size_bytes += line.size_bytes
+                note = bytes([_REASONS.index(line.reason)]) + line.size_bytes.to_bytes(_SIZE_BYTES)
+                planned.add(digest_of(line.key) + note)
+        return size_bytes
+
+    def _check_totals(self, lines_count: int, size_bytes: int) -> list[str]:
+        summary = self._summary
+        said = [("lines", summary.lines_count, lines_count), ("bytes", summary.size_bytes, size_bytes)]
+        found = [
+            f"the summary tells {told} {what}, and there are {there}" for what, told, there in said if told != there
+        ]
+        if summary.run != self._header.run:
+            found.append("the summary is of another run")
+        if self._header.ttl_ms != self._ttl_ms:
+            found.append(f"the plan has a TTL of {self._header.ttl_ms} ms, and the repository one of {self._ttl_ms} ms")
+        if lines_count > self._found.counts["planned"]:
+            found.append(f"{lines_count - self._found.counts['planned']} lines repeat another one")
+        return found
+
+    # ------------------------------------------------------------------ compare
+
+    async def _compare(self, listed: IO[bytes], planned: SortedDigests, reached: SortedDigests) -> None:
+        """Shard by shard: memory for one of them at a time."""
+        shards = _read_shards(listed, planned, reached)
+        while (shard := await run_blocking(next, shards, None)) is not None:
+            self._found.counts["planned"] += sum(map(len, shard.lines.values()))
+            for upload in shard.uploads:
+                digest = digest_of(upload.key)
+                await self._judge(upload, shard.lines.pop(digest, []), shard.reach.get(digest))
+            self._found.counts["gone"] += len(shard.lines)
+
+    async def _judge(self, upload: _Listed, lines: list[bytes], reached: bytes | None) -> None:
+        found = self._found
+        if len(lines) > 1:
+            found.add_wrong(upload.key, WrongKind.REPEATED)
+        if reached == _REACHED_THEN and lines:
+            found.add_wrong(upload.key, WrongKind.REACHABLE)
+        elif reached is not None:
+            found.counts["rescued"] += bool(lines)
+        elif not lines and upload.created_at_ms >= self._header.listed_at_ms:
+            found.counts["later"] += 1
+        else:
+            try:
+                reason = await self._reason(upload)
+            except BlobNotFoundError:
+                found.counts["gone"] += bool(lines)  # collected since it was listed
+                return
+            if lines:
+                self._judge_line(upload, lines[0], reason)
+            elif reason is not None:
+                found.add_missed(upload.key, upload.size_bytes)
+            else:
+                found.counts["waiting"] += 1
+
+    def _judge_line(self, upload: _Listed, note: bytes, reason: DeleteReason | None) -> None:
+        """A planned key that nothing leads to: whether it may go, and what the line says of it."""
+        if reason is None:
+            self._found.add_wrong(upload.key, WrongKind.UNEXPIRED)
+        elif reason is not _REASONS[note[0]]:
+            self._found.add_wrong(upload.key, WrongKind.REASON)
+        elif upload.size_bytes != int.from_bytes(note[1:]):
+            self._found.add_wrong(upload.key, WrongKind.SIZE)
+
+    async def _reason(self, upload: _Listed) -> DeleteReason | None:
+        """Why an unreachable upload could go when the plan was made (0002, D2); None: its TTL was running.
+
+        Raises:
+            BlobNotFoundError: It had to be looked at, and is gone.
+        """
+        then_ms = self._header.listed_at_ms
+        expires_at_ms = upload.expires_at_ms
+        if not upload.ttl_known:
+            if upload.created_at_ms + self._ttl_ms <= then_ms:
+                return DeleteReason.OUTLIVED_UPLOAD
+            if not self._store.capabilities.removes_ttl:
+                return None
+            info = await self._store.stat(upload.key)
+            if info is None:
+                raise BlobNotFoundError("is gone", operation=OPERATION, key=upload.key)
+            expires_at_ms = info.expires_at_ms
+        if expires_at_ms is None:
+            return DeleteReason.CLOSED_UPLOAD
+        return DeleteReason.EXPIRED_UPLOAD if expires_at_ms <= then_ms else None
+
+
+def _adder(reached: SortedDigests, note: bytes) -> Callable[[str], None]:
+    def add(key: str) -> None:
+        reached.add(digest_of(key) + note)
+
+    return add
+
+
+async def _read_part(plan: BlobStore, name: str) -> bytes:
+    cap = LINES_FILE_BYTES_MAX if name.endswith(LINES_SUFFIX) else HEADER_BYTES_MAX
+    try:
+        return await read_blob(plan, name, size_bytes_max=cap)
+    except BlobNotFoundError as error:
+        raise PlanFileError(
+            "is missing: this is no plan, or one that was not finished", subject=name, hint="make it by a dry run"
+        ) from error
+
+
+def _is_upload(blob: BlobInfo) -> bool:
+    try:
+        parse_upload_key(blob.key)
+    except UnsafeNameError:
+        return False
+    return True
+
+
+def _write_frame(file: IO[bytes], uploads: list[_Listed]) -> None:
+    data = msgspec.msgpack.encode(uploads)
+    file.write(len(data).to_bytes(_LENGTH_BYTES))
+    file.write(data)
+
+
+def _read_frames(file: IO[bytes]) -> Iterator[tuple[int, list[_Listed]]]:
+    while length := file.read(_LENGTH_BYTES):
+        uploads = msgspec.msgpack.decode(file.read(int.from_bytes(length)), type=list[_Listed])
+        yield shard_of(uploads[0].key), uploads
+
+
+def _read_shards(listed: IO[bytes], planned: SortedDigests, reached: SortedDigests) -> Iterator[_Shard]:
+    """What each shard has that has something; blocks."""
+    uploads, lines, reach = (
+        ShardReader(_read_frames(listed)),
+        ShardReader(planned.by_shard()),
+        ShardReader(reached.by_shard()),
+    )
+    for number in SHARD_NUMBERS:
+        shard = _Shard(uploads=uploads.take(number), lines=defaultdict(list), reach={})
+        for record in lines.take(number):
+            shard.lines[record[:DIGEST_BYTES]].append(record[DIGEST_BYTES:])
+        for record in reach.take(number):
+            # What the plan's own roots reach sorts first.
+            shard.reach.setdefault(record[:DIGEST_BYTES], record[DIGEST_BYTES:])
+        if shard.uploads or shard.lines:
+            yield shard

@@ -1,0 +1,90 @@
+"""What the check of a collection's plan finds (design 0006, P6)."""
+
+from collections import Counter
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from index.keys import RunId
+
+# Keys of one kind that are named in the report.
+TOLD_MAX: Final = 1000
+
+
+class WrongKind(StrEnum):
+    """Why a line should not stand in a plan."""
+
+    REACHABLE = "something that is kept leads to it"
+    UNEXPIRED = "its TTL was running"
+    SIZE = "its size is another"
+    REASON = "its reason is another"
+    REPEATED = "it is planned twice"
+
+
+class WrongKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One planned key that is wrong."""
+
+    key: str
+    kind: WrongKind
+
+
+class PlanCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What the check of a plan has found. Of keys the first `TOLD_MAX` are named, the counts are of all."""
+
+    run: RunId
+    planned_count: int
+    planned_bytes: int
+    listed_count: int
+    indexes_count: int
+    wrong_count: int
+    wrong: tuple[WrongKey, ...]
+    # Eligible when the plan was made, and not in it.
+    missed_count: int
+    missed_bytes: int
+    missed: tuple[str, ...]
+    # Where header or totals say something else than the store, the rules or the lines do.
+    contradictions: tuple[str, ...]
+    # Roots of the plan that are gone by now: what only they kept looks missed.
+    changed: tuple[str, ...]
+    # Neither wrong nor missed: came after the plan; planned and gone; planned, and kept by what came later.
+    later_count: int
+    gone_count: int
+    rescued_count: int
+    # Unreachable and not expired: rightly in no plan.
+    waiting_count: int
+    # The sets did not fit into memory.
+    on_disk: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing in the plan is wrong."""
+        return not self.wrong_count and not self.contradictions
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is missed."""
+        return not self.missed_count
+
+
+class Findings:
+    """Counts, and the first few of what is counted."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[WrongKey] = []
+        self.missed: list[str] = []
+        self.missed_bytes = 0
+
+    def add_wrong(self, key: str, kind: WrongKind) -> None:
+        """A planned key that is wrong."""
+        self.counts["wrong"] += 1
+        if len(self.wrong) < TOLD_MAX:
+            self.wrong.append(WrongKey(key=key, kind=kind))
+
+    def add_missed(self, key: str, size_bytes: int) -> None:
+        """An eligible key that the plan lacks."""
+        self.counts["missed"] += 1
+        self.missed_bytes += size_bytes
+        if len(self.missed) < TOLD_MAX:
+            self.missed.append(key)

@@ -1,0 +1,91 @@
+"""The run of a collection whose inventory stands in the store: begun, taken up, ended (design 0006, R2, R3, R6)."""
+
+import msgspec
+
+from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, RequestMetadata, Unknown, list_blobs, read_blob
+from blobstore.errors import BlobNotFoundError
+from engine.errors import UnsafeStoreError
+from index.errors import FormatError, UnsafeNameError
+from index.keys import RUNS, RunId, parse_run_key, run_began_at_ms, run_key, run_prefix
+from index.model import RepositoryRecord
+from index.run_file import HEADER, HEADER_BYTES_MAX, RunHeader, decode_header, encode_header
+
+COLLECT = RequestMetadata(payload_path="collect")
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that a collection works on."""
+
+    id: RunId
+    # Names of its objects, as they were when the run was taken up; of a new one there are none.
+    names: frozenset[str]
+
+    @property
+    def began_at_ms(self) -> int:
+        """By the store's clock; nothing that it lists was listed before."""
+        return run_began_at_ms(self.id)
+
+
+async def take_up_run(store: BlobStore, repository: RepositoryRecord, run: RunId, now_ms: int, release: str) -> Run:
+    """The newest run that is not finished and was begun less than a TTL ago, or a new one (R3).
+
+    A run whose header cannot be read, because it is damaged or a newer release wrote it, is left alone until it is old.
+
+    Requests: 1 LIST for each 1,000 objects of runs + 1 GET for each run looked at, or 1 PUT.
+
+    Args:
+        store: The repository's store.
+        repository: Its record.
+        run: What a new one is called.
+        now_ms: The store's clock.
+        release: This version of tidemark.
+
+    Raises:
+        UnsafeStoreError: The store did not say whether it has the header.
+        StoreError: As the store says.
+    """
+    names: dict[RunId, set[str]] = {}
+    async for blob in list_blobs(store, RUNS):
+        try:
+            found, name = parse_run_key(blob.key)
+        except UnsafeNameError:
+            # Somebody else's: no concern of a collection.
+            continue
+        names.setdefault(found, set()).add(name)
+    for found in sorted(names, reverse=True):
+        is_current = now_ms - repository.ttl_ms < run_began_at_ms(found) <= now_ms
+        if is_current and HEADER in names[found] and await _is_ours(store, repository, found):
+            return Run(id=found, names=frozenset(names[found]))
+    header = RunHeader(run=run, repository_id=repository.id, release=release)
+    outcome = await store.put_if_absent(run_key(run, HEADER), BytesBody(encode_header(header)), metadata=COLLECT)
+    if isinstance(outcome, Unknown):
+        raise UnsafeStoreError(
+            f"no answer for the run's header: {outcome.reason}", operation="collect", subject=run_key(run, HEADER)
+        )
+    return Run(id=run, names=frozenset())
+
+
+async def end_run(store: BlobStore, run: RunId) -> None:
+    """Remove everything that a run has written down, its header last, so that nobody takes up a part of it (R6).
+
+    What the store will not delete goes with a collection after a TTL.
+
+    Raises:
+        StoreError: As the store says.
+    """
+    header = run_key(run, HEADER)
+    keys = [blob.key async for blob in list_blobs(store, run_prefix(run)) if blob.key != header]
+    for start in range(0, len(keys), DELETE_BATCH_MAX):
+        if await store.delete(keys[start : start + DELETE_BATCH_MAX], metadata=COLLECT):
+            return
+    await store.delete([header], metadata=COLLECT)
+
+
+async def _is_ours(store: BlobStore, repository: RepositoryRecord, run: RunId) -> bool:
+    key = run_key(run, HEADER)
+    try:
+        data = await read_blob(store, key, size_bytes_max=HEADER_BYTES_MAX, metadata=COLLECT)
+        header = decode_header(data, subject=key)
+    except (BlobNotFoundError, FormatError):
+        return False
+    return header.run == run and header.repository_id == repository.id

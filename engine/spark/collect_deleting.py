@@ -1,0 +1,109 @@
+"""Carrying out the plans of shards in tasks: what is spared is taken out first (design 0002, D4; 0006, R5)."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from typing_extensions import override
+
+from blobstore.base import BlobStore, BytesBody, read_blob
+from blobstore.errors import BlobNotFoundError
+from engine.collect import KEYS_TOLD_MAX, delete_keys
+from engine.errors import DamagedError
+from engine.runs import COLLECT
+from engine.spark.collect_listing import INVENTORY_BYTES_MAX, run_has_ended
+from engine.spark.collect_marking import encode_plan, write_plan
+from engine.spark.collect_rows import ANSWER, Row, ShardTask
+from index.collect_plan import PlannedUpload, ReasonTotal, sum_deletes
+from index.keys import RunId, run_key
+from index.plan_file import decode_lines
+from index.run_file import Shard, digest_of
+
+# A line has several times the bytes of its key in the inventory.
+PLAN_BYTES_MAX: Final = 8 * INVENTORY_BYTES_MAX
+
+
+class SpareItem(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard's plan, and keys that may stand in it."""
+
+    digest: bytes
+    keys: frozenset[str]
+
+
+class SparedShard(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a plan, and what is not."""
+
+    digest: bytes | None
+    totals: tuple[ReasonTotal, ...]
+    spared_count: int
+    spared_bytes: int
+
+
+class SpareTask(ShardTask, frozen=True, kw_only=True):
+    """Writes plans again without what the second reading of the roots leads to."""
+
+    run: RunId
+
+    @override
+    async def carry_out(self, store: BlobStore, shard: Shard, data: bytes) -> list[Row]:
+        item = msgspec.msgpack.decode(data, type=SpareItem)
+        planned = await read_plan(store, self.run, shard, item.digest)
+        left = [p for p in planned if p.key not in item.keys]
+        plan = encode_plan(left)
+        await write_plan(store, self.run, shard, plan)
+        spared = SparedShard(
+            digest=digest_of(plan) if plan else None,
+            totals=sum_deletes(left),
+            spared_count=len(planned) - len(left),
+            spared_bytes=sum(p.size_bytes for p in planned) - sum(p.size_bytes for p in left),
+        )
+        return [Row(shard.position, ANSWER, msgspec.msgpack.encode(spared))]
+
+
+class DeletedShard(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a shard's plan."""
+
+    totals: tuple[ReasonTotal, ...]
+    failed_count: int
+    failed: tuple[str, ...]
+
+
+class DeleteTask(ShardTask, frozen=True, kw_only=True):
+    """Carries out plans, and marks each that is done; one that is marked already is not carried out again."""
+
+    run: RunId
+
+    @override
+    async def carry_out(self, store: BlobStore, shard: Shard, data: bytes) -> list[Row]:
+        planned = await read_plan(store, self.run, shard, data)
+        mark = run_key(self.run, shard.done_name(data))
+        left: Sequence[str] = ()
+        if await store.stat(mark, metadata=COLLECT) is None:
+            left = await delete_keys(store, planned)
+            if not left:
+                await store.put(mark, BytesBody(b""), metadata=COLLECT)
+        here = frozenset(left)
+        deleted = DeletedShard(
+            totals=sum_deletes(p for p in planned if p.key not in here),
+            failed_count=len(here),
+            failed=tuple(sorted(here)[:KEYS_TOLD_MAX]),
+        )
+        return [Row(shard.position, ANSWER, msgspec.msgpack.encode(deleted))]
+
+
+async def read_plan(store: BlobStore, run: RunId, shard: Shard, digest: bytes) -> tuple[PlannedUpload, ...]:
+    """The plan with this digest: the one that this collection has made, and no other (R4).
+
+    Raises:
+        UnsafeStoreError: It is not there any more.
+        DamagedError: It is not what was planned.
+        StoreError: As the store says.
+    """
+    key = run_key(run, shard.plan_name(digest))
+    try:
+        data = await read_blob(store, key, size_bytes_max=PLAN_BYTES_MAX, metadata=COLLECT)
+    except BlobNotFoundError as error:
+        raise run_has_ended(key) from error
+    if digest_of(data) != digest:
+        raise DamagedError("is not what was planned", operation="collect", subject=key)
+    return tuple(decode_lines(data, subject=key))

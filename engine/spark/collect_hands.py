@@ -1,0 +1,286 @@
+"""The hands of a collection that work in Spark's tasks; the driver holds numbers, and a digest of each shard (R1)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from typing_extensions import override
+
+from blobstore.base import BlobStore
+from blobstore.errors import BlobNotFoundError
+from engine.collect import KEYS_TOLD_MAX, Deleted, Hands, Listing, Marked, Swept
+from engine.collect.audit import RELEASE
+from engine.collect.plan_writer import write_lines
+from engine.errors import DamagedError, UnsafeStoreError
+from engine.roots import References
+from engine.runs import Run, end_run, take_up_run
+from engine.spark.access import Access
+from engine.spark.collect_deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask, read_plan
+from engine.spark.collect_listing import ListedShard, ListTask
+from engine.spark.collect_marking import REFERENCES_PER_ITEM, MarkTask, SweepTask, SweptShard
+from engine.spark.collect_rows import (
+    ANSWER,
+    INVENTORY,
+    ITEM,
+    MISSING,
+    PLAN,
+    ROWS,
+    ROWS_DDL,
+    SHARDS_AT_ONCE,
+    ArrowTask,
+    Row,
+    batch_of,
+    rows_of,
+)
+from engine.spark.errors import TaskFailedError, last_error
+from index.collect_plan import PlannedUpload, ReasonTotal, sum_totals
+from index.keys import RunId
+from index.plan_file import LINES_SUFFIX, PlanHeader, decode_lines
+from index.run_file import POSITIONS_COUNT, SHARDS, Shard, group_by_shard
+
+Answer = TypeVar("Answer")
+
+
+class SparkHands(Hands):
+    """Lists, marks and deletes in tasks; lives in the driver for one collection. Its calls block a thread each.
+
+    Args:
+        spark: The session.
+        access: What tasks open.
+        store: The same store, open in the driver.
+        partitions_max: Each step runs in at most so many tasks.
+        dry_run: Nothing is written to the repository: inventory and plan stand in Spark's local checkpoints, which are
+            never computed again; if one is lost, the collection fails.
+        plan_to: Where the plan's lines are to go.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        access: Access,
+        store: BlobStore,
+        *,
+        partitions_max: int,
+        dry_run: bool = False,
+        plan_to: BlobStore | None = None,
+    ) -> None:
+        self._spark = spark
+        self._access = access
+        self._store = store
+        self._partitions_max = partitions_max
+        self._dry_run = dry_run
+        self._plan_to = plan_to
+        self._plan_names = frozenset[str]()
+        # None in a dry run.
+        self._run: Run | None = None
+        self._now_ms = 0
+        self._digests: tuple[bytes, ...] = ()
+        # What SweepTask takes of inventories: where they stand, or they themselves.
+        self._inventories: DataFrame | None = None
+        self._waiting = (0, 0)
+        self._spared = (0, 0)
+        self._totals: dict[Shard, tuple[ReasonTotal, ...]] = {}
+        # Of the plans that are not empty.
+        self._plans: dict[Shard, bytes] = {}
+        # In a dry run, what the tasks have planned.
+        self._planned: DataFrame | None = None
+
+    @override
+    async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
+        self._now_ms = now_ms
+        if not self._dry_run:
+            self._run = await take_up_run(self._store, self._access.record, run, now_ms, RELEASE)
+            self._now_ms = self._run.began_at_ms
+        listed = await asyncio.to_thread(self._list)
+        self._digests = tuple(shard.digest for shard in listed)
+        foreign = [key for shard in listed for key in shard.foreign]
+        return Listing(
+            listed_at_ms=self._now_ms,
+            count=sum(shard.count for shard in listed),
+            size_bytes=sum(shard.size_bytes for shard in listed),
+            foreign_count=sum(shard.foreign_count for shard in listed),
+            foreign=tuple(foreign[:KEYS_TOLD_MAX]),
+        )
+
+    @override
+    async def mark(self, references: References) -> Marked:
+        swept = await asyncio.to_thread(self._mark, references)
+        self._totals = {shard: answer.totals for shard, answer in swept.items()}
+        self._plans = {shard: answer.digest for shard, answer in swept.items() if answer.digest is not None}
+        self._waiting = (sum(s.waiting_count for s in swept.values()), sum(s.waiting_bytes for s in swept.values()))
+        return Marked(
+            live_count=sum(s.live_count for s in swept.values()),
+            live_bytes=sum(s.live_bytes for s in swept.values()),
+            unsettled=frozenset(key for s in swept.values() for key in s.unsettled),
+        )
+
+    @override
+    async def sweep(self, now_ms: int, ttl_ms: int, header: PlanHeader) -> Swept:
+        """What the tasks of `mark` have planned already: an inventory is read once."""
+        return await self._swept()
+
+    @override
+    async def spare(self, keys: frozenset[str]) -> Swept:
+        groups = group_by_shard(keys)
+        items = {
+            shard: msgspec.msgpack.encode(SpareItem(digest=self._plans[shard], keys=frozenset(group)))
+            for shard, group in sorted(groups.items())
+            if shard in self._plans
+        }
+        task = SpareTask(access=self._access, run=self._run_id())
+        answers = await asyncio.to_thread(self._carry_out, items, task, SparedShard)
+        for shard, answer in answers.items():
+            self._totals[shard] = answer.totals
+            del self._plans[shard]
+            if answer.digest is not None:
+                self._plans[shard] = answer.digest
+        self._spared = (sum(a.spared_count for a in answers.values()), sum(a.spared_bytes for a in answers.values()))
+        return await self._swept()
+
+    @override
+    async def delete(self, room: str) -> Deleted:
+        items = {shard: digest for shard, digest in sorted(self._plans.items()) if shard.room == room}
+        task = DeleteTask(access=self._access, run=self._run_id())
+        answers = await asyncio.to_thread(self._carry_out, items, task, DeletedShard)
+        failed = [key for answer in answers.values() for key in answer.failed]
+        return Deleted(
+            totals=sum_totals(total for answer in answers.values() for total in answer.totals),
+            failed_count=sum(answer.failed_count for answer in answers.values()),
+            failed=tuple(failed[:KEYS_TOLD_MAX]),
+        )
+
+    @override
+    async def end(self) -> None:
+        if self._run is not None:
+            await end_run(self._store, self._run.id)
+
+    def _list(self) -> list[ListedShard]:
+        """Every shard's answer, in order; nothing is listed again later."""
+        run, names = (None, frozenset[str]()) if self._run is None else (self._run.id, self._run.names)
+        standing = frozenset(shard for shard in SHARDS if shard.inventory_name in names)
+        task = ListTask(access=self._access, run=run, standing=standing)
+        frame = self._frame([Row(shard.position, ITEM, None) for shard in SHARDS]).mapInArrow(task, ROWS_DDL)
+        frame, rows = self._evaluate(task, frame)
+        self._inventories = frame.where(f"kind = '{INVENTORY}'") if run is None else None
+        return list(self._all_answers(rows, ListedShard).values())
+
+    def _mark(self, references: References) -> dict[Shard, SweptShard]:
+        in_order = [(reference, reference in references.optional) for reference in references.neighbours]
+        starts = range(0, len(in_order), REFERENCES_PER_ITEM)
+        items = [msgspec.msgpack.encode(in_order[start : start + REFERENCES_PER_ITEM]) for start in starts]
+        live = self._frame([Row(number, ITEM, item) for number, item in enumerate(items)])
+        marks = live.mapInArrow(MarkTask(access=self._access), ROWS_DDL)
+        inventories = self._inventories or self._frame([Row(shard.position, INVENTORY, None) for shard in SHARDS])
+        count = min(self._partitions_max, POSITIONS_COUNT // SHARDS_AT_ONCE)
+        sweep = SweepTask(
+            access=self._access,
+            run=None if self._run is None else self._run.id,
+            now_ms=self._now_ms,
+            digests=self._digests,
+        )
+        by_shard = _by_partition(marks.union(inventories), count, f"position * {count} DIV {POSITIONS_COUNT}")
+        frame, rows = self._evaluate(sweep, by_shard.mapInArrow(sweep, ROWS_DDL))
+        self._planned = frame.where(f"kind = '{PLAN}'") if self._dry_run else None
+        for row in rows:
+            if row.kind == MISSING:
+                key = (row.data or b"").decode()
+                raise DamagedError("is missing", operation="read index", subject=key) from BlobNotFoundError(
+                    "a task did not find it", operation="get", key=key
+                )
+        return self._all_answers(rows, SweptShard)
+
+    @staticmethod
+    def _all_answers(rows: Sequence[Row], kind: type[Answer]) -> dict[Shard, Answer]:
+        """One answer of each shard, in order.
+
+        Raises:
+            UnsafeStoreError: One is missing or told twice: what Spark has promised does not hold.
+        """
+        if [row.position for row in rows] != list(range(POSITIONS_COUNT)):
+            raise UnsafeStoreError(
+                f"{len(rows)} answers came of {POSITIONS_COUNT} shards; nothing was deleted", operation="collect"
+            )
+        return _answers(rows, kind)
+
+    async def _swept(self) -> Swept:
+        """The plan as it is now; its lines are written to where they are wanted, one shard after the other."""
+        told: list[PlannedUpload] = []
+        names: set[str] = set()
+        async for shard, planned in self._read_plans():
+            told += planned[: KEYS_TOLD_MAX - len(told)]
+            if self._plan_to is not None:
+                names.add(shard.plan_file)
+                await write_lines(self._plan_to, shard.plan_file, planned)
+            elif len(told) == KEYS_TOLD_MAX:
+                break
+        if self._plan_to is not None:
+            # At most one for each shard: a batch.
+            await self._plan_to.delete([f"{name}{LINES_SUFFIX}" for name in sorted(self._plan_names - names)])
+            self._plan_names = frozenset(names)
+        return Swept(
+            totals=sum_totals(total for totals in self._totals.values() for total in totals),
+            waiting_count=self._waiting[0],
+            waiting_bytes=self._waiting[1],
+            spared_count=self._spared[0],
+            spared_bytes=self._spared[1],
+            told=tuple(told),
+        )
+
+    async def _read_plans(self) -> AsyncIterator[tuple[Shard, tuple[PlannedUpload, ...]]]:
+        """The plans that are not empty, in the order of their keys, one at a time."""
+        if self._planned is None:
+            for shard, digest in sorted(self._plans.items()):
+                yield shard, await read_plan(self._store, self._run_id(), shard, digest)
+            return
+        rows = await asyncio.to_thread(self._planned.toLocalIterator)
+        while (row := await asyncio.to_thread(next, rows, None)) is not None:
+            shard = SHARDS[row.position]
+            yield shard, tuple(decode_lines(bytes(row.data), subject=shard.plan_file))
+
+    def _carry_out(self, items: Mapping[Shard, bytes], task: ArrowTask, kind: type[Answer]) -> dict[Shard, Answer]:
+        if not items:
+            return {}
+        frame = self._frame([Row(shard.position, ITEM, data) for shard, data in items.items()])
+        return _answers(self._evaluate(task, frame.mapInArrow(task, ROWS_DDL))[1], kind)
+
+    def _frame(self, rows: Sequence[Row]) -> DataFrame:
+        """Rows in at most as many partitions as allowed, neighbours together."""
+        table = pa.Table.from_batches([batch_of(rows)])
+        count = max(1, min(self._partitions_max, -(-len(rows) // SHARDS_AT_ONCE)))
+        partitions = pa.array([number * count // len(rows) for number in range(len(rows))], pa.int32())
+        frame = self._spark.createDataFrame(table.append_column("partition", partitions))
+        return _by_partition(frame, count, "partition")
+
+    def _evaluate(self, task: ArrowTask, frame: DataFrame) -> tuple[DataFrame, list[Row]]:
+        """The rows that are no shard's inventory or plan, in order; and the frame, which has them all in a dry run."""
+        try:
+            if self._dry_run:
+                frame = frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
+            table = frame.where(f"kind IN ('{ANSWER}', '{MISSING}')").toArrow()
+        except PySparkException as error:
+            raise TaskFailedError(
+                last_error(error),
+                operation=f"collect, {type(task).__name__}",
+                hint="nothing was deleted after this; run it again",
+            ) from error
+        return frame, sorted(row for batch in table.to_batches() for row in rows_of(iter([batch])))
+
+    def _run_id(self) -> RunId:
+        if self._run is None:
+            raise AssertionError("a dry run carries out nothing")
+        return self._run.id
+
+
+def _by_partition(frame: DataFrame, count: int, partition: str) -> DataFrame:
+    """Rows where an expression says, in order there."""
+    numbered = frame.selectExpr(*ROWS.names, f"CAST({partition} AS INT) AS partition")
+    return numbered.repartitionById(count, "partition").sortWithinPartitions("position").select(*ROWS.names)
+
+
+def _answers(rows: Sequence[Row], kind: type[Answer]) -> dict[Shard, Answer]:
+    return {SHARDS[row.position]: msgspec.msgpack.decode(row.data or b"", type=kind) for row in rows}

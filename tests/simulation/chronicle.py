@@ -1,0 +1,297 @@
+"""What happened to a repository, told by the requests that changed it, and judged as it happens (design 0007).
+
+Plain dicts. Of the project's own code only the codecs and the walker's following of indexes are used.
+"""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from index.codec import decode_boundary, decode_commit, decode_index, decode_name
+from index.delta import apply_delta
+from index.keys import parse_log_key
+from index.model import (
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    DirIndex,
+    IndexReference,
+    NameRecord,
+    Scope,
+    SnapshotIndex,
+    StoreReference,
+)
+from tests.simulation.sim_s3 import SimObject
+
+Tree = dict[str, bytes]
+# Task and store.
+StoreName = tuple[str, str]
+
+
+class Collecting(msgspec.Struct, kw_only=True):
+    """A collection under way: what it may close is what its rule does not keep."""
+
+    keep_last: int
+    keep_since_ms: int | None
+    began: int
+
+
+class Written(msgspec.Struct, kw_only=True):
+    """A commit record that the server created, whatever became of it."""
+
+    record: CommitRecord
+    created_at_ms: int
+    # Neither void nor closed from birth on.
+    was_valid: bool
+    # The number of the event that closed it; 0 while it is open.
+    closed: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.was_valid and not self.closed
+
+
+class Chronicle:
+    """Every record, boundary and name that ever stood, and what a request may not do to them.
+
+    Args:
+        objects: What the bucket holds, by name.
+        root: What every name of the repository begins with.
+
+    Attributes:
+        events: Changes seen so far.
+        violations: What broke an invariant, in words, as it happened.
+        collecting: Every collection that was begun, by the name of its process: a boundary of one may land late.
+        forgotten: Scopes that somebody has asked to forget.
+        closings: Boundaries written, and records, indexes and blobs deleted.
+        deltas: Indexes that were told as differences.
+        tampered: Keys that a test has taken away behind everybody's back.
+    """
+
+    def __init__(self, objects: Mapping[str, SimObject], root: str) -> None:
+        self.objects = objects
+        self.root = root
+        self.events = 0
+        self.violations: list[str] = []
+        self.records: dict[Scope, dict[CommitPointer, Written]] = {}
+        self.boundaries: dict[Scope, dict[int, Boundary]] = {}
+        self.names: dict[str, tuple[NameRecord, int]] = {}
+        self.collecting: dict[str, list[Collecting]] = {}
+        self.forgotten: set[Scope] = set()
+        self.closings = 0
+        self.deltas = 0
+        self.tampered: set[str] = set()
+        self._indexes: dict[str, SnapshotIndex] = {}
+        self._ways: dict[str, frozenset[str]] = {}
+        self._reachable: frozenset[str] | None = None
+
+    def copy(self, objects: Mapping[str, SimObject]) -> "Chronicle":
+        """The same, of copies of the objects."""
+        copied = Chronicle(objects, self.root)
+        copied.events = self.events
+        copied.records = {
+            scope: {pointer: msgspec.structs.replace(written) for pointer, written in records.items()}
+            for scope, records in self.records.items()
+        }
+        copied.boundaries = {scope: dict(boundaries) for scope, boundaries in self.boundaries.items()}
+        copied.names = dict(self.names)
+        copied._indexes, copied._ways = dict(self._indexes), dict(self._ways)
+        return copied
+
+    # ------------------------------------------------------------------ what the server tells
+
+    def created(self, process: str, key: str) -> None:
+        """An object was created or replaced; it stands in `objects`."""
+        self.events += 1
+        stored = self.objects[self.root + key]
+        match key.split("/", 1)[0]:
+            case "log" if key.endswith(".commit"):
+                self._record_created(key, stored)
+            case "log":
+                self._boundary_created(process, key, stored)
+            case "names":
+                self.names[key] = decode_name(stored.data, subject=key), stored.created_ms
+                self._reachable = None
+            case "indexes":
+                self._ways[key], self._indexes[key] = self._follow(key, stored.data)
+            case _:
+                pass
+
+    def deleting(self, process: str, key: str) -> None:
+        """An object is about to be deleted, by a process or (with an empty name) by the store itself."""
+        self.events += 1
+        self.closings += key.startswith(("log/", "indexes/", "blobs/"))
+        match key.split("/", 1)[0]:
+            case "log" if key.endswith(".commit"):
+                parsed = parse_log_key(key)
+                for written in self.records.get(parsed.scope, {}).values():
+                    if written.record.number == parsed.number and written.is_open:
+                        self._violated(f"{process} deletes the open record {key}")
+            case "log":
+                self._boundary_deleted(process, key)
+            case "names":
+                name, created_at_ms = self.names.pop(key)
+                if not name.released and created_at_ms <= name.valid_until_ms:
+                    self._violated(f"{process} deletes the live name {key}")
+                self._reachable = None
+            case "blobs" | "indexes":
+                if key in self.reachable() and key not in self.tampered:
+                    self._violated(f"{process or 'the store'} deletes {key}, which a valid commit or a name needs")
+            case _:
+                pass
+
+    # ------------------------------------------------------------------ what follows from it
+
+    def open_records(self, scope: Scope) -> list[Written]:
+        """The valid records that no boundary has closed, by number."""
+        written = (w for w in self.records.get(scope, {}).values() if w.is_open)
+        return sorted(written, key=lambda w: w.record.number)
+
+    def live_names(self) -> list[NameRecord]:
+        """Every naming that protects something."""
+        return [n for n, created_at_ms in self.names.values() if not n.released and created_at_ms <= n.valid_until_ms]
+
+    def reachable(self) -> frozenset[str]:
+        """Every index and blob that a valid open commit or a live name leads to."""
+        if self._reachable is None:
+            found: set[str] = set()
+            for reference in self._references():
+                found |= self._ways.get(reference.index.key, frozenset({reference.index.key}))
+            self._reachable = frozenset(found)
+        return self._reachable
+
+    def content(self, reference: IndexReference) -> Tree:
+        """The files of a snapshot, from the bytes that are there now.
+
+        Raises:
+            KeyError: A blob or an index is missing.
+        """
+        for key in self._ways[reference.key]:
+            if key.startswith("indexes/") and self.root + key not in self.objects:
+                raise KeyError(key)
+        found: Tree = {}
+        self._read(self._indexes[reference.key].dir, "", found)
+        return found
+
+    def index_of(self, reference: IndexReference) -> SnapshotIndex | None:
+        """The index that a reference names, if it was ever created."""
+        return self._indexes.get(reference.key)
+
+    def check_there(self, what: str, stores: tuple[StoreReference, ...]) -> None:
+        """Everything that some stores lead to is there."""
+        for store in stores:
+            missing = [
+                k for k in self._ways.get(store.index.key, {store.index.key}) if self.root + k not in self.objects
+            ]
+            if missing and not self.tampered.intersection(missing):
+                self._violated(f"{what} needs {min(missing)} ({len(missing)} in all), which is not there")
+
+    # ------------------------------------------------------------------ inside
+
+    def _violated(self, what: str) -> None:
+        self.violations.append(what)
+
+    def _references(self) -> list[StoreReference]:
+        found = [s for scope in self.records for w in self.open_records(scope) for s in w.record.stores]
+        return found + [s for name in self.live_names() for s in name.stores]
+
+    def _record_created(self, key: str, stored: SimObject) -> None:
+        record = decode_commit(stored.data, subject=key)
+        in_time = stored.created_ms <= record.valid_until_ms
+        closed = any(
+            n >= record.number and record.pointer not in b.kept
+            for n, b in self.boundaries.get(record.scope, {}).items()
+        )
+        written = Written(record=record, created_at_ms=stored.created_ms, was_valid=in_time and not closed)
+        known = self.records.setdefault(record.scope, {})
+        if record.pointer in known:
+            # A late copy of a request whose record was collected meanwhile: nobody may take it for valid.
+            if written.was_valid:
+                self._violated(f"record {record.number} of {record.scope} comes back")
+            return
+        began_anew = record.predecessor is None and record.scope in self.forgotten
+        if written.was_valid:
+            for other in known.values():
+                if other.was_valid and other.record.predecessor == record.predecessor and not began_anew:
+                    self._violated(f"records {other.record.pointer} and {record.pointer} have one predecessor")
+                if other.was_valid and other.record.number == record.number:
+                    self._violated(f"two valid records have number {record.number} of {record.scope}")
+        known[record.pointer] = written
+        self._reachable = None
+        if written.was_valid:
+            self.check_there(f"record {record.number} of {record.scope}, just created,", record.stores)
+
+    def _boundary_created(self, process: str, key: str, stored: SimObject) -> None:
+        boundary = decode_boundary(stored.data, subject=key)
+        self.closings += 1
+        scope = boundary.scope
+        self.boundaries.setdefault(scope, {})[boundary.number] = boundary
+        valid = self.open_records(scope)
+        self._reachable = None
+        rules = self.collecting.get(process, [])
+        for written in valid:
+            record = written.record
+            if record.number > boundary.number or record.pointer in boundary.kept:
+                continue
+            if scope in self.forgotten:
+                written.closed = self.events
+                continue
+            if written is valid[-1]:
+                self._violated(f"{process} closes {record.number}, the newest valid record of {scope}")
+            if not any(self._may_close(written, rule) for rule in rules):
+                self._violated(f"{process} closes record {record.number} of {scope}, which its rule keeps: {rules}")
+        for written in valid:
+            if written.record.number <= boundary.number and written.record.pointer not in boundary.kept:
+                written.closed = self.events
+
+    def _may_close(self, written: Written, collecting: Collecting) -> bool:
+        newer = [
+            w
+            for w in self.records[written.record.scope].values()
+            if w.was_valid and w.record.number > written.record.number and (not w.closed or w.closed > collecting.began)
+        ]
+        if not newer or len(newer) < collecting.keep_last:
+            return False
+        since_ms = collecting.keep_since_ms
+        # The one that was the newest at that time stays, and with it all later ones (C7: times do not go backwards).
+        return since_ms is None or any(w.created_at_ms < since_ms for w in newer)
+
+    def _boundary_deleted(self, process: str, key: str) -> None:
+        parsed = parse_log_key(key)
+        there = self.boundaries[parsed.scope]
+        del there[parsed.number]
+        if not there or max(there) < parsed.number:
+            self._violated(f"{process} deletes the newest boundary, {key}")
+        for pointer, written in self.records.get(parsed.scope, {}).items():
+            is_closed = any(n >= pointer.number and pointer not in b.kept for n, b in there.items())
+            if written.closed and not is_closed:
+                self._violated(f"{process} deletes {key}, and record {pointer.number} is open again")
+
+    def _read(self, directory: DirIndex, path: str, found: Tree) -> None:
+        for file in directory.files_present:
+            data = bytearray(file.inline or b"")
+            for blob in file.blobs:
+                at = blob.blob_offset_bytes
+                data += self.objects[self.root + blob.key].data[at : at + blob.size_bytes]
+            found[path + file.name] = bytes(data)
+        for sub in directory.sub_dirs_present:
+            self._read(sub, f"{path}{sub.name}/", found)
+
+    def _follow(self, key: str, data: bytes) -> tuple[frozenset[str], SnapshotIndex]:
+        index = decode_index(data, subject=key)
+        keys = {key}
+        if not isinstance(index, SnapshotIndex):
+            self.deltas += 1
+            # Chains may be read again and again: each link is remembered once it was followed.
+            keys |= {k for k in self._ways[index.base.key] if k.startswith("indexes/")}
+            index = apply_delta(self._indexes[index.base.key], index)
+        _blobs(index.dir, keys.add)
+        return frozenset(keys), index
+
+
+def _blobs(directory: DirIndex, add: Callable[[str], object]) -> None:
+    for file in directory.files_present:
+        for blob in file.blobs:
+            add(blob.key)
+    for sub in directory.sub_dirs_present:
+        _blobs(sub, add)

@@ -1,0 +1,110 @@
+"""Each rule of design 0002 removed or turned round, and what catches it.
+
+A mutation is a patch of the engine. It is caught by a story (`tests.simulation.stories`) that ends as it should with
+the real code and does not with the mutated one; the seed is that of the first run that shows it. Beside that stands the
+first schedule of the campaign (`tests.simulation.themes`) that shows it, where one of the first two hundred does.
+
+Run as `python -m tests.simulation.mutations [NAME ...]` for the table of design 0002.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tests.simulation import mutations_of_collection, mutations_of_commits, mutations_of_files
+from tests.simulation.mutating import MUTATIONS
+from tests.simulation.simulate import simulate
+from tests.simulation.stories import run_story
+from tests.simulation.themes import make_schedule
+
+__all__ = [
+    "MUTATIONS",
+    "catch",
+    "catch_by_schedules",
+    "mutations_of_collection",
+    "mutations_of_commits",
+    "mutations_of_files",
+]
+
+SEEDS: Final = range(20)
+# So many schedules of the campaign are tried for the table.
+SCHEDULES: Final = range(200)
+# The rules' families in the order of design 0002.
+_FAMILIES: Final = "KCTDPIS"
+# A mutation that raises one of these shows nothing but that the code it patches has changed.
+_OWN_MISTAKES: Final = (TypeError, AttributeError, NameError)
+
+
+class Caught(msgspec.Struct, frozen=True, kw_only=True):
+    """How a mutation showed."""
+
+    seed: int
+    error: str
+
+
+def catch(name: str, directory: Path, *, seeds: Iterable[int] = SEEDS) -> Caught | None:
+    """The first seed with which its story shows a mutation; None if none does.
+
+    Raises:
+        Exception: The mutation itself is wrong.
+    """
+    told = MUTATIONS[name]
+    with told.patch():
+        for seed in seeds:
+            try:
+                run_story(told.story, seed, directory / f"{told.story}-{seed}")
+            except _OWN_MISTAKES:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever goes wrong shows it
+                return Caught(seed=seed, error=f"{type(error).__name__}: {error}".partition("\n")[0])
+    return None
+
+
+def catch_by_schedules(name: str, *, seeds: Iterable[int] = SCHEDULES) -> Caught | None:
+    """The first schedule of the campaign that shows a mutation; None if none does.
+
+    Raises:
+        Exception: The mutation itself is wrong.
+    """
+    for seed in seeds:
+        schedule = make_schedule(seed)
+        with MUTATIONS[name].patch():
+            found = simulate(schedule).violations
+        if found and not simulate(schedule).violations:
+            return Caught(seed=seed, error=found[0].partition("\n")[0])
+    return None
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Where a mutation stands in the table: as its rule does in design 0002."""
+    rule = MUTATIONS[name].rule
+    return _FAMILIES.index(rule[0]), rule
+
+
+def main(names: Sequence[str]) -> int:
+    """Print the table, for all mutations or for those named."""
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    sys.stdout.write("| rule | mutation | caught by | seed | schedule |\n|---|---|---|---|---|\n")
+    missed = 0
+    for name in names or sorted(MUTATIONS, key=_place):
+        told = MUTATIONS[name]
+        with tempfile.TemporaryDirectory(prefix="tidemark-", dir=base) as directory:
+            caught = catch(name, Path(directory))
+        scheduled = catch_by_schedules(name)
+        missed += caught is None
+        sys.stdout.write(
+            f"| {told.rule} | {told.what} | {told.story.replace('_', ' ')} | {caught.seed if caught else 'NOT CAUGHT'} "
+            f"| {scheduled.seed if scheduled else '-'} |\n"
+        )
+        if names:
+            sys.stdout.write(f"  {caught and caught.error[:300]}\n  {scheduled and scheduled.error[:300]}\n")
+        sys.stdout.flush()
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

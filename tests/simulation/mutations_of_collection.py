@@ -1,0 +1,240 @@
+"""The rules of deletion, broken; see `tests.simulation.mutations`."""
+
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from unittest import mock
+
+from blobstore.base import BlobStore
+from blobstore.errors import StoreError
+from engine import roots
+from engine.backup import BackupResult
+from engine.clock import Ambient
+from engine.collect import own_hands, run
+from engine.collect.hands import Swept
+from engine.commit import CommitWriter
+from engine.errors import EngineError
+from engine.pins import PinLease, check_open, hold_pin
+from index import collect_plan, forgetting, log
+from index.collect_plan import PlannedUpload, ScopePlan, Upload
+from index.keys import BLOBS, INDEXES
+from index.log import Commit, LogListing
+from index.model import Boundary, CommitPointer, IndexReference
+from tests.simulation import stories_of_collection, stories_of_commits
+from tests.simulation.mutating import everywhere, mutation
+
+
+@mutation(
+    "D1",
+    "blobs are deleted first, then indexes, then records",
+    stories_of_collection.records_go_before_indexes_and_indexes_before_blobs,
+)
+def blobs_go_first() -> Iterator[None]:
+    async def delete(self: run._Run) -> None:
+        facts = self._facts
+        for room in (BLOBS, INDEXES):
+            facts.deleted = {**facts.deleted, room: await self._hands.delete(room)}
+        facts.log_left = frozenset(await own_hands.delete_keys(self._store, facts.log_deletes))
+        await self._hands.end()
+
+    with mock.patch.object(run._Run, "delete", delete):
+        yield
+
+
+@mutation(
+    "D1",
+    "a writer whose commit fails deletes what it has uploaded",
+    stories_of_commits.an_unknown_outcome_is_left_alone,
+)
+def writers_tidy_up() -> Iterator[None]:
+    real = CommitWriter.commit
+
+    async def commit(self: CommitWriter, results: Sequence[BackupResult], **options: Any) -> Commit:
+        try:
+            return await real(self, results, **options)
+        except (EngineError, StoreError):
+            await self._store.delete([key for result in results for key in result.new_keys])
+            raise
+
+    with mock.patch.object(CommitWriter, "commit", commit):
+        yield
+
+
+@mutation(
+    "D2", "what is unreachable goes, whatever its TTL", stories_of_collection.the_uploads_of_a_backup_under_way_stay
+)
+def ttl_is_not_asked() -> Iterator[None]:
+    real = collect_plan.choose_uploads
+
+    def choose(
+        uploads: Iterable[Upload], reachable: Collection[str], now_ms: int, ttl_ms: int
+    ) -> tuple[tuple[PlannedUpload, ...], tuple[Upload, ...]]:
+        bare = [Upload(u.key, u.size_bytes, u.created_at_ms, None) for u in uploads]
+        return real(bare, reachable, now_ms, ttl_ms)
+
+    with everywhere(real, choose):
+        yield
+
+
+@mutation(
+    "D2",
+    "uploads are listed again after the roots were read",
+    stories_of_collection.a_commit_that_comes_during_a_collection_stays,
+)
+def uploads_are_listed_last() -> Iterator[None]:
+    real = run._Run.close_commits
+
+    async def close(self: run._Run, marked: roots.References) -> None:
+        await real(self, marked)
+        hands = self._hands
+        assert isinstance(hands, own_hands.OwnHands)
+        listed, _ = await own_hands.list_uploads(self._store, (BLOBS, INDEXES))
+        before = {upload.key for upload in hands._uploads}
+        facts = self._facts
+        hands._planned += await own_hands.plan_upload_deletes(
+            self._store, [u for u in listed if u.key not in before], facts.now_ms, facts.repository.ttl_ms
+        )
+
+    with mock.patch.object(run._Run, "close_commits", close):
+        yield
+
+
+@mutation(
+    "D2", "what was never committed stays when its TTL is over", stories_of_collection.what_was_never_committed_goes
+)
+def expired_stays() -> Iterator[None]:
+    real = collect_plan.choose_uploads
+
+    def choose(
+        uploads: Iterable[Upload], reachable: Collection[str], now_ms: int, ttl_ms: int
+    ) -> tuple[tuple[PlannedUpload, ...], tuple[Upload, ...]]:
+        settled = [u for u in uploads if u.ttl_known and u.expires_at_ms is None]
+        return real(settled, reachable, now_ms, ttl_ms)
+
+    with everywhere(real, choose):
+        yield
+
+
+@mutation("D3", "only the boundary with the greatest number counts", stories_of_collection.what_was_closed_stays_closed)
+def newest_boundary_counts() -> Iterator[None]:
+    def is_closed(pointer: CommitPointer, boundaries: Iterable[Boundary]) -> bool:
+        newest = max(boundaries, key=lambda b: b.number, default=None)
+        return newest is not None and newest.number >= pointer.number and pointer not in newest.kept
+
+    with everywhere(log.is_closed, is_closed):
+        yield
+
+
+@mutation("D3", "every boundary may go", stories_of_collection.the_last_boundary_stays)
+def all_boundaries_go() -> Iterator[None]:
+    with everywhere(collect_plan.choose_superseded_boundaries, tuple):
+        yield
+
+
+@mutation(
+    "D3", "the newest valid record is closed like any other", stories_of_collection.the_newest_commit_is_never_closed
+)
+def newest_is_closed() -> Iterator[None]:
+    real = collect_plan.plan_scope
+
+    def plan(listing: LogListing, *rest: Any) -> ScopePlan:
+        planned = real(listing, *rest)
+        if not listing.records:
+            return planned
+        boundary = Boundary(scope=listing.scope, number=listing.newest_number, kept=())
+        return ScopePlan(scope=planned.scope, kept=(), boundary=boundary)
+
+    with everywhere(real, plan):
+        yield
+
+
+@mutation("D3", "no boundary is written", stories_of_collection.records_go_before_indexes_and_indexes_before_blobs)
+def nothing_is_written_down() -> Iterator[None]:
+    async def write(_store: BlobStore, boundary: Boundary) -> Boundary:
+        return boundary
+
+    with everywhere(run.write_boundary, write):
+        yield
+
+
+@mutation(
+    "D4",
+    "what the second reading of the roots leads to is not spared",
+    stories_of_collection.a_fork_between_the_two_readings_is_spared,
+)
+def nothing_is_spared() -> Iterator[None]:
+    real = own_hands.OwnHands.spare
+
+    async def spare(self: own_hands.OwnHands, _keys: frozenset[str]) -> Swept:
+        return await real(self, frozenset())
+
+    with mock.patch.object(own_hands.OwnHands, "spare", spare):
+        yield
+
+
+@mutation("D4", "an index that is missing is no error", stories_of_collection.an_error_means_that_nothing_is_deleted)
+def errors_are_passed_over() -> Iterator[None]:
+    real = roots.reachable_keys
+
+    async def reachable(
+        store: BlobStore, references: Iterable[IndexReference], *, optional: frozenset[IndexReference] = frozenset()
+    ) -> frozenset[str]:
+        wanted = frozenset(references)
+        return await real(store, wanted, optional=wanted)
+
+    with everywhere(real, reachable):
+        yield
+
+
+@mutation(
+    "D5",
+    "after a pin was written nobody looks whether the commit is still open",
+    stories_of_collection.a_pin_that_came_too_late_protects_nothing,
+)
+def pins_are_believed() -> Iterator[None]:
+    async def check(*_: object) -> None:
+        """Nothing."""
+
+    with everywhere(check_open, check):
+        yield
+
+
+@mutation(
+    "D5",
+    "first it is looked whether the commit is open, then the pin is written",
+    stories_of_collection.a_pin_is_written_before_the_boundaries_are_read,
+)
+def pins_come_second() -> Iterator[None]:
+    @asynccontextmanager
+    async def hold(store: BlobStore, ambient: Ambient, commit: Commit, **options: Any) -> AsyncIterator[PinLease]:
+        await check_open(store, commit)
+        async with hold_pin(store, ambient, commit, **options) as lease:
+            yield lease
+
+    async def check(*_: object) -> None:
+        """Nothing."""
+
+    with everywhere(hold_pin, hold), everywhere(check_open, check):
+        yield
+
+
+@mutation("D5", "nobody writes a pin", stories_of_collection.what_is_restored_stays_while_it_is_restored)
+def pins_are_not_written() -> Iterator[None]:
+    async def begin(self: PinLease) -> None:
+        self.pinned, self.valid_until_ms = True, 1 << 62
+
+    async def release(self: PinLease) -> None:
+        """Nothing."""
+
+    with mock.patch.object(PinLease, "begin", begin), mock.patch.object(PinLease, "release", release):
+        yield
+
+
+@mutation(
+    "D8",
+    "the boundary of a forgotten scope has the number of its newest record",
+    stories_of_collection.a_forgotten_job_takes_its_writer_with_it,
+)
+def forgotten_at_the_newest() -> Iterator[None]:
+    with mock.patch.object(forgetting, "FORGOTTEN_AHEAD", 0):
+        yield

@@ -1,0 +1,192 @@
+"""The rules of keys, commits and TTL removal, broken; see `tests.simulation.mutations`."""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import msgspec
+
+from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata
+from blobstore.errors import BlobNotFoundError
+from blobstore.retrying import RetryingStore
+from engine import commit_record
+from engine.backup import BackupResult
+from engine.commit import CommitWriter
+from engine.commit_record import Head, Request
+from engine.errors import CommitLostError
+from engine.log_io import list_log
+from engine.settle import settle_keys
+from index import log
+from index.keys import BLOBS, INDEXES
+from index.log import Commit
+from index.model import BlobKey, CommitRecord
+from tests.simulation import stories_of_commits
+from tests.simulation.mutating import everywhere, mutation
+from tests.simulation.processes import SimAmbient
+
+
+@mutation(
+    "K2", "the PUT of an upload is not create-if-absent", stories_of_commits.a_put_that_lands_late_brings_no_ttl_back
+)
+def uploads_replace() -> Iterator[None]:
+    real = RetryingStore.put_if_absent
+
+    async def put_if_absent(
+        self: RetryingStore, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> CreateOutcome:
+        if key.startswith((BLOBS, INDEXES)):
+            return await self.put(key, body, ttl_ms=ttl_ms, metadata=metadata)
+        return await real(self, key, body, ttl_ms=ttl_ms, metadata=metadata)
+
+    with mock.patch.object(RetryingStore, "put_if_absent", put_if_absent):
+        yield
+
+
+@mutation(
+    "K2",
+    "the session in the keys of uploads is always the same",
+    stories_of_commits.a_writer_builds_on_what_it_has_loaded_and_on_nothing_later,
+)
+def keys_repeat() -> Iterator[None]:
+    with mock.patch.object(SimAmbient, "session", return_value="0" * 20):
+        yield
+
+
+@mutation(
+    "C1",
+    "the number is the newest that is found just before the record is sent",
+    stories_of_commits.a_writer_builds_on_what_it_has_loaded_and_on_nothing_later,
+)
+def number_found_later() -> Iterator[None]:
+    real = CommitWriter._send
+
+    async def send(self: CommitWriter, request: Request, record: CommitRecord, data: bytes) -> bool:
+        listing = await list_log(self._store, record.scope)
+        later = msgspec.structs.replace(record, number=listing.newest_number + 1)
+        sent = await real(self, request, later, commit_record.encode_commit(later))
+        # Whoever sent it goes on with what stands there.
+        for name in record.__struct_fields__:
+            msgspec.structs.force_setattr(record, name, getattr(later, name))
+        return sent
+
+    with mock.patch.object(CommitWriter, "_send", send):
+        yield
+
+
+@mutation(
+    "C2",
+    "a record names only the stores that have a result",
+    stories_of_commits.stores_without_a_result_are_carried_over,
+)
+def nothing_is_carried_over() -> Iterator[None]:
+    real = commit_record.compose_commit
+
+    def compose(head: Head, request: Request, results: Sequence[BackupResult], **options: Any) -> CommitRecord:
+        record = real(head, request, results, **options)
+        fresh = tuple(s for s in record.stores if s.number == record.number)
+        return msgspec.structs.replace(record, stores=fresh)
+
+    with everywhere(real, compose):
+        yield
+
+
+@mutation("C2", "a result of any base is taken", stories_of_commits.a_result_of_another_base_is_refused)
+def bases_are_not_checked() -> Iterator[None]:
+    with everywhere(commit_record._check_bases, lambda *_: None):
+        yield
+
+
+@mutation(
+    "C3",
+    "after Lost nobody looks whose record stands there: another's, it is believed",
+    stories_of_commits.a_lost_answer_is_no_conflict,
+)
+def lost_is_lost() -> Iterator[None]:
+    async def is_mine(self: CommitWriter, record: CommitRecord) -> bool:
+        del self._unresolved[record.pointer]
+        raise CommitLostError("somebody was first", operation="commit", subject=str(record.scope))
+
+    with mock.patch.object(CommitWriter, "_is_mine", is_mine):
+        yield
+
+
+@mutation(
+    "C3",
+    "after Lost nobody looks whose record stands there: the own, it is believed",
+    stories_of_commits.a_writer_builds_on_what_it_has_loaded_and_on_nothing_later,
+)
+def lost_is_own() -> Iterator[None]:
+    async def is_mine(self: CommitWriter, record: CommitRecord) -> bool:
+        return True
+
+    with mock.patch.object(CommitWriter, "_is_mine", is_mine):
+        yield
+
+
+@mutation(
+    "C3", "a record without an answer is forgotten", stories_of_commits.a_record_that_arrives_after_all_is_adopted
+)
+def unresolved_is_forgotten() -> Iterator[None]:
+    async def resolve(self: CommitWriter, request: Request) -> Commit | None:
+        self._unresolved.clear()
+        return None
+
+    with mock.patch.object(CommitWriter, "_resolve", resolve):
+        yield
+
+
+@mutation(
+    "C4",
+    "a record that was created is acknowledged without a look at the log",
+    stories_of_commits.a_zombie_whose_number_became_free_is_fenced,
+)
+def acknowledged_unseen() -> Iterator[None]:
+    async def acknowledge(self: CommitWriter, record: CommitRecord) -> Commit:
+        return log.commit_of(record, 0)
+
+    with mock.patch.object(CommitWriter, "_acknowledge", acknowledge):
+        yield
+
+
+@mutation(
+    "C5", "no record is void, however late it came", stories_of_commits.a_record_that_comes_after_its_lease_is_void
+)
+def nothing_is_void() -> Iterator[None]:
+    with everywhere(log.is_void, lambda *_: False):
+        yield
+
+
+@mutation("T1", "TTLs are never removed", stories_of_commits.a_put_that_lands_late_brings_no_ttl_back)
+def nothing_is_settled() -> Iterator[None]:
+    async def settle(*_: object, **__: object) -> None:
+        """Nothing."""
+
+    with everywhere(settle_keys, settle):
+        yield
+
+
+@mutation(
+    "T1",
+    "the TTL of indexes is removed before that of blobs",
+    stories_of_commits.whoever_commits_next_settles_what_was_interrupted,
+)
+def indexes_are_settled_first() -> Iterator[None]:
+    async def settle(store: BlobStore, keys: Iterable[BlobKey], **_: object) -> None:
+        for key in sorted(keys, key=lambda key: not key.startswith(INDEXES)):
+            with contextlib.suppress(BlobNotFoundError):
+                await store.remove_ttl(key)
+
+    with everywhere(settle_keys, settle):
+        yield
+
+
+@mutation(
+    "T2", "a writer does not settle its parent", stories_of_commits.whoever_commits_next_settles_what_was_interrupted
+)
+def parent_stays_unsettled() -> Iterator[None]:
+    async def settle_parent(self: CommitWriter, head: Head, gone: frozenset[str] | None) -> None:
+        """Nothing."""
+
+    with mock.patch.object(CommitWriter, "_settle_parent", settle_parent):
+        yield

@@ -1,0 +1,109 @@
+"""The rules of packs, deltas, identity and the directory store, broken; see `tests.simulation.mutations`."""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from unittest import mock
+
+from blobstore.base import BlobStore
+from engine import identify, local_dir, local_stat, roots
+from engine.index_io import read_index_chain
+from engine.local_stat import FilePath
+from engine.spark.store_claims import Attempt, ReadyStore
+from index import backup_plan, dir_diff
+from index.local_tree import LocalFile
+from index.model import FileIndex, IndexReference, SnapshotIndex
+from tests.simulation import stories_of_files
+from tests.simulation.mutating import everywhere, mutation
+
+
+@mutation("P1", "a pack is never packed again", stories_of_files.a_pack_that_is_mostly_dead_is_packed_again)
+def packs_stay_thin() -> Iterator[None]:
+    with everywhere(backup_plan._thin_packs, lambda *_: set()):
+        yield
+
+
+@mutation(
+    "P2", "the indexes that a delta is told by are not kept for it", stories_of_files.what_an_index_is_told_by_stays
+)
+def bases_are_not_kept() -> Iterator[None]:
+    async def read(store: BlobStore, reference: IndexReference) -> tuple[SnapshotIndex, tuple[IndexReference, ...]]:
+        index, _ = await read_index_chain(store, reference)
+        return index, (reference,)
+
+    with mock.patch.object(roots, "read_index_chain", read):
+        yield
+
+
+@mutation(
+    "I1", "files of one name and size are the same", stories_of_files.files_of_one_name_and_size_are_not_taken_for_equal
+)
+def size_is_identity() -> Iterator[None]:
+    def is_same(local: LocalFile, remote: FileIndex) -> bool:
+        return local.metadata.size_bytes == remote.metadata.size_bytes
+
+    with mock.patch.object(dir_diff.diff_dir, "__defaults__", (is_same,)):
+        yield
+
+
+@mutation(
+    "I1",
+    "the session id of an SST is no part of its identity",
+    stories_of_files.ssts_of_another_session_are_not_taken_for_equal,
+)
+def sessions_do_not_count() -> Iterator[None]:
+    real = dir_diff.is_same_file
+
+    def is_same(local: LocalFile, remote: FileIndex) -> bool:
+        if local.sst is None or remote.sst is None or local.metadata.size_bytes != remote.metadata.size_bytes:
+            return real(local, remote)
+        return local.sst.file_number == remote.sst.file_number
+
+    with mock.patch.object(dir_diff.diff_dir, "__defaults__", (is_same,)):
+        yield
+
+
+@mutation("I2", "a local file of the right size is reused", stories_of_files.a_local_file_is_reused_for_its_bytes_alone)
+def size_is_enough_to_reuse() -> Iterator[None]:
+    def find(
+        root: Path, candidates: Sequence[tuple[FilePath, LocalFile, FileIndex]], cache: object, *, stop: object
+    ) -> dict[FilePath, LocalFile]:
+        return {path: f for path, f, entry in candidates if f.metadata.size_bytes == entry.metadata.size_bytes}
+
+    with everywhere(identify.find_present, find):
+        yield
+
+
+@mutation(
+    "I3",
+    "nobody looks whether a file has changed since the scan",
+    stories_of_files.a_directory_that_changes_meanwhile_is_not_backed_up,
+)
+def changes_are_not_seen() -> Iterator[None]:
+    with (
+        everywhere(local_stat.is_unchanged, lambda *_: True),
+        everywhere(local_dir.find_difference, lambda *_: None),
+    ):
+        yield
+
+
+@mutation(
+    "I4", "a claim copies the directory, whose name stays", stories_of_files.a_local_directory_belongs_to_one_attempt
+)
+def claims_copy() -> Iterator[None]:
+    def take(self: Attempt, ready: ReadyStore, target: Path) -> bool:
+        shutil.copytree(self._claims.directory / ready.encode(), target)
+        return True
+
+    with mock.patch.object(Attempt, "_take", take):
+        yield
+
+
+@mutation("S1", "a new blob is published by rename", stories_of_files.of_two_creates_in_a_directory_one_wins)
+def rename_publishes() -> Iterator[None]:
+    def rename(self: Path, target: Path) -> None:
+        shutil.copy(target, f"{target}-renamed")
+        Path(f"{target}-renamed").replace(self)
+
+    with mock.patch.object(Path, "hardlink_to", rename):
+        yield

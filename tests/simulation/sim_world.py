@@ -1,0 +1,246 @@
+"""The world of one schedule: a bucket that is watched, and processes whose requests can be trapped."""
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+from typing_extensions import override
+
+from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata, Unknown
+from blobstore.errors import StoreUnavailableError
+from blobstore.forwarding import ForwardingStore
+from blobstore.s3_errors import RefusedError
+from tests.simulation.chronicle import Chronicle
+from tests.simulation.coverage import Coverage, Moment
+from tests.simulation.faults import Fault, Request, matching
+from tests.simulation.processes import PREFIX, SimProcess
+from tests.simulation.schedule import Effect, Step, Trap
+from tests.simulation.sim_s3 import SimObject, SimServer, _Pending
+
+ROOT: Final = f"{PREFIX}/"
+_FAULTS: Final[dict[Effect, Fault]] = {
+    "lost": Fault.LOST,
+    "late": Fault.LATE,
+    "refused": Fault.ERROR_500,
+    "conflict": Fault.CONFLICT,
+    "hang": Fault.HANG,
+    "cut": Fault.CUT,
+    "flip": Fault.FLIPPED,
+}
+_MOMENTS: Final = {
+    Fault.CONFLICT: Moment.CONFLICT_409,
+    Fault.CUT: Moment.BODY_DAMAGED,
+    Fault.FLIPPED: Moment.BODY_DAMAGED,
+    Fault.ERROR_500: Moment.REFUSED,
+    Fault.SLOW_DOWN: Moment.REFUSED,
+    Fault.RESET: Moment.REFUSED,
+    Fault.HANG: Moment.HUNG,
+    Fault.HANG_DONE: Moment.HUNG,
+}
+
+
+class WatchedServer(SimServer):
+    """Tells a chronicle of every change, and counts the moments that only the server sees.
+
+    Args:
+        coverage: Where it counts them.
+        whole_seconds: Objects are born at whole seconds only.
+        options: As of `SimServer`.
+
+    Attributes:
+        actor: Who makes the change that is being carried out; a judge sets it to itself.
+        in_flight_max: The most requests that one process has had under way.
+    """
+
+    def __init__(self, coverage: Coverage, *, whole_seconds: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self._born_every_ms = 1000 if whole_seconds else 1
+        self.chronicle = Chronicle(self.objects, ROOT)
+        self.coverage = coverage
+        self.actor = ""
+        self.in_flight_max = 0
+        self._under_way: dict[str, int] = {}
+        # Processes whose record stands and that have not looked since; True once a collection has changed something.
+        self._unchecked: dict[str, bool] = {}
+
+    @override
+    async def request(self, request: Request, carry_out: Any, *, damage: Any = None) -> Any:
+        name = request.process
+        self._under_way[name] = self._under_way.get(name, 0) + 1
+        self.in_flight_max = max(self.in_flight_max, self._under_way[name])
+        try:
+            return await super().request(request, carry_out, damage=damage)
+        finally:
+            self._under_way[name] -= 1
+
+    @override
+    def _carry_out(self, pending: _Pending, how: str, born_ms: int) -> object:
+        self._expire()
+        request = pending.request
+        self.actor = request.process
+        try:
+            answer = super()._carry_out(pending, how, born_ms)
+        finally:
+            self.actor = ""
+        self._look(request, how, carried_out=not isinstance(answer, RefusedError))
+        return answer
+
+    def _look(self, request: Request, how: str, *, carried_out: bool) -> None:
+        met = self.coverage.met
+        if request.method.startswith("list_objects"):
+            if request.key.startswith("log/") and self._unchecked.pop(request.process, False):
+                met(Moment.COLLECTION_BEFORE_CHECK)
+            return
+        if not request.mutates:
+            return
+        is_record, is_boundary = request.key.endswith(".commit"), request.key.endswith(".boundary")
+        if request.creates and is_record and carried_out:
+            self._unchecked[request.process] = False
+        elif carried_out and (is_boundary or request.method.startswith("delete")):
+            for name in self._unchecked:
+                self._unchecked[name] = self._unchecked[name] or name != request.process
+        if request.method.startswith("put_object") and how == Fault.LATE.value:
+            met(Moment.LATE_PUT)
+            met(Moment.LATE_PUT_CREATED, int(carried_out))
+        if how in {Fault.LOST.value, Fault.LOST_500.value, Fault.HANG_DONE.value}:
+            met(Moment.LOST_ANSWER_AT_COMMIT, int(is_record))
+            met(Moment.LOST_ANSWER_AT_BOUNDARY, int(is_boundary))
+
+    @override
+    def put(self, name: str, stored: SimObject, *, if_absent: bool) -> None:
+        # S3 tells times in whole seconds; who looks past its client, as a judge does, is told the same.
+        stored.created_ms -= stored.created_ms % self._born_every_ms
+        super().put(name, stored, if_absent=if_absent)
+        self.chronicle.created(self.actor, name.removeprefix(ROOT))
+
+    @override
+    def delete(self, name: str) -> None:
+        if name in self.objects:
+            self.chronicle.deleting(self.actor, name.removeprefix(ROOT))
+        super().delete(name)
+
+    def count_faults(self) -> None:
+        """Tell the coverage what has gone wrong; once, at the end."""
+        for fault, moment in _MOMENTS.items():
+            self.coverage.met(moment, self.faults.counts.get(fault, 0))
+        self.coverage.met(Moment.EXPIRY_BY_STORE, self.expired)
+
+
+class TrappedStore(ForwardingStore):
+    """The outermost wrapper of a process's store: springs the traps that are set for the process.
+
+    Args:
+        inner: The store.
+        process: Whose.
+        server: Gets what goes wrong below.
+        act: Begins what others do just then, outside this process.
+        drift: Keeps a put that nobody waits for any more, until its time has come.
+        traps: Shared with whoever arms them: they outlive the process.
+        sprung: Is told of each trap that was sprung, with the key.
+    """
+
+    def __init__(
+        self,
+        inner: BlobStore,
+        process: SimProcess,
+        server: WatchedServer,
+        *,
+        act: Callable[[tuple[Step, ...]], asyncio.Task[None]],
+        drift: Callable[[str, bytes, int | None], None],
+        traps: list[Trap],
+        sprung: Callable[[Trap, str], None],
+    ) -> None:
+        super().__init__(inner)
+        self._process = process
+        self._server = server
+        self._act = act
+        self._drift = drift
+        self._sprung = sprung
+        self._traps = traps
+
+    def _find(self, operation: str, key: str) -> Trap | None:
+        """The trap that a request springs; one that lets some pass counts them."""
+        for at, trap in enumerate(self._traps):
+            if trap.operation not in {"", operation} or not key.startswith(trap.prefix):
+                continue
+            if not key.endswith(trap.suffix):
+                continue
+            if trap.skip:
+                self._traps[at] = msgspec.structs.replace(trap, skip=trap.skip - 1)
+                return None
+            del self._traps[at]
+            return trap
+        return None
+
+    @asynccontextmanager
+    @override
+    async def _around(self, operation: str, *keys: str) -> AsyncIterator[None]:
+        key = keys[0] if keys else ""
+        trap = self._find(operation, key) if self._traps and operation != "now_ms" else None
+        if trap is None:
+            yield
+            return
+        if trap.phase == "after" and trap.effect not in _FAULTS:
+            yield
+        await self._spring(trap, operation, key)
+        if trap.phase == "before" or trap.effect in _FAULTS:
+            yield
+
+    async def _spring(self, trap: Trap, operation: str, key: str) -> None:
+        self._sprung(trap, key)
+        fault = _FAULTS.get(trap.effect)
+        if fault is not None:
+            self._server.faults.arm(fault, matching(process=self._process.name, key=key))
+        elif trap.effect == "stop":
+            self._process.stop()
+        elif trap.effect == "kill":
+            self._process.kill()
+        if trap.then:
+            acting = self._act(trap.then)
+            if trap.effect == "none":
+                await asyncio.wait({acting})
+        if trap.effect in {"stop", "kill"}:
+            await asyncio.sleep(0)
+        if trap.effect in {"outage", "adrift"}:
+            raise _OutageError("an outage: simulated", operation=operation, key=key)
+
+    @override
+    async def put_if_absent(
+        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+    ) -> CreateOutcome:
+        trap = self._drifting("put_if_absent", key)
+        if trap is not None:
+            await self._set_adrift(trap, key, body, ttl_ms)
+            return Unknown(reason="no answer: simulated")
+        try:
+            return await super().put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
+        except _OutageError as error:
+            return Unknown(reason=str(error))
+
+    def _drifting(self, operation: str, key: str) -> Trap | None:
+        adrift = [t for t in self._traps if t.effect == "adrift"]
+        if not adrift:
+            return None
+        for trap in adrift:
+            if trap.operation == operation and key.startswith(trap.prefix) and key.endswith(trap.suffix):
+                self._traps.remove(trap)
+                return trap
+        return None
+
+    async def _set_adrift(self, trap: Trap, key: str, body: Body, ttl_ms: int | None) -> None:
+        self._sprung(trap, key)
+        self._drift(key, b"".join([bytes(chunk) async for chunk in body.read_chunks()]), ttl_ms)
+        if trap.then:
+            _ = self._act(trap.then)
+
+
+class _OutageError(StoreUnavailableError):
+    """No attempt at the operation was answered."""
+
+
+def outside(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """A task that belongs to no process."""
+    return asyncio.get_running_loop().create_task(work, context=contextvars.Context())

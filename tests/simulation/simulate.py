@@ -1,0 +1,94 @@
+"""Carries out one schedule: from its seed to a verdict."""
+
+import contextlib
+import functools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from unittest import mock
+
+from engine import index_io
+from tests.simulation.coverage import Coverage
+from tests.simulation.director import Beginning, Outcome, World
+from tests.simulation.processes import EPOCH_S, watched_locks
+from tests.simulation.schedule import Advance, Do, Schedule, Step, StoreKind
+from tests.simulation.themes import BEGINNINGS_COUNT
+from tests.simulation.virtual_loop import DeadlockError, run_virtual
+
+_BUILT_S: Final = 3600.0
+# What the repositories look like that schedules begin with; the first is empty.
+_BEGINNINGS: Final[tuple[tuple[Step, ...], ...]] = (
+    (),
+    (Do(process=0, verb="push"), Do(process=0, verb="push", store=1)),
+    (Do(process=0, verb="push"), Do(process=1, verb="push"), Do(process=0, verb="push", store=1)),
+    (
+        Do(process=0, verb="push", store=1),
+        Do(process=0, verb="push"),
+        Do(process=0, verb="push"),
+        Do(process=0, verb="push"),
+        Advance(ms=1000),
+        Do(process=4, verb="collect", keep_last=2),
+    ),
+    (
+        Do(process=0, verb="push"),
+        Do(process=3, verb="name", choice=0),
+        Do(process=0, verb="push"),
+        Do(process=0, verb="push"),
+    ),
+)
+assert len(_BEGINNINGS) == BEGINNINGS_COUNT
+
+
+def simulate(schedule: Schedule, coverage: Coverage | None = None, *, keep_history: bool = False) -> Outcome:
+    """Carry out a schedule and judge what it has left.
+
+    Args:
+        schedule: What happens.
+        coverage: Where moments are counted.
+        keep_history: Return the history too.
+    """
+    beginning = _build(schedule.store, schedule.beginning) if schedule.beginning else None
+    with _scratch() as directory, contextlib.ExitStack() as stack:
+        stack.enter_context(watched_locks())
+        if schedule.deltas:
+            stack.enter_context(mock.patch.object(index_io, "delta_pays", _delta_always))
+            stack.enter_context(mock.patch.object(index_io, "WHOLE_BYTES_MAX", 0))
+        world = World(schedule, directory, coverage or Coverage(), beginning=beginning)
+        try:
+            return run_virtual(world.live(keep_history=keep_history), seed=schedule.seed, start_s=EPOCH_S + _BUILT_S)
+        except DeadlockError as error:
+            return Outcome(violations=(f"7: {error}",), effects=0, file_effects=0, requests=0, digest="")
+
+
+@functools.cache
+def _build(store: StoreKind, beginning: int) -> Beginning:
+    """Built once in a process: it takes as long as a small schedule."""
+    schedule = Schedule(
+        seed=beginning,
+        store="memory" if store == "stale" else store,
+        beginning=0,
+        faults_per_mille=0,
+        deltas=False,
+        is_judged=False,
+        themes=(),
+        steps=_BEGINNINGS[beginning],
+    )
+    with _scratch() as directory:
+        return run_virtual(World(schedule, directory, Coverage()).build(), seed=beginning, start_s=EPOCH_S)
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """A directory where files cost least."""
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    directory = Path(tempfile.mkdtemp(prefix="tidemark-sim-", dir=base))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _delta_always(*, whole_bytes: int, delta_bytes: int) -> bool:
+    return True

@@ -1,0 +1,232 @@
+"""Stories of collectors and of those whom they meet; see `tests.simulation.stories`."""
+
+import asyncio
+import contextlib
+
+from engine.errors import (
+    CollectedError,
+    ConflictError,
+    DamagedError,
+    FencedError,
+    NotFoundError,
+)
+from index.retention import Retention
+from tests.simulation.faults import matching
+from tests.simulation.ground import tree
+from tests.simulation.stories import DAY_S, FORK, HOUR_S, JOB, Scene, refused, story
+
+
+@story()
+async def records_go_before_indexes_and_indexes_before_blobs(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    for text in ("one", "two", "three"):
+        await writer.push(text)
+    await writer.backup("never committed")
+    await asyncio.sleep(2 * DAY_S)
+    await writer.collect()
+    rooms = [line.split()[3].split("/")[0] for line in scene.server.history if line.split()[2] == "delete_objects"]
+    assert rooms == ["log", "indexes", "blobs"], rooms
+
+
+@story()
+async def the_uploads_of_a_backup_under_way_stay(scene: Scene) -> None:
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    await writer.push("one")
+    result = await writer.backup("two")
+    await collector.collect()
+    await writer.commit(result)
+    await scene.check({"a": "two"})
+
+
+@story()
+async def a_commit_that_comes_during_a_collection_stays(scene: Scene) -> None:
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    await writer.push("one")
+    await writer.push("two")
+    faults = scene.server.faults
+    writing = faults.hold(matching("put_object", ".boundary", "collector"), after=True)
+    collecting = asyncio.ensure_future(collector.collect())
+    await writing.reached.wait()
+    # Whatever it still does with uploads comes after the second reading of the roots.
+    looking = matching("list_objects_v2", "blobs/", "collector"), matching("delete_objects", "", "collector")
+    gates = [faults.hold(match) for match in looking]
+    writing.open()
+    reached = [asyncio.ensure_future(gate.reached.wait()) for gate in gates]
+    await asyncio.wait(reached, return_when=asyncio.FIRST_COMPLETED)
+    await writer.push("three")
+    for gate in gates:
+        gate.open()
+    await collecting
+    await scene.check({"a": "three"})
+
+
+@story()
+async def what_was_never_committed_goes(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one")
+    await writer.backup("two")
+    await scene.check_all_goes()
+
+
+@story()
+async def what_was_closed_stays_closed(scene: Scene) -> None:
+    writer, other = await scene.actor("writer"), await scene.actor("other")
+    commits = [await writer.push(text) for text in ("one", "two", "three", "four", "five")]
+    await writer.process.run(writer.repository.name(commits[1], "second"))
+    await writer.collect()
+    await writer.process.run(writer.repository.release_name(JOB, "second"))
+    # The boundary that closes the second stands below the one that lists it.
+    gate = scene.server.faults.hold(matching("delete_objects", "", "collector"))
+    collector = await scene.actor("collector")
+    collecting = asyncio.ensure_future(collector.collect())
+    reached = asyncio.ensure_future(gate.reached.wait())
+    await asyncio.wait({collecting, reached}, return_when=asyncio.FIRST_COMPLETED)
+    found = [c.pointer.number for c in await other.process.run(other.repository.commits(JOB))]
+    assert found == [5], f"{found} seem open, and are about to go"
+    gate.open()
+    await collecting
+    found = [c.pointer.number for c in await other.process.run(other.repository.commits(JOB))]
+    assert found == [5]
+    await scene.check_all_goes()
+
+
+@story()
+async def the_newest_commit_is_never_closed(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one")
+    await writer.push("two")
+    await asyncio.sleep(3 * DAY_S)
+    await writer.collect(Retention(keep_since_ms=writer.process.ambient.local_now_ms()))
+    await scene.check({"a": "two"})
+
+
+@story()
+async def the_last_boundary_stays(scene: Scene) -> None:
+    """As the zombie's, but with nothing left that would contradict it except the boundary."""
+    zombie, other, collector = await scene.actor("zombie"), await scene.actor("other"), await scene.actor("collector")
+    await zombie.push("one")
+    result = await zombie.backup("zombie")
+    for text in ("two", "three"):
+        await other.push(text)
+    await collector.collect()
+    await other.push("four")
+    await collector.collect()
+    gate = scene.server.faults.hold(matching("list_objects_v2", "log/", "zombie"))
+    committing = asyncio.ensure_future(zombie.commit(result))
+    await gate.reached.wait()
+    boundaries = [name for name in scene.server.objects if name.endswith(".boundary")]
+    assert boundaries, "nothing says any more what is closed"
+    gate.open()
+    with refused(FencedError):
+        await committing
+    await scene.check({"a": "four"})
+    await scene.check_all_goes()
+
+
+@story()
+async def a_fork_between_the_two_readings_is_spared(scene: Scene) -> None:
+    writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
+    old = await writer.push("one")
+    await writer.push("two")
+    gate = scene.server.faults.hold(matching("put_object", ".boundary", "collector"))
+    collecting = asyncio.ensure_future(collector.collect())
+    await gate.reached.wait()
+    await forker.process.run(forker.repository.fork(old, FORK))
+    gate.open()
+    await collecting
+    await scene.check({"a": "one"}, FORK)
+    await scene.check_all_goes()
+
+
+@story()
+async def an_error_means_that_nothing_is_deleted(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one", "a")
+    await writer.push("two", "b")
+    commit = await writer.process.run(writer.repository.find(JOB))
+    reference = commit.store("0", "a")
+    assert reference is not None
+    name = f"repository/{reference.index.key}"
+    hidden = scene.server.objects[name]
+    scene.server.delete(name)
+    await asyncio.sleep(3 * HOUR_S)
+    with contextlib.suppress(DamagedError):
+        await writer.collect()
+    scene.server.put(name, hidden, if_absent=True)
+    await scene.check({"a": "one", "b": "two"})
+
+
+@story()
+async def a_pin_that_came_too_late_protects_nothing(scene: Scene) -> None:
+    writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
+    old = await writer.push("one")
+    await writer.push("two")
+    gate = scene.server.faults.hold(matching("delete_objects", "", "collector"))
+    collecting = asyncio.ensure_future(collector.collect())
+    await gate.reached.wait()
+    forked = True
+    try:
+        await forker.process.run(forker.repository.fork(old, FORK))
+    except CollectedError:
+        forked = False
+    gate.open()
+    await collecting
+    if forked:
+        await scene.check({"a": "one"}, FORK)
+    await scene.check_all_goes()
+
+
+@story()
+async def a_pin_is_written_before_the_boundaries_are_read(scene: Scene) -> None:
+    writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
+    old = await writer.push("one")
+    await writer.push("two")
+    pinning = scene.server.faults.hold(matching("put_object", "pins/", "forker"))
+    forking = asyncio.ensure_future(forker.process.run(forker.repository.fork(old, FORK)))
+    await pinning.reached.wait()
+    deleting = scene.server.faults.hold(matching("delete_objects", "", "collector"))
+    collecting = asyncio.ensure_future(collector.collect())
+    await deleting.reached.wait()
+    pinning.open()
+    forked = True
+    try:
+        await forking
+    except CollectedError:
+        forked = False
+    deleting.open()
+    await collecting
+    if forked:
+        await scene.check({"a": "one"}, FORK)
+    await scene.check_all_goes()
+
+
+@story()
+async def what_is_restored_stays_while_it_is_restored(scene: Scene) -> None:
+    writer, reader, collector = await scene.actor("writer"), await scene.actor("reader"), await scene.actor("collector")
+    old = await writer.push("one")
+    await writer.push("two")
+    gate = scene.server.faults.hold(matching("get_object", "blobs/", "reader"))
+    restoring = asyncio.ensure_future(reader.restore(old))
+    await gate.reached.wait()
+    await collector.collect()
+    gate.open()
+    assert await restoring == tree("one")
+    await scene.check_all_goes()
+
+
+@story()
+async def a_forgotten_job_takes_its_writer_with_it(scene: Scene) -> None:
+    writer, owner = await scene.actor("writer"), await scene.actor("owner")
+    await writer.push("one", "a")
+    result = await writer.backup("two", "b")
+    await owner.process.run(owner.repository.forget(JOB))
+    await owner.collect()
+    acknowledged = False
+    with contextlib.suppress(ConflictError):
+        await writer.commit(result)
+        acknowledged = True
+    if acknowledged:
+        await scene.check({"a": "one", "b": "two"})
+    with contextlib.suppress(NotFoundError):
+        await owner.process.run(owner.repository.find(JOB))
+        assert acknowledged

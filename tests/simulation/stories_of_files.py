@@ -1,0 +1,154 @@
+"""Stories of packs, deltas and local files; see `tests.simulation.stories`."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from blobstore.base import BytesBody, Created, Lost
+from blobstore.local import LocalStore
+from engine.errors import (
+    EngineError,
+    SourceChangedError,
+)
+from engine.spark.store_claims import StoreClaims, StoreState
+from index.model import UniqueId
+from tests.simulation.ground import read_tree, tree, write_tree
+from tests.simulation.stories import JOB, Scene, story
+
+
+@story()
+async def a_pack_that_is_mostly_dead_is_packed_again(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    for text in ("one", "two", "three"):
+        await writer.push(text)
+    for _ in range(2):
+        await writer.collect()
+    await scene.check({"a": "three"})
+    stored = sum(len(o.data) for name, o in scene.server.objects.items() if "/blobs/" in name)
+    live = sum(map(len, tree("three").values()))
+    assert stored < 1.1 * live, f"{stored} bytes are kept for {live}"
+
+
+@story()
+async def what_an_index_is_told_by_stays(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    for number in range(3):
+        root = scene.directory / "many"
+        write_tree(root, {f"file-{n}": f"{n}".encode() * 30 for n in range(60)} | {"new": b"%d" % number})
+        result = await writer.process.run(writer.repository.backup(JOB, root))
+        await writer.commit(result)
+    assert len([n for n in scene.server.objects if "/indexes/" in n]) == 3
+    await writer.collect()
+    target = scene.room()
+    somebody = await scene.actor("somebody")
+    await somebody.process.run(somebody.repository.find_and_restore(JOB, target))
+    assert (target / "new").read_bytes() == b"2"
+    await scene.check_all_goes()
+
+
+@story()
+async def files_of_one_name_and_size_are_not_taken_for_equal(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    root = scene.directory / "equal"
+    for content in (b"0123456789" * 1000, b"9876543210" * 1000):
+        write_tree(root, {"000008.sst": content, "log": content})
+        await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
+    target = scene.room()
+    await writer.process.run(writer.repository.find_and_restore(JOB, target))
+    assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
+
+
+@story()
+async def ssts_of_another_session_are_not_taken_for_equal(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    room = scene.directory / "session"
+    for session in ("first", "other"):
+        shutil.rmtree(room, ignore_errors=True)
+        make_sst(scene.directory / f"db-{session}", room, session)
+        await writer.commit(await writer.process.run(writer.repository.backup(JOB, room)))
+    target = scene.room()
+    await writer.process.run(writer.repository.find_and_restore(JOB, target))
+    assert read_tree(target) == read_tree(room), "other bytes were restored than backed up"
+
+
+def make_sst(database: Path, room: Path, text: str) -> None:
+    """A real SST whose number and size do not depend on the text, which has five characters."""
+    from rocksdict import Options, Rdict  # noqa: PLC0415 - what most stories have no need of
+
+    options = Options(raw_mode=True)
+    db = Rdict(str(database), options)
+    for number in range(100):
+        db[b"%05d" % number] = text.encode() * 10
+    db.flush()
+    db.close()
+    room.mkdir(parents=True)
+    (sst,) = sorted(database.glob("*.sst"))
+    shutil.copy(sst, room / sst.name)
+
+
+@story()
+async def a_local_file_is_reused_for_its_bytes_alone(scene: Scene) -> None:
+    writer, reader = await scene.actor("writer"), await scene.actor("reader")
+    # One that would be copied, and one that would be linked.
+    root = write_tree(scene.directory / "whole", {"log": b"bytes" * 1000, "000008.sst": b"bytes" * 1000})
+    commit = await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
+    target = scene.room()
+    await reader.process.run(reader.repository.restore(commit, target))
+    for name in ("log", "000008.sst"):
+        damaged = target / name
+        status = damaged.stat()
+        damaged.write_bytes(b"B" + damaged.read_bytes()[1:])
+        os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
+    await reader.process.run(reader.repository.restore(commit, target, replace=True))
+    assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
+
+
+@story()
+async def a_directory_that_changes_meanwhile_is_not_backed_up(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    root = scene.directory / "changing"
+    old, new = (dict.fromkeys(("x", "y", "z"), text * 9000) for text in (b"o", b"n"))
+    write_tree(root, old)
+    calls = 0
+
+    def change(phase: str, _name: str) -> None:
+        nonlocal calls
+        calls += phase == "after"
+        if phase == "after" and calls == 2 + scene.seed % 12:
+            write_tree(root, new)
+
+    writer.process.on_blocking = change
+    backed_up = False
+    with contextlib.suppress(SourceChangedError, EngineError):
+        result = await writer.process.run(writer.repository.backup(JOB, root))
+        backed_up = True
+    writer.process.on_blocking = None
+    if backed_up:
+        await writer.commit(result)
+        target = scene.room()
+        await writer.process.run(writer.repository.find_and_restore(JOB, target))
+        assert read_tree(target) in (old, new), "half of it is old and half is new"
+
+
+@story()
+async def a_local_directory_belongs_to_one_attempt(scene: Scene) -> None:
+    claims = StoreClaims(scene.directory, repository_id="r", scope=JOB, task="0", store="a")
+    state = StoreState(3, UniqueId("first"))
+    with claims.begin() as maker:
+        write_tree(maker.directory, {"CURRENT": b"version 3"})
+        maker.finish(state, "0" * 20)
+    with claims.begin() as one, claims.begin() as two:
+        found = [attempt for attempt in (one, two) if attempt.claim(state) is not None]
+        assert len(found) == 1, "both attempts have the directory"
+        (found[0].directory / "CURRENT").write_bytes(b"version 4, half done")
+        assert claims.ready() == (), "its name still promises what it is not any more"
+
+
+@story()
+async def of_two_creates_in_a_directory_one_wins(scene: Scene) -> None:
+    store = LocalStore(scene.directory / "store")
+    outcomes = await asyncio.gather(*(store.put_if_absent("log/x", BytesBody(text)) for text in (b"one", b"two")))
+    told = sorted(type(outcome).__name__ for outcome in outcomes)
+    assert told == [Created.__name__, Lost.__name__], f"both were told {told}"

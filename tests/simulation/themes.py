@@ -1,0 +1,420 @@
+"""How schedules are made from a seed: a story or two that lead to a rare moment, among things that happen anyway.
+
+Chance alone meets "a collection between the record and the check" once in ten thousand schedules. Each theme leads to
+such a moment by a trap, and leaves to chance who, when exactly, and what else happens.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from tests.simulation.plot import (
+    BOUNDARY,
+    COLLECTOR,
+    DAY_MS,
+    ENFORCED_TTL_MS,
+    HOUR_MS,
+    KEEPER,
+    MARGIN_MS,
+    OTHER,
+    READER,
+    RECORD,
+    SECOND,
+    TTL_MS,
+    WRITER,
+    Plot,
+)
+from tests.simulation.schedule import Control, Do, Effect, Schedule, Step, StoreKind, Verb, flat
+
+# ---------------------------------------------------------------------------------------------- themes
+
+
+def lost_answer_at_commit(plot: Plot) -> None:
+    """The record stands, and its writer was not told (C3)."""
+    effect = plot.pick("lost", "outage", "kill")
+    plot.trap(WRITER, effect=effect, operation="put_if_absent", prefix="log/", suffix=RECORD)
+    plot.push()
+    if plot.one_in(2):
+        plot.push(OTHER)
+    plot.do(WRITER, "commit")
+    plot.push()
+
+
+def collection_before_the_check(plot: Plot) -> None:
+    """Between the record and the LIST that follows it (C4)."""
+    plot.trap(
+        WRITER,
+        *plot.overtaking(commits=plot.chance.randrange(3)),
+        operation="put_if_absent",
+        prefix="log/",
+        suffix=RECORD,
+    )
+    plot.push()
+    plot.push()
+
+
+def zombie(plot: Plot) -> None:
+    """A writer stands still before its record, and wakes when its number is taken or closed (C4, D3)."""
+    after = plot.one_in(4)
+    then = plot.overtaking(commits=plot.chance.randrange(1, 4))
+    plot.trap(WRITER, *then, after=after, effect="stop", operation="put_if_absent", prefix="log/", suffix=RECORD)
+    plot.push()
+    if plot.one_in(3):
+        plot.advance(plot.chance.randrange(TTL_MS))
+        plot.collect()
+    plot.wake(WRITER)
+    plot.settle()
+    plot.push()
+
+
+def void_record(plot: Plot) -> None:
+    """A record arrives after the lease of its uploads (C5)."""
+    effect = plot.pick("stop", "adrift")
+    plot.trap(WRITER, after=False, effect=effect, operation="put_if_absent", prefix="log/", suffix=RECORD)
+    plot.push()
+    plot.advance((ENFORCED_TTL_MS if plot.is_enforced else TTL_MS) - MARGIN_MS // plot.chance.choice((1, 2, 4)))
+    if plot.one_in(3):
+        plot.collect()
+    plot.wake(WRITER)
+    plot.land()
+    plot.settle()
+    plot.push(plot.chance.choice((WRITER, OTHER)))
+    plot.collect()
+
+
+def interrupted_ttl_removal(plot: Plot) -> None:
+    """The commit is acknowledged, or as good as, and some of its uploads keep their TTL (T1, T2)."""
+    effect = plot.pick("kill", "outage", "stop", "kill")
+    plot.trap(WRITER, operation="remove_ttl", effect=effect, after=plot.one_in(2), skip=plot.chance.randrange(3))
+    plot.push()
+    story = plot.chance.randrange(4)
+    if story == 0:
+        plot.advance(ENFORCED_TTL_MS if plot.is_enforced else TTL_MS)
+        plot.collect()
+    elif story == 1:
+        plot.do(KEEPER, plot.chance.choice(("fork", "name", "rewind")), choice=plot.chance.randrange(2))
+    elif story == 2:
+        plot.do(KEEPER, "heal")
+    plot.push(OTHER)
+    plot.wake(WRITER)
+    plot.settle()
+
+
+def late_put(plot: Plot) -> None:
+    """A put arrives long after its client has given it up (K2)."""
+    room = plot.chance.choice(("blobs/", "indexes/", "log/", "log/"))
+    plot.trap(WRITER, operation="put_if_absent", prefix=room, after=False, effect=plot.pick("adrift", "adrift", "late"))
+    plot.push()
+    plot.push(plot.chance.choice((WRITER, OTHER)))
+    if plot.one_in(2):
+        plot.collect()
+    if plot.one_in(4):
+        plot.advance(TTL_MS)
+        plot.collect()
+    plot.land()
+    plot.do(WRITER, "commit")
+
+
+def lost_answer_at_a_boundary(plot: Plot) -> None:
+    """A collector does not know whether its boundary stands: it deletes nothing."""
+    effect = plot.pick("lost", "outage", "kill", "adrift")
+    plot.push()
+    plot.trap(
+        COLLECTOR, effect=effect, after=effect != "adrift", operation="put_if_absent", prefix="log/", suffix=BOUNDARY
+    )
+    plot.collect()
+    if plot.one_in(2):
+        plot.push(OTHER)
+    plot.land()
+    plot.collect(plot.chance.choice((COLLECTOR, SECOND)))
+
+
+def two_collectors(plot: Plot) -> None:
+    """Side by side, or one within the other."""
+    plot.push(OTHER)
+    if plot.one_in(2):
+        plot.collect(COLLECTOR, wait=False)
+        plot.collect(SECOND, wait=False)
+        if plot.one_in(2):
+            plot.push(WRITER, wait=False)
+        plot.settle()
+        return
+    then: list[Step] = [plot.collection(SECOND)]
+    if plot.one_in(2):
+        then.insert(0, Do(process=OTHER, verb="push"))
+    operation, prefix = plot.chance.choice(
+        (("put_if_absent", "log/"), ("delete", "log/"), ("delete", "indexes/"), ("list_page", "log/"), ("delete", ""))
+    )
+    plot.trap(COLLECTOR, *then, prefix=prefix, operation=operation, after=plot.one_in(2), effect=_pause(plot))
+    plot.collect(COLLECTOR)
+    plot.wake(COLLECTOR)
+    plot.settle()
+
+
+def _protect_against_collect(plot: Plot, verb: Verb) -> None:
+    """A protector and a collector, each in the middle of the other (D5)."""
+    plot.push(OTHER)
+    choice = plot.chance.randrange(1, 3)
+    kind = plot.chance.randrange(4)
+    if kind == 0:
+        plot.do(KEEPER, verb, choice=choice, wait=False)
+        plot.collect(wait=False)
+        plot.settle()
+    elif kind == 1:
+        operation, prefix = plot.chance.choice((("put", "pins/"), ("list_page", "log/"), ("put_if_absent", "")))
+        then = (plot.collection(),) if plot.one_in(2) else plot.overtaking(commits=1)
+        plot.trap(KEEPER, *then, prefix=prefix, operation=operation, after=plot.one_in(2), effect=_pause(plot))
+        plot.do(KEEPER, verb, choice=choice)
+        if plot.one_in(3):
+            plot.advance(plot.chance.randrange(2 * HOUR_MS))
+            plot.collect(SECOND)
+    else:
+        operation, prefix = plot.chance.choice(
+            (("list_page", "pins/"), ("list_page", "log/"), ("put_if_absent", "log/"), ("delete", ""))
+        )
+        then = (Do(process=KEEPER, verb=verb, choice=choice),)
+        plot.trap(COLLECTOR, *then, prefix=prefix, operation=operation, after=plot.one_in(2), effect=_pause(plot))
+        plot.collect()
+    plot.wake(KEEPER)
+    plot.wake(COLLECTOR)
+    plot.settle()
+
+
+def _pause(plot: Plot) -> Effect:
+    """The request waits for the others, or its whole process stands still until it is woken."""
+    return plot.pick("none", "none", "stop")
+
+
+def fork_against_collect(plot: Plot) -> None:
+    _protect_against_collect(plot, "fork")
+    plot.do(KEEPER, "push", scope=2)
+
+
+def name_against_collect(plot: Plot) -> None:
+    _protect_against_collect(plot, "name")
+
+
+def rewind_against_collect(plot: Plot) -> None:
+    _protect_against_collect(plot, "rewind")
+
+
+def restore_against_collect(plot: Plot) -> None:
+    _protect_against_collect(plot, "restore")
+
+
+def repack_against_restore(plot: Plot) -> None:
+    """A restore reads a pack while backups pack its files again and a collection takes the old one (P1, D5)."""
+    then = [Do(process=OTHER, verb="push") for _ in range(2)]
+    is_short = not plot.one_in(3)
+    plot.trap(
+        READER,
+        *then,
+        plot.collection(),
+        operation=plot.chance.choice(("get", "get", "put")),
+        prefix=plot.chance.choice(("blobs/", "indexes/", "")),
+        after=plot.one_in(2),
+        effect=plot.pick("none", "stop", "kill") if is_short else "stop",
+    )
+    plot.do(READER, "restore", choice=plot.chance.randrange(2), target=plot.chance.randrange(2))
+    if not is_short:
+        # Longer than a pin lasts: nothing protects the reader any more.
+        plot.advance(3 * HOUR_MS)
+        plot.collect()
+    plot.wake(READER)
+    plot.settle()
+
+
+def second_attempt(plot: Plot) -> None:
+    """Two attempts at one task, both of whose results reach a driver (C2)."""
+    plot.do(WRITER, "backup", wait=False)
+    plot.do(OTHER, "backup", wait=False)
+    plot.settle()
+    plot.do(WRITER, "hand", other=SECOND)
+    plot.do(SECOND, "commit")
+    plot.do(OTHER, plot.chance.choice(("hand", "commit")), other=SECOND)
+    plot.do(SECOND, "commit")
+    plot.push(OTHER, wait=False)
+    plot.push(WRITER, wait=False)
+    plot.settle()
+
+
+def names(plot: Plot) -> None:
+    """Two who name at once, releases, and collections between them (K2, D5)."""
+    for process in (KEEPER, READER):
+        plot.do(process, "name", choice=plot.chance.randrange(3), wait=plot.one_in(2))
+    plot.settle()
+    if plot.one_in(2):
+        effect = plot.pick("outage", "stop", "none")
+        plot.trap(
+            KEEPER,
+            *plot.overtaking(commits=1),
+            operation="put",
+            prefix="names/",
+            effect=effect,
+            after=plot.one_in(2),
+        )
+    if plot.one_in(2):
+        plot.do(KEEPER, "release", wait=False)
+        plot.collect(wait=plot.one_in(2))
+    else:
+        then = (*plot.overtaking(commits=1), Do(process=READER, verb="collect"))
+        operation = plot.chance.choice(("put", "get", "list_page"))
+        plot.trap(KEEPER, *then, operation=operation, prefix="names/", after=plot.one_in(2))
+        plot.do(KEEPER, "release")
+    plot.do(READER, plot.chance.choice(("name", "release")), choice=plot.chance.randrange(3))
+    plot.wake(KEEPER)
+    plot.settle()
+    if plot.one_in(2):
+        plot.advance(2 * HOUR_MS)
+        plot.collect()
+
+
+def crash(plot: Plot) -> None:
+    """Somebody dies in the middle of something."""
+    verb: Verb = plot.chance.choice(("push", "push", "collect", "collect", "restore", "rewind", "fork", "name"))
+    process = plot.chance.choice((WRITER, OTHER, COLLECTOR))
+    operation = plot.chance.choice(("", "", "put_if_absent", "put", "remove_ttl", "get", "list_page"))
+    if verb == "collect":
+        operation = plot.chance.choice(("", "put_if_absent", "delete", "list_page"))
+    plot.trap(process, operation=operation, effect="kill", after=plot.one_in(2), skip=plot.chance.randrange(5))
+    plot.do(process, verb, choice=1)
+    plot.push(OTHER)
+
+
+def conflict(plot: Plot) -> None:
+    """A create beside another one of the same key is answered with 409."""
+    plot.trap(WRITER, effect="conflict", after=False, operation="put_if_absent", prefix="log/", suffix=RECORD)
+    plot.push(WRITER, wait=False)
+    plot.push(OTHER, wait=plot.one_in(2))
+    plot.settle()
+
+
+def bad_line(plot: Plot) -> None:
+    """Requests hang, are refused, cut short, or altered on the way."""
+    for process in plot.chance.sample(range(PROCESSES_IN_USE), 3):
+        effect = plot.pick("hang", "refused", "cut", "flip", "late", "lost")
+        operation = (
+            "get" if effect in {"cut", "flip"} else plot.chance.choice(("", "put_if_absent", "list_page", "get"))
+        )
+        plot.trap(process, operation=operation, effect=effect, after=False, skip=plot.chance.randrange(4))
+    plot.push()
+    plot.do(READER, "restore", choice=plot.chance.randrange(2))
+    plot.collect()
+    plot.push(OTHER)
+
+
+def long_pause(plot: Plot) -> None:
+    """Nobody does anything for longer than a TTL, between a backup and its commit (C5, D2)."""
+    plot.do(WRITER, "backup")
+    plot.advance(plot.chance.choice((TTL_MS // 2, TTL_MS - MARGIN_MS, TTL_MS, 2 * TTL_MS)))
+    plot.collect()
+    plot.do(WRITER, "commit")
+    plot.push()
+
+
+def anything(plot: Plot) -> None:
+    """Whatever chance likes."""
+    verbs: tuple[Verb, ...] = ("push", "push", "push", "collect", "restore", "name", "release", "rewind", "fork")
+    for _ in range(plot.chance.randrange(4, 9)):
+        plot.do(
+            plot.chance.randrange(PROCESSES_IN_USE),
+            plot.chance.choice(verbs),
+            choice=plot.chance.randrange(4),
+            keep_last=plot.chance.randrange(1, 3),
+            wait=plot.one_in(3),
+            target=plot.chance.randrange(2),
+        )
+        if plot.one_in(5):
+            plot.advance(plot.chance.randrange(TTL_MS))
+        if plot.one_in(6):
+            process = plot.chance.randrange(PROCESSES_IN_USE)
+            plot.steps.append(Control(process=process, what=plot.chance.choice(("kill", "stop", "wake"))))
+    for process in range(PROCESSES_IN_USE):
+        plot.wake(process)
+    plot.settle()
+
+
+PROCESSES_IN_USE: Final = 6
+ACTORS_MIN: Final = 3
+# Fewer may leave fewer effects than a schedule has to have.
+PUSHES_MIN: Final = 3
+# As many as `tests.simulation.simulate` knows.
+BEGINNINGS_COUNT: Final = 5
+THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
+    lost_answer_at_commit,
+    collection_before_the_check,
+    zombie,
+    void_record,
+    interrupted_ttl_removal,
+    late_put,
+    lost_answer_at_a_boundary,
+    two_collectors,
+    fork_against_collect,
+    name_against_collect,
+    rewind_against_collect,
+    restore_against_collect,
+    repack_against_restore,
+    second_attempt,
+    names,
+    crash,
+    conflict,
+    bad_line,
+    long_pause,
+    anything,
+    # These meet what they are for less often than the others.
+    fork_against_collect,
+    name_against_collect,
+    rewind_against_collect,
+    repack_against_restore,
+    repack_against_restore,
+    names,
+    names,
+    second_attempt,
+    interrupted_ttl_removal,
+    two_collectors,
+)
+# Of a hundred schedules.
+_STORES: Final[tuple[tuple[StoreKind, int], ...]] = (("s3", 50), ("memory", 38), ("expiring", 10), ("stale", 2))
+
+
+def make_schedule(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    plot = Plot(seed)
+    chance = plot.chance
+    kinds, weights = zip(*_STORES, strict=True)
+    store = chance.choices(kinds, weights)[0]
+    plot.is_enforced = store == "expiring"
+    if plot.one_in(3):
+        skew_ms = chance.choice((-3 * DAY_MS, -HOUR_MS, HOUR_MS, 3 * DAY_MS))
+        plot.steps.append(Control(process=chance.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
+    beginning = chance.randrange(BEGINNINGS_COUNT)
+    if not beginning:
+        plot.push()
+        plot.push(chance.choice((WRITER, WRITER, OTHER)))
+    chosen = chance.sample(THEMES, 2 if plot.one_in(4) else 1)
+    for theme in chosen:
+        theme(plot)
+        if plot.one_in(4):
+            # Clocks go backwards, too.
+            skew_ms = chance.randrange(-DAY_MS, DAY_MS)
+            plot.steps.append(Control(process=chance.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
+    if plot.is_enforced and plot.one_in(2):
+        plot.do(WRITER, "backup")
+        plot.advance(ENFORCED_TTL_MS + DAY_MS)
+    if plot.one_in(2):
+        plot.collect()
+    plot.push(chance.choice((WRITER, OTHER)))
+    plot.do(READER, "restore")
+    done = [step for step in flat(tuple(plot.steps)) if isinstance(step, Do)]
+    if len({step.process for step in done}) < ACTORS_MIN or len([d for d in done if d.verb == "push"]) < PUSHES_MIN:
+        plot.push(WRITER)
+        plot.collect()
+        plot.push(WRITER)
+    return Schedule(
+        seed=seed,
+        store=store,
+        beginning=beginning,
+        faults_per_mille=chance.choice((0, 0, 2, 10)),
+        deltas=plot.one_in(4),
+        themes=tuple(theme.__name__ for theme in chosen),
+        steps=tuple(plot.steps),
+    )

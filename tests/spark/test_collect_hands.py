@@ -1,0 +1,290 @@
+"""The hands that work in Spark's tasks: killed anywhere, taken up, and beside others; all of it in this process."""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import BlobStore, BytesBody, list_blobs, read_blob
+from blobstore.errors import StoreUnavailableError
+from blobstore.forwarding import ForwardingStore
+from blobstore.memory import MemoryStore
+from engine.backup import BackupResult
+from engine.collect import CollectReport, collect
+from engine.errors import DamagedError, UnsafeStoreError
+from engine.repository import Repository
+from engine.runs import end_run, take_up_run
+from engine.spark.collect_listing import encode_inventory
+from index.collect_plan import DeleteReason, Upload
+from index.keys import RUNS, RunId, make_run_id, run_key
+from index.log import Commit
+from index.model import Scope
+from index.plan_file import decode_lines
+from index.retention import Retention
+from index.run_file import HEADER, POSITIONS_COUNT, SHARDS, RunHeader, encode_header
+from tests.doubles import InterposedStore, SteppedClock
+from tests.spark.one_process import hands_on
+from tests.walker import expected_keys
+
+T = TypeVar("T")
+
+KEEP_TWO = Retention(keep_last=2)
+JOB = Scope("job")
+TTL_MS = 14 * 86_400_000
+UPLOADS = {DeleteReason.CLOSED_UPLOAD, DeleteReason.EXPIRED_UPLOAD}
+CHANGES = {"put", "put_if_absent", "delete", "remove_ttl"}
+
+
+class MortalStore(ForwardingStore):
+    """Of one process: it dies at its n-th change, before it is carried out or after; nothing is asked after that."""
+
+    def __init__(self, inner: BlobStore, dies_at: int, *, after: bool = False) -> None:
+        super().__init__(inner)
+        self._after = after
+        self._left = dies_at
+
+    def died(self) -> bool:
+        return self._left <= 0
+
+    @override
+    async def _send(self, operation: str, keys: Sequence[str], request: Callable[[], Awaitable[T]]) -> T:
+        if self.died():
+            raise StoreUnavailableError("is dead", operation=operation)
+        if operation not in CHANGES:
+            return await request()
+        self._left -= 1
+        if not self.died():
+            return await request()
+        if self._after:
+            await request()
+        raise StoreUnavailableError("died", operation=operation)
+
+
+class Bench:
+    """A repository with four commits, an upload that was never committed, and one whose TTL is over."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = SteppedClock()
+        self.store = MemoryStore(clock=self.clock)
+
+    async def fill(self) -> "Bench":
+        self.repository = await Repository.init(self.store, ttl_ms=TTL_MS)
+        self.commits = [await self.commit(generation) for generation in range(1, 3)]
+        await self._back_up(99)
+        self.clock.advance(TTL_MS)
+        self.commits += [await self.commit(generation) for generation in range(3, 5)]
+        await self._back_up(100)
+        return self
+
+    async def commit(self, generation: int) -> Commit:
+        return await self.repository.commit(JOB, [await self._back_up(generation)])
+
+    async def _back_up(self, generation: int) -> BackupResult:
+        directory = self.root / "state"
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in (f"{generation:06d}.sst", "CURRENT"):
+            (directory / name).write_bytes(f"{name} {generation}\n".encode() * 20_000)
+        result = await self.repository.backup(JOB, directory, task="0", store="facts")
+        (directory / f"{generation - 1:06d}.sst").unlink(missing_ok=True)
+        return result
+
+    async def collect(self, store: BlobStore | None = None, **settings: object) -> CollectReport:
+        store = store or self.store
+        hands = hands_on(store, self.repository.record, **settings)
+        return await collect(store, self.repository.record, KEEP_TWO, delete_share_max=1, hands=hands)
+
+    async def keys(self, prefix: str = "") -> set[str]:
+        return {blob.key async for blob in list_blobs(self.store, prefix)}
+
+    async def check(self, *, without_runs: bool = False) -> None:
+        """Exactly what has a reason to be there."""
+        runs = await self.keys(RUNS) if without_runs else set[str]()
+        assert await self.keys() - runs == await expected_keys(self.store, self.clock.now_ms)
+
+
+def facts(report: CollectReport) -> dict[str, object]:
+    """What a report says, but of which run it is and whether it was taken up."""
+    told = {name: getattr(report, name) for name in report.__struct_fields__}
+    return {name: value for name, value in told.items() if name not in {"run", "dry_run", "resumed"}}
+
+
+async def test_a_dry_run_foresees_it_and_writes_its_plan_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if there were many: the keys of a shard are told in several rows.
+    monkeypatch.setattr("engine.spark.collect_hands.REFERENCES_PER_ITEM", 1)
+    monkeypatch.setattr("engine.spark.collect_marking.KEYS_HELD_MAX", 2)
+    bench, elsewhere = await Bench(tmp_path).fill(), MemoryStore()
+    before = await bench.keys()
+    record = bench.repository.record
+    mine = await collect(bench.store, record, KEEP_TWO, delete_share_max=1, dry_run=True)
+    hands = hands_on(bench.store, record, dry_run=True, plan_to=elsewhere)
+    foreseen = await collect(
+        bench.store, record, KEEP_TWO, delete_share_max=1, dry_run=True, plan_to=elsewhere, hands=hands
+    )
+    assert facts(foreseen) == facts(mine)
+    assert await bench.keys() == before
+    lines = [blob.key async for blob in list_blobs(elsewhere, "") if blob.key.endswith(".jsonl")]
+    planned = [p for name in lines for p in decode_lines(await read(elsewhere, name), subject=name)]
+    assert planned == [d for d in foreseen.deletes if d.key.startswith(("blobs/", "indexes/"))]
+    assert {p.reason for p in planned} == {DeleteReason.CLOSED_UPLOAD, DeleteReason.EXPIRED_UPLOAD}
+    assert facts(await bench.collect()) == facts(foreseen)
+    await bench.check()
+
+
+async def die_and_be_taken_up(root: Path, dies_at: int, *, after: bool) -> bool:
+    """A collection dies at a change, and the next one ends as a single one would have; whether it died at all."""
+    bench = await Bench(root).fill()
+    expected = await collect(bench.store, bench.repository.record, KEEP_TWO, delete_share_max=1, dry_run=True)
+    mortal = MortalStore(bench.store, dies_at, after=after)
+    try:
+        report = await bench.collect(mortal)
+    except (StoreUnavailableError, UnsafeStoreError):
+        pass
+    else:
+        # What it died of was its last change, the audit record: that is no reason to fail.
+        assert report.audit_missing or not mortal.died()
+        return mortal.died()
+    left = await bench.keys(RUNS)
+    is_unfinished, is_listed = (any(part in key for key in left) for part in ("/run", "/inventory-"))
+    bench.clock.advance(1000)
+    report = await bench.collect()
+    assert report.resumed == is_unfinished
+    if is_unfinished and is_listed:
+        # Of what was listed, deleted or not; the log is read anew.
+        assert [t for t in report.totals if t.reason in UPLOADS] == [t for t in expected.totals if t.reason in UPLOADS]
+    assert await bench.keys(RUNS) == set()
+    await bench.check()
+    for commit in bench.commits[2:]:
+        target = root / f"restored {commit.pointer.number}"
+        await bench.repository.restore(commit, target, task="0", store="facts")
+    return True
+
+
+# Among the inventories; among the deletes of indexes.
+@pytest.mark.parametrize("dies_at, after", [(300, False), (524, True)])
+async def test_a_collection_that_died_is_taken_up(tmp_path: Path, dies_at: int, after: bool) -> None:
+    assert await die_and_be_taken_up(tmp_path, dies_at, after=after)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+async def test_a_collection_that_died_anywhere_is_taken_up(tmp_path: Path) -> None:
+    for after in (False, True):
+        dies_at = 1
+        while await die_and_be_taken_up(tmp_path / f"{dies_at} {after}", dies_at, after=after):
+            # One inventory is as good as another, and what follows them is tried change by change.
+            dies_at += 100 if dies_at + 100 < POSITIONS_COUNT else 1
+
+
+@pytest.mark.parametrize(
+    "change", [("put", "plan-"), ("put_if_absent", ".boundary"), ("put", "done-"), ("delete", "/run")]
+)
+async def test_two_collections_on_one_run(tmp_path: Path, change: tuple[str, str]) -> None:
+    """The second begins while the first is at work, takes up its run and ends it."""
+    bench = await Bench(tmp_path).fill()
+    interposed = InterposedStore(bench.store)
+    others: list[CollectReport] = []
+
+    async def overtake() -> None:
+        bench.clock.advance(1000)
+        others.append(await bench.collect())
+
+    interposed.before(*change, overtake)
+    # It may find that its run has gone.
+    with contextlib.suppress(UnsafeStoreError):
+        assert (await bench.collect(interposed)).failed == ()
+    assert [report.resumed for report in others] == [True]
+    await bench.check(without_runs=True)
+    # What was written down after the end goes once the run is old.
+    bench.clock.advance(TTL_MS)
+    await bench.collect()
+    assert await bench.keys(RUNS) == set()
+    await bench.check()
+
+
+async def test_what_is_protected_meanwhile_is_taken_out_of_the_plan(tmp_path: Path) -> None:
+    bench = await Bench(tmp_path).fill()
+    interposed = InterposedStore(bench.store)
+
+    async def fork() -> None:
+        await bench.repository.fork(bench.commits[0], Scope("fork"))
+
+    interposed.before("put_if_absent", ".boundary", fork)
+    report = await bench.collect(interposed)
+    assert report.spared_count > 0
+    spared = bench.commits[0].record.stores[0].index.key
+    assert spared not in {delete.key for delete in report.deletes}
+    await bench.check()
+    forked = await bench.repository.commits(Scope("fork"))
+    await bench.repository.restore(forked[0], tmp_path / "restored", task="0", store="facts")
+
+
+async def test_a_missing_index_stops_it_and_a_missing_inventory_too(tmp_path: Path) -> None:
+    bench = await Bench(tmp_path).fill()
+    interposed = InterposedStore(bench.store)
+
+    async def lose() -> None:
+        (run,) = {key.split("/")[1] for key in await bench.keys(RUNS)}
+        await bench.store.delete([run_key(RunId(run), SHARDS[7].inventory_name)])
+
+    interposed.before("get", "log/job/", lose)
+    with pytest.raises(UnsafeStoreError, match="inventory-blobs-07"):
+        await bench.collect(interposed)
+    before = await bench.keys("blobs/")
+    await bench.store.delete([bench.commits[-1].record.stores[0].index.key])
+    with pytest.raises(DamagedError, match=bench.commits[-1].record.stores[0].index.key):
+        await bench.collect()
+    assert await bench.keys("blobs/") == before
+
+
+async def test_an_inventory_that_somebody_has_altered_is_refused(tmp_path: Path) -> None:
+    bench = await Bench(tmp_path).fill()
+    with pytest.raises(StoreUnavailableError):
+        await bench.collect(MortalStore(bench.store, POSITIONS_COUNT + 1, after=True))
+    (run,) = {key.split("/")[1] for key in await bench.keys(RUNS)}
+    key = run_key(RunId(run), SHARDS[3].inventory_name)
+    other = await read(bench.store, run_key(RunId(run), SHARDS[4].inventory_name))
+    for wrong in (b"", b"altered", other[:-20], encode_inventory((Upload("log/job/1.commit", 1, 0, None),), ())):
+        await bench.store.put(key, BytesBody(wrong))
+        with pytest.raises((DamagedError, UnsafeStoreError)):
+            await bench.collect()
+
+
+async def test_a_run_that_is_old_or_is_not_understood_is_not_taken_up(tmp_path: Path) -> None:
+    bench = await Bench(tmp_path).fill()
+    with pytest.raises(StoreUnavailableError):
+        await bench.collect(MortalStore(bench.store, 5, after=True))
+    (old,) = {key.split("/")[1] for key in await bench.keys(RUNS)}
+    bench.clock.advance(1000)
+    key = run_key(RunId(old), HEADER)
+    header = await read(bench.store, key)
+    assert await take_up(bench) == old
+    others = RunHeader(run=RunId(old), repository_id="of another repository", release="1")
+    for wrong in (b"{}", header.replace(b'"schema":1', b'"schema":99'), encode_header(others)):
+        await bench.store.put(key, BytesBody(wrong))
+        begun = await take_up(bench)
+        assert begun != old
+        await end_run(bench.store, begun)
+    await bench.store.put(key, BytesBody(header))
+    assert await take_up(bench) == old
+    bench.clock.advance(TTL_MS - 2000)
+    assert await take_up(bench) == old
+    bench.clock.advance(2000)
+    report = await bench.collect()
+    assert not report.resumed
+    assert await bench.keys(RUNS) == set()
+
+
+async def take_up(bench: Bench) -> RunId:
+    now_ms = bench.clock.now_ms
+    run = await take_up_run(bench.store, bench.repository.record, make_run_id(now_ms, "f" * 20), now_ms, "1")
+    return run.id
+
+
+async def read(store: BlobStore, key: str) -> bytes:
+    return await read_blob(store, key, size_bytes_max=1 << 30)

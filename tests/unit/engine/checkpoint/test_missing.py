@@ -1,0 +1,149 @@
+"""A picture of which something is missing: the next one heals it, a restore names one that is whole (0006, M1, M2)."""
+
+from pathlib import Path
+
+import pytest
+
+from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
+from engine.checkpoint.restore import restore_checkpoint
+from engine.errors import DamagedError, IncompleteError
+from engine.repository import Repository
+from engine.transfer_settings import TransferSettings
+from index.picture import QUERY_STORE, QUERY_TASK
+from index.reachable import blob_keys, files_of
+from tests.doubles import InterposedStore
+from tests.unit.engine.checkpoint.live_query import LiveQuery, NewQuery, check_rows, restore_picture
+
+in_both_places = pytest.mark.parametrize("remote", [False, True], ids=["directory", "store"])
+# Each file in a blob of its own, and everything in packs.
+FORMS = pytest.mark.parametrize("pack_file_bytes_max", [0, 1 << 20], ids=["alone", "packed"])
+
+
+@pytest.fixture
+async def store(repository: Repository) -> InterposedStore:
+    assert isinstance(repository.store, InterposedStore)
+    return repository.store
+
+
+async def another_process(store: InterposedStore, pack_file_bytes_max: int = 0) -> Repository:
+    settings = TransferSettings(
+        inline_file_bytes_max=0, pack_file_bytes_max=pack_file_bytes_max, pack_bytes_max=1 << 20, chunk_bytes=4096
+    )
+    return await Repository.open(store, settings=settings)
+
+
+async def blobs_of(
+    repository: Repository, done: CheckpointBackup, task: str = "0-0", name: str = "default"
+) -> set[str]:
+    reference = done.commit.store(task, name)
+    assert reference is not None
+    return set(blob_keys(await repository.read_index(reference.index)))
+
+
+async def check_whole(repository: Repository, done: CheckpointBackup, query: LiveQuery, directory: Path) -> None:
+    assert not (await repository.verify([done.commit])).problems
+    target = await restore_picture(repository, done.commit, directory / "restored")
+    await check_rows(target, directory, batch=done.picture.batch)
+
+
+@in_both_places
+@FORMS
+async def test_a_picture_of_the_same_batch_is_taken_again_where_something_is_missing(
+    new_query: NewQuery, tmp_path: Path, store: InterposedStore, remote: bool, pack_file_bytes_max: int
+) -> None:
+    query = new_query(remote=remote)
+    await query.run(7)
+    repository = await another_process(store, pack_file_bytes_max)
+    first = await backup_checkpoint(repository, query.location)
+    gone = await blobs_of(repository, first) | await blobs_of(repository, first, QUERY_TASK, QUERY_STORE)
+    await store.inner.delete(sorted(gone))
+    repository = await another_process(store, pack_file_bytes_max)
+    assert not (await backup_checkpoint(repository, query.location)).is_new
+    healed = await backup_checkpoint(repository, query.location, check_retained=True)
+    assert (healed.is_new, healed.picture.batch) == (True, 6)
+    assert not (await backup_checkpoint(repository, query.location, check_retained=True)).is_new
+    await check_whole(repository, healed, query, tmp_path)
+
+
+@in_both_places
+@FORMS
+async def test_what_the_next_batch_retains_is_sent_again(
+    new_query: NewQuery, tmp_path: Path, store: InterposedStore, remote: bool, pack_file_bytes_max: int
+) -> None:
+    query = new_query(remote=remote)
+    await query.run(7)
+    repository = await another_process(store, pack_file_bytes_max)
+    first = await backup_checkpoint(repository, query.location)
+    await store.inner.delete(sorted(await blobs_of(repository, first)))
+    await query.run(1)
+    repository = await another_process(store, pack_file_bytes_max)
+    healed = await backup_checkpoint(repository, query.location, check_retained=True)
+    assert healed.picture.batch == 7
+    await check_whole(repository, healed, query, tmp_path)
+
+
+@pytest.mark.parametrize("of_query", [False, True], ids=["a store's", "the query's"])
+async def test_an_index_that_is_missing_stops_no_picture(
+    new_query: NewQuery, tmp_path: Path, store: InterposedStore, of_query: bool
+) -> None:
+    query = new_query()
+    await query.run(7)
+    first = await backup_checkpoint(await another_process(store), query.location)
+    reference = first.commit.store(*((QUERY_TASK, QUERY_STORE) if of_query else ("0-0", "default")))
+    assert reference is not None
+    await store.inner.delete([reference.index.key])
+    await query.run(0 if of_query else 1)
+    repository = await another_process(store)
+    healed = await backup_checkpoint(repository, query.location)
+    assert healed.is_new
+    await check_whole(repository, healed, query, tmp_path)
+
+
+async def test_a_restore_names_the_picture_that_is_whole_and_takes_it_when_it_is_told(
+    new_query: NewQuery, tmp_path: Path, store: InterposedStore
+) -> None:
+    query = new_query()
+    await query.run(4)
+    repository = await another_process(store)
+    first = await backup_checkpoint(repository, query.location)
+    await query.run(4)
+    second = await backup_checkpoint(repository, query.location)
+    await store.inner.delete(sorted(await blobs_of(repository, second) - await blobs_of(repository, first)))
+    target = tmp_path / "target"
+    with pytest.raises(IncompleteError) as refused:
+        await restore_checkpoint(repository, target)
+    assert "the picture of batch 3 is the newest of which everything is there" in refused.value.hint
+    assert not target.exists()
+    restored = await restore_checkpoint(repository, target, or_newest_complete=True)
+    assert (restored.batch, restored.commit.pointer) == (3, first.commit.pointer)
+    await check_rows(target, tmp_path, batch=3)
+
+
+async def test_told_to_take_a_whole_one_it_takes_the_one_that_was_asked_for_if_it_is(
+    new_query: NewQuery, tmp_path: Path, store: InterposedStore
+) -> None:
+    query = new_query()
+    await query.run(4)
+    repository = await another_process(store)
+    await backup_checkpoint(repository, query.location)
+    await query.run(4)
+    await backup_checkpoint(repository, query.location)
+    restored = await restore_checkpoint(repository, tmp_path / "target", batch=3, or_newest_complete=True)
+    assert restored.batch == 3
+
+
+async def test_where_no_picture_is_whole_it_says_so(
+    new_query: NewQuery, tmp_path: Path, store: InterposedStore
+) -> None:
+    query = new_query()
+    await query.run(4)
+    repository = await another_process(store)
+    done = await backup_checkpoint(repository, query.location)
+    reference = done.commit.record.stores[0]
+    files = dict(files_of((await repository.read_index(reference.index)).dir))
+    await store.inner.delete([blob.key for file in files.values() for blob in file.blobs])
+    with pytest.raises(IncompleteError, match="every other one"):
+        await restore_checkpoint(repository, tmp_path / "target", or_newest_complete=True)
+    with pytest.raises(DamagedError) as refused:
+        await restore_checkpoint(repository, tmp_path / "target")
+    assert "no commit of the job is whole" in refused.value.hint

@@ -1,0 +1,395 @@
+"""Plans, refusals, audit records and what old runs have left (design 0006, P1 to P5, R6 and A1)."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import BlobStore, BytesBody, DeleteFailure, RequestMetadata, list_blobs, read_blob
+from blobstore.errors import AccessDeniedError, StoreUnavailableError
+from blobstore.forwarding import ForwardingStore
+from blobstore.memory import MemoryStore
+from blobstore.opening import open_store
+from engine.collect import OwnHands
+from engine.collect.audit import RELEASE
+from engine.collect.leftovers import AUDITS_KEPT_MAX
+from engine.collect.plan_writer import PlanLinesWriter
+from engine.errors import TargetError, TooMuchToDeleteError, UsageError
+from engine.repository import Repository
+from index.audit import AuditRecord, decode_audit, encode_audit
+from index.collect_plan import DeleteReason, PlannedUpload
+from index.errors import CorruptIndexError, UnknownFormatError
+from index.keys import AUDIT, BLOBS, RUNS, RunId, audit_key, make_run_id, run_key, upload_key
+from index.model import Scope
+from index.plan_file import HEADER_NAME, SUMMARY_NAME, decode_header, decode_lines, decode_summary
+from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule
+from tests.unit.engine.conftest import JOB, TTL_MS, World
+from tests.walker import expected_keys
+
+LAST = Retention(keep_last=1)
+
+
+async def keys(store: BlobStore, prefix: str = "") -> list[str]:
+    return [blob.key async for blob in list_blobs(store, prefix)]
+
+
+async def history(world: World, repository: Repository, *texts: str, scope: Scope = JOB) -> None:
+    for text in texts:
+        await repository.commit(scope, [await world.backup(repository, text, scope=scope)])
+        world.clock.advance(1000)
+
+
+async def audits(world: World) -> list[AuditRecord]:
+    found = await keys(world.store.inner, AUDIT)
+    data = [await read_blob(world.store.inner, key, size_bytes_max=10**6) for key in found]
+    return [decode_audit(one, subject=key) for key, one in zip(found, data, strict=True)]
+
+
+# ---------------------------------------------------------------------- refusal
+
+
+async def test_a_run_that_would_delete_more_than_it_may_changes_nothing_but_says_so(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two", "three")
+    unsettled = await world.backup(repository, "four")
+    world.store.fail("remove_ttl", unsettled.new_keys[0])
+    await repository.commit(JOB, [unsettled])
+    before = await keys(world.store.inner)
+    world.store.requests.clear()
+    with pytest.raises(TooMuchToDeleteError, match=r"may delete 20\.0%; nothing was changed"):
+        await (await world.process()).collect(LAST)
+    changes = {"put", "put_if_absent", "delete", "remove_ttl", "abort_unfinished"}
+    assert [(o, k.split("/")[0]) for o, k in world.store.requests if o in changes] == [("put_if_absent", "audit")]
+    assert sorted(await keys(world.store.inner)) == sorted([*before, *await keys(world.store.inner, AUDIT)])
+    (audit,) = await audits(world)
+    assert (audit.outcome, audit.boundaries, audit.deleted) == ("refused", (), ())
+    assert "TooMuchToDeleteError" in audit.error
+    assert sum(total.size_bytes for total in audit.planned) > 0.2 * audit.listed_bytes
+
+
+async def test_a_dry_run_tells_that_it_would_be_refused(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two", "three")
+    assert (await repository.collect(LAST, dry_run=True)).refused
+    assert not (await repository.collect(LAST, dry_run=True, delete_share_max=0.99)).refused
+
+
+async def test_the_share_is_of_blobs_and_indexes_and_may_be_met_exactly(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two")
+    planned = await repository.collect(LAST, dry_run=True)
+    share = planned.freed_bytes / planned.listed_bytes
+    listed = [b.size_bytes async for b in list_blobs(world.store.inner, "") if b.key.startswith(("blobs", "indexes"))]
+    assert planned.listed_bytes == sum(listed)
+    with pytest.raises(TooMuchToDeleteError):
+        await repository.collect(LAST, delete_share_max=share - 1e-9)
+    assert (await repository.collect(LAST, delete_share_max=share)).freed_bytes == planned.freed_bytes
+
+
+async def test_nothing_to_delete_is_never_too_much(world: World) -> None:
+    repository = await world.process()
+    assert (await repository.collect(LAST, delete_share_max=0)).deletes_count == 0
+    await history(world, repository, "one")
+    assert (await repository.collect(LAST, delete_share_max=0)).live_count == 3
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+async def test_a_share_that_is_none_is_refused(world: World, share: float) -> None:
+    with pytest.raises(UsageError):
+        await (await world.process()).collect(LAST, delete_share_max=share)
+
+
+# ---------------------------------------------------------------------- many jobs
+
+
+async def test_each_job_is_collected_by_its_own_rule(world: World) -> None:
+    repository = await world.process()
+    for job in ("flights-eu", "flights-us", "ledger"):
+        await history(world, repository, "one", "two", "three", scope=Scope(job))
+    policy = RetentionPolicy(
+        rules=(
+            RetentionRule(pattern="*-us", retention=LAST),
+            RetentionRule(pattern="flights-*", retention=Retention(keep_last=2)),
+        )
+    )
+    report = await repository.collect(policy, delete_share_max=1)
+    kept = [(k.scope.job, k.number, k.reason) for k in report.kept]
+    assert kept == [
+        ("flights-eu", 2, KeepReason.LAST),
+        ("flights-eu", 3, KeepReason.NEWEST),
+        ("flights-us", 3, KeepReason.NEWEST),
+        ("ledger", 1, KeepReason.UNRULED),
+        ("ledger", 2, KeepReason.UNRULED),
+        ("ledger", 3, KeepReason.NEWEST),
+    ]
+    assert set(await keys(world.store.inner)) == await expected_keys(world.store.inner, world.clock.now_ms)
+
+
+# ---------------------------------------------------------------------- plans
+
+
+async def planned_keys(plan: BlobStore) -> list[str]:
+    lines: list[str] = []
+    for key in await keys(plan):
+        if key.endswith(".jsonl"):
+            data = await read_blob(plan, key, size_bytes_max=10**6)
+            lines += [planned.key for planned in decode_lines(data, subject=key)]
+    return lines
+
+
+async def test_a_dry_run_writes_its_plan_and_nothing_in_the_repository(world: World, tmp_path: Path) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two", "three")
+    await repository.name(await repository.find(JOB, version=1), "golden")
+    plan = open_store(str(tmp_path / "plan"))
+    before = await keys(world.store.inner)
+    report = await repository.collect(LAST, dry_run=True, plan_to=plan)
+    assert await keys(world.store.inner) == before
+    header = decode_header(await read_blob(plan, HEADER_NAME, size_bytes_max=10**6), subject=HEADER_NAME)
+    summary = decode_summary(await read_blob(plan, SUMMARY_NAME, size_bytes_max=10**6), subject=SUMMARY_NAME)
+    lines = await planned_keys(plan)
+    assert (header.run, header.repository_id, header.release) == (report.run, repository.record.id, RELEASE)
+    assert [(c.number, c.kept) for c in header.commits] == [
+        (1, KeepReason.NAMED),
+        (2, None),
+        (3, KeepReason.NEWEST),
+    ]
+    assert [(n.name, n.number, n.is_live) for n in header.names] == [("golden", 1, True)]
+    assert lines == [d.key for d in report.deletes if d.key.startswith(("blobs", "indexes"))]
+    assert lines == sorted(lines)
+    assert (summary.lines_count, summary.size_bytes) == (len(lines), report.freed_bytes)
+    assert (summary.listed_count, summary.listed_bytes) == (report.listed_count, report.listed_bytes)
+    await plan.close()
+
+
+async def test_a_plan_is_written_for_a_refused_run_too(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two")
+    plan = MemoryStore()
+    with pytest.raises(TooMuchToDeleteError):
+        await repository.collect(LAST, plan_to=plan)
+    assert len(await planned_keys(plan)) > 1
+
+
+async def test_a_plan_has_a_place_of_its_own(world: World, tmp_path: Path) -> None:
+    url = str(tmp_path / "repository")
+    async with await Repository.init(url) as repository:
+        for place, message in ((f"{url}/plan", "overlaps the repository"), (str(tmp_path / "used"), "is not empty")):
+            plan = open_store(place)
+            if "used" in place:
+                await plan.put("something", BytesBody(b""))
+            with pytest.raises(TargetError, match=message):
+                await repository.collect(LAST, dry_run=True, plan_to=plan)
+            await plan.close()
+
+
+async def test_a_run_that_is_overtaken_replaces_its_plan(world: World) -> None:
+    repository, writer, other = await world.process(), await world.process(), await world.process()
+    await history(world, repository, "one", "two")
+    plan = MemoryStore()
+
+    async def overtake() -> None:
+        await history(world, writer, "three")
+        await other.collect(LAST, delete_share_max=1)
+
+    world.store.fail("remove_ttl", "")
+    unsettled = await world.backup(repository, "unsettled")
+    await repository.commit(JOB, [unsettled])
+    # After the sweep, when the newest commit is settled.
+    world.store.before("remove_ttl", "", overtake)
+    report = await (await world.process()).collect(LAST, plan_to=plan, delete_share_max=1)
+    lines = await planned_keys(plan)
+    header = decode_header(await read_blob(plan, HEADER_NAME, size_bytes_max=10**6), subject=HEADER_NAME)
+    assert [k.number for k in report.kept] == [4]
+    assert [c.number for c in header.commits] == [4]
+    assert lines == [d.key for d in report.deletes if d.key.startswith(("blobs", "indexes"))]
+
+
+async def test_lines_of_an_earlier_plan_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.collect.plan_writer.LINES_PER_FILE", 2)
+    uploads = tuple(
+        PlannedUpload(
+            upload_key(BLOBS, JOB, "0" * 20, n), DeleteReason.CLOSED_UPLOAD, 1, created_at_ms=0, expires_at_ms=None
+        )
+        for n in range(5)
+    )
+    plan = MemoryStore()
+    writer = PlanLinesWriter(plan)
+    for planned in (uploads, uploads[1:4], (), uploads):
+        await writer.write_all(planned)
+        assert await planned_keys(plan) == [u.key for u in planned]
+
+
+# ---------------------------------------------------------------------- evidence
+
+
+async def test_each_run_leaves_a_record_of_what_it_did(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two", "three")
+    await repository.collect(LAST, dry_run=True)
+    assert await audits(world) == []
+    report = await repository.collect(LAST, delete_share_max=1)
+    (audit,) = await audits(world)
+    assert await keys(world.store.inner, AUDIT) == [audit_key(report.run)]
+    assert (audit.run, audit.outcome, audit.error, audit.release) == (report.run, "done", "", RELEASE)
+    assert audit.retention.choose("job") == LAST
+    assert [(s.scope, s.newest, s.kept_count) for s in audit.scopes] == [(JOB, 3, 1)]
+    assert [(b.scope, b.number) for b in audit.boundaries] == [(JOB, 2)]
+    assert audit.deleted == report.totals
+    assert decode_audit(encode_audit(audit), subject="audit") == audit
+
+
+@pytest.mark.parametrize(
+    "operation, key",
+    [("list_page", "pins/"), ("get", "indexes/"), ("put_if_absent", ".boundary"), ("delete", "blobs/")],
+)
+async def test_a_run_that_fails_leaves_a_record_too(world: World, operation: str, key: str) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two")
+    world.store.fail(operation, key, StoreUnavailableError("no answer", operation=operation, key=key))
+    with pytest.raises(StoreUnavailableError):
+        await repository.collect(LAST, delete_share_max=1)
+    (audit,) = await audits(world)
+    assert audit.outcome == "failed"
+    assert "StoreUnavailableError" in audit.error
+    gone = {total.reason for total in audit.deleted}
+    assert gone == ({DeleteReason.CLOSED_COMMIT, DeleteReason.CLOSED_UPLOAD} if operation == "delete" else set())
+    # The pack of the first commit is alive.
+    assert audit.failed_count == (1 if operation == "delete" else 0)
+
+
+async def test_a_record_that_cannot_be_written_is_told_and_stops_nothing(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two")
+    world.store.fail("put_if_absent", AUDIT, AccessDeniedError("denied", operation="put", key=AUDIT))
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert report.deletes_count
+    assert "denied" in report.audit_missing
+    world.store.fail("list_page", "pins/")
+    world.store.fail("put_if_absent", AUDIT, AccessDeniedError("denied", operation="put", key=AUDIT))
+    with pytest.raises(StoreUnavailableError) as caught:
+        await repository.collect(LAST)
+    assert "no audit record" in caught.value.__notes__[0]
+
+
+async def test_a_cancelled_run_writes_nothing_more(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two")
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    world.store.before("delete", "indexes/", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await repository.collect(LAST, delete_share_max=1)
+    assert await audits(world) == []
+
+
+async def test_what_is_no_audit_record_is_refused() -> None:
+    with pytest.raises(CorruptIndexError):
+        decode_audit(b"{}", subject="audit")
+
+
+async def test_an_audit_record_of_a_newer_tidemark_is_refused_as_such(world: World) -> None:
+    await (await world.process()).collect(LAST)
+    (audit,) = await audits(world)
+    with pytest.raises(UnknownFormatError):
+        decode_audit(encode_audit(audit).replace(b'"schema": 1', b'"schema": 2'), subject="audit")
+
+
+async def test_only_the_newest_thousand_records_are_kept(world: World) -> None:
+    repository = await world.process()
+    for number in range(AUDITS_KEPT_MAX + 3):
+        await world.store.inner.put(audit_key(make_run_id(number, "0" * 20)), BytesBody(b"{}"))
+    await world.store.inner.put(f"{AUDIT}notes", BytesBody(b"of somebody else"))
+    report = await repository.collect(LAST)
+    left = await keys(world.store.inner, AUDIT)
+    assert len(left) == AUDITS_KEPT_MAX + 1
+    assert left[0] == audit_key(make_run_id(4, "0" * 20))
+    assert left[-2:] == [audit_key(report.run), f"{AUDIT}notes"]
+    assert [(t.reason, t.count) for t in report.totals] == [(DeleteReason.OLD_AUDIT, 4)]
+
+
+# ---------------------------------------------------------------------- what old runs have left
+
+
+async def leave_run(world: World, began_at_ms: int, *names: str) -> RunId:
+    run = make_run_id(began_at_ms, "b" * 20)
+    for name in names:
+        await world.store.inner.put(run_key(run, name), BytesBody(b"x"))
+    return run
+
+
+async def test_runs_that_began_a_ttl_ago_go_header_last_and_younger_ones_stay(world: World) -> None:
+    repository = await world.process()
+    old = await leave_run(world, world.clock.now_ms - TTL_MS, "run", "a", "z")
+    young = await leave_run(world, world.clock.now_ms - TTL_MS + 1, "run", "a")
+    await world.store.inner.put(f"{RUNS}notes", BytesBody(b"of somebody else"))
+    assert (await repository.collect(LAST, dry_run=True)).deletes_count == 3
+    world.store.requests.clear()
+    report = await repository.collect(LAST)
+    deleted = [key for operation, key in world.store.requests if operation == "delete"]
+    assert deleted == [" ".join(run_key(old, name) for name in ("a", "z", "run"))]
+    assert await keys(world.store.inner, RUNS) == [run_key(young, "a"), run_key(young, "run"), f"{RUNS}notes"]
+    assert [(t.reason, t.count) for t in report.totals] == [(DeleteReason.LEFT_RUN, 3)]
+
+
+# ---------------------------------------------------------------------- what is told of many
+
+
+async def test_of_many_keys_some_are_told_and_all_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("facts", "own_hands"):
+        monkeypatch.setattr(f"engine.collect.{module}.KEYS_TOLD_MAX", 2)
+    repository = await world.process()
+    await history(world, repository, *(f"text {n}" for n in range(6)))
+    planned = await repository.collect(LAST, dry_run=True)
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert planned.deletes == report.deletes
+    assert [d.key.split("/")[0] for d in report.deletes] == ["log", "log", "blobs", "blobs"]
+    # Records; indexes, blobs, and packs but the first.
+    assert report.deletes_count == planned.deletes_count == 5 + 5 + 5 + 4
+    assert report.freed_bytes == planned.freed_bytes > 400_000
+
+
+class _Refusing(ForwardingStore):
+    """Will not delete indexes."""
+
+    @override
+    async def delete(
+        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
+    ) -> tuple[DeleteFailure, ...]:
+        refused = tuple(DeleteFailure(key=key, reason="locked") for key in keys if key.startswith("indexes/"))
+        return (*refused, *await super().delete([k for k in keys if not k.startswith("indexes/")], metadata=metadata))
+
+
+class _Hands(OwnHands):
+    """Tell whether the run has ended, after its record was written."""
+
+    ended = False
+
+    @override
+    async def end(self) -> None:
+        self.ended = bool(await keys(self._store, AUDIT))
+
+
+async def test_what_the_store_would_not_delete_is_counted_and_no_later_room_is_begun(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.collect.own_hands.KEYS_TOLD_MAX", 1)
+    repository = await world.process()
+    await history(world, repository, "one", "two", "three", "four")
+    hands = _Hands(_Refusing(world.store))
+    report = await repository.collect(LAST, delete_share_max=1, hands=hands)
+    assert not hands.ended
+    assert report.failed_count == 3 + 3 + 2
+    assert [key.split("/")[0] for key in report.failed] == ["indexes", "blobs"]
+    assert [(t.reason, t.count) for t in report.totals] == [(DeleteReason.CLOSED_COMMIT, 3)]
+    assert not [d for d in report.deletes if not d.key.startswith("log/")]
+    (audit,) = await audits(world)
+    assert (audit.outcome, audit.failed_count) == ("partly", 8)
+    hands = _Hands(world.store)
+    again = await repository.collect(LAST, delete_share_max=1, hands=hands)
+    assert hands.ended
+    assert (again.failed_count, again.deletes_count) == (0, 8)

@@ -1,0 +1,524 @@
+"""Design 0006, P6: plans that are right, plans that are wrong in one way each, and repositories that have moved on."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blobstore.base import BytesBody, list_blobs, read_blob
+from blobstore.memory import MemoryStore
+from engine.errors import DamagedError, UsageError
+from engine.index_io import read_index_chain
+from engine.plan_check import verify_plan
+from engine.plan_findings import PlanCheck, WrongKind
+from engine.repository import Repository
+from engine.sorted_digests import SHARD_NUMBERS, ShardReader, SortedDigests, digest_of, shard_of
+from index.collect_plan import DeleteReason, PlannedUpload, Upload
+from index.errors import PlanFileError, UnknownFormatError
+from index.keys import BLOBS, INDEXES, upload_key
+from index.log import Commit
+from index.model import CommitPointer, Scope
+from index.plan_file import (
+    HEADER_NAME,
+    LINES_SUFFIX,
+    SUMMARY_NAME,
+    PlanHeader,
+    PlanSummary,
+    decode_header,
+    decode_lines,
+    decode_summary,
+    encode_header,
+    encode_line,
+)
+from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule
+from tests.unit.engine.conftest import JOB, TTL_MS, World
+
+OTHER = Scope("other")
+KEEP_TWO = Retention(keep_last=2)
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> World:
+    """On a store that tells TTLs in lists, or the one that a test asks for."""
+    chosen: World = request.getfixturevalue(getattr(request, "param", "world"))
+    return chosen
+
+
+BOTH_STORES = pytest.mark.parametrize(
+    "world", ["world", "opaque_world"], indirect=True, ids=["lists show TTLs", "lists show none"]
+)
+
+
+class Planned:
+    """A repository with a bit of everything, and the plan of a dry run."""
+
+    def __init__(self, world: World, repository: Repository) -> None:
+        self.world = world
+        self.repository = repository
+        self.plan = MemoryStore(clock=world.clock)
+
+    async def make(self, retention: Retention | RetentionPolicy = KEEP_TWO) -> None:
+        await self.repository.collect(retention, dry_run=True, plan_to=self.plan)
+
+    async def check(self, in_memory_max: int = 1000) -> PlanCheck:
+        return await verify_plan(self.world.store, self.repository.record, self.plan, in_memory_max=in_memory_max)
+
+    async def lines(self) -> list[PlannedUpload]:
+        names = [blob.key async for blob in list_blobs(self.plan, "") if blob.key.endswith(LINES_SUFFIX)]
+        parts = [await read_blob(self.plan, name, size_bytes_max=1 << 20) for name in names]
+        return [line for part in parts for line in decode_lines(part, subject="plan")]
+
+    async def header(self) -> PlanHeader:
+        return decode_header(await read_blob(self.plan, HEADER_NAME, size_bytes_max=1 << 20), subject="plan")
+
+    async def summary(self) -> PlanSummary:
+        return decode_summary(await read_blob(self.plan, SUMMARY_NAME, size_bytes_max=1 << 20), subject="plan")
+
+    async def rewrite(self, lines: list[PlannedUpload]) -> None:
+        """Replace the lines, and the totals so that they agree."""
+        names = [blob.key async for blob in list_blobs(self.plan, "") if blob.key.endswith(LINES_SUFFIX)]
+        await self.plan.delete(names)
+        await self.plan.put(f"forged{LINES_SUFFIX}", BytesBody(b"".join(encode_line(line) for line in lines)))
+        summary = msgspec.structs.replace(
+            await self.summary(), lines_count=len(lines), size_bytes=sum(line.size_bytes for line in lines)
+        )
+        await self.plan.put(SUMMARY_NAME, BytesBody(encode_header(summary)))
+
+    async def replace_header(self, **fields: object) -> None:
+        header = msgspec.structs.replace(await self.header(), **fields)
+        await self.plan.put(HEADER_NAME, BytesBody(encode_header(header)))
+
+
+@pytest.fixture
+async def planned(world: World) -> Planned:
+    """Five commits, a name, a fork, a pin, an expired upload, a young one; all but the newest two commits may go."""
+    repository = await world.process()
+    expired = await world.backup(repository, "never committed")
+    assert expired.new_keys
+    world.clock.advance(TTL_MS + 1)
+    for text in ("one", "two", "three", "four", "five"):
+        await repository.commit(JOB, [await world.backup(repository, text)])
+        world.clock.advance(1000)
+    await repository.name(await repository.find(JOB, version=1), "kept")
+    await repository.fork(await repository.find(JOB, version=2), OTHER)
+    await world.backup(repository, "young")
+    world.clock.advance(1000)
+    made = Planned(world, repository)
+    await made.make()
+    return made
+
+
+@BOTH_STORES
+async def test_a_plan_of_a_dry_run_is_right_and_complete(planned: Planned) -> None:
+    check = await planned.check()
+    assert (check.is_right, check.is_complete, check.contradictions, check.changed) == (True, True, (), ())
+    assert check.planned_count == len(await planned.lines()) > 0
+    assert (check.later_count, check.gone_count, check.rescued_count) == (0, 0, 0)
+    assert check.waiting_count > 0
+    assert not check.on_disk
+
+
+async def test_sets_that_do_not_fit_are_compared_on_disk_with_the_same_result(planned: Planned) -> None:
+    in_memory, on_disk = await planned.check(), await planned.check(in_memory_max=3)
+    assert on_disk.on_disk
+    assert msgspec.structs.replace(on_disk, on_disk=False) == in_memory
+
+
+@pytest.mark.parametrize(
+    "retention",
+    [
+        Retention(keep_last=1, keep_named=False),
+        Retention(keep_since_ms=1_700_003_602_500),
+        Retention(keep_last=1, keep_since_ms=1_700_003_603_001),
+        RetentionPolicy(rules=(RetentionRule(pattern="oth*", retention=Retention(keep_last=1)),)),
+        RetentionPolicy(
+            rules=(
+                RetentionRule(pattern="j*", retention=None),
+                RetentionRule(pattern="*", retention=Retention(keep_last=1)),
+            )
+        ),
+    ],
+)
+async def test_every_retention_is_understood_alike(planned: Planned, retention: Retention | RetentionPolicy) -> None:
+    planned.plan = MemoryStore(clock=planned.world.clock)
+    await planned.make(retention)
+    check = await planned.check()
+    assert (check.is_right, check.is_complete, check.contradictions) == (True, True, ())
+
+
+async def test_the_repository_is_only_read(planned: Planned) -> None:
+    planned.world.store.requests.clear()
+    await planned.check()
+    assert {operation for operation, _ in planned.world.store.requests} <= {"get", "list_page", "stat"}
+
+
+# ---------------------------------------------------------------------- plans that are wrong
+
+
+async def reachable_line(planned: Planned) -> PlannedUpload:
+    """A line for the newest index."""
+    reference = (await planned.repository.find(JOB)).record.stores[0].index
+    info = await planned.world.store.inner.stat(reference.key)
+    assert info is not None
+    return PlannedUpload(
+        reference.key, DeleteReason.CLOSED_UPLOAD, info.size_bytes, created_at_ms=info.created_at_ms, expires_at_ms=None
+    )
+
+
+async def test_a_reachable_key_is_wrong(planned: Planned) -> None:
+    line = await reachable_line(planned)
+    await planned.rewrite([*await planned.lines(), line])
+    check = await planned.check()
+    assert [(w.key, w.kind) for w in check.wrong] == [(line.key, WrongKind.REACHABLE)]
+    assert (check.is_right, check.is_complete) == (False, True)
+
+
+async def test_what_only_a_name_or_a_fork_keeps_is_wrong_too(planned: Planned) -> None:
+    lines = await planned.lines()
+    keys = {line.key for line in lines}
+    forged = []
+    for version in (1, 2):
+        index = (await planned.repository.find(JOB, version=version)).record.stores[0].index
+        assert index.key not in keys
+        forged.append(msgspec.structs.replace(lines[0], key=index.key, size_bytes=index.size_bytes))
+    await planned.rewrite([*lines, *forged])
+    assert (await planned.check()).wrong_count == 2
+
+
+@BOTH_STORES
+async def test_an_upload_whose_ttl_is_running_is_wrong(planned: Planned) -> None:
+    young = await planned.world.backup(planned.repository, "another")
+    info = await planned.world.store.inner.stat(young.new_keys[0])
+    assert info is not None
+    line = PlannedUpload(
+        info.key, DeleteReason.CLOSED_UPLOAD, info.size_bytes, created_at_ms=info.created_at_ms, expires_at_ms=None
+    )
+    await planned.rewrite([*await planned.lines(), line])
+    assert [(w.key, w.kind) for w in (await planned.check()).wrong] == [(line.key, WrongKind.UNEXPIRED)]
+
+
+@BOTH_STORES
+async def test_an_eligible_key_that_the_plan_lacks_is_missed(planned: Planned) -> None:
+    lines = await planned.lines()
+    await planned.rewrite(lines[1:])
+    check = await planned.check()
+    assert (check.missed, check.missed_bytes) == ((lines[0].key,), lines[0].size_bytes)
+    assert (check.is_right, check.is_complete) == (True, False)
+
+
+Forge = Callable[[PlannedUpload], list[PlannedUpload]]
+
+
+@pytest.mark.parametrize(
+    "forge, kind",
+    [
+        (lambda line: [msgspec.structs.replace(line, size_bytes=line.size_bytes + 1)], WrongKind.SIZE),
+        (
+            lambda line: [
+                msgspec.structs.replace(line, reason=DeleteReason.EXPIRED_UPLOAD, expires_at_ms=1)
+                if line.reason is not DeleteReason.EXPIRED_UPLOAD
+                else msgspec.structs.replace(line, reason=DeleteReason.CLOSED_UPLOAD, expires_at_ms=None)
+            ],
+            WrongKind.REASON,
+        ),
+        (lambda line: [line, msgspec.structs.replace(line, size_bytes=0)], WrongKind.REPEATED),
+    ],
+    ids=["size", "reason", "repeated"],
+)
+async def test_a_line_that_says_something_else_than_the_store_is_wrong(
+    planned: Planned, forge: Forge, kind: WrongKind
+) -> None:
+    first, *rest = await planned.lines()
+    await planned.rewrite([*forge(first), *rest])
+    check = await planned.check()
+    assert (first.key, kind) in {(w.key, w.kind) for w in check.wrong}
+
+
+async def test_a_line_that_stands_there_twice_is_told(planned: Planned) -> None:
+    lines = await planned.lines()
+    await planned.rewrite([*lines, lines[-1]])
+    check = await planned.check()
+    assert check.contradictions == ("1 lines repeat another one",)
+    assert not check.is_right
+
+
+async def test_totals_that_do_not_add_up_are_told(planned: Planned) -> None:
+    summary = msgspec.structs.replace(await planned.summary(), lines_count=1, size_bytes=2)
+    await planned.plan.put(SUMMARY_NAME, BytesBody(encode_header(summary)))
+    assert len((await planned.check()).contradictions) == 2
+
+
+async def test_a_root_that_the_plan_lacks_is_told(planned: Planned) -> None:
+    header = await planned.header()
+    await planned.replace_header(commits=tuple(c for c in header.commits if c.scope != OTHER))
+    assert (await planned.check()).contradictions == ("commit 1 of other was open, and is not among the roots",)
+
+
+async def test_a_name_that_the_plan_lacks_is_told(planned: Planned) -> None:
+    await planned.replace_header(names=())
+    check = await planned.check()
+    assert check.contradictions == ("the name kept of job held, and is not among the roots",)
+
+
+async def test_a_commit_that_is_closed_against_the_retention_is_told(planned: Planned) -> None:
+    header = await planned.header()
+    forged = tuple(
+        msgspec.structs.replace(c, kept=None if c.kept is KeepReason.LAST else c.kept) for c in header.commits
+    )
+    assert forged != header.commits
+    await planned.replace_header(commits=forged)
+    check = await planned.check()
+    assert check.contradictions == ("commit 4 of job is kept by the retention, and the plan says otherwise",)
+
+
+async def test_another_retention_than_the_plan_was_made_with_is_told(planned: Planned) -> None:
+    policy = RetentionPolicy(rules=(RetentionRule(pattern="*", retention=Retention(keep_last=1)),))
+    await planned.replace_header(retention=policy)
+    check = await planned.check()
+    assert not check.is_right
+    assert check.missed_count > 0
+
+
+async def test_a_commit_of_another_time_is_told(planned: Planned) -> None:
+    header = await planned.header()
+    first, *rest = header.commits
+    later = msgspec.structs.replace(first, committed_at_ms=first.committed_at_ms + 1)
+    await planned.replace_header(commits=(later, *rest))
+    assert any("another time" in text for text in (await planned.check()).contradictions)
+
+
+async def test_a_plan_of_another_repository_is_refused(planned: Planned) -> None:
+    await planned.replace_header(repository_id="another")
+    with pytest.raises(UsageError):
+        await planned.check()
+
+
+# ---------------------------------------------------------------------- planners that are wrong
+
+
+async def test_a_planner_that_forgets_the_bases_of_deltas_is_found_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.index_io.WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr("engine.index_io.DELTA_GAIN_MIN", 0)
+    repository = await world.process()
+    for text in ("one", "two", "three"):
+        await repository.commit(JOB, [await world.backup(repository, text)])
+        world.clock.advance(1000)
+    sound = Planned(world, repository)
+    await sound.make(Retention(keep_last=1))
+    assert (await sound.check()).is_right
+
+    async def without_bases(*arguments: object, **options: object) -> tuple[object, tuple[object, ...]]:
+        index, chain = await read_index_chain(*arguments, **options)  # type: ignore[arg-type]
+        return index, chain[:1]
+
+    monkeypatch.setattr("engine.roots.read_index_chain", without_bases)
+    faulty = Planned(world, repository)
+    await faulty.make(Retention(keep_last=1))
+    check = await faulty.check()
+    assert {wrong.kind for wrong in check.wrong} == {WrongKind.REACHABLE}
+    assert check.wrong_count == 2
+
+
+async def test_a_planner_that_keeps_too_few_commits_is_found_out(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def newest_alone(
+        commits: Sequence[Commit], retention: Retention | None, named: object = ()
+    ) -> dict[CommitPointer, KeepReason]:
+        del retention, named
+        return {commit.pointer: KeepReason.NEWEST for commit in commits[-1:]}
+
+    monkeypatch.setattr("index.collect_plan.choose_kept", newest_alone)
+    planned.plan = MemoryStore(clock=planned.world.clock)
+    await planned.make()
+    check = await planned.check()
+    assert WrongKind.REACHABLE in {wrong.kind for wrong in check.wrong}
+    assert "commit 4 of job is kept by the retention, and the plan says otherwise" in check.contradictions
+
+
+async def test_a_planner_that_takes_what_has_not_expired_is_found_out(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def everything(uploads: Iterable[Upload], *_: object) -> tuple[tuple[PlannedUpload, ...], tuple[Upload, ...]]:
+        planned = (
+            PlannedUpload(
+                u.key, DeleteReason.CLOSED_UPLOAD, u.size_bytes, created_at_ms=u.created_at_ms, expires_at_ms=None
+            )
+            for u in uploads
+        )
+        return tuple(planned), ()
+
+    monkeypatch.setattr("engine.collect.own_hands.choose_uploads", everything)
+    planned.plan = MemoryStore(clock=planned.world.clock)
+    await planned.make()
+    assert WrongKind.UNEXPIRED in {wrong.kind for wrong in (await planned.check()).wrong}
+
+
+# ---------------------------------------------------------------------- hostile files
+
+
+def line_of(key: str) -> bytes:
+    fields = {"key": key, "reason": "closed_upload", "size_bytes": 1, "created_at_ms": 1, "expires_at_ms": None}
+    return msgspec.json.encode(fields) + b"\n"
+
+
+@pytest.mark.parametrize("name", [HEADER_NAME, SUMMARY_NAME])
+async def test_a_plan_without_its_ends_is_none(planned: Planned, name: str) -> None:
+    await planned.plan.delete([name])
+    with pytest.raises(PlanFileError):
+        await planned.check()
+
+
+@pytest.mark.parametrize("name", [HEADER_NAME, SUMMARY_NAME])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b"null", b'{"schema": 1}', b'{"schema": "1"}']
+)
+async def test_a_header_that_is_none_is_refused(planned: Planned, name: str, data: bytes) -> None:
+    await planned.plan.put(name, BytesBody(data))
+    with pytest.raises(PlanFileError):
+        await planned.check()
+
+
+async def test_a_header_of_a_newer_release_is_refused(planned: Planned) -> None:
+    await planned.plan.put(HEADER_NAME, BytesBody(b'{"schema": 2}'))
+    with pytest.raises(UnknownFormatError):
+        await planned.check()
+
+
+async def test_a_header_with_a_retention_that_keeps_nothing_is_refused(planned: Planned) -> None:
+    data = await read_blob(planned.plan, HEADER_NAME, size_bytes_max=1 << 20)
+    await planned.plan.put(HEADER_NAME, BytesBody(data.replace(b'"keep_last": 2', b'"keep_last": 0')))
+    with pytest.raises(PlanFileError):
+        await planned.check()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"no json\n",
+        b"{}\n",
+        line_of("../../etc/passwd"),
+        line_of("log/job/00000000000000000001.commit"),
+        line_of("blobs/zz/job/00000000000000000000-000001"),
+        b"[" * 5000 + b"\n",
+        b'"' + b"a" * 5000 + b'"\n',
+        b'{"cut": "short"',
+    ],
+    ids=["empty", "no json", "no fields", "a path", "a record", "no shard", "deep", "long", "cut short"],
+)
+async def test_lines_that_are_none_are_refused(planned: Planned, line: bytes) -> None:
+    await planned.plan.put(f"hostile{LINES_SUFFIX}", BytesBody(line))
+    with pytest.raises(PlanFileError):
+        await planned.check()
+
+
+async def test_keys_that_never_were_are_told_as_gone(planned: Planned) -> None:
+    lines = await planned.lines()
+    forged = msgspec.structs.replace(lines[0], key=upload_key(BLOBS, JOB, "0" * 20, 7))
+    await planned.rewrite([*lines, forged])
+    check = await planned.check()
+    assert (check.gone_count, check.wrong_count) == (1, 0)
+
+
+async def test_a_size_that_no_file_has_is_refused(planned: Planned) -> None:
+    lines = await planned.lines()
+    data = encode_line(lines[0]).replace(f'"size_bytes":{lines[0].size_bytes}'.encode(), b'"size_bytes":' + b"9" * 30)
+    assert b"9" * 30 in data
+    await planned.plan.put(f"hostile{LINES_SUFFIX}", BytesBody(data))
+    with pytest.raises(PlanFileError):
+        await planned.check()
+
+
+# ---------------------------------------------------------------------- repositories that have moved on
+
+
+async def test_new_commits_make_no_plan_wrong(planned: Planned) -> None:
+    for text in ("six", "seven", "eight"):
+        await planned.repository.commit(JOB, [await planned.world.backup(planned.repository, text)])
+        planned.world.clock.advance(1000)
+    check = await planned.check()
+    assert (check.is_right, check.is_complete, check.contradictions) == (True, True, ())
+
+
+@BOTH_STORES
+async def test_what_came_later_and_is_not_committed_is_neither_wrong_nor_missed(planned: Planned) -> None:
+    late = await planned.world.backup(planned.repository, "late")
+    planned.world.clock.advance(2 * TTL_MS)
+    check = await planned.check()
+    assert (check.is_right, check.is_complete) == (True, True)
+    assert check.later_count == len(late.new_keys)
+
+
+async def test_what_a_newer_root_reaches_is_told_as_rescued(planned: Planned) -> None:
+    await planned.repository.rewind(await planned.repository.find(JOB, version=3))
+    check = await planned.check()
+    assert check.rescued_count > 0
+    assert (check.is_right, check.is_complete) == (True, True)
+
+
+@BOTH_STORES
+async def test_after_the_collection_the_planned_keys_are_gone(planned: Planned) -> None:
+    await planned.repository.collect(KEEP_TWO, delete_share_max=1)
+    check = await planned.check()
+    assert check.gone_count == check.planned_count
+    assert (check.is_right, check.is_complete) == (True, True)
+
+
+async def test_a_root_that_is_gone_by_now_is_told_with_what_looks_missed(planned: Planned) -> None:
+    planned.plan = MemoryStore(clock=planned.world.clock)
+    await planned.make(Retention(keep_last=2, keep_named=False))
+    assert (await planned.check()).is_complete
+    await planned.repository.release_name(JOB, "kept")
+    check = await planned.check()
+    assert check.changed == ("the name kept of job",)
+    assert check.missed_count > 0
+    assert check.is_right
+
+
+async def test_a_missing_index_is_damage(planned: Planned) -> None:
+    reference = (await planned.repository.find(JOB)).record.stores[0].index
+    await planned.world.store.inner.delete([reference.key])
+    with pytest.raises(DamagedError):
+        await planned.check()
+
+
+@BOTH_STORES
+async def test_a_collection_beside_it_is_waited_out(planned: Planned) -> None:
+    async def collected() -> None:
+        await planned.repository.collect(KEEP_TWO, delete_share_max=1)
+
+    planned.world.store.before("get", "log/", collected)
+    check = await planned.check()
+    assert (check.is_right, check.is_complete) == (True, True)
+
+
+async def test_nothing_is_left_in_the_scratch_directory(planned: Planned, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    check = await planned.repository.verify_plan(planned.plan, scratch=scratch)
+    assert check.is_right
+    assert list(scratch.iterdir()) == []
+
+
+# ---------------------------------------------------------------------- sorted digests
+
+
+def test_digests_come_back_once_each_by_shard_wherever_they_were(tmp_path: Path) -> None:
+    keys = [upload_key(room, JOB, f"{n:020x}", n) for n in range(1, 60) for room in (BLOBS, INDEXES)]
+    read = []
+    for in_memory_max in (1, 7, 1000):
+        with SortedDigests(tmp_path, note_bytes=1, in_memory_max=in_memory_max) as digests:
+            for key in (*keys, *keys[::3]):
+                digests.add(digest_of(key) + b"x")
+            assert digests.is_on_disk == (in_memory_max < 1000)
+            reader = ShardReader(digests.by_shard())
+            read.append({number: reader.take(number) for number in SHARD_NUMBERS})
+    assert read[0] == read[1] == read[2]
+    for key in keys:
+        assert digest_of(key) + b"x" in read[0][shard_of(key)]
+    assert sum(map(len, read[0].values())) == len(keys)
+    assert not list(tmp_path.iterdir())
