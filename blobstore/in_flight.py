@@ -2,8 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
+from types import TracebackType
+
+from typing_extensions import override
 
 from blobstore.errors import InvalidRequestError
 
@@ -41,14 +43,9 @@ class InFlightLimit:
         self.allowed = in_flight_max
         self.under_way = 0
 
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
+    def slot(self) -> AbstractAsyncContextManager[None]:
         """Wait for a slot, and hold it."""
-        await self._take()
-        try:
-            yield
-        finally:
-            self._give_back()
+        return _Slot(self)
 
     def shrink(self) -> None:
         """The store asked for less."""
@@ -94,3 +91,22 @@ class InFlightLimit:
             if not turn.done():
                 self.under_way += 1
                 turn.set_result(None)
+
+
+class _Slot(AbstractAsyncContextManager[None]):
+    """One slot; no generator, since every request takes one."""
+
+    __slots__ = ("_limit",)
+
+    def __init__(self, limit: InFlightLimit) -> None:
+        self._limit = limit
+
+    @override
+    async def __aenter__(self) -> None:
+        await self._limit._take()
+
+    @override
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._limit._give_back()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import rocksdict
 
-import engine.backup
+import engine.backup_facts
 import engine.backup_source
 from blobstore.base import list_blobs
 from blobstore.local import LocalStore
@@ -154,7 +154,7 @@ async def test_live_store_goes_on_while_its_checkpoint_is_backed_up(
                 time.sleep(0.05)
 
     is_early = when == "after the scan"
-    module, name = (engine.backup, "identify_ssts") if is_early else (engine.backup_source, "find_difference")
+    module, name = (engine.backup_facts, "identify_ssts") if is_early else (engine.backup_source, "find_difference")
     real = getattr(module, name)
 
     def and_work(*args: object, **options: object) -> object:

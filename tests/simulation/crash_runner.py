@@ -293,7 +293,7 @@ async def judge(scenario: str, world: Path, acknowledged: list[str]) -> None:
     await repository.commit(JOB, [await repository.backup(JOB, world / "five")])
     later = await opened(world, shift_ms=10 * 24 * 3_600_000)
     for retention in (Retention(keep_last=100), Retention(keep_last=1)):
-        await later.collect(retention)
+        await later.collect(retention, delete_share_max=1)
         there = {blob.key async for blob in list_blobs(later.store, "")}
         expected = await expected_keys(later.store, await later.store.now_ms())
         assert there == expected, f"too many: {there - expected}; missing: {expected - there}"

@@ -48,6 +48,7 @@ _KINDS: Final[dict[StoreKind, Kind]] = {"s3": "s3", "memory": "direct", "expirin
 ACTION_S_MAX: Final = 4 * 3600.0
 # Once in a collection period.
 HOUSEKEEPING_S: Final = DAY_MS / 1000
+QUIET_DAYS_MAX: Final = 1
 EVERYTHING: Final = 1_000_000
 _CHANCE_FAULTS: Final = tuple(fault for fault in Fault if fault is not Fault.NONE)
 
@@ -100,6 +101,8 @@ class World:
         self.members = [Member(number, directory) for number in range(PROCESSES_IN_USE)]
         self._adrift: list[tuple[str, str, bytes, int | None]] = []
         self._acting: list[asyncio.Task[None]] = []
+        self._quiet_days = 0
+        self._effects_seen = 0
 
     async def live(self, *, keep_history: bool = False) -> Outcome:
         """From the first step to the verdict."""
@@ -201,6 +204,11 @@ class World:
         await asyncio.sleep(seconds)
 
     async def _keep_house(self) -> None:
+        # Once nobody has done anything since two of them, a further one would find what they left.
+        self._quiet_days = self._quiet_days + 1 if self.server.effects == self._effects_seen else 0
+        self._effects_seen = self.server.effects
+        if self._quiet_days > QUIET_DAYS_MAX:
+            return
         self.server.actor = JUDGE
         repository = await Repository.open(plain_store(self.server))
         await repository.collect(Retention(keep_last=EVERYTHING), delete_share_max=1)

@@ -132,6 +132,8 @@ class FaultPlan:
 
     def gate(self, request: Request, *, after: bool) -> Gate | None:
         """The gate at which a request stops; each holds one."""
+        if not self._gates:
+            return None
         for gate in self._gates:
             if gate.after == after and gate.match(request):
                 self._gates.remove(gate)

@@ -10,7 +10,7 @@ import contextvars
 import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, TypeVar, TypeVarTuple
 
 import msgspec
 
@@ -20,6 +20,7 @@ from tests.simulation.faults import OF_BODIES, Fault, FaultPlan, Request
 from tests.simulation.virtual_loop import VirtualLoop
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 # Between client and server, one way; and what a slow request takes.
 _WAY_S: Final = (0.001, 0.02)
@@ -148,7 +149,7 @@ class SimServer:
             raise BrokenError("the run is over", sent=False)
         pending = _Pending(request, carry_out, damage)  # type: ignore[arg-type]  # a damage takes what its carry_out gives
         self._in_flight.add(pending)
-        self._later(self._way_s(), lambda: self._arrive(pending))
+        self._later(self._way_s(), self._arrive, pending)
         return await pending.answer  # type: ignore[return-value]  # as the line above
 
     def _arrive(self, pending: _Pending) -> None:
@@ -248,19 +249,19 @@ class SimServer:
         return answer
 
     def _answer(self, pending: _Pending, answer: object, wait_s: float) -> None:
-        def tell() -> None:
-            self._in_flight.discard(pending)
-            if pending.answer.done():
-                return
-            if isinstance(answer, Exception):
-                pending.answer.set_exception(answer)
-            else:
-                pending.answer.set_result(answer)
+        self._later(wait_s, self._tell, pending, answer)
 
-        self._later(wait_s, tell)
+    def _tell(self, pending: _Pending, answer: object) -> None:
+        self._in_flight.discard(pending)
+        if pending.answer.done():
+            return
+        if isinstance(answer, Exception):
+            pending.answer.set_exception(answer)
+        else:
+            pending.answer.set_result(answer)
 
-    def _later(self, wait_s: float, do: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_later(wait_s, do, context=self._context)
+    def _later(self, wait_s: float, do: Callable[[*Ts], None], *args: *Ts) -> None:
+        asyncio.get_running_loop().call_later(wait_s, do, *args, context=self._context)
 
     def _way_s(self) -> float:
         return self._delays.between(*_WAY_S)

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,7 @@ from tests.simulation.schedule import Effect, Step, Trap
 from tests.simulation.sim_s3 import SimObject, SimServer, _Pending
 
 ROOT: Final = f"{PREFIX}/"
+_FREE: Final = nullcontext()
 _FAULTS: Final[dict[Effect, Fault]] = {
     "lost": Fault.LOST,
     "late": Fault.LATE,
@@ -175,14 +176,16 @@ class TrappedStore(ForwardingStore):
             return trap
         return None
 
-    @asynccontextmanager
     @override
-    async def _around(self, operation: str, *keys: str) -> AsyncIterator[None]:
+    def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:
+        if not self._traps or operation == "now_ms":
+            return _FREE
         key = keys[0] if keys else ""
-        trap = self._find(operation, key) if self._traps and operation != "now_ms" else None
-        if trap is None:
-            yield
-            return
+        trap = self._find(operation, key)
+        return _FREE if trap is None else self._trapped(trap, operation, key)
+
+    @asynccontextmanager
+    async def _trapped(self, trap: Trap, operation: str, key: str) -> AsyncIterator[None]:
         if trap.phase == "after" and trap.effect not in _FAULTS:
             yield
         await self._spring(trap, operation, key)
@@ -221,10 +224,9 @@ class TrappedStore(ForwardingStore):
             return Unknown(reason=str(error))
 
     def _drifting(self, operation: str, key: str) -> Trap | None:
-        adrift = [t for t in self._traps if t.effect == "adrift"]
-        if not adrift:
-            return None
-        for trap in adrift:
+        for trap in self._traps:
+            if trap.effect != "adrift":
+                continue
             if trap.operation == operation and key.startswith(trap.prefix) and key.endswith(trap.suffix):
                 self._traps.remove(trap)
                 return trap

@@ -13,6 +13,7 @@ from engine import index_io
 from tests.simulation.coverage import Coverage
 from tests.simulation.director import Beginning, Outcome, World
 from tests.simulation.processes import EPOCH_S, watched_locks
+from tests.simulation.remembering import remembered
 from tests.simulation.schedule import Advance, Do, Schedule, Step, StoreKind
 from tests.simulation.themes import BEGINNINGS_COUNT
 from tests.simulation.virtual_loop import DeadlockError, run_virtual
@@ -52,6 +53,7 @@ def simulate(schedule: Schedule, coverage: Coverage | None = None, *, keep_histo
     beginning = _build(schedule.store, schedule.beginning) if schedule.beginning else None
     with _scratch() as directory, contextlib.ExitStack() as stack:
         stack.enter_context(watched_locks())
+        stack.enter_context(remembered())
         if schedule.deltas:
             stack.enter_context(mock.patch.object(index_io, "delta_pays", _delta_always))
             stack.enter_context(mock.patch.object(index_io, "WHOLE_BYTES_MAX", 0))

@@ -60,6 +60,28 @@ class Lifeline:
 LIFELINE: Final[ContextVar[Lifeline | None]] = ContextVar("lifeline", default=None)
 
 
+class _Turn(asyncio.Handle):
+    """A callback that is to run; made by `VirtualLoop` alone, which fills it."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Nothing is checked: a campaign makes a hundred million of them."""
+
+
+class _Timer(asyncio.TimerHandle):
+    """One that is to run at its time."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """As `_Turn`."""
+
+    @override
+    def cancel(self) -> None:
+        self._cancelled = True
+
+
 class VirtualLoop(base_events.BaseEventLoop):
     """See the module.
 
@@ -86,7 +108,6 @@ class VirtualLoop(base_events.BaseEventLoop):
         self._timers_count = 0
         self._dropped: list[asyncio.Handle] = []
         self._lifelines: dict[str, Lifeline] = {}
-        self._broken: BaseException | None = None
         self.is_ending = False
         self.steps = 0
         self.blocking_calls = 0
@@ -101,22 +122,31 @@ class VirtualLoop(base_events.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
-        return handle
+        turn = _Turn()
+        _fill(turn, self, callback, args, context)
+        self._ready.append(turn)
+        return turn
 
     @override
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer = _Timer()
+        _fill(timer, self, callback, args, context)
+        timer._when, timer._scheduled = when, False  # type: ignore[attr-defined]  # of every timer
         self._timers_count += 1
         heapq.heappush(self._timers, (when, self._timers_count, timer))
         return timer
 
     @override
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now_s + delay, callback, *args, context=context)
+
+    @override
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, **options)
         context = options.get("context")
         lifeline = LIFELINE.get() if context is None else context.get(LIFELINE)
         if lifeline is not None:
@@ -170,35 +200,39 @@ class VirtualLoop(base_events.BaseEventLoop):
             if not ready:
                 self._jump()
                 continue
-            at = 0 if chance is None or len(ready) == 1 else int(chance.random() * len(ready))
-            handle = ready[at]
-            del ready[at]
-            if handle.cancelled() or self._is_held(handle):
+            if chance is None or len(ready) == 1:
+                handle = ready.popleft()
+            else:
+                at = int(chance.random() * len(ready))
+                handle = ready[at]
+                del ready[at]
+            if handle._cancelled:
                 continue
+            context = handle._context
+            lifeline = context.get(LIFELINE)
+            if lifeline is not None and not self.is_ending:
+                # Of a process that is dead or stands still: it is put away.
+                if lifeline.is_dead:
+                    self._dropped.append(handle)
+                    continue
+                if lifeline.is_stopped:
+                    lifeline.parked.append(handle)
+                    continue
             self.steps += 1
             if self.steps > STEPS_MAX:
                 raise DeadlockError(f"goes round in circles:\n{self._told()}")
-            handle._run()
-            if self._broken is not None:
-                raise self._broken
-
-    def _is_held(self, handle: asyncio.Handle) -> bool:
-        """Whether a callback belongs to a process that is dead or stands still: then it is put away."""
-        lifeline: Lifeline | None = handle._context.get(LIFELINE)  # type: ignore[attr-defined]  # of every handle
-        if lifeline is None or self.is_ending:
-            return False
-        if lifeline.is_dead:
-            self._dropped.append(handle)
-        elif lifeline.is_stopped:
-            lifeline.parked.append(handle)
-        return lifeline.is_dead or lifeline.is_stopped
+            try:
+                context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException:
+                # A callback that fails is a fault of the simulation.
+                if not self.is_ending:
+                    raise
 
     @override
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        # A callback that fails is a fault of the simulation; a task's exception that nobody asked for is the engine's
-        # own affair, and one that is told when the garbage collector finds it.
-        if "handle" in context and not self.is_ending:
-            self._broken = context.get("exception") or RuntimeError(context["message"])
+        """A task's exception that nobody asked for is the engine's affair, told when the garbage is collected."""
 
     def _jump(self) -> None:
         timers = self._timers
@@ -241,6 +275,11 @@ class VirtualLoop(base_events.BaseEventLoop):
             lines.append(f"  {task.get_name()}{state}: {where}")
         return "\n".join(lines)
 
+    # Generators that nobody closed are unwound with the tasks that hold them: there is no need of a list.
+
+    def _asyncgen_firstiter_hook(self, agen: Any) -> None:
+        """Nothing is noted."""
+
     # What a loop with a selector does and this one has no need of.
 
     def _process_events(self, event_list: Any) -> None:
@@ -248,6 +287,14 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Nobody sleeps who could be woken."""
+
+
+def _fill(
+    handle: Any, loop: VirtualLoop, callback: object, args: object, context: contextvars.Context | None
+) -> None:
+    handle._callback, handle._args, handle._loop = callback, args, loop
+    handle._context = contextvars.copy_context() if context is None else context
+    handle._cancelled, handle._repr = False, None
 
 
 def _frames(task: asyncio.Task[Any]) -> list[Any]:

@@ -1,0 +1,52 @@
+"""What pure functions of bytes have said is remembered by content: most bytes are read again and again.
+
+Within a campaign the same record is decoded by every process that meets it, by the chronicle and by the walker, and
+those that a schedule begins with by every schedule. What comes out cannot be changed, and so is shared.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+from unittest import mock
+
+from index import codec
+
+# Some megabytes.
+_KEPT_MAX: Final = 4096
+
+_unsealed: Final[dict[tuple[object, ...], bytes]] = {}
+_unpacked: Final[dict[tuple[object, ...], object]] = {}
+_unseal: Final = codec.unseal
+_unpack: Final = codec._unpack
+
+
+def _unseal_once(data: bytes, kind: bytes, *, bytes_max: int, raw_bytes_max: int, subject: str) -> bytes:
+    of = data, kind, bytes_max, raw_bytes_max
+    found = _unsealed.get(of)
+    if found is None:
+        found = _unseal(data, kind, bytes_max=bytes_max, raw_bytes_max=raw_bytes_max, subject=subject)
+        _keep(_unsealed, of, found)
+    return found
+
+
+def _unpack_once(payload: bytes, decode: Callable[[bytes], Any], check: Callable[[Any], None], subject: str) -> Any:
+    of = payload, check
+    found = _unpacked.get(of)
+    if found is None:
+        found = _unpack(payload, decode, check, subject)
+        _keep(_unpacked, of, found)
+    return found
+
+
+def _keep(known: dict[tuple[object, ...], Any], of: tuple[object, ...], found: object) -> None:
+    # Errors are not remembered: they tell which key it was.
+    if len(known) >= _KEPT_MAX:
+        known.clear()
+    known[of] = found
+
+
+@contextlib.contextmanager
+def remembered() -> Iterator[None]:
+    """Within, nothing is decoded and checked twice."""
+    with mock.patch.multiple(codec, unseal=_unseal_once, _unpack=_unpack_once):
+        yield
