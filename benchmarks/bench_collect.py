@@ -50,6 +50,7 @@ MEMORY_MAX = 4096 * MIB
 RATIO_MAX = 4.0
 LOOK_S = 0.1
 PARTITIONS = 32
+CORES = 2
 # Smaller ones are shells on their way to something else.
 TOLD_MIN = 10 * MIB
 
@@ -76,7 +77,7 @@ class TimedHands(SparkHands):
     """Tells how long each step took."""
 
     def __init__(self, spark: SparkSession, access: DoorAccess, doors: Doors) -> None:
-        super().__init__(spark, access, doors, partitions_max=PARTITIONS)
+        super().__init__(spark, access, doors, partitions_max=PARTITIONS, cores=CORES)
         self.seconds: dict[str, float] = {}
 
     async def _timed(self, step: str, work: Awaitable[Answer]) -> Answer:
@@ -106,7 +107,7 @@ def start_spark() -> SparkSession:
     os.environ |= {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     os.environ.pop("SPARK_HOME", None)
     session = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(f"local[{CORES}]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", HEAP)

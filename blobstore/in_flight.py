@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
 
@@ -45,7 +46,7 @@ class InFlightLimit:
 
     def slot(self) -> AbstractAsyncContextManager[None]:
         """Wait for a slot, and hold it."""
-        return _Slot(self)
+        return _Slot(self._take, self._give_back)
 
     def shrink(self) -> None:
         """The store asked for less."""
@@ -96,17 +97,18 @@ class InFlightLimit:
 class _Slot(AbstractAsyncContextManager[None]):
     """One slot; no generator, since every request takes one."""
 
-    __slots__ = ("_limit",)
+    __slots__ = ("_give_back", "_take")
 
-    def __init__(self, limit: InFlightLimit) -> None:
-        self._limit = limit
+    def __init__(self, take: Callable[[], Awaitable[None]], give_back: Callable[[], None]) -> None:
+        self._take = take
+        self._give_back = give_back
 
     @override
     async def __aenter__(self) -> None:
-        await self._limit._take()
+        await self._take()
 
     @override
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._limit._give_back()
+        self._give_back()

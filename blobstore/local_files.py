@@ -8,6 +8,7 @@ renamed or closed behind the caller's back. On a mount that hangs, the call hang
 import asyncio
 import errno
 import fcntl
+import functools
 import os
 import stat
 import sys
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 import aiofiles
-import aiofiles.os
 
 CHUNK_BYTES: Final = 1 << 20
 
@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 async def run_blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in a thread, to its end even if this call is cancelled meanwhile."""
-    return await _to_its_end(aiofiles.os.wrap(function)(*args, **kwargs))
+    call = functools.partial(function, *args, **kwargs)
+    return await _to_its_end(asyncio.get_running_loop().run_in_executor(None, call))
 
 
 class LocalFile:

@@ -30,6 +30,8 @@ from engine.errors import (
     DamagedError,
     FencedError,
     LeaseExpiredError,
+    NotFoundError,
+    StaleResultError,
     UnsafeStoreError,
     UsageError,
 )
@@ -79,6 +81,8 @@ class CommitWriter:
         self._ambient = ambient
         self._head: Head | None = None
         self._unresolved: dict[CommitPointer, Sent] = {}
+        # Requests whose record another request has found to stand: their callers may still ask.
+        self._standing: list[tuple[Request, Commit]] = []
         self._one_at_a_time = asyncio.Lock()
 
     async def head(self, *, anew: bool = False) -> Head:
@@ -177,7 +181,10 @@ class CommitWriter:
             ConflictError, CommitUnknownError, StoreError: As `commit`.
         """
 
-        def stores(head: Head) -> tuple[StoreReference, ...]:  # noqa: ARG001
+        def stores(head: Head) -> tuple[StoreReference, ...]:
+            if target.pointer.number >= head.next_number:
+                # Made since by another writer: `_submit` looks again.
+                raise NotFoundError("is newer than what is there", operation="rewind", subject=str(self._scope))
             return target.record.stores
 
         return await self._submit_copy(Request(kind="rewind", source=target.pointer), target, stores)
@@ -254,11 +261,13 @@ class CommitWriter:
             new_keys: As for `_finish`.
             gone: What of the parent is missing and not needed any more (design 0006, M1); None: nothing of it is.
         """
+        why = ""
         for _ in range(COMMIT_ATTEMPTS_MAX):
             standing = await self._resolve(request)
             if standing is not None:
                 return await self._finish(standing, new_keys)
-            head = await self._load_head(request.parent)
+            remembered = self._head
+            head = await self._head_for(request)
             check_commits(self._store, request.kind)
             if request.parent not in {ANY, head.newest.pointer if head.newest else None}:
                 raise CommitLostError(
@@ -266,7 +275,14 @@ class CommitWriter:
                     operation=request.kind,
                     subject=str(self._scope),
                 )
-            record = self._sent_before(request, head) or await compose(head)
+            try:
+                record = self._sent_before(request, head) or await compose(head)
+            except (StaleResultError, NotFoundError):
+                # What does not fit an own commit that is remembered may have been made on top of another's since.
+                if head is remembered and await self._is_overtaken(head):
+                    why = "other writers keep committing"
+                    continue
+                raise
             data = encode_commit(record)
             if head.newest is None:
                 await self._check_granularity()
@@ -275,12 +291,14 @@ class CommitWriter:
                 await self._settle_parent(head, gone)
             except DamagedError as error:
                 if is_missing(error) and await self._is_overtaken(head):
+                    why = "other writers keep committing, and collections take what this one builds on"
                     continue
                 raise
             if await self._send(request, record, data):
                 commit = await self._judge_sent(record)
                 return await self._finish(commit, new_keys)
-        raise CommitLostError("own late records keep arriving", operation=request.kind, subject=str(self._scope))
+            why = "own late records keep arriving"
+        raise CommitLostError(why, operation=request.kind, subject=str(self._scope))
 
     async def _load_head(self, parent: CommitPointer | Literal["any"] | None = ANY) -> Head:
         """Where the scope stands; what is remembered does not count if the caller has seen another newest commit."""
@@ -290,6 +308,14 @@ class CommitWriter:
             log = await load_log(self._store, self._scope)
             self._head = Head(newest=log.newest, next_number=log.listing.newest_number + 1)
         return self._head
+
+    async def _head_for(self, request: Request) -> Head:
+        """As `_load_head`; who rewinds may have seen a newer commit than the own one that is remembered."""
+        head = await self._load_head(request.parent)
+        if request.kind == "rewind" and request.source is not None and request.source.number >= head.next_number:
+            self._head = None
+            head = await self._load_head()
+        return head
 
     async def _is_overtaken(self, head: Head) -> bool:
         """Whether the newest commit is another one by now: what was remembered may have been collected since."""
@@ -302,6 +328,11 @@ class CommitWriter:
 
         A record is forgotten only once its fate is certain: an error on the way leaves it for the next attempt.
         """
+        for found in self._standing:
+            if found[0] == request:
+                await self._load_head()
+                self._standing.remove(found)
+                return found[1]
         if not self._unresolved:
             return None
         head = await self._load_head()
@@ -315,6 +346,8 @@ class CommitWriter:
                     commit = await self._acknowledge(sent.record)
             if commit is not None and sent.request == request:
                 return commit
+            if commit is not None and sent.request.results:
+                self._standing.append((sent.request, commit))
             del self._unresolved[pointer]
         return None
 

@@ -56,6 +56,8 @@ class Fate(StrEnum):
     WAITING = "waits for its TTL"
     LEFT_ALONE = "is left alone"
     ABSENT = "is not there"
+    # An index that is kept cannot be read, and may lead to it.
+    UNKNOWN = "cannot be told"
 
 
 class RootKind(StrEnum):
@@ -153,11 +155,16 @@ async def explain(
     )
     if kind not in {KeyKind.BLOB, KeyKind.INDEX}:
         return _explain_record(told, roots, plans)
-    paths, unreadable = await _find_paths(store, roots, plans, key)
+    paths, unreadable, is_open = await _find_paths(store, roots, plans, key)
     told = msgspec.structs.replace(
         told, paths_count=len(paths), paths=tuple(paths[:PATHS_TOLD_MAX]), unreadable=unreadable
     )
-    return _explain_upload(told, there, is_kept=any(path.keeps for path in paths), ttl_ms=repository.ttl_ms)
+    is_kept = any(path.keeps for path in paths)
+    if is_open and not is_kept:
+        fate = Fate.ABSENT if there is None else Fate.UNKNOWN
+        rule = "an index that is kept cannot be read, and may lead to it: a collection deletes nothing then (0002, D4)"
+        return msgspec.structs.replace(told, fate=fate, rule=rule)
+    return _explain_upload(told, there, is_kept=is_kept, ttl_ms=repository.ttl_ms)
 
 
 def kind_of(key: str) -> KeyKind:
@@ -249,8 +256,8 @@ def _explain_upload(told: Explanation, there: BlobInfo | None, *, is_kept: bool,
 
 async def _find_paths(
     store: BlobStore, roots: Roots, plans: tuple[ScopePlan, ...], key: str
-) -> tuple[list[KeyPath], tuple[str, ...]]:
-    """Every way from a root to a key, those that keep it first; and the indexes that could not be read."""
+) -> tuple[list[KeyPath], tuple[str, ...], bool]:
+    """Every way from a root to a key, those that keep it first; the indexes that could not be read; if one is kept."""
     starts = list(_starts(roots, plans))
     unreadable: list[str] = []
 
@@ -261,7 +268,8 @@ async def _find_paths(
             # What only a pin leads to may be gone; of the rest `tidemark verify` tells more.
             if not is_missing(error) or reference in required:
                 unreadable.append(reference.key)
-            return None
+            # What cannot be read is referred to all the same.
+            return ((key,), ()) if reference.key == key else None
         keys = tuple(link.key for link in chain)
         if key in keys:
             return keys[: keys.index(key) + 1], ()
@@ -276,7 +284,9 @@ async def _find_paths(
         for path, reference in starts
         if (way := found[reference.index]) is not None
     ]
-    return sorted(paths, key=lambda path: not path.keeps), tuple(sorted(unreadable))
+    kept = {reference.index.key for path, reference in starts if path.keeps}
+    paths.sort(key=lambda path: not path.keeps)
+    return paths, tuple(sorted(unreadable)), not kept.isdisjoint(unreadable)
 
 
 def _starts(roots: Roots, plans: tuple[ScopePlan, ...]) -> Iterable[tuple[KeyPath, StoreReference]]:

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
-from blobstore.errors import BlobNotFoundError, StoreError, StoreUnavailableError
+from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from engine.commit import REFUSALS
 from engine.errors import NotFoundError
 from engine.log_io import load_log, read_boundary
@@ -42,6 +42,8 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     # Names that were given up, or with `dry_run` would be.
     released: tuple[str, ...]
+    # Why names were not given up though they should have been: whoever may write boundaries may not always write names.
+    denied: str = ""
 
 
 async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
@@ -53,7 +55,8 @@ async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dr
     and a GET for each; a LIST, a GET and a PUT for each name released.
 
     Args:
-        with_names: Release the names too.
+        with_names: Release the names too. Where the store denies that, the scope is forgotten all the same: `denied` of
+            the report says so, and `names` which are left.
         dry_run: Nothing is written.
 
     Raises:
@@ -70,11 +73,15 @@ async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dr
     names = tuple(record.name for record in await list_names(store, scope))
     if not with_names:
         return msgspec.structs.replace(report, names=names)
-    if not dry_run:
-        for name in names:
-            # Somebody else has released it meanwhile.
+    if dry_run:
+        return msgspec.structs.replace(report, released=names)
+    for place, name in enumerate(names):
+        try:
+            # Somebody else may have released it meanwhile.
             with contextlib.suppress(NotFoundError):
                 await release_name(store, scope, name)
+        except AccessDeniedError as error:
+            return msgspec.structs.replace(report, released=names[:place], names=names[place:], denied=str(error))
     return msgspec.structs.replace(report, released=names)
 
 

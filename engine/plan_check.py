@@ -5,7 +5,8 @@ difference is compared with the plan's lines, shard by shard. The repository may
 what is reachable only by newer roots, what came later and what is gone are told, and make no plan wrong.
 """
 
-from collections import defaultdict
+import struct
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -17,8 +18,16 @@ from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
 from blobstore.errors import BlobNotFoundError
 from blobstore.local_files import run_blocking
 from engine.errors import DamagedError, UnsafeStoreError, UsageError
-from engine.plan_findings import Findings, PlanCheck, WrongKind
-from engine.plan_roots import OPERATION, Reach, compare_roots, follow, read_now_roots
+from engine.plan_findings import Findings, PlanCheck, WrongKind, compare_totals
+from engine.plan_roots import (
+    OPERATION,
+    Reach,
+    compare_clock,
+    compare_retention,
+    compare_roots,
+    follow,
+    read_now_roots,
+)
 from engine.sorted_digests import (
     DIGEST_BYTES,
     IN_MEMORY_MAX,
@@ -29,7 +38,7 @@ from engine.sorted_digests import (
     digest_of,
     shard_of,
 )
-from index.collect_plan import DeleteReason
+from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal
 from index.errors import PlanFileError, UnsafeNameError
 from index.keys import parse_upload_key
 from index.model import RepositoryRecord
@@ -44,6 +53,7 @@ from index.plan_file import (
     decode_lines,
     decode_summary,
 )
+from index.retention import RetentionPolicy
 
 # A collection beside us may take what the roots have led to; then they have changed.
 READINGS_MAX: Final = 5
@@ -52,7 +62,8 @@ LINES_FILE_BYTES_MAX: Final = 1 << 30
 _REACHED_THEN: Final = b"\0"
 _REACHED_LATER: Final = b"\1"
 _REASONS: Final = (DeleteReason.EXPIRED_UPLOAD, DeleteReason.CLOSED_UPLOAD, DeleteReason.OUTLIVED_UPLOAD)
-_SIZE_BYTES: Final = 8
+# What is kept of a line beside the digest of its key: reason, size, creation and expiry (with whether it has one).
+_NOTE: Final = struct.Struct(">BQq?q")
 _LENGTH_BYTES: Final = 8
 
 
@@ -76,7 +87,7 @@ class _Shard(msgspec.Struct, frozen=True, kw_only=True):
     """One shard of what is compared; lines and reach by digest."""
 
     uploads: list[_Listed]
-    # Reason and size of each line.
+    # The note of each line.
     lines: defaultdict[bytes, list[bytes]]
     # By which roots it is reached.
     reach: dict[bytes, bytes]
@@ -87,6 +98,7 @@ async def verify_plan(
     repository: RepositoryRecord,
     plan: BlobStore,
     *,
+    meant: Callable[[int], RetentionPolicy] | None = None,
     in_memory_max: int = IN_MEMORY_MAX,
     scratch: Path | None = None,
 ) -> PlanCheck:
@@ -100,6 +112,8 @@ async def verify_plan(
         store: The repository's.
         repository: Its record.
         plan: Where the plan's files are.
+        meant: What is meant to be kept, at a time by the store's clock; compared with what the plan says that it keeps.
+            If not given, the plan is believed.
         in_memory_max: Above so many keys of one kind, sorted digests are kept on disk.
         scratch: A directory for them; that of the system if not given.
 
@@ -127,6 +141,7 @@ async def verify_plan(
             store,
             _Plan(place=plan, header=header, summary=summary),
             ttl_ms=repository.ttl_ms,
+            meant=meant,
             scratch=Path(directory),
             in_memory_max=in_memory_max,
         )
@@ -136,12 +151,24 @@ async def verify_plan(
 class _Check:
     """One check: its steps, in their order, and what they find."""
 
-    def __init__(self, store: BlobStore, plan: _Plan, *, ttl_ms: int, scratch: Path, in_memory_max: int) -> None:
+    def __init__(
+        self,
+        store: BlobStore,
+        plan: _Plan,
+        *,
+        ttl_ms: int,
+        meant: Callable[[int], RetentionPolicy] | None,
+        scratch: Path,
+        in_memory_max: int,
+    ) -> None:
         self._store = store
         self._plan = plan.place
         self._header = plan.header
         self._summary = plan.summary
         self._ttl_ms = ttl_ms
+        self._meant = meant
+        # When the plan's uploads were listed; never later than it is now, whatever the plan says.
+        self._then_ms = plan.header.listed_at_ms
         self._scratch = scratch
         self._in_memory_max = in_memory_max
         self._found = Findings()
@@ -149,19 +176,21 @@ class _Check:
     async def run(self) -> PlanCheck:
         """List first, as a collection does (D2); then the roots, then compare with the plan."""
         found = self._found
+        now_ms = await self._store.now_ms()
+        self._then_ms = min(self._then_ms, now_ms)
         with (
             TemporaryFile(dir=self._scratch) as listed,
             self._digests(note_bytes=len(_REACHED_THEN)) as reached,
-            self._digests(note_bytes=1 + _SIZE_BYTES) as planned,
+            self._digests(note_bytes=_NOTE.size) as planned,
         ):
             await self._list_uploads(listed)
             reach = await self._read_reach(reached)
-            planned_bytes = await self._read_lines(planned)
+            totals = await self._read_lines(planned)
             await self._compare(listed, planned, reached)
             return PlanCheck(
                 run=self._header.run,
                 planned_count=planned.added_count,
-                planned_bytes=planned_bytes,
+                planned_bytes=sum(total.size_bytes for total in totals),
                 listed_count=found.counts["listed"],
                 indexes_count=len(reach.then | reach.later),
                 wrong_count=found.counts["wrong"],
@@ -169,12 +198,18 @@ class _Check:
                 missed_count=found.counts["missed"],
                 missed_bytes=found.missed_bytes,
                 missed=tuple(found.missed),
-                contradictions=(*self._check_totals(planned.added_count, planned_bytes), *reach.contradictions),
+                contradictions=(
+                    *compare_clock(self._header, now_ms, late_ms=self._store.capabilities.created_late_ms),
+                    *(compare_retention(self._header, self._meant) if self._meant is not None else ()),
+                    *self._check_totals(totals),
+                    *reach.contradictions,
+                ),
                 changed=reach.changed,
                 later_count=found.counts["later"],
                 gone_count=found.counts["gone"],
                 rescued_count=found.counts["rescued"],
                 waiting_count=found.counts["waiting"],
+                retention_compared=self._meant is not None,
                 on_disk=planned.is_on_disk or reached.is_on_disk,
             )
 
@@ -226,30 +261,27 @@ class _Check:
             return reach
         raise UnsafeStoreError(f"the roots changed in each of {READINGS_MAX} readings", operation=OPERATION)
 
-    async def _read_lines(self, planned: SortedDigests) -> int:
-        """Every line of the plan; returns the bytes that they add up to."""
-        size_bytes = 0
+    async def _read_lines(self, planned: SortedDigests) -> tuple[ReasonTotal, ...]:
+        """Every line of the plan; returns what they add up to."""
+        counts: Counter[DeleteReason] = Counter()
+        sizes: Counter[DeleteReason] = Counter()
         names = [blob.key async for blob in list_blobs(self._plan, "") if blob.key.endswith(LINES_SUFFIX)]
         for name in names:
             data = await _read_part(self._plan, name)
             for line in decode_lines(data, subject=name):
-                size_bytes += line.size_bytes
-                note = bytes([_REASONS.index(line.reason)]) + line.size_bytes.to_bytes(_SIZE_BYTES)
-                planned.add(digest_of(line.key) + note)
-        return size_bytes
+                counts[line.reason] += 1
+                sizes[line.reason] += line.size_bytes
+                planned.add(digest_of(line.key) + _note(line))
+        return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in _REASONS if counts[r])
 
-    def _check_totals(self, lines_count: int, size_bytes: int) -> list[str]:
-        summary = self._summary
-        said = [("lines", summary.lines_count, lines_count), ("bytes", summary.size_bytes, size_bytes)]
-        found = [
-            f"the summary tells {told} {what}, and there are {there}" for what, told, there in said if told != there
-        ]
-        if summary.run != self._header.run:
+    def _check_totals(self, totals: tuple[ReasonTotal, ...]) -> list[str]:
+        found = compare_totals(self._summary, totals)
+        if self._summary.run != self._header.run:
             found.append("the summary is of another run")
         if self._header.ttl_ms != self._ttl_ms:
             found.append(f"the plan has a TTL of {self._header.ttl_ms} ms, and the repository one of {self._ttl_ms} ms")
-        if lines_count > self._found.counts["planned"]:
-            found.append(f"{lines_count - self._found.counts['planned']} lines repeat another one")
+        if repeated := sum(total.count for total in totals) - self._found.counts["planned"]:
+            found.append(f"{repeated} lines repeat another one")
         return found
 
     # ------------------------------------------------------------------ compare
@@ -276,46 +308,65 @@ class _Check:
             found.counts["later"] += 1
         else:
             try:
-                reason = await self._reason(upload)
+                reason, expires_at_ms = await self._reason(upload)
             except BlobNotFoundError:
                 found.counts["gone"] += bool(lines)  # collected since it was listed
                 return
             if lines:
-                self._judge_line(upload, lines[0], reason)
+                self._judge_line(upload, lines[0], reason, expires_at_ms)
             elif reason is not None:
                 found.add_missed(upload.key, upload.size_bytes)
             else:
                 found.counts["waiting"] += 1
 
-    def _judge_line(self, upload: _Listed, note: bytes, reason: DeleteReason | None) -> None:
+    def _judge_line(self, upload: _Listed, note: bytes, reason: DeleteReason | None, expires_at_ms: int | None) -> None:
         """A planned key that nothing leads to: whether it may go, and what the line says of it."""
+        reason_number, size_bytes, created_at_ms, has_expiry, told_expires_at_ms = _NOTE.unpack(note)
+        told_ms = told_expires_at_ms if has_expiry else None
+        capabilities = self._store.capabilities
+        moved = not capabilities.keeps_created_at and created_at_ms < upload.created_at_ms
+        came_later = created_at_ms > self._then_ms + capabilities.created_late_ms
         if reason is None:
             self._found.add_wrong(upload.key, WrongKind.UNEXPIRED)
-        elif reason is not _REASONS[note[0]]:
+        elif reason is not _REASONS[reason_number]:
             self._found.add_wrong(upload.key, WrongKind.REASON)
-        elif upload.size_bytes != int.from_bytes(note[1:]):
+        elif upload.size_bytes != size_bytes:
             self._found.add_wrong(upload.key, WrongKind.SIZE)
+        elif told_ms != expires_at_ms or came_later or (upload.created_at_ms != created_at_ms and not moved):
+            self._found.add_wrong(upload.key, WrongKind.TIMES)
 
-    async def _reason(self, upload: _Listed) -> DeleteReason | None:
-        """Why an unreachable upload could go when the plan was made (0002, D2); None: its TTL was running.
+    async def _reason(self, upload: _Listed) -> tuple[DeleteReason | None, int | None]:
+        """Why an unreachable upload could go when the plan was made (0002, D2), and when its TTL ended, if it did.
+
+        None: its TTL was running.
 
         Raises:
             BlobNotFoundError: It had to be looked at, and is gone.
         """
-        then_ms = self._header.listed_at_ms
+        then_ms = self._then_ms
         expires_at_ms = upload.expires_at_ms
         if not upload.ttl_known:
             if upload.created_at_ms + self._ttl_ms <= then_ms:
-                return DeleteReason.OUTLIVED_UPLOAD
+                return DeleteReason.OUTLIVED_UPLOAD, None
             if not self._store.capabilities.removes_ttl:
-                return None
+                return None, None
             info = await self._store.stat(upload.key)
             if info is None:
                 raise BlobNotFoundError("is gone", operation=OPERATION, key=upload.key)
             expires_at_ms = info.expires_at_ms
         if expires_at_ms is None:
-            return DeleteReason.CLOSED_UPLOAD
-        return DeleteReason.EXPIRED_UPLOAD if expires_at_ms <= then_ms else None
+            return DeleteReason.CLOSED_UPLOAD, None
+        return (DeleteReason.EXPIRED_UPLOAD, expires_at_ms) if expires_at_ms <= then_ms else (None, None)
+
+
+def _note(line: PlannedUpload) -> bytes:
+    return _NOTE.pack(
+        _REASONS.index(line.reason),
+        line.size_bytes,
+        line.created_at_ms,
+        line.expires_at_ms is not None,
+        line.expires_at_ms or 0,
+    )
 
 
 def _adder(reached: SortedDigests, note: bytes) -> Callable[[str], None]:

@@ -6,7 +6,9 @@ from typing import Final
 
 import msgspec
 
+from index.collect_plan import ReasonTotal
 from index.keys import RunId
+from index.plan_file import PlanSummary
 
 # Keys of one kind that are named in the report.
 TOLD_MAX: Final = 1000
@@ -19,6 +21,7 @@ class WrongKind(StrEnum):
     UNEXPIRED = "its TTL was running"
     SIZE = "its size is another"
     REASON = "its reason is another"
+    TIMES = "its times are others"
     REPEATED = "it is planned twice"
 
 
@@ -53,6 +56,8 @@ class PlanCheck(msgspec.Struct, frozen=True, kw_only=True):
     rescued_count: int
     # Unreachable and not expired: rightly in no plan.
     waiting_count: int
+    # Whether what is meant to be kept was given to compare with; else the plan's own retention is believed.
+    retention_compared: bool
     # The sets did not fit into memory.
     on_disk: bool
 
@@ -65,6 +70,11 @@ class PlanCheck(msgspec.Struct, frozen=True, kw_only=True):
     def is_complete(self) -> bool:
         """Whether nothing is missed."""
         return not self.missed_count
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that was planned is gone, by a collection since: then there is nothing left to compare."""
+        return 0 < self.planned_count == self.gone_count
 
 
 class Findings:
@@ -88,3 +98,21 @@ class Findings:
         self.missed_bytes += size_bytes
         if len(self.missed) < TOLD_MAX:
             self.missed.append(key)
+
+
+def compare_totals(summary: PlanSummary, totals: tuple[ReasonTotal, ...]) -> list[str]:
+    """Where the summary of a plan tells something else than its lines add up to, by reason and together."""
+    lines_count = sum(total.count for total in totals)
+    size_bytes = sum(total.size_bytes for total in totals)
+    said = [("lines", summary.lines_count, lines_count), ("bytes", summary.size_bytes, size_bytes)]
+    found = [f"the summary tells {told} {what}, and there are {there}" for what, told, there in said if told != there]
+    found += [
+        f"the summary has {told.count} lines and {told.size_bytes} bytes of {told.reason.value!r}: not so"
+        for told in summary.totals
+        if told not in totals and (told.count or told.size_bytes)
+    ]
+    if missing := {total.reason for total in totals} - {told.reason for told in summary.totals}:
+        found.append(f"the summary tells nothing of {', '.join(sorted(repr(reason.value) for reason in missing))}")
+    if len({told.reason for told in summary.totals}) < len(summary.totals):
+        found.append("the summary tells a reason twice")
+    return found

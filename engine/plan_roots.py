@@ -26,7 +26,7 @@ from index.codec import (
     decode_pin,
 )
 from index.delta import apply_delta
-from index.keys import LOG, NAMES, PINS, parse_log_key, parse_name_key
+from index.keys import LOG, NAMES, PINS, parse_log_key, parse_name_key, run_began_at_ms
 from index.model import (
     Boundary,
     CommitPointer,
@@ -39,10 +39,12 @@ from index.model import (
     SnapshotIndex,
 )
 from index.plan_file import PlanHeader, RootCommit
-from index.retention import RetentionPolicy
+from index.retention import RetentionPolicy, RetentionRule
 
 OPERATION: Final = "verify-plan"
 IN_FLIGHT_MAX: Final = 16
+# "7d" is worked out when a command begins, which may have to start Spark before its run does.
+SINCE_LATE_MAX_MS: Final = 10 * 60 * 1000
 
 
 class OpenCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +129,50 @@ async def _read_all(store: BlobStore, prefix: str) -> list[tuple[str, int, bytes
 def _is_open(record: CommitRecord, boundaries: defaultdict[Scope, list[Boundary]]) -> bool:
     me = CommitPointer(record.number, record.write_id)
     return all(b.number < record.number or me in b.kept for b in boundaries[record.scope])
+
+
+def compare_clock(header: PlanHeader, now_ms: int, *, late_ms: int) -> tuple[str, ...]:
+    """Where a plan's times cannot be: its own clock would say which TTLs are over.
+
+    Args:
+        header: The plan's.
+        now_ms: The store's clock, read by whoever checks.
+        late_ms: By how much times of the store may differ.
+    """
+    found = []
+    if header.now_ms > now_ms + late_ms:
+        found.append("the plan was made later than it is now by the store's clock")
+    if header.now_ms != run_began_at_ms(header.run):
+        found.append("the plan was made at another time than its run began")
+    # A run is taken up for so long (R3).
+    if header.listed_at_ms < header.now_ms - header.ttl_ms:
+        found.append("the plan's listing is older than a TTL")
+    return tuple(found)
+
+
+def compare_retention(header: PlanHeader, meant: Callable[[int], RetentionPolicy]) -> tuple[str, ...]:
+    """Where a plan keeps something else than is meant, given what is meant at a time by the store's clock."""
+    latest, earliest = meant(header.now_ms).rules, meant(max(0, header.now_ms - SINCE_LATE_MAX_MS)).rules
+    told = header.retention.rules
+    if len(told) != len(latest):
+        return (f"the plan has {len(told)} rules of retention, and {len(latest)} are meant",)
+    return tuple(
+        f"the plan's rule {place} of retention, for jobs {mine.pattern}, is not the one that is meant"
+        for place, (mine, low, high) in enumerate(zip(told, earliest, latest, strict=True), start=1)
+        if not _is_meant(mine, low, high)
+    )
+
+
+def _is_meant(told: RetentionRule, low: RetentionRule, high: RetentionRule) -> bool:
+    """Whether a rule is the one that is meant; its time may lie between two."""
+    mine, meant = told.retention, high.retention
+    if mine is None or meant is None or low.retention is None:
+        return told == high
+    since_ms, low_ms, high_ms = mine.keep_since_ms, low.retention.keep_since_ms, meant.keep_since_ms
+    if since_ms is None or low_ms is None or high_ms is None:
+        return told == high
+    same = msgspec.structs.replace(mine, keep_since_ms=high_ms) == meant
+    return told.pattern == high.pattern and same and low_ms <= since_ms <= high_ms
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True):

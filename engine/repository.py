@@ -13,18 +13,14 @@ from engine import index_io
 from engine.backup import BackupResult, backup_source, plan_backup_dir
 from engine.backup_source import BackupSource, WholeDirectory
 from engine.clock import Ambient, SystemAmbient
-from engine.collect import DELETE_SHARE_MAX, CollectReport, Hands, collect
 from engine.commit import CommitWriter
 from engine.commit_record import ANY
 from engine.digest_cache import DigestCache
 from engine.errors import DamagedError, StaleResultError, UsageError
-from engine.explain import Explanation, explain
 from engine.forget import ForgetReport, forget
 from engine.missing import find_missing
-from engine.naming import give_name, release_name
-from engine.plan_check import verify_plan
-from engine.plan_findings import PlanCheck
 from engine.progress import NO_PROGRESS, Progress
+from engine.repository_caring import CaringRepository
 from engine.repository_reading import Choice, require_store
 from engine.repository_record import (
     REFUSED_STORE,
@@ -34,10 +30,9 @@ from engine.repository_record import (
     opened_store,
     read_repository_record,
 )
-from engine.repository_restoring import Restored, RestoringRepository
+from engine.repository_restoring import Restored
 from engine.store_checks import check_commits
 from engine.transfer_settings import TransferSettings
-from engine.verify import Level, ProblemKind, VerifyReport, verify
 from index.backup_plan import BackupPlan
 from index.codec import encode_record
 from index.keys import REPOSITORY
@@ -45,7 +40,6 @@ from index.log import Commit
 from index.model import (
     CommitPointer,
     LineageItem,
-    NameRecord,
     RepositoryRecord,
     Scope,
     ScopeLayout,
@@ -53,7 +47,6 @@ from index.model import (
     UniqueId,
 )
 from index.reachable import blobs_needed
-from index.retention import Retention, RetentionPolicy
 
 __all__ = ["DAY_MS", "HOUR_MS", "LATEST", "REFUSED_STORE", "Choice", "Repository", "Restored", "require_store"]
 
@@ -67,7 +60,7 @@ BACKSTOP_MS_MIN: Final = 7 * DAY_MS
 LATEST: Final = "latest"
 
 
-class Repository(RestoringRepository):
+class Repository(CaringRepository):
     """One repository in one store, open. Use it as an async context manager, or call `close`.
 
     Example:
@@ -369,82 +362,16 @@ class Repository(RestoringRepository):
         """Begin a new scope with the stores of a commit; no bytes are copied."""
         return await self._writer(scope).fork(target)
 
-    async def name(self, commit: Commit, name: str) -> NameRecord:
-        """Keep a commit under a name until the name is released; see `engine.naming.give_name`."""
-        return await give_name(self.store, self.record, self._ambient, commit, name)
-
-    async def release_name(self, scope: Scope, name: str) -> None:
-        """Give up a name; see `engine.naming.release_name`."""
-        await release_name(self.store, scope, name)
-
     # ------------------------------------------------------------------ care
 
     async def forget(self, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
         """Close every commit of a job or task for ever; see `engine.forget.forget`."""
+        report = await forget(self.store, scope, with_names=with_names, dry_run=dry_run)
         if not dry_run:
-            # What its writer remembers is below the boundary, answered or not: the next one begins anew.
+            # What its writer remembers is below the boundary, answered or not: the next one begins anew. Where no
+            # boundary is known to stand, only this writer can find out what became of its records (design 0002, C3).
             self._writers.pop(scope, None)
-        return await forget(self.store, scope, with_names=with_names, dry_run=dry_run)
-
-    async def collect(
-        self,
-        retention: Retention | RetentionPolicy,
-        *,
-        dry_run: bool = False,
-        delete_share_max: float = DELETE_SHARE_MAX,
-        plan_to: BlobStore | None = None,
-        hands: Hands | None = None,
-        progress: Progress = NO_PROGRESS,
-    ) -> CollectReport:
-        """Delete what nothing keeps; see `engine.collect.collect`."""
-        return await collect(
-            self.store,
-            self.record,
-            retention,
-            dry_run=dry_run,
-            delete_share_max=delete_share_max,
-            plan_to=plan_to,
-            hands=hands,
-            ambient=self._ambient,
-            progress=progress,
-        )
-
-    async def explain(self, key: str, retention: Retention | RetentionPolicy) -> Explanation:
-        """Say what leads to a key, and what a collection would do with it; see `engine.explain.explain`."""
-        return await explain(self.store, self.record, retention, key)
-
-    async def verify_plan(self, plan: BlobStore, *, scratch: Path | None = None) -> PlanCheck:
-        """Check the plan of a collection by deriving it another way; see `engine.plan_check.verify_plan`."""
-        return await verify_plan(self.store, self.record, plan, scratch=scratch)
-
-    async def verify(
-        self,
-        commits: Sequence[Commit] | None = None,
-        *,
-        level: Level = Level.EXISTENCE,
-        sample: float = 1.0,
-        seed: int = 0,
-        heal: bool = False,
-        progress: Progress = NO_PROGRESS,
-    ) -> VerifyReport:
-        """Check commits, all of the repository's and what only names hold if none are given; see `engine.verify`.
-
-        Where damage is found and commits were collected meanwhile, those that are left are checked again: what a
-        collection took is no damage.
-        """
-        chosen = await self._all_commits() if commits is None else commits
-        report = await verify(self.store, chosen, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
-        if not report.damaged:
-            return report
-        self.gaps.note(p.key for p in report.problems if p.kind is not ProblemKind.AT_RISK)
-        still_open = {(c.scope, c.pointer) for c in await self._all_commits()}
-        left = [c for c in chosen if (c.scope, c.pointer) in still_open]
-        if len(left) == len(chosen):
-            return report
-        return await self.verify(left, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
-
-    async def _all_commits(self) -> Sequence[Commit]:
-        return [commit for scope in await self.scopes() for commit in await self.commits(scope, with_named=True)]
+        return report
 
     # ------------------------------------------------------------------ inside
 

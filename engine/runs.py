@@ -8,7 +8,7 @@ from engine.errors import UnsafeStoreError
 from index.errors import FormatError, UnsafeNameError
 from index.keys import RUNS, RunId, parse_run_key, run_began_at_ms, run_key, run_prefix
 from index.model import RepositoryRecord
-from index.run_file import HEADER, HEADER_BYTES_MAX, RunHeader, decode_header, encode_header
+from index.run_file import ENDED, HEADER, HEADER_BYTES_MAX, RunHeader, decode_header, encode_header
 
 COLLECT = RequestMetadata(payload_path="collect")
 
@@ -29,6 +29,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 async def take_up_run(store: BlobStore, repository: RepositoryRecord, run: RunId, now_ms: int, release: str) -> Run:
     """The newest run that is not finished and was begun less than a TTL ago, or a new one (R3).
 
+    One that has come to its end is finished, though its objects may still be there (R6).
     A run whose header cannot be read, because it is damaged or a newer release wrote it, is left alone until it is old.
 
     Requests: 1 LIST for each 1,000 objects of runs + 1 GET for each run looked at, or 1 PUT.
@@ -54,7 +55,12 @@ async def take_up_run(store: BlobStore, repository: RepositoryRecord, run: RunId
         names.setdefault(found, set()).add(name)
     for found in sorted(names, reverse=True):
         is_current = now_ms - repository.ttl_ms < run_began_at_ms(found) <= now_ms
-        if is_current and HEADER in names[found] and await _is_ours(store, repository, found):
+        if (
+            is_current
+            and HEADER in names[found]
+            and ENDED not in names[found]
+            and await _is_ours(store, repository, found)
+        ):
             return Run(id=found, names=frozenset(names[found]))
     header = RunHeader(run=run, repository_id=repository.id, release=release)
     outcome = await store.put_if_absent(run_key(run, HEADER), BytesBody(encode_header(header)), metadata=COLLECT)
@@ -68,17 +74,22 @@ async def take_up_run(store: BlobStore, repository: RepositoryRecord, run: RunId
 async def end_run(store: BlobStore, run: RunId) -> None:
     """Remove everything that a run has written down, its header last, so that nobody takes up a part of it (R6).
 
-    What the store will not delete goes with a collection after a TTL.
+    First it is marked as ended: what a later collection did of it would be counted twice. What the store will not
+    delete goes with a later collection (`engine.collect.leftovers`).
 
     Raises:
         StoreError: As the store says.
     """
     header = run_key(run, HEADER)
-    keys = [blob.key async for blob in list_blobs(store, run_prefix(run)) if blob.key != header]
+    ended = run_key(run, ENDED)
+    await store.put(ended, BytesBody(b""), metadata=COLLECT)
+    keys = [blob.key async for blob in list_blobs(store, run_prefix(run)) if blob.key not in {header, ended}]
     for start in range(0, len(keys), DELETE_BATCH_MAX):
         if await store.delete(keys[start : start + DELETE_BATCH_MAX], metadata=COLLECT):
             return
-    await store.delete([header], metadata=COLLECT)
+    # One after the other: a header without the mark would be taken up.
+    if not await store.delete([header], metadata=COLLECT):
+        await store.delete([ended], metadata=COLLECT)
 
 
 async def _is_ours(store: BlobStore, repository: RepositoryRecord, run: RunId) -> bool:

@@ -204,7 +204,7 @@ class _Risks:
             if await self._has_ttl(reference.key):
                 self._indexes[reference.key] = place
                 own = index if reference is chain[0] else await read_index(self._store, reference)
-                for key in new_blob_keys(own):
+                for key in sorted(new_blob_keys(own)):
                     self._blobs.setdefault(key, place)
 
     def look_at_blobs(self, keys: Iterable[str], place: _Place) -> None:

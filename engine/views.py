@@ -107,6 +107,8 @@ class ScopeView(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     commit_task: str | None
     newest: CommitView | None
+    # All its commits were closed for ever (`forget`), and nothing was committed since.
+    forgotten: bool = False
 
 
 def scopes_table(scopes: Sequence[ScopeView]) -> list[str]:
@@ -115,7 +117,7 @@ def scopes_table(scopes: Sequence[ScopeView]) -> list[str]:
     for scope in scopes:
         name = printable(str(Scope(scope.job, scope.commit_task)))
         if scope.newest is None:
-            rows.append((name, "-", "-", "-", "-", "-", "-"))
+            rows.append((name, "-", "-", "forgotten" if scope.forgotten else "-", "-", "-", "-"))
             continue
         c = scope.newest
         rows.append(

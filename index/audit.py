@@ -32,6 +32,8 @@ class AuditedBoundary(msgspec.Struct, frozen=True, kw_only=True):
 
     scope: Scope
     number: int
+    # Records that it leaves open, and the newest of them.
+    kept_count: int
     kept: tuple[CommitPointer, ...]
 
 
@@ -44,6 +46,8 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     # By the store's clock. An earlier listing was taken up where the second is before the first (R3); 0: none was made.
     began_at_ms: int
     listed_at_ms: int
+    # The run whose listing that was, where this process knows it.
+    taken_up: RunId | None = None
     # By this machine's clock.
     seconds: float
     outcome: Outcome
@@ -69,6 +73,8 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     deleted: tuple[ReasonTotal, ...]
     failed_count: int
     failed: tuple[str, ...]
+    # Keys of which nobody knows whether they are gone, because the store gave no answer or a task was lost; at most.
+    unknown_count: int = 0
 
 
 def encode_audit(record: AuditRecord) -> bytes:

@@ -17,7 +17,7 @@ import msgspec
 from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal
 from index.errors import IndexInvariantError, PlanFileError, UnknownFormatError, UnsafeNameError
 from index.keys import RunId, check_run_id, parse_upload_key
-from index.model import SIZE_BYTES_MAX, Scope
+from index.model import NEVER_MS, SIZE_BYTES_MAX, Scope
 from index.retention import KeepReason, RetentionPolicy
 
 HEADER_NAME: Final = "plan.json"
@@ -132,8 +132,11 @@ def decode_header(data: bytes, *, subject: str) -> PlanHeader:
     """
     header = _decode_whole(data, PlanHeader, subject)
     _check_run(header.run, subject)
-    times = (header.now_ms, header.listed_at_ms, header.ttl_ms, *(c.number for c in header.commits))
-    if min(times) < 0 or header.listed_at_ms > header.now_ms:
+    times = (header.now_ms, header.listed_at_ms, header.ttl_ms)
+    numbers = [number for commit in header.commits for number in (commit.number, commit.version)]
+    numbers += [name.number for name in header.names]
+    numbers += [pin.number for pin in header.pins]
+    if min(*times, *numbers) < 0 or header.listed_at_ms > header.now_ms:
         raise PlanFileError("has times or numbers that no plan has", subject=subject, hint=_HINT)
     return header
 
@@ -142,6 +145,10 @@ def decode_summary(data: bytes, *, subject: str) -> PlanSummary:
     """The summary that was written; errors as in `decode_header`."""
     summary = _decode_whole(data, PlanSummary, subject)
     _check_run(summary.run, subject)
+    counts = (summary.lines_count, summary.listed_count, summary.waiting_count, *(t.count for t in summary.totals))
+    sizes = (summary.size_bytes, summary.listed_bytes, summary.waiting_bytes, *(t.size_bytes for t in summary.totals))
+    if min(*counts, *sizes) < 0:
+        raise PlanFileError("has counts or sizes that no plan has", subject=subject, hint=_HINT)
     return summary
 
 
@@ -176,7 +183,8 @@ def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
         raise PlanFileError("has a reason for which no upload is deleted", subject=subject, hint=_HINT)
     # Milliseconds before 1970 are no sign of malice where a test's clock begins at 0; sizes below 0 are.
     is_size = 0 <= value.size_bytes <= SIZE_BYTES_MAX
-    if not is_size or (value.expires_at_ms is None) == (reason is DeleteReason.EXPIRED_UPLOAD):
+    is_time = max(abs(value.created_at_ms), abs(value.expires_at_ms or 0)) <= NEVER_MS
+    if not is_size or not is_time or (value.expires_at_ms is None) == (reason is DeleteReason.EXPIRED_UPLOAD):
         raise PlanFileError("contradicts itself", subject=subject, hint=_HINT)
     return PlannedUpload(
         value.key, reason, value.size_bytes, created_at_ms=value.created_at_ms, expires_at_ms=value.expires_at_ms

@@ -71,8 +71,23 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
         used = {rule.pattern for job in jobs if (rule := self._rule(job)) is not None}
         return tuple(rule.pattern for rule in self.rules if rule.pattern not in used)
 
+    def unruled(self, jobs: Iterable[str]) -> tuple[str, ...]:
+        """Those of the jobs that no rule matches: all of them is kept, perhaps because nobody thought of them."""
+        return tuple(job for job in sorted(set(jobs)) if self._rule(job) is None)
+
     def _rule(self, job: str) -> RetentionRule | None:
         return next((rule for rule in self.rules if fnmatch.fnmatchcase(job, rule.pattern)), None)
+
+
+def shadows(earlier: str, later: str) -> bool:
+    """Whether a pattern is known to match every job that a later one matches, so that the later one never counts."""
+    # No job has an empty name.
+    if earlier == later or (set(earlier) <= {"*", "?"} and "*" in earlier and earlier.count("?") <= 1):
+        return True
+    if "[" in later or (not set("?[").isdisjoint(earlier) and not set("*?").isdisjoint(later)):
+        return False
+    # What is any text in the later pattern has to fall into what is any text in the earlier one.
+    return fnmatch.fnmatchcase(later, earlier)
 
 
 def as_policy(retention: Retention | RetentionPolicy) -> RetentionPolicy:

@@ -5,6 +5,7 @@ other has planned (R4), and so that a mark says which plan was carried out (R5).
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
 from typing import Final
 
@@ -14,6 +15,8 @@ from index.errors import CorruptIndexError, UnknownFormatError
 from index.keys import BLOBS, INDEXES, SHARDS_COUNT, RunId
 
 HEADER: Final = "run"
+# The name of what says that a run has come to its end, and that what is left of it may go.
+ENDED: Final = "ended"
 # Newer releases may add fields, which an older one ignores; it takes up no run of a greater schema.
 SCHEMA: Final = 1
 HEADER_BYTES_MAX: Final = 64 * 1024
@@ -76,6 +79,19 @@ SHARDS: Final = tuple(Shard(position) for position in range(POSITIONS_COUNT))
 
 
 _BY_PREFIX: Final = {shard.prefix: shard for shard in SHARDS}
+_BY_MARK: Final = {shard.done_name(b"").removesuffix("-"): shard for shard in SHARDS}
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
+
+
+def carried_out_plans(names: Iterable[str]) -> dict[int, tuple[bytes, ...]]:
+    """Of the names of a run's objects, the digests of the plans that are marked as carried out, by their shards."""
+    found: dict[int, tuple[bytes, ...]] = {}
+    for name in sorted(names):
+        mark, _, digest = name.rpartition("-")
+        shard = _BY_MARK.get(mark)
+        if shard is not None and _DIGEST.fullmatch(digest):
+            found[shard.position] = (*found.get(shard.position, ()), bytes.fromhex(digest))
+    return found
 
 
 def group_by_shard(keys: Iterable[str]) -> dict[Shard, list[str]]:

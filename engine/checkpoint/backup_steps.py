@@ -309,8 +309,11 @@ async def _commit(
     parent = begun.parent.pointer if begun.parent else None
     taken = {(result.reference.task, result.reference.store) for result in results}
     had = begun.parent.record.stores if begun.parent else ()
-    # What the query has no longer is in no picture from here on (design 0006, F3).
-    dropped = [(s.task, s.store) for s in had if (s.task, s.store) not in taken]
+    # A state store that the query has no longer is in no picture from here on (design 0006, F3). What is named as no
+    # query names its stores is somebody else's.
+    dropped = [
+        (s.task, s.store) for s in had if (s.task, s.store) not in taken and StoreId.parse(s.task, s.store) is not None
+    ]
     left = COMMIT_ATTEMPTS_MAX
     while True:
         left -= 1

@@ -38,7 +38,7 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     kind: str
-    # kept, deleted, waiting, left_alone or absent.
+    # kept, deleted, waiting, left_alone, absent or unknown.
     fate: str
     # As for `collect`; None unless it would be deleted.
     reason: str | None

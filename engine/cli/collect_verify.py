@@ -8,7 +8,9 @@ import msgspec
 from blobstore.opening import open_store
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
+from engine.cli.retention_options import choose_rules, retention_options
 from engine.cli.session import Session, with_session
+from engine.config import Moment
 from engine.plan_findings import PlanCheck
 from engine.words import count, human_bytes, printable, table
 
@@ -17,7 +19,7 @@ SHOWN_MAX = 20
 
 
 class WrongView(msgspec.Struct, frozen=True, kw_only=True):
-    """One planned key that is wrong; `kind` is reachable, unexpired, size, reason or repeated."""
+    """One planned key that is wrong; `kind` is reachable, unexpired, size, reason, times or repeated."""
 
     key: str
     kind: str
@@ -29,6 +31,9 @@ class VerifyPlanView(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     is_right: bool
     is_complete: bool
+    # All that was planned is gone.
+    is_over: bool
+    retention_compared: bool
     planned_count: int
     planned_bytes: int
     listed_count: int
@@ -54,24 +59,36 @@ class VerifyPlanView(msgspec.Struct, frozen=True, kw_only=True):
     example="tidemark collect verify-plan -r file:///backups plan/",
 )
 @click.argument("plan", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@retention_options
 @common_options
 @with_session
-def verify_plan(session: Session, *, plan: Path) -> ExitCode:
+def verify_plan(
+    session: Session,
+    *,
+    plan: Path,
+    keep_last: int | None,
+    keep_since: Moment | None,
+    keep_named: bool,
+    policy: Path | None,
+) -> ExitCode:
     """Check the PLAN that `tidemark collect -n --plan PLAN` wrote, by code that shares nothing with it but the format.
 
-    Ends with 9 if a key is planned that something needs or whose TTL was running, or if the plan contradicts itself,
-    with 3 if the plan lacks keys that could go. What came later, and what is gone, makes no plan wrong.
+    Say what is to be kept, as for collect, to have it compared with what the plan says of it. Ends with 9 if a key is
+    planned that something needs or whose TTL was running, or if the plan contradicts itself, the store's clock or what
+    is to be kept; with 3 if the plan lacks keys that could go, or if all that it has is gone. What came later, and what
+    is gone, makes no plan wrong.
     """
+    rules = choose_rules(keep_last, keep_since, policy, keep_named=keep_named)
     with session.open() as repository:
         place = open_store(str(plan.absolute()))
         try:
-            check = repository.verify_plan(place)
+            check = repository.verify_plan(place, meant=rules.resolve if rules is not None else None)
         finally:
             repository.loop.run(place.close())
     session.show(_view(check), _lines(check))
     if not check.is_right:
         return ExitCode.UNSAFE
-    return ExitCode.OK if check.is_complete else ExitCode.PARTIAL
+    return ExitCode.OK if check.is_complete and not check.is_over else ExitCode.PARTIAL
 
 
 def _view(check: PlanCheck) -> VerifyPlanView:
@@ -79,6 +96,8 @@ def _view(check: PlanCheck) -> VerifyPlanView:
         run=check.run,
         is_right=check.is_right,
         is_complete=check.is_complete,
+        is_over=check.is_over,
+        retention_compared=check.retention_compared,
         planned_count=check.planned_count,
         planned_bytes=check.planned_bytes,
         listed_count=check.listed_count,
@@ -117,6 +136,8 @@ def _lines(check: PlanCheck) -> list[str]:
     ]
     if told := ", ".join(f"{number:,} {what}" for number, what in notes if number):
         lines.append(f"beside that: {told}")
+    if not check.retention_compared:
+        lines.append("kept is what the plan says; give --policy or --keep-... to have that compared too")
     planned = f"{count(check.planned_count, 'upload')} planned ({human_bytes(check.planned_bytes)})"
     against = f"{check.listed_count:,} listed and {count(check.indexes_count, 'index', 'indexes')}"
     return [*lines, f"{planned}, compared with {against}: {_verdict(check)}"]
@@ -128,7 +149,11 @@ def _verdict(check: PlanCheck) -> str:
         (len(check.contradictions), count(len(check.contradictions), "contradiction")),
         (check.missed_count, f"{check.missed_count:,} missed ({human_bytes(check.missed_bytes)})"),
     ]
-    return ", ".join(text for number, text in faults if number) or "right and complete"
+    if told := ", ".join(text for number, text in faults if number):
+        return told
+    if check.is_over:
+        return "nothing left to compare, all that was planned is gone"
+    return "right and complete" if not check.gone_count else "right and complete as far as it is still there"
 
 
 def _more(total: int) -> list[str]:

@@ -53,6 +53,10 @@ class CollectView(msgspec.Struct, frozen=True, kw_only=True):
     # Where the plan stands, and the key of the audit record; empty if there is none.
     plan: str
     audit: str
+    # Why there is none; empty of a dry run.
+    audit_missing: str
+    # Why working objects of the run are left to a later collection.
+    run_left: str
     deleted_count: int
     freed_bytes: int
     totals: tuple[TotalView, ...]
@@ -68,6 +72,11 @@ class CollectView(msgspec.Struct, frozen=True, kw_only=True):
     # Unreachable uploads that stay until their TTL has expired.
     waiting_count: int
     waiting_bytes: int
+    # Uploads that were to go, until the second reading of the roots led to them; they are among the live ones.
+    spared_count: int
+    spared_bytes: int
+    # Jobs that no rule of the policy matches: everything of them is kept.
+    unruled: tuple[str, ...]
     # Uploads that were begun, are not finished, and may be under way.
     unfinished_count: int
     # Why unfinished uploads could not be looked for; empty if they were.
@@ -86,6 +95,8 @@ def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView
         summary=summary_line(report),
         plan=str(plan or ""),
         audit="" if report.dry_run or report.audit_missing else audit_key(report.run),
+        audit_missing=report.audit_missing,
+        run_left=report.run_left,
         deleted_count=report.deletes_count,
         freed_bytes=report.freed_bytes,
         totals=tuple(_view_total(total) for total in report.totals),
@@ -110,6 +121,9 @@ def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView
         live_bytes=report.live_bytes,
         waiting_count=report.waiting_count,
         waiting_bytes=report.waiting_bytes,
+        spared_count=report.spared_count,
+        spared_bytes=report.spared_bytes,
+        unruled=report.unruled,
         unfinished_count=report.unfinished_count,
         unfinished_hidden=report.unfinished_hidden,
         foreign_count=report.foreign_count,
@@ -166,6 +180,8 @@ def summary_line(report: CollectReport) -> str:
         parts.append(f"{count(report.waiting_count, 'upload')} waiting")
     if report.failed_count:
         parts.append(f"{report.failed_count:,} NOT deleted")
+    if report.audit_missing:
+        parts.append("NO audit record")
     if report.refused:
         parts.append("WOULD BE REFUSED: more than --delete-at-most")
     return "; ".join([*parts, f"run {report.run}"])

@@ -16,9 +16,9 @@ from engine.cli.collect_view import collect_lines, summary_line, view_collect
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
 from engine.cli.options import SHARE, Verb, VerbGroup, common_options, on_spark_option
-from engine.cli.plan_places import choose_plan_dir
+from engine.cli.plan_places import choose_plan_dir, name_after_run
 from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, some, with_session
 from engine.collect import DELETE_SHARE_MAX, CollectReport
 from engine.config import Moment
 from engine.errors import TooMuchToDeleteError, UsageError, restated
@@ -82,7 +82,7 @@ def collect(
 
     At least one of --keep-last, --keep-since and --policy is needed; a commit stays if a count or a time keeps it. The
     newest commit of a job always stays, and what a name holds can always be restored. Ends with 3 if some keys could
-    not be deleted, with 9 if more than --delete-at-most would go: then nothing was changed.
+    not be deleted or there is no audit record, with 10 if more than --delete-at-most would go: then nothing is deleted.
     """
     rules = choose_rules(keep_last, keep_since, policy, keep_named=keep_named)
     if rules is None:
@@ -92,6 +92,7 @@ def collect(
             hint="say --keep-last N, --keep-since TIME, or both; or --policy FILE",
         )
     plan_dir = choose_plan_dir(plan, session.cache_dir(), session.new_id(), dry_run=dry_run)
+    is_ours = plan is None
     with session.open() as repository:
         retention = resolve_rules(repository, rules)
         try:
@@ -104,10 +105,16 @@ def collect(
                         report = repository.collect(retention, progress=progress, **limits)
         except TooMuchToDeleteError as error:
             raise restated(error, subject=error.subject, hint=_TOO_MUCH_HINT) from None
+    if plan_dir is not None and is_ours:
+        plan_dir = name_after_run(plan_dir, report.run)
     for pattern in retention.unused({kept.scope.job for kept in report.kept}):
         session.warn(f"--policy: the rule for {pattern!r} matches no job")
     if report.audit_missing:
         session.warn(f"there is no audit record of this run: {report.audit_missing}")
+    if report.unruled:
+        session.warn(f"--policy: all is kept of {some(report.unruled)}: no rule matches")
+    if report.run_left:
+        session.warn(f"working objects of this run are left to a later collection: {report.run_left}")
     lines = [summary_line(report)] if one_line else collect_lines(report, plan_dir, verbose=verbose)
     session.show(view_collect(report, plan_dir), lines)
     return _exit_code(report)
@@ -115,7 +122,7 @@ def collect(
 
 def _exit_code(report: CollectReport) -> ExitCode:
     if report.refused:
-        return ExitCode.UNSAFE
+        return ExitCode.TOO_MUCH
     return ExitCode.PARTIAL if report.failed_count or report.audit_missing else ExitCode.OK
 
 

@@ -103,7 +103,7 @@ def commit(
 
     RESULT are files that `tidemark backup --no-commit --result FILE` wrote, at most one per store. Stores of the job
     that have none keep what they had, but for those that are dropped: collect takes them with the last commit that has
-    them. Running it again with the same files changes nothing. Without any, the offsets stay as they are.
+    them. Running it again with the same words changes nothing. Without files, the offsets stay as they are.
     """
     if not results and not dropped:
         raise UsageError("there is nothing to commit", operation="commit", hint="give RESULT files, or --drop-store")
@@ -113,12 +113,16 @@ def commit(
         already: Commit | None = None
         if made:
             scope = _scope_of(results, made, job, commit_per_task=commit_per_task)
+            dropped = _still_to_drop(repository, scope, dropped, repository.latest(scope))
             already = _find_committed(repository, scope, made, dropped, version=version, offsets=offsets or "")
         else:
             scope = choose_scope(job, commit_per_task=commit_per_task, task=dropped[0][0])
             newest = session.find(repository, scope, CommitChoice())
             parent = newest.pointer
             offsets = newest.record.offsets if offsets is None else offsets
+            dropped = _still_to_drop(repository, scope, dropped, newest)
+            if not dropped and offsets == newest.record.offsets and version in {None, newest.record.version}:
+                already = newest
         if already is None:
             checked = [
                 repository.loop.run(check_uploaded(repository.asynchronous, path, result))
@@ -147,6 +151,21 @@ def _scope_of(paths: Sequence[Path], results: Sequence[BackupResult], job: str, 
                 hint="give results of this job only; with --commit-per-task of one task only",
             )
     return scope
+
+
+def _still_to_drop(
+    repository: SyncRepository, scope: Scope, dropped: tuple[tuple[str, str], ...], newest: Commit | None
+) -> tuple[tuple[str, str], ...]:
+    """What is to be dropped, less what an earlier run of the command has dropped.
+
+    A store that the newest commit does not have and an older one had was dropped. One that no commit has that is still
+    there may be misspelled: it stays, and is refused.
+    """
+    absent = {store for store in dropped if newest is None or newest.store(*store) is None}
+    if not absent:
+        return dropped
+    had = {(s.task, s.store) for commit in repository.commits(scope) for s in commit.record.stores}
+    return tuple(store for store in dropped if store not in absent & had)
 
 
 def _find_committed(

@@ -73,6 +73,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 7
     DENIED = 8
     UNSAFE = 9
+    TOO_MUCH = 10
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -82,13 +83,14 @@ MEANINGS: Final = {
     ExitCode.OK: "done",
     ExitCode.UNEXPECTED: "unexpected: a fault of tidemark or of this machine; --debug shows where",
     ExitCode.USAGE: "the command line, a setting or a file named in it is wrong",
-    ExitCode.PARTIAL: "done in part: some keys or stores failed, or a TTL is left to remove",
+    ExitCode.PARTIAL: "done in part: some keys or stores failed, a TTL is left to remove, an audit record is missing",
     ExitCode.DAMAGED: "stored data is missing or altered",
     ExitCode.UNAVAILABLE: "the store is unavailable or full, or the outcome of a commit unknown: try again",
     ExitCode.CONFLICT: "conflict: another writer was first, or the backup is too old; back up again",
     ExitCode.NOT_FOUND: "no such bucket, repository, job, commit, store or name",
     ExitCode.DENIED: "access denied",
     ExitCode.UNSAFE: "refused as unsafe: this directory, target, store, deletion or newer format",
+    ExitCode.TOO_MUCH: "a collection would delete more than it may: look at its plan, and approve it",
     ExitCode.INTERRUPTED: "interrupted (143: terminated)",
 }
 
@@ -128,7 +130,7 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     TargetBusyError: ExitCode.UNSAFE,
     ProviderError: ExitCode.UNSAFE,
     UnsafeStoreError: ExitCode.UNSAFE,
-    TooMuchToDeleteError: ExitCode.UNSAFE,
+    TooMuchToDeleteError: ExitCode.TOO_MUCH,
     UsageError: ExitCode.USAGE,
     NotLoadedError: ExitCode.USAGE,
     QueryMovedOnError: ExitCode.UNAVAILABLE,

@@ -24,6 +24,7 @@ _HINTS: Final[dict[type[BaseException], str]] = {
     PermissionError: "grant the permission, or run as the user who has it",
     OSError: "the file system of this machine refused; see the error",
 }
+_NEWLINE: Final = "\n"
 _READING_VERB: Final = "spark check"
 # Hints that speak of arguments of the library, in the words of the command line.
 _HINTS_SAID: Final = {
@@ -144,7 +145,8 @@ def _causes(error: BaseException) -> tuple[str, ...]:
     message = _message(error)
     below = _innermost(error.__cause__) if error.__cause__ is not None else None
     while below is not None and len(told) < CAUSES_TOLD_MAX:
-        text = f"{type(below).__name__}: {below}"
+        # Of Spark's errors the traceback of a worker, and of its JVM, is a part: `--debug` shows it.
+        text = f"{type(below).__name__}: {str(below).strip().partition(_NEWLINE)[0]}"
         if str(below) not in message and not isinstance(error, click.ClickException):
             told.append(text)
         below = _innermost(below.__cause__) if below.__cause__ is not None else None

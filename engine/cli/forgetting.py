@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
+from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Setting, Verb, common_options
 from engine.cli.session import Session, choose_scope, with_session
 from engine.errors import NotFoundError, UsageError
@@ -26,6 +27,8 @@ class ForgottenView(msgspec.Struct, frozen=True, kw_only=True):
     closed: bool
     names: tuple[str, ...]
     released: tuple[str, ...]
+    # Why `names` were not released though it was asked; empty otherwise.
+    denied: str
 
 
 class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,18 +61,19 @@ def forget(
     with_names: bool,
     dry_run: bool,
     yes: bool,
-) -> None:
+) -> ExitCode:
     """Give up a job: close all its commits for ever.
 
     Nothing is deleted by this: the next `tidemark collect` takes what only JOB needed. What names hold stays until they
-    are released. A writer that is still at work is refused, and begins anew if it goes on; stop it first.
+    are released. A writer that is still at work is refused, and begins anew if it goes on; stop it first. Ends with 8
+    if the job is forgotten and its names could not be released, for want of the permission.
     """
     with session.open() as repository:
         scopes = _choose_scopes(session, repository, job, commit_per_task=commit_per_task, task=task)
         planned = [repository.forget(scope, with_names=with_names, dry_run=True) for scope in scopes]
         if not yes and not dry_run:
             raise UsageError(
-                f"would forget {'; '.join(_what(report) for report in planned)}",
+                f"this is for ever, and was not confirmed: {'; '.join(_what(report) for report in planned)}",
                 operation="forget",
                 subject=job,
                 hint="say --yes to do it, or -n to see it in full",
@@ -79,6 +83,7 @@ def forget(
         ForgetView(dry_run=dry_run, scopes=tuple(_view(report) for report in done)),
         [line for report in done for line in _lines(report)],
     )
+    return ExitCode.DENIED if any(report.denied for report in done) else ExitCode.OK
 
 
 def _choose_scopes(
@@ -126,6 +131,7 @@ def _view(report: ForgetReport) -> ForgottenView:
         closed=report.boundary is not None,
         names=report.names,
         released=report.released,
+        denied=report.denied,
     )
 
 
@@ -141,7 +147,10 @@ def _lines(report: ForgetReport) -> list[str]:
         lines = [f"{scope} {'would be' if would else 'is'} forgotten: {newest}{version}{closed}"]
     if report.names:
         held = ", ".join(printable(name) for name in report.names)
-        lines.append(f"NOT forgotten, because names hold it: {held}; release with --with-names or `tidemark unname`")
+        release = "release with --with-names or `tidemark unname`"
+        if report.denied:
+            release = f"they could not be released: {printable(report.denied)}; a writer does it with `tidemark unname`"
+        lines.append(f"NOT forgotten, because names hold it: {held}; {release}")
     if report.released:
         lines.append(f"{'would release' if would else 'released'}: {', '.join(map(printable, report.released))}")
     if not would:

@@ -36,6 +36,17 @@ def choose_plan_dir(chosen: Path | None, cache_dir: Path | None, plan_id: RunId,
     return plans / plan_id
 
 
+def name_after_run(plan: Path, run: RunId) -> Path:
+    """Give a plan that stands below the cache the name of its run, which nobody knew before; returns where it is."""
+    named = plan.with_name(run)
+    try:
+        plan.rename(named)
+    except OSError:
+        # It is whole where it is.
+        return plan
+    return named
+
+
 def _plans_in(directory: Path) -> list[Path]:
     """The plans that tidemark has written, oldest first."""
     found: list[Path] = []

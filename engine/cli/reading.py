@@ -11,6 +11,7 @@ from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_opti
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice
 from engine.errors import NotFoundError
+from engine.log_io import load_log
 from engine.repository import Repository
 from engine.sync import SyncRepository
 from engine.views import (
@@ -95,8 +96,14 @@ def list_(session: Session, *, job: str | None, commit_per_task: bool, task: str
 
 def _list_scopes(session: Session, repository: SyncRepository) -> None:
     async def look_at(scope: Scope) -> ScopeView:
-        newest = await repository.asynchronous.latest(scope)
-        return ScopeView(job=scope.job, commit_task=scope.task, newest=view_commit(newest) if newest else None)
+        log = await load_log(repository.asynchronous.store, scope)
+        return ScopeView(
+            job=scope.job,
+            commit_task=scope.task,
+            newest=view_commit(log.newest) if log.newest else None,
+            # Nothing else closes the newest commit (design 0002, D3).
+            forgotten=log.newest is None and bool(log.boundaries),
+        )
 
     scopes = repository.loop.run(map_bounded(look_at, repository.scopes(), in_flight_max=LOGS_IN_FLIGHT_MAX))
     session.show(ScopesView(scopes=tuple(scopes)), scopes_table(scopes) if scopes else ["no commits yet"])

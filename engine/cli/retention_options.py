@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from engine.cli.options import MOMENT, Decorated
-from engine.collect.policy_file import PolicyEntry, PolicyFile, read_policy
+from engine.collect.policy_file import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.config import Moment
 from engine.errors import UsageError
 from engine.sync import SyncRepository
@@ -41,7 +41,7 @@ def choose_rules(
     """What the options say; None if they say nothing.
 
     Raises:
-        UsageError: They contradict each other, or the file is none.
+        UsageError: They contradict each other, the time is none, or the file is none.
     """
     if policy is not None:
         if keep_last is not None or keep_since is not None or not keep_named:
@@ -53,6 +53,8 @@ def choose_rules(
         return read_policy(policy)
     if keep_last is None and keep_since is None:
         return None
+    if keep_since is not None:
+        check_since(keep_since, subject="--keep-since")
     entry = PolicyEntry(pattern="*", keep_last=keep_last or 0, keep_since=keep_since, keep_named=keep_named)
     return PolicyFile(entries=(entry,))
 

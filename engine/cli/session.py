@@ -185,15 +185,16 @@ class Session:
 def _hint_for_missing(scope: Scope, there: Sequence[Scope]) -> str:
     tasks = [s.task for s in there if s.job == scope.job and s.task is not None]
     if tasks:
-        return f"the job commits task by task: use --commit-per-task with --task {_some(tasks)}"
+        return f"the job commits task by task: use --commit-per-task with --task {some(tasks)}"
     if any(s.job == scope.job for s in there):
         return "the job commits as a whole: leave --commit-per-task out"
     if not there:
         return "the repository has no commits yet: begin with `tidemark backup`"
-    return f"the repository has {_some(str(s) for s in there)}"
+    return f"the repository has {some(str(s) for s in there)}"
 
 
-def _some(names: Iterable[str]) -> str:
+def some(names: Iterable[str]) -> str:
+    """The first few of many names."""
     all_ = list(names)
     more = f" and {len(all_) - SCOPES_TOLD_MAX} more" if len(all_) > SCOPES_TOLD_MAX else ""
     return ", ".join(all_[:SCOPES_TOLD_MAX]) + more

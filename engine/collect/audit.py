@@ -6,7 +6,10 @@ from typing import Final
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
 from engine.collect.facts import Facts
+from engine.errors import EngineError
+from engine.words import printable, shortened
 from index.audit import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
+from index.errors import FormatError
 from index.keys import audit_key
 from index.log import Commit
 from index.model import Scope
@@ -15,6 +18,9 @@ from index.retention import KeepReason
 # Of many scopes, boundaries and failures these are told one by one.
 SCOPES_TOLD_MAX: Final = 1000
 FAILED_TOLD_MAX: Final = 100
+# Of a boundary's records the newest.
+POINTERS_TOLD_MAX: Final = 30
+ERROR_LENGTH_MAX: Final = 1000
 RELEASE: Final = version("tidemark")
 
 
@@ -28,6 +34,7 @@ def make_audit(facts: Facts, *, seconds: float, outcome: Outcome, error: str = "
         release=RELEASE,
         began_at_ms=facts.now_ms,
         listed_at_ms=facts.listing.listed_at_ms,
+        taken_up=facts.listing.taken_up,
         seconds=round(seconds, 3),
         outcome=outcome,
         error=error,
@@ -39,7 +46,7 @@ def make_audit(facts: Facts, *, seconds: float, outcome: Outcome, error: str = "
         pins_count=sum(bool(pin.stores) for pin in facts.roots.pins),
         boundaries_count=len(facts.boundaries),
         boundaries=tuple(
-            AuditedBoundary(scope=b.scope, number=b.number, kept=b.kept[-SCOPES_TOLD_MAX:])
+            AuditedBoundary(scope=b.scope, number=b.number, kept_count=len(b.kept), kept=b.kept[-POINTERS_TOLD_MAX:])
             for b in facts.boundaries[:SCOPES_TOLD_MAX]
         ),
         listed_count=facts.listing.count,
@@ -52,6 +59,7 @@ def make_audit(facts: Facts, *, seconds: float, outcome: Outcome, error: str = "
         planned=swept.totals,
         deleted=facts.totals(),
         failed_count=facts.failed_count(),
+        unknown_count=facts.unknown_count(),
         failed=facts.failed()[:FAILED_TOLD_MAX],
     )
 
@@ -59,6 +67,16 @@ def make_audit(facts: Facts, *, seconds: float, outcome: Outcome, error: str = "
 def _scope(scope: Scope, commits: tuple[Commit, ...], kept: tuple[tuple[Commit, KeepReason], ...]) -> AuditedScope:
     newest = commits[-1].pointer.number if commits else 0
     return AuditedScope(scope=scope, newest=newest, open_count=len(commits), kept_count=len(kept))
+
+
+def tell_error(error: EngineError | FormatError | StoreError) -> str:
+    """An error for a record that stays for years and that others read: of a store's only what was asked of it.
+
+    What a server or a library says of a request may repeat parts of it, such as the address or the account.
+    """
+    kind = type(error).__name__
+    told = f"{error.operation} {error.key}".rstrip() if isinstance(error, StoreError) else str(error)
+    return printable(shortened(f"{kind}: {told}", ERROR_LENGTH_MAX))
 
 
 async def write_audit(store: BlobStore, record: AuditRecord) -> str:

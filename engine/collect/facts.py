@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from engine.collect.hands import KEYS_TOLD_MAX, Deleted, Listing, Marked, Swept
+from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Listing, Marked, Swept
 from engine.roots import Roots
 from index.collect_plan import (
     DeleteReason,
@@ -35,9 +35,9 @@ class Facts(msgspec.Struct, kw_only=True):
     listing: Listing = Listing(listed_at_ms=0, count=0, size_bytes=0, foreign_count=0, foreign=())
     unfinished: UnfinishedPlan = UnfinishedPlan(doomed=(), young=(), foreign=())
     unfinished_hidden: str = ""
-    # What old collections have left, and what of it the store would not delete.
+    # What old collections have left, and how far its deletion came.
     leftovers: tuple[PlannedDelete, ...] = ()
-    leftovers_left: frozenset[str] = frozenset()
+    leftovers_tally: DeleteTally = msgspec.field(default_factory=DeleteTally)
     roots: Roots = Roots(logs=(), names=(), pins=())
     plans: tuple[ScopePlan, ...] = ()
     marked: Marked = Marked(live_count=0, live_bytes=0, unsettled=frozenset())
@@ -45,12 +45,13 @@ class Facts(msgspec.Struct, kw_only=True):
     refused: bool = False
     # Written; of a dry run, planned.
     boundaries: tuple[Boundary, ...] = ()
-    # Records, boundaries, names and pins, and what of them the store would not delete.
+    # Records, boundaries, names and pins, how far their deletion came, and what of them the store would not delete.
     log_deletes: tuple[PlannedDelete, ...] = ()
+    log_tally: DeleteTally = msgspec.field(default_factory=DeleteTally)
     log_left: frozenset[str] = frozenset()
     # Whether anything may have been deleted.
     has_begun_to_delete: bool = False
-    # By room; one that is not among them was not begun.
+    # By room, as far as it came; one that is not among them was not begun.
     deleted: Mapping[str, Deleted] = {}
     aborted: tuple[UnfinishedUpload, ...] = ()
 
@@ -75,22 +76,32 @@ class Facts(msgspec.Struct, kw_only=True):
         """Keys that were to go and are still there."""
         if not self.has_begun_to_delete:
             return 0
-        planned = sum(t.count for t in self.swept.totals)
-        gone = sum(t.count for room in self.deleted.values() for t in room.totals)
+        unknown = sum(room.unknown_count for room in self.deleted.values())
         not_aborted = len(self.unfinished.doomed) - len(self.aborted)
-        return planned - gone + len(self.log_left) + len(self.leftovers_left) + not_aborted
+        others = sum(len(_staying(planned, tally)) for planned, tally in self._other_lists())
+        return self.uploads_left() - unknown + others + not_aborted
+
+    def unknown_count(self) -> int:
+        """Keys of which nobody knows whether they are gone: the store did not answer, or a task was lost."""
+        others = sum(tally.asked - tally.answered for _, tally in self._other_lists())
+        return others + sum(room.unknown_count for room in self.deleted.values())
+
+    def uploads_left(self) -> int:
+        """Uploads that were to go and are not known to be gone."""
+        gone = sum(t.count for room in self.deleted.values() for t in room.totals)
+        return sum(t.count for t in self.swept.totals) - gone
 
     def failed(self) -> tuple[str, ...]:
         """Some of the keys that were to go and are still there."""
         if not self.has_begun_to_delete:
             return ()
-        keys = [*sorted(self.log_left)]
+        keys = _staying(self.log_deletes, self.log_tally)
         for room in (INDEXES, BLOBS):
             not_begun = (u.key for u in self.swept.told if u.key.startswith(room))
             keys += self.deleted[room].failed if room in self.deleted else not_begun
         aborted = frozenset(self.aborted)
         keys += sorted(put.key for put in self.unfinished.doomed if put not in aborted)
-        return (*keys, *sorted(self.leftovers_left))[:KEYS_TOLD_MAX]
+        return (*keys, *_staying(self.leftovers, self.leftovers_tally))[:KEYS_TOLD_MAX]
 
     def failed_before(self, room: str) -> bool:
         """Whether something stays in a room that has to be empty before this one is begun (D1)."""
@@ -98,11 +109,14 @@ class Facts(msgspec.Struct, kw_only=True):
 
     def _others_gone(self) -> Iterable[PlannedDelete]:
         """What went and is no upload; of a dry run, what would."""
-        stays = self.log_left | self.leftovers_left
-        began = self.dry_run or self.has_begun_to_delete
-        yield from (d for d in (*self.log_deletes, *self.leftovers) if began and d.key not in stays)
+        for planned, tally in self._other_lists():
+            stays = frozenset(tally.left)
+            yield from (d for d in (planned if self.dry_run else planned[: tally.answered]) if d.key not in stays)
         for put in self.unfinished.doomed if self.dry_run else self.aborted:
             yield PlannedDelete(put.key, DeleteReason.UNFINISHED_UPLOAD)
+
+    def _other_lists(self) -> tuple[tuple[tuple[PlannedDelete, ...], DeleteTally], ...]:
+        return (self.log_deletes, self.log_tally), (self.leftovers, self.leftovers_tally)
 
     def _is_gone(self, upload: PlannedUpload) -> bool:
         room = self.deleted.get(INDEXES if upload.key.startswith(INDEXES) else BLOBS)
@@ -110,3 +124,8 @@ class Facts(msgspec.Struct, kw_only=True):
             return False
         # Of more failures than are told, nobody knows which they are.
         return room.failed_count == len(room.failed) or upload.key < room.failed[-1]
+
+
+def _staying(planned: tuple[PlannedDelete, ...], tally: DeleteTally) -> list[str]:
+    """What is known to be there still: what the store would not delete, and what it was never asked to."""
+    return [*sorted(tally.left), *(d.key for d in planned[tally.asked :])]

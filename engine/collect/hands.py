@@ -24,6 +24,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     # Keys below their prefixes that tidemark never wrote, and the first KEYS_TOLD_MAX of them.
     foreign_count: int
     foreign: tuple[str, ...]
+    # The earlier run whose listing was taken up (R3); None: this run has listed for itself.
+    taken_up: RunId | None = None
 
 
 class Marked(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,18 @@ class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     # What the store would not delete, and the first KEYS_TOLD_MAX of it in the order of the keys.
     failed_count: int = 0
     failed: tuple[str, ...] = ()
+    # What the store was asked to delete, or may have been, without an answer; of a room that came to its end nothing.
+    unknown_count: int = 0
+
+
+class DeleteTally(msgspec.Struct, kw_only=True):
+    """How far a list of deletes has come; it outlives the error that ends them."""
+
+    # So many of the first keys were asked for, and of so many there is an answer.
+    asked: int = 0
+    answered: int = 0
+    # Of those, what the store would not delete.
+    left: list[str] = []
 
 
 class Hands(Protocol):
@@ -97,6 +111,10 @@ class Hands(Protocol):
     async def delete(self, room: str) -> Deleted:
         """Delete what is planned of `INDEXES`, then of `BLOBS`."""
         ...
+
+    def so_far(self) -> Deleted | None:
+        """What is known of the room whose `delete` has failed; None if nothing is, as of tasks that are lost."""
+        return None
 
     async def end(self) -> None:
         """The run has come to its end: what it has written down for itself may go (R6)."""

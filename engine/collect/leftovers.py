@@ -6,10 +6,12 @@ from blobstore.base import BlobStore, list_blobs
 from index.collect_plan import DeleteReason, PlannedDelete
 from index.errors import UnsafeNameError
 from index.keys import AUDIT, RUNS, RunId, parse_audit_key, parse_run_key, run_began_at_ms
+from index.run_file import ENDED, HEADER
 
 AUDITS_KEPT_MAX: Final = 1000
-# The name of a run's header.
-RUN_HEADER: Final = "run"
+# In this order the objects of a run may go. Without its header nobody would know that the others belong to a run, and
+# a header without the mark that the run has ended would be taken up.
+_LAST: Final = (HEADER, ENDED)
 
 
 async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[PlannedDelete, ...]:
@@ -19,15 +21,17 @@ async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[Pl
         now_ms: When this run began, by the store's clock. A run that it could have taken up is never among them.
         ttl_ms: The repository's TTL.
     """
-    runs: list[tuple[RunId, bool, str, int]] = []
+    runs: list[tuple[RunId, int, str, int]] = []
+    ended: set[RunId] = set()
     audits: list[tuple[str, int]] = []
     async for blob in list_blobs(store, RUNS):
         try:
             run, name = parse_run_key(blob.key)
         except UnsafeNameError:
             continue
-        if run_began_at_ms(run) + ttl_ms <= now_ms:
-            runs.append((run, name == RUN_HEADER, blob.key, blob.size_bytes))
+        runs.append((run, _LAST.index(name) + 1 if name in _LAST else 0, blob.key, blob.size_bytes))
+        if name == ENDED or run_began_at_ms(run) + ttl_ms <= now_ms:
+            ended.add(run)
     async for blob in list_blobs(store, AUDIT):
         try:
             parse_audit_key(blob.key)
@@ -37,7 +41,6 @@ async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[Pl
     # One more is written at the end of this run; its id is the newest.
     old = audits[: max(0, len(audits) - (AUDITS_KEPT_MAX - 1))]
     return (
-        # The header last: without it nobody would know that the others belong to a run.
-        *(PlannedDelete(key, DeleteReason.LEFT_RUN, size) for _, _, key, size in sorted(runs)),
+        *(PlannedDelete(key, DeleteReason.LEFT_RUN, size) for run, _, key, size in sorted(runs) if run in ended),
         *(PlannedDelete(key, DeleteReason.OLD_AUDIT, size) for key, size in old),
     )

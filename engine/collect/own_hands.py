@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, RequestMetadata
 from blobstore.bounded import map_bounded
-from engine.collect.hands import KEYS_TOLD_MAX, Deleted, Hands, Listing, Marked, Swept
+from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Hands, Listing, Marked, Swept
 from engine.collect.plan_writer import PlanLinesWriter
 from engine.inventory import list_room
 from engine.progress import NO_PROGRESS, Progress
@@ -26,6 +26,9 @@ class OwnHands(Hands):
         self._uploads: tuple[Upload, ...] = ()
         self._unreachable: tuple[Upload, ...] = ()
         self._planned: tuple[PlannedUpload, ...] = ()
+        # The room that is being deleted.
+        self._doomed: tuple[PlannedUpload, ...] = ()
+        self._tally = DeleteTally()
 
     @override
     async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
@@ -67,13 +70,25 @@ class OwnHands(Hands):
 
     @override
     async def delete(self, room: str) -> Deleted:
-        planned = [p for p in self._planned if p.key.startswith(room)]
-        left = await delete_keys(self._store, planned, self._progress)
-        here = frozenset(left)
+        self._doomed = tuple(p for p in self._planned if p.key.startswith(room))
+        self._tally = DeleteTally()
+        await delete_keys(self._store, self._doomed, self._progress, tally=self._tally)
+        return self._deleted()
+
+    @override
+    def so_far(self) -> Deleted | None:
+        return self._deleted()
+
+    def _deleted(self) -> Deleted:
+        tally = self._tally
+        here = frozenset(tally.left)
+        # Nobody has asked for the rest: it is still there.
+        failed = sorted([*tally.left, *(p.key for p in self._doomed[tally.asked :])])
         return Deleted(
-            totals=sum_deletes(p for p in planned if p.key not in here),
-            failed_count=len(left),
-            failed=tuple(sorted(left)[:KEYS_TOLD_MAX]),
+            totals=sum_deletes(p for p in self._doomed[: tally.answered] if p.key not in here),
+            failed_count=len(failed),
+            failed=tuple(failed[:KEYS_TOLD_MAX]),
+            unknown_count=tally.asked - tally.answered,
         )
 
     @override
@@ -125,14 +140,24 @@ async def plan_upload_deletes(
 
 
 async def delete_keys(
-    store: BlobStore, deletes: Sequence[PlannedDelete], progress: Progress = NO_PROGRESS
+    store: BlobStore,
+    deletes: Sequence[PlannedDelete],
+    progress: Progress = NO_PROGRESS,
+    *,
+    tally: DeleteTally | None = None,
 ) -> tuple[str, ...]:
-    """Delete keys of one room, a batch at a time; returns those that the store would not delete."""
-    left: list[str] = []
+    """Delete keys of one room, a batch at a time; returns those that the store would not delete.
+
+    Args:
+        tally: Is filled as it goes on, for whoever has to know how far it came when an error ends it.
+    """
+    tally = DeleteTally() if tally is None else tally
     for start in range(0, len(deletes), DELETE_BATCH_MAX):
         batch = deletes[start : start + DELETE_BATCH_MAX]
+        tally.asked += len(batch)
         failures = await store.delete([d.key for d in batch], metadata=RequestMetadata(payload_path="collect"))
         failed = {failure.key for failure in failures}
-        left += sorted(failed)
+        tally.answered += len(batch)
+        tally.left += sorted(failed)
         progress.add(files=len(batch) - len(failed), bytes_=sum(d.size_bytes for d in batch if d.key not in failed))
-    return tuple(left)
+    return tuple(tally.left)

@@ -24,7 +24,7 @@ import msgspec
 
 from engine.config import Moment, parse_moment
 from engine.errors import UsageError, bare_message
-from index.retention import Retention, RetentionPolicy, RetentionRule
+from index.retention import Retention, RetentionPolicy, RetentionRule, shadows
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
 # What may stand in a rule, and what to write there.
@@ -72,7 +72,7 @@ def read_policy(path: Path) -> PolicyFile:
 
     Raises:
         UsageError: It cannot be read, is not TOML, has an unknown key or a value that is none, a rule that keeps
-            nothing, or one that never counts because an earlier one has its pattern, or matches everything.
+            nothing, or one that never counts because an earlier one matches all that it matches.
     """
     try:
         with path.open("rb") as file:
@@ -83,7 +83,10 @@ def read_policy(path: Path) -> PolicyFile:
         document = tomllib.loads(text)
     except OSError as error:
         raise _wrong(path, 0, f"cannot be read: {error.strerror}", "check --policy") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError as error:
+        raise _wrong(path, 0, "is nested too deeply", "this is no file of rules") from error
+    # Not UTF-8, not TOML, or a number with thousands of digits.
+    except ValueError as error:
         raise _wrong(path, 0, f"is no TOML: {error}", "correct it") from error
     lines = text.splitlines()
     for key in document:
@@ -97,11 +100,23 @@ def read_policy(path: Path) -> PolicyFile:
     for position, table in enumerate(tables):
         start = starts[position] if len(starts) == len(tables) else 0
         entry = _entry(path, lines, start, table)
-        if shadow := next((e.pattern for e in entries if e.pattern in {"*", entry.pattern}), None):
+        if shadow := next((e.pattern for e in entries if shadows(e.pattern, entry.pattern)), None):
             hint = f"{shadow!r} stands above it, and the first rule that matches counts: move it up, or remove it"
             raise _wrong(path, start, f"the rule for {entry.pattern!r} never counts", hint)
         entries.append(entry)
     return PolicyFile(entries=tuple(entries))
+
+
+def check_since(since: Moment, *, subject: str) -> Moment:
+    """A time from which on commits are kept.
+
+    Raises:
+        UsageError: Nothing is so old: something else was meant.
+    """
+    if since.at_ms is not None and since.at_ms < 0:
+        hint = "no commit is so old: write a later time, or keep_all in a policy"
+        raise UsageError("is before 1970", operation="policy", subject=subject, hint=hint)
+    return since
 
 
 def _entry(path: Path, lines: list[str], start: int, table: Mapping[str, Any]) -> PolicyEntry:
@@ -120,7 +135,7 @@ def _entry(path: Path, lines: list[str], start: int, table: Mapping[str, Any]) -
     fields = {key: value for key, value in table.items() if key != "match"}
     if "keep_since" in fields:
         try:
-            fields["keep_since"] = parse_moment(fields["keep_since"])
+            fields["keep_since"] = check_since(parse_moment(fields["keep_since"]), subject=repr(fields["keep_since"]))
         except UsageError as error:
             raise wrong("keep_since", f"keep_since {error.subject} {bare_message(error)}", error.hint) from None
     entry = PolicyEntry(pattern=table["match"], **fields)

@@ -57,6 +57,10 @@ class CollectReport(msgspec.Struct, frozen=True, kw_only=True):
     failed: tuple[str, ...] = ()
     # Why there is no audit record; empty if there is one, or should be none.
     audit_missing: str = ""
+    # Why the run's own working objects are still there; a later collection removes them.
+    run_left: str = ""
+    # Jobs that no rule matches: everything of them is kept (P5).
+    unruled: tuple[str, ...] = ()
 
     @property
     def deletes_count(self) -> int:
@@ -69,7 +73,7 @@ class CollectReport(msgspec.Struct, frozen=True, kw_only=True):
         return sum(total.size_bytes for total in self.totals)
 
 
-def make_report(facts: Facts, *, audit_missing: str = "") -> CollectReport:
+def make_report(facts: Facts, *, audit_missing: str = "", run_left: str = "") -> CollectReport:
     """The report of a run that came to its end."""
     swept = facts.swept
     foreign = {*facts.listing.foreign, *facts.unfinished.foreign}
@@ -101,4 +105,6 @@ def make_report(facts: Facts, *, audit_missing: str = "") -> CollectReport:
         failed_count=facts.failed_count(),
         failed=facts.failed(),
         audit_missing=audit_missing,
+        run_left=run_left,
+        unruled=facts.policy.unruled(plan.scope.job for plan in facts.plans if plan.kept),
     )

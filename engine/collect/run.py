@@ -10,9 +10,9 @@ from typing import Final
 from blobstore.base import BlobStore, BytesBody, Created, Lost
 from blobstore.errors import StoreError
 from engine.clock import Ambient, SystemAmbient
-from engine.collect.audit import RELEASE, make_audit, write_audit
+from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit
 from engine.collect.facts import Facts
-from engine.collect.hands import Hands
+from engine.collect.hands import Deleted, Hands
 from engine.collect.leftovers import plan_leftovers
 from engine.collect.overtaken import read_until_not_overtaken
 from engine.collect.own_hands import OwnHands, delete_keys
@@ -37,7 +37,7 @@ from index.audit import Outcome
 from index.codec import encode_record
 from index.collect_plan import ScopePlan, plan_scope
 from index.errors import FormatError
-from index.keys import BLOBS, INDEXES, boundary_key, make_run_id, parse_name_key
+from index.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
 from index.model import Boundary, RepositoryRecord
 from index.plan_file import PlanHeader, PlanSummary, RootCommit, RootName, RootPin
 from index.retention import Retention, RetentionPolicy, as_policy
@@ -64,7 +64,7 @@ async def collect(
         retention: Which commits stay, for all jobs or for each by its name; the newest of every scope always does.
         dry_run: Plan only: nothing in the repository is written or deleted, no TTL is removed.
         delete_share_max: A run that plans to delete more than this share of the bytes of all blobs and indexes ends
-            before it changes anything (design 0006, P4); 1 allows everything.
+            before it closes or deletes anything (design 0006, P4); 1 allows everything.
         plan_to: An empty place outside the repository for the plan, key by key.
         hands: Who lists, marks and deletes; this process if not given. Whoever gives them has told them of `plan_to`.
         ambient: Where the run's id comes from, and how long it took.
@@ -73,7 +73,8 @@ async def collect(
         What went, each reason with its numbers, and what stayed.
 
     Raises:
-        TooMuchToDeleteError: The plan is larger than allowed: nothing was changed. A dry run reports it instead.
+        TooMuchToDeleteError: The plan is larger than allowed: nothing was closed or deleted; the newest commits are
+            settled. A dry run reports it instead.
         UnsafeStoreError: The store cannot be collected (`check_collects`), or a listing had holes: nothing was deleted.
         DamagedError: An index that a root needs is missing or altered: nothing was deleted.
         FormatError: Something was written by a newer tidemark: nothing was deleted.
@@ -108,15 +109,14 @@ async def collect(
         await run.delete()
     except (EngineError, FormatError, StoreError) as error:
         outcome: Outcome = "refused" if isinstance(error, TooMuchToDeleteError) else "failed"
-        if missing := await run.leave_audit(outcome, f"{type(error).__name__}: {error}"):
+        if missing := await run.leave_audit(outcome, tell_error(error)):
             error.add_note(f"there is no audit record of this: {missing}")
         raise
     failed = facts.failed_count()
     missing = await run.leave_audit("partly" if failed else "done")
-    if not failed:
-        # After the record, which nobody would write any more; what stays of the run is taken up, or removed later (R6).
-        await hands.end()
-    return make_report(facts, audit_missing=missing)
+    # After the record, which nobody would write any more.
+    run_left = "" if failed else await run.end()
+    return make_report(facts, audit_missing=missing, run_left=run_left)
 
 
 class _Run:
@@ -184,18 +184,37 @@ class _Run:
         uploads = sum(total.count for total in facts.swept.totals)
         self._progress.total(files=len(facts.log_deletes) + uploads, bytes_=facts.planned_bytes)
         facts.has_begun_to_delete = True
-        left = await delete_keys(self._store, facts.log_deletes, self._progress)
+        left = await delete_keys(self._store, facts.log_deletes, self._progress, tally=facts.log_tally)
         facts.log_left = frozenset(left)
         for room in (INDEXES, BLOBS):
             if not facts.failed_before(room):
-                facts.deleted = {**facts.deleted, room: await self._hands.delete(room)}
+                await self._delete_room(room)
         facts.aborted = await abort_puts(self._store, facts.unfinished.doomed)
-        facts.leftovers_left = frozenset(await delete_keys(self._store, facts.leftovers))
+        await delete_keys(self._store, facts.leftovers, tally=facts.leftovers_tally)
+
+    async def end(self) -> str:
+        """Let the run's own objects go; returns why they are still there, which harms nobody (R6)."""
+        try:
+            await self._hands.end()
+        except (EngineError, StoreError) as error:
+            return f"{error} ({error.hint})"
+        return ""
 
     async def leave_audit(self, outcome: Outcome, error: str = "") -> str:
         """Write down how the run ended; returns why that could not be done."""
         seconds = self._ambient.monotonic_s() - self._began_s
         return await write_audit(self._store, make_audit(self._facts, seconds=seconds, outcome=outcome, error=error))
+
+    async def _delete_room(self, room: str) -> None:
+        facts = self._facts
+        try:
+            deleted = await self._hands.delete(room)
+        except (EngineError, FormatError, StoreError):
+            # The audit record says what is known to be gone, and of how much nobody knows.
+            known = self._hands.so_far() or Deleted(totals=(), unknown_count=facts.uploads_left())
+            facts.deleted = {**facts.deleted, room: known}
+            raise
+        facts.deleted = {**facts.deleted, room: deleted}
 
     async def _read_roots(self, known: Roots | None) -> Roots:
         return await read_roots(self._store, self._facts.repository, self._facts.now_ms, known=known)
@@ -226,9 +245,10 @@ class _Run:
         facts.refused = facts.planned_bytes > facts.delete_share_max * facts.listing.size_bytes
         if facts.dry_run:
             return
+        # Also of a run that is refused, perhaps every night: it protects, and nobody else may do it in time (P4).
+        await settle_newest(self._store, roots, facts.marked.unsettled, facts.listing.listed_at_ms)
         if facts.refused:
             raise _too_much(facts)
-        await settle_newest(self._store, roots, facts.marked.unsettled)
 
     def _planned_boundaries(self) -> tuple[Boundary, ...]:
         planned = [plan.boundary for plan in self._facts.plans if plan.boundary is not None]
@@ -290,21 +310,28 @@ def make_summary(facts: Facts) -> PlanSummary:
 def _too_much(facts: Facts) -> TooMuchToDeleteError:
     share = facts.planned_bytes / facts.listing.size_bytes
     return TooMuchToDeleteError(
-        f"would delete {share:.1%} of all bytes, and may delete {facts.delete_share_max:.1%}; nothing was changed",
+        f"would delete {share:.1%} of all bytes, and may delete {facts.delete_share_max:.1%}; nothing was deleted",
         operation="collect",
+        subject=audit_key(facts.run),
     )
 
 
-async def settle_newest(store: BlobStore, roots: Roots, unsettled: frozenset[str]) -> None:
+async def settle_newest(store: BlobStore, roots: Roots, unsettled: frozenset[str], listed_at_ms: int) -> None:
     """T2: complete the TTL removal of the newest valid commit of every scope, where it was interrupted.
 
     Costs nothing where the listing shows that no live index has a TTL, and one `stat` for each index that is new in a
-    newest commit where it does not tell. An index that was not listed came after the listing, with its commit: the
-    next collection sees to it.
+    newest commit where it does not tell. Nor does it tell of what came after it: where it was taken up (R3), that may
+    be a commit of hours ago.
     """
-    newest = [log.commits[-1].record for log in roots.logs if log.commits]
+    newest = [log.commits[-1] for log in roots.logs if log.commits]
     await settle_indexes(
-        store, [index for record in newest for index in new_indexes_of(record) if index.key in unsettled]
+        store,
+        [
+            index
+            for commit in newest
+            for index in new_indexes_of(commit.record)
+            if index.key in unsettled or commit.committed_at_ms >= listed_at_ms
+        ],
     )
 
 

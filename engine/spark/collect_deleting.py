@@ -1,26 +1,19 @@
 """Carrying out the plans of shards in tasks: what is spared is taken out first (design 0002, D4; 0006, R5)."""
 
 from collections.abc import Sequence
-from typing import Final
 
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import BlobStore, BytesBody, read_blob
-from blobstore.errors import BlobNotFoundError
+from blobstore.base import BlobStore, BytesBody
 from engine.collect import KEYS_TOLD_MAX, delete_keys
-from engine.errors import DamagedError
 from engine.runs import COLLECT
-from engine.spark.collect_listing import INVENTORY_BYTES_MAX, run_has_ended
-from engine.spark.collect_marking import encode_plan, write_plan
-from engine.spark.collect_rows import ANSWER, Row, ShardTask
-from index.collect_plan import PlannedUpload, ReasonTotal, sum_deletes
+from engine.spark.collect_plans import encode_plan, read_plan, write_plan
+from engine.spark.collect_rows import ANSWER, Row
+from engine.spark.collect_shard_task import ShardTask
+from index.collect_plan import ReasonTotal, sum_deletes
 from index.keys import RunId, run_key
-from index.plan_file import decode_lines
 from index.run_file import Shard, digest_of
-
-# A line has several times the bytes of its key in the inventory.
-PLAN_BYTES_MAX: Final = 8 * INVENTORY_BYTES_MAX
 
 
 class SpareItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,21 +82,3 @@ class DeleteTask(ShardTask, frozen=True, kw_only=True):
             failed=tuple(sorted(here)[:KEYS_TOLD_MAX]),
         )
         return [Row(shard.position, ANSWER, msgspec.msgpack.encode(deleted))]
-
-
-async def read_plan(store: BlobStore, run: RunId, shard: Shard, digest: bytes) -> tuple[PlannedUpload, ...]:
-    """The plan with this digest: the one that this collection has made, and no other (R4).
-
-    Raises:
-        UnsafeStoreError: It is not there any more.
-        DamagedError: It is not what was planned.
-        StoreError: As the store says.
-    """
-    key = run_key(run, shard.plan_name(digest))
-    try:
-        data = await read_blob(store, key, size_bytes_max=PLAN_BYTES_MAX, metadata=COLLECT)
-    except BlobNotFoundError as error:
-        raise run_has_ended(key) from error
-    if digest_of(data) != digest:
-        raise DamagedError("is not what was planned", operation="collect", subject=key)
-    return tuple(decode_lines(data, subject=key))

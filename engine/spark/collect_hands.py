@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -12,22 +12,23 @@ from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.errors import BlobNotFoundError
 from engine.collect import KEYS_TOLD_MAX, Deleted, Hands, Listing, Marked, Swept
 from engine.collect.audit import RELEASE
 from engine.collect.plan_writer import write_lines
-from engine.errors import DamagedError, UnsafeStoreError
+from engine.errors import UnsafeStoreError
 from engine.roots import References
 from engine.runs import Run, end_run, take_up_run
 from engine.spark.access import Access
-from engine.spark.collect_deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask, read_plan
+from engine.spark.collect_deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask
+from engine.spark.collect_failures import raise_failures
 from engine.spark.collect_listing import ListedShard, ListTask
 from engine.spark.collect_marking import REFERENCES_PER_ITEM, MarkTask, SweepTask, SweptShard
+from engine.spark.collect_plans import read_plan
 from engine.spark.collect_rows import (
     ANSWER,
+    FAILED,
     INVENTORY,
     ITEM,
-    MISSING,
     PLAN,
     ROWS,
     ROWS_DDL,
@@ -41,9 +42,14 @@ from engine.spark.errors import TaskFailedError, last_error
 from index.collect_plan import PlannedUpload, ReasonTotal, sum_totals
 from index.keys import RunId
 from index.plan_file import LINES_SUFFIX, PlanHeader, decode_lines
-from index.run_file import POSITIONS_COUNT, SHARDS, Shard, group_by_shard
+from index.run_file import POSITIONS_COUNT, SHARDS, Shard, carried_out_plans, group_by_shard
 
 Answer = TypeVar("Answer")
+
+# A task of fewer uploads costs more to start than it saves, once every core has one.
+UPLOADS_PER_TASK: Final = 50_000
+# Parts of a step of which nobody knows yet how much work it is, for each core, so that none waits long for another.
+TASKS_PER_CORE: Final = 2
 
 
 class SparkHands(Hands):
@@ -54,6 +60,7 @@ class SparkHands(Hands):
         access: What tasks open.
         store: The same store, open in the driver.
         partitions_max: Each step runs in at most so many tasks.
+        cores: So many tasks run at once; a step has fewer only if there is less to do.
         dry_run: Nothing is written to the repository: inventory and plan stand in Spark's local checkpoints, which are
             never computed again; if one is lost, the collection fails.
         plan_to: Where the plan's lines are to go.
@@ -66,6 +73,7 @@ class SparkHands(Hands):
         store: BlobStore,
         *,
         partitions_max: int,
+        cores: int,
         dry_run: bool = False,
         plan_to: BlobStore | None = None,
     ) -> None:
@@ -73,6 +81,8 @@ class SparkHands(Hands):
         self._access = access
         self._store = store
         self._partitions_max = partitions_max
+        self._cores = cores
+        self._listed_count = 0
         self._dry_run = dry_run
         self._plan_to = plan_to
         self._plan_names = frozenset[str]()
@@ -98,13 +108,15 @@ class SparkHands(Hands):
             self._now_ms = self._run.began_at_ms
         listed = await asyncio.to_thread(self._list)
         self._digests = tuple(shard.digest for shard in listed)
+        self._listed_count = sum(shard.count for shard in listed)
         foreign = [key for shard in listed for key in shard.foreign]
         return Listing(
             listed_at_ms=self._now_ms,
-            count=sum(shard.count for shard in listed),
+            count=self._listed_count,
             size_bytes=sum(shard.size_bytes for shard in listed),
             foreign_count=sum(shard.foreign_count for shard in listed),
             foreign=tuple(foreign[:KEYS_TOLD_MAX]),
+            taken_up=self._run.id if self._run is not None and self._run.id != run else None,
         )
 
     @override
@@ -164,34 +176,30 @@ class SparkHands(Hands):
         run, names = (None, frozenset[str]()) if self._run is None else (self._run.id, self._run.names)
         standing = frozenset(shard for shard in SHARDS if shard.inventory_name in names)
         task = ListTask(access=self._access, run=run, standing=standing)
-        frame = self._frame([Row(shard.position, ITEM, None) for shard in SHARDS]).mapInArrow(task, ROWS_DDL)
-        frame, rows = self._evaluate(task, frame)
+        rows = [Row(shard.position, ITEM, None) for shard in SHARDS]
+        frame = self._frame(rows, TASKS_PER_CORE * self._cores).mapInArrow(task, ROWS_DDL)
+        frame, answers = self._evaluate(task, frame)
         self._inventories = frame.where(f"kind = '{INVENTORY}'") if run is None else None
-        return list(self._all_answers(rows, ListedShard).values())
+        return list(self._all_answers(answers, ListedShard).values())
 
     def _mark(self, references: References) -> dict[Shard, SweptShard]:
         in_order = [(reference, reference in references.optional) for reference in references.neighbours]
         starts = range(0, len(in_order), REFERENCES_PER_ITEM)
         items = [msgspec.msgpack.encode(in_order[start : start + REFERENCES_PER_ITEM]) for start in starts]
-        live = self._frame([Row(number, ITEM, item) for number, item in enumerate(items)])
+        live = self._frame([Row(number, ITEM, item) for number, item in enumerate(items)], self._partitions_max)
         marks = live.mapInArrow(MarkTask(access=self._access), ROWS_DDL)
-        inventories = self._inventories or self._frame([Row(shard.position, INVENTORY, None) for shard in SHARDS])
-        count = min(self._partitions_max, POSITIONS_COUNT // SHARDS_AT_ONCE)
+        inventories = self._inventories or self._frame([Row(shard.position, INVENTORY, None) for shard in SHARDS], 1)
+        count = self._tasks(POSITIONS_COUNT, self._tasks_for(self._listed_count))
         sweep = SweepTask(
             access=self._access,
             run=None if self._run is None else self._run.id,
             now_ms=self._now_ms,
             digests=self._digests,
+            carried_out={} if self._run is None else carried_out_plans(self._run.names),
         )
         by_shard = _by_partition(marks.union(inventories), count, f"position * {count} DIV {POSITIONS_COUNT}")
         frame, rows = self._evaluate(sweep, by_shard.mapInArrow(sweep, ROWS_DDL))
         self._planned = frame.where(f"kind = '{PLAN}'") if self._dry_run else None
-        for row in rows:
-            if row.kind == MISSING:
-                key = (row.data or b"").decode()
-                raise DamagedError("is missing", operation="read index", subject=key) from BlobNotFoundError(
-                    "a task did not find it", operation="get", key=key
-                )
         return self._all_answers(rows, SweptShard)
 
     @staticmethod
@@ -245,13 +253,20 @@ class SparkHands(Hands):
     def _carry_out(self, items: Mapping[Shard, bytes], task: ArrowTask, kind: type[Answer]) -> dict[Shard, Answer]:
         if not items:
             return {}
-        frame = self._frame([Row(shard.position, ITEM, data) for shard, data in items.items()])
+        tasks_max = self._tasks_for(sum(total.count for shard in items for total in self._totals[shard]))
+        frame = self._frame([Row(shard.position, ITEM, data) for shard, data in items.items()], tasks_max)
         return _answers(self._evaluate(task, frame.mapInArrow(task, ROWS_DDL))[1], kind)
 
-    def _frame(self, rows: Sequence[Row]) -> DataFrame:
+    def _tasks_for(self, uploads_count: int) -> int:
+        return max(self._cores, -(-uploads_count // UPLOADS_PER_TASK))
+
+    def _tasks(self, rows_count: int, tasks_max: int) -> int:
+        return max(1, min(self._partitions_max, tasks_max, -(-rows_count // SHARDS_AT_ONCE)))
+
+    def _frame(self, rows: Sequence[Row], tasks_max: int) -> DataFrame:
         """Rows in at most as many partitions as allowed, neighbours together."""
         table = pa.Table.from_batches([batch_of(rows)])
-        count = max(1, min(self._partitions_max, -(-len(rows) // SHARDS_AT_ONCE)))
+        count = self._tasks(len(rows), tasks_max)
         partitions = pa.array([number * count // len(rows) for number in range(len(rows))], pa.int32())
         frame = self._spark.createDataFrame(table.append_column("partition", partitions))
         return _by_partition(frame, count, "partition")
@@ -261,14 +276,16 @@ class SparkHands(Hands):
         try:
             if self._dry_run:
                 frame = frame.localCheckpoint(eager=True, storageLevel=StorageLevel.DISK_ONLY)
-            table = frame.where(f"kind IN ('{ANSWER}', '{MISSING}')").toArrow()
+            table = frame.where(f"kind IN ('{ANSWER}', '{FAILED}')").toArrow()
         except PySparkException as error:
             raise TaskFailedError(
                 last_error(error),
                 operation=f"collect, {type(task).__name__}",
                 hint="nothing was deleted after this; run it again",
             ) from error
-        return frame, sorted(row for batch in table.to_batches() for row in rows_of(iter([batch])))
+        rows = [row for batch in table.to_batches() for row in rows_of(iter([batch]))]
+        raise_failures(rows)
+        return frame, sorted(rows)
 
     def _run_id(self) -> RunId:
         if self._run is None:

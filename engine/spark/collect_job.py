@@ -11,6 +11,7 @@ from blobstore.opening import StoreSettings
 from engine.collect import DELETE_SHARE_MAX, CollectReport
 from engine.spark.access import open_on_driver
 from engine.spark.collect_hands import SparkHands
+from engine.spark.parallel import default_partitions
 from engine.transfer_settings import TransferSettings
 from index.retention import Retention, RetentionPolicy
 
@@ -38,7 +39,8 @@ def collect(
         dry_run: Plan only: nothing is written or deleted, no TTL is removed.
         delete_share_max: The largest share of all bytes that may go (P4).
         plan_to: Where the plan is written to, by the driver.
-        partitions_max: Each step runs in at most so many tasks; the session's shuffle partitions if not given.
+        partitions_max: Each step runs in at most so many tasks, the session's shuffle partitions if not given; it has
+            fewer where what was listed is little for them.
         transfer: How bytes are moved.
         store_settings: How the repository's store is asked.
 
@@ -48,10 +50,11 @@ def collect(
     Raises:
         UnsafeStoreError: The store cannot be collected, or a listing had holes: nothing was deleted.
         TooMuchToDeleteError: The plan is too large a share of all bytes: nothing was deleted.
-        DamagedError: An index is missing, or one that the driver reads is altered: nothing was deleted.
+        DamagedError: An index is missing or altered: nothing was deleted.
         FormatError: Something was written by a newer tidemark: nothing was deleted.
-        TaskFailedError: A task failed for good, also by one of these: nothing was deleted after it.
-        StoreError: As the store says: nothing was deleted after it.
+        RunEndedError: Another collection that worked on the same run has ended it: nothing was deleted after that.
+        StoreError: As the store says: nothing was deleted after it but what the same step had begun.
+        TaskFailedError: A task failed for good by something else: nothing was deleted after that step.
     """
     if partitions_max is None:
         partitions_max = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
@@ -62,6 +65,7 @@ def collect(
             access,
             repository.asynchronous.store,
             partitions_max=partitions_max,
+            cores=default_partitions(spark),
             dry_run=dry_run,
             plan_to=plan_to,
         )

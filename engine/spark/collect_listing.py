@@ -12,7 +12,9 @@ from blobstore.errors import BlobNotFoundError
 from engine.collect import KEYS_TOLD_MAX, list_uploads
 from engine.errors import DamagedError, UnsafeStoreError
 from engine.runs import COLLECT
-from engine.spark.collect_rows import ANSWER, INVENTORY, Row, ShardTask
+from engine.spark.collect_rows import ANSWER, INVENTORY, Row
+from engine.spark.collect_shard_task import ShardTask
+from engine.spark.errors import RunEndedError
 from index.collect_plan import Upload
 from index.keys import RunId, run_key
 from index.run_file import Shard, digest_of
@@ -60,7 +62,7 @@ class ListTask(ShardTask, frozen=True, kw_only=True):
             inventory = await read_inventory(store, self.run, shard)
         else:
             inventory = await self._list_down(store, self.run, shard)
-        table = decode_inventory(inventory, shard)
+        table = UPLOADS.empty_table() if inventory == NOTHING else decode_inventory(inventory, shard)
         foreign = table.filter(table["foreign"])["key"]
         listed = ListedShard(
             digest=digest_of(inventory),
@@ -87,7 +89,7 @@ async def read_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
     """The inventory that stands.
 
     Raises:
-        UnsafeStoreError: It stands no more.
+        RunEndedError: It stands no more.
         StoreError: As the store says.
     """
     key = run_key(run, shard.inventory_name)
@@ -97,19 +99,16 @@ async def read_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
         raise run_has_ended(key) from error
 
 
-def run_has_ended(key: str) -> UnsafeStoreError:
+def run_has_ended(key: str) -> RunEndedError:
     """What to raise where an object of a run is gone (R4, R6)."""
-    return UnsafeStoreError(
-        "is gone, or another: a collection that worked on the same run has ended it",
-        operation="collect",
-        subject=key,
-        hint="nothing is deleted after this; run it again if the other one has not done what you asked for",
+    return RunEndedError(
+        "is gone, or another: a collection that worked on the same run has ended it", operation="collect", subject=key
     )
 
 
 async def _list(store: BlobStore, shard: Shard) -> bytes:
     uploads, foreign = await list_uploads(store, [shard.prefix])
-    return encode_inventory(uploads, foreign)
+    return encode_inventory(uploads, foreign) if uploads or foreign else NOTHING
 
 
 def encode_inventory(uploads: tuple[Upload, ...], foreign: tuple[str, ...]) -> bytes:
@@ -158,3 +157,8 @@ def _damaged(shard: Shard, reason: str) -> DamagedError:
         subject=shard.inventory_name,
         hint="delete what is below runs/, of which nothing depends, and run it again",
     )
+
+
+# Of a shard with nothing in it, as most are where a repository is small: it is read from nowhere again.
+NOTHING: Final = encode_inventory((), ())
+NOTHING_DIGEST: Final = digest_of(NOTHING)

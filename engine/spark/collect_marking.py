@@ -1,27 +1,33 @@
 """Mark and sweep in tasks: the keys that are alive, and what of a shard's inventory is not among them (D2, R1)."""
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from blobstore.base import BlobStore, BytesBody
+from blobstore.base import BlobStore
 from blobstore.bounded import map_bounded
 from engine.collect import plan_upload_deletes
-from engine.errors import DamagedError
-from engine.index_io import is_missing
 from engine.roots import reachable_keys
-from engine.runs import COLLECT
 from engine.spark.access import Access
-from engine.spark.collect_listing import UPLOADS, decode_inventory, read_inventory, run_has_ended
-from engine.spark.collect_rows import ANSWER, LIVE, MISSING, PLAN, SHARDS_AT_ONCE, Row, batch_of, rows_of
-from index.collect_plan import PlannedUpload, ReasonTotal, Upload, sum_deletes
-from index.keys import INDEXES, RunId, run_key
+from engine.spark.collect_failures import failures_to
+from engine.spark.collect_listing import (
+    NOTHING_DIGEST,
+    UPLOADS,
+    decode_inventory,
+    read_inventory,
+    run_has_ended,
+)
+from engine.spark.collect_plans import encode_plan, read_plan, write_plan
+from engine.spark.collect_rows import ANSWER, FAILED, LIVE, PLAN, SHARDS_AT_ONCE, Row, batch_of, rows_of
+from engine.spark.errors import RunEndedError
+from index.collect_plan import ReasonTotal, Upload, sum_deletes
+from index.keys import INDEXES, RunId
 from index.model import IndexReference
-from index.plan_file import encode_line
 from index.run_file import SHARDS, Shard, digest_of, group_by_shard
 
 # A reference, and whether only pins lead to it.
@@ -38,15 +44,17 @@ class MarkTask(msgspec.Struct, frozen=True, kw_only=True):
     access: Access
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row for each shard and some 100,000 keys; a key may be told by several. Or a row for what is missing."""
+        """One row for each shard and some 100,000 keys; a key may be told by several. A failure is the last one."""
         held: set[str] = set()
+        failed: list[Row] = []
         for row in rows_of(batches):
             references = msgspec.msgpack.decode(row.data or b"", type=tuple[MarkItem, ...])
-            with self.access.borrow() as repository:
-                keys, missing = repository.loop.run(_mark(repository.asynchronous.store, references))
-            if missing is not None:
-                yield batch_of([Row(0, MISSING, missing.encode())])
-            held |= keys
+            with failures_to(failed), self.access.borrow() as repository:
+                held |= repository.loop.run(_mark(repository.asynchronous.store, references))
+            if failed:
+                # What is planned without these keys is told to nobody, and so never carried out (R4).
+                yield batch_of(failed)
+                return
             if len(held) >= KEYS_HELD_MAX:
                 yield _live_rows(held)
                 held = set()
@@ -67,6 +75,11 @@ class SweptShard(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes | None
 
 
+_NOTHING_SWEPT: Final = msgspec.msgpack.encode(
+    SweptShard(live_count=0, live_bytes=0, unsettled=(), totals=(), waiting_count=0, waiting_bytes=0, digest=None)
+)
+
+
 class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
     """Takes from each shard's inventory what is alive, and plans for the rest; given to `mapInArrow`.
 
@@ -80,14 +93,18 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
     now_ms: int
     # Of each shard's inventory, by position: what stands in the store has to be what the driver knows of.
     digests: tuple[bytes, ...]
+    # By shard, the plans that somebody has carried out in this run before it was taken up (R5).
+    carried_out: Mapping[int, tuple[bytes, ...]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of one shard after the other."""
+        """The rows of one shard after the other; a failure is the last one."""
+        failed: list[Row] = []
         shards = itertools.groupby(rows_of(batches), key=lambda row: row.position)
         told = (_Told.of(SHARDS[position], rows) for position, rows in shards)
-        while some := tuple(itertools.islice(told, SHARDS_AT_ONCE)):
-            yield batch_of([row for one in some for row in one.missing])
-            with self.access.borrow() as repository:
+        while not failed and (some := tuple(itertools.islice(told, SHARDS_AT_ONCE))):
+            found: list[list[Row]] = []
+            failed += [row for one in some for row in one.failed]
+            with failures_to(failed), self.access.borrow() as repository:
                 store = repository.asynchronous.store
 
                 async def sweep(one: _Told, store: BlobStore = store) -> list[Row]:
@@ -95,9 +112,12 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
 
                 found = repository.loop.run(map_bounded(sweep, some, in_flight_max=SHARDS_AT_ONCE))
             yield from map(batch_of, found)
+        yield batch_of(failed)
 
     async def _sweep(self, store: BlobStore, told: "_Told") -> list[Row]:
         shard, inventory = told.shard, told.inventory
+        if self.digests[shard.position] == NOTHING_DIGEST:
+            return [Row(shard.position, ANSWER, _NOTHING_SWEPT)]
         if inventory is None and self.run is not None:
             inventory = await read_inventory(store, self.run, shard)
         if inventory is None or digest_of(inventory) != self.digests[shard.position]:
@@ -106,6 +126,8 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
         table = table.filter(pc.invert(table["foreign"]))
         is_live = pc.is_in(table["key"], value_set=pa.array(told.live, pa.string()))
         alive, unreachable = table.filter(is_live), _uploads(table.filter(pc.invert(is_live)))
+        gone = await self._gone(store, shard)
+        unreachable = [upload for upload in unreachable if upload.key not in gone]
         planned = await plan_upload_deletes(store, unreachable, self.now_ms, self.access.record.ttl_ms)
         plan = encode_plan(planned)
         doomed_bytes = sum(p.size_bytes for p in planned)
@@ -124,6 +146,17 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
         await write_plan(store, self.run, shard, plan)
         return rows
 
+    async def _gone(self, store: BlobStore, shard: Shard) -> frozenset[str]:
+        """Keys that were listed, and that this run has deleted since."""
+        gone: set[str] = set()
+        if self.run is None:
+            return frozenset()
+        for digest in self.carried_out.get(shard.position, ()):
+            # Without the plan nobody knows what it had: it is deleted, and counted, once more.
+            with contextlib.suppress(RunEndedError):
+                gone.update(p.key for p in await read_plan(store, self.run, shard, digest))
+        return frozenset(gone)
+
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):
     """The rows of one shard."""
@@ -131,44 +164,28 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
     shard: Shard
     live: list[str]
     inventory: bytes | None
-    missing: list[Row]
+    failed: list[Row]
 
     @classmethod
     def of(cls, shard: Shard, rows: Iterable[Row]) -> "_Told":
         """Sort rows by what they say."""
         live: list[str] = []
         inventory: bytes | None = None
-        missing: list[Row] = []
+        failed: list[Row] = []
         for row in rows:
             if row.kind == LIVE:
                 live += (row.data or b"").decode().split(_NEWLINE)
-            elif row.kind == MISSING:
-                missing.append(row)
+            elif row.kind == FAILED:
+                failed.append(row)
             else:
                 inventory = row.data
-        return cls(shard=shard, live=live, inventory=inventory, missing=missing)
+        return cls(shard=shard, live=live, inventory=inventory, failed=failed)
 
 
-async def write_plan(store: BlobStore, run: RunId, shard: Shard, plan: bytes) -> None:
-    """Write a shard's plan, unless it is empty. Its name follows from its bytes, so that it replaces only its like."""
-    if plan:
-        await store.put(run_key(run, shard.plan_name(digest_of(plan))), BytesBody(plan), metadata=COLLECT)
-
-
-def encode_plan(planned: Iterable[PlannedUpload]) -> bytes:
-    """The lines of a plan, in the order of the keys."""
-    return b"".join(encode_line(p) for p in sorted(planned, key=lambda p: p.key))
-
-
-async def _mark(store: BlobStore, references: Sequence[MarkItem]) -> tuple[frozenset[str], str | None]:
-    """What is alive, and what is missing: the driver tells damage from being overtaken."""
+async def _mark(store: BlobStore, references: Sequence[MarkItem]) -> frozenset[str]:
+    """What is alive."""
     optional = frozenset(reference for reference, is_optional in references if is_optional)
-    try:
-        return await reachable_keys(store, [r for r, _ in references], optional=optional), None
-    except DamagedError as error:
-        if not is_missing(error):
-            raise
-        return frozenset(), error.subject
+    return await reachable_keys(store, [r for r, _ in references], optional=optional)
 
 
 def _live_rows(keys: set[str]) -> pa.RecordBatch:

@@ -1,26 +1,19 @@
-"""Rows that the tasks of a collection take and give, all of one shape, and what is common to these tasks.
+"""Rows that the tasks of a collection take and give, all of one shape.
 
 Between the steps go numbers, or one row for many keys: a row for each key would cost more than all else together.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
-
-from blobstore.base import BlobStore
-from blobstore.bounded import map_bounded
-from engine.spark.access import Access
-from index.run_file import SHARDS, Shard
 
 # What is in `data`. An inventory or a plan is in it only where nothing may be written to the repository (P2).
 ITEM: Final = "item"
 ANSWER: Final = "answer"
 INVENTORY: Final = "inventory"
 LIVE: Final = "live"
-MISSING: Final = "missing"
+FAILED: Final = "failed"
 PLAN: Final = "plan"
 
 ROWS: Final = pa.schema([("position", pa.int32()), ("kind", pa.string()), ("data", pa.binary())])
@@ -38,29 +31,6 @@ class Row(NamedTuple):
     position: int
     kind: str
     data: bytes | None
-
-
-class ShardTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Works on the shards of a partition, a few at a time; given to `mapInArrow`."""
-
-    access: Access
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows that come out, those of a shard in one batch."""
-        rows = rows_of(batches)
-        while some := tuple(itertools.islice(rows, SHARDS_AT_ONCE)):
-            with self.access.borrow() as repository:
-                store = repository.asynchronous.store
-
-                async def carry_out(row: Row, store: BlobStore = store) -> list[Row]:
-                    return await self.carry_out(store, SHARDS[row.position], row.data or b"")
-
-                found = repository.loop.run(map_bounded(carry_out, some, in_flight_max=SHARDS_AT_ONCE))
-            yield from map(batch_of, found)
-
-    async def carry_out(self, store: BlobStore, shard: Shard, data: bytes) -> list[Row]:
-        """Work on one shard."""
-        raise NotImplementedError
 
 
 def rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[Row]:

@@ -2,7 +2,7 @@
 
 from pyspark.errors import PySparkException
 
-from engine.errors import EngineError
+from engine.errors import ConflictError, EngineError
 
 
 class TaskFailedError(EngineError):
@@ -15,6 +15,12 @@ class PartitioningError(EngineError):
     """Spark ran a task's rows in several partitions, or several tasks' rows in one. Nothing was committed."""
 
     default_hint = "this is a bug, or the DataFrame was repartitioned behind the job's back; nothing was committed"
+
+
+class RunEndedError(ConflictError):
+    """Another collection that worked on the same run was first to end it (design 0006, R4 and R6)."""
+
+    default_hint = "nothing is wrong: run it again if the other collection has not done what you asked for"
 
 
 def last_error(error: PySparkException) -> str:

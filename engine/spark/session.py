@@ -1,7 +1,10 @@
 """The Spark session of a program that is not a Spark job itself, such as the command line."""
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from pyspark.errors import PySparkException, PySparkRuntimeError
@@ -12,11 +15,18 @@ from engine.errors import UsageError
 __all__ = ["SparkSession", "open_session"]
 
 _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
+# What Spark logs for as long as nobody has said what it is to log: log4j 2 looks for its settings by this variable.
+_LOG_SETTINGS: Final = "LOG4J_CONFIGURATION_FILE"
+_QUIET: Final = Path(__file__).with_name("log4j2.properties")
+_PYTHON: Final = "PYSPARK_PYTHON"
 
 
 @contextlib.contextmanager
 def open_session() -> Iterator[SparkSession]:
     """The session that is active, or a new one that is stopped after the block.
+
+    A new one leaves the terminal to the verb: no bars, and no log but of errors, unless Spark's own configuration says
+    otherwise. Its workers are this very Python's where they run on this machine and nobody has chosen another.
 
     Raises:
         UsageError: Spark does not start here.
@@ -26,7 +36,9 @@ def open_session() -> Iterator[SparkSession]:
         yield active
         return
     try:
-        session = SparkSession.builder.appName("tidemark").getOrCreate()
+        with _quiet():
+            builder = SparkSession.builder.appName("tidemark").config("spark.ui.showConsoleProgress", "false")
+            session = builder.getOrCreate()
     except (PySparkException, OSError) as error:
         no_java = isinstance(error, OSError) or (
             isinstance(error, PySparkRuntimeError) and error.getCondition() == _NO_JAVA
@@ -38,7 +50,24 @@ def open_session() -> Iterator[SparkSession]:
             if no_java
             else "see what Spark says of its settings, or leave --on-spark out",
         ) from error
+    context = getattr(session, "sparkContext", None)
+    if context is not None and context.master.startswith("local") and not os.environ.get(_PYTHON):
+        context.pythonExec = session.conf.get("spark.pyspark.python", None) or sys.executable
     try:
         yield session
     finally:
         session.stop()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """A JVM that starts in the block logs errors only, unless it was told what to log."""
+    homes = [os.environ.get("SPARK_CONF_DIR"), os.environ.get("SPARK_HOME") and f"{os.environ['SPARK_HOME']}/conf"]
+    if _LOG_SETTINGS in os.environ or any(home and Path(home, _QUIET.name).exists() for home in homes):
+        yield
+        return
+    os.environ[_LOG_SETTINGS] = str(_QUIET)
+    try:
+        yield
+    finally:
+        del os.environ[_LOG_SETTINGS]

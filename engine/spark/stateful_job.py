@@ -50,8 +50,10 @@ class JobCommit(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     # The version had been committed before: nothing was run.
     repeated: bool = False
-    # Task and name of the stores that the newest commit had and the job has no longer (design 0006, F3).
+    # Task and name of the stores that were left out, because `drop_other_stores` says so (design 0006, F3).
     dropped: tuple[tuple[str, str], ...] = ()
+    # Those of another name that the commit still has: another job's or program's, or left from an earlier name.
+    carried_over: tuple[tuple[str, str], ...] = ()
 
 
 class StatefulJob:
@@ -93,6 +95,7 @@ class StatefulJob:
         update: UpdateStore,
         local_root: str | Path,
         store: str = "state",
+        drop_other_stores: bool = False,
         order_by: Sequence[str | Column] = (),
         check_retained: bool = False,
         rocksdb: RocksDbSettings | None = None,
@@ -111,8 +114,11 @@ class StatefulJob:
                 rows by another attempt.
             local_root: A directory on a local disk of each executor, for stores at work and for those kept for the
                 next run.
-            store: The name of the store within its task. Stores of another name, which the job had before, are left out
-                of the next commit and are collected with the last commit that has them; to go back, rewind.
+            store: The name of the store within its task. Stores of another name are carried over from commit to commit,
+                and told in `JobCommit.carried_over`: they may be somebody else's.
+            drop_other_stores: Leave every store of another name, in all tasks, out of the next commit: the job had them
+                before and has no others beside it. They are collected with the last commit that has them; to go back,
+                rewind.
             order_by: What the rows of a task are sorted by; any order if not given.
             check_retained: Whether each attempt looks if what its store had is still there, with a STAT for each blob,
                 and uploads again what is not (design 0006, M1). What the driver meets when it settles the newest commit
@@ -135,6 +141,7 @@ class StatefulJob:
         self._update = update
         self._local_root = str(Path(local_root).absolute())
         self._store = store
+        self._drop_other_stores = drop_other_stores
         self._order_by = tuple(order_by)
         self._check_retained = check_retained
         self._rocksdb = rocksdb or RocksDbSettings()
@@ -197,7 +204,8 @@ class StatefulJob:
         if parent is not None:
             self._check_layout(parent, layout)
             if version == parent.record.version and offsets == parent.record.offsets:
-                return JobCommit(commit=parent, tasks=(), seconds=0.0, repeated=True)
+                others = self._other_stores(parent)
+                return JobCommit(commit=parent, tasks=(), seconds=0.0, repeated=True, carried_over=others)
             if version is not None and version <= parent.record.version:
                 raise UsageError(
                     f"version {version} with offsets {offsets!r} does not follow version {parent.record.version} "
@@ -212,10 +220,11 @@ class StatefulJob:
             with contextlib.suppress(DamagedError):
                 self._repository.settle(parent)
         reports = self._attempt_all(rows, parent, next_version)
-        dropped = self._stores_that_left(parent)
+        dropped = self._other_stores(parent) if self._drop_other_stores else ()
         commit = self._commit(reports, parent, dropped, version=next_version, offsets=offsets, layout=layout)
         seconds = self._ambient.monotonic_s() - started_s
-        return JobCommit(commit=commit, tasks=reports, seconds=seconds, dropped=dropped)
+        others = self._other_stores(commit)
+        return JobCommit(commit=commit, tasks=reports, seconds=seconds, dropped=dropped, carried_over=others)
 
     def read(self, spark: SparkSession, function: ReadStore, schema: str) -> DataFrame:
         """A DataFrame made from every store at the newest commit, task by task.
@@ -311,9 +320,9 @@ class StatefulJob:
             )
         return TaskFailedError(last_error(error), operation="run", subject=str(self.scope))
 
-    def _stores_that_left(self, parent: Commit | None) -> tuple[tuple[str, str], ...]:
-        """F3. The number of tasks never changes (K3): only a name can be another one."""
-        stores = parent.record.stores if parent else ()
+    def _other_stores(self, commit: Commit | None) -> tuple[tuple[str, str], ...]:
+        """Those that are not this job's. The number of tasks never changes (K3): only a name can be another one."""
+        stores = commit.record.stores if commit else ()
         return tuple((s.task, s.store) for s in stores if s.store != self._store)
 
     def _commit(

@@ -443,12 +443,14 @@ def test_collect_tells_each_key_with_its_reason(two_commits: Shell) -> None:
     assert [c["number"] for c in shell.told("list")["commits"]] == [2]
 
 
-def test_a_collection_that_would_delete_too_much_ends_with_9_and_its_plan_can_be_read(two_commits: Shell) -> None:
+def test_a_collection_that_would_delete_too_much_ends_with_10_and_its_plan_can_be_read(two_commits: Shell) -> None:
     shell = two_commits
     shell.environment["TIDEMARK_COLLECT_DELETE_AT_MOST"] = "1%"
-    assert shell.refused("collect", "--keep-last", "1", code=9)["error"] == "TooMuchToDeleteError"
+    refused = shell.refused("collect", "--keep-last", "1", code=10)
+    assert (refused["error"], str(refused["subject"]).split("/")[0]) == ("TooMuchToDeleteError", "audit")
     assert len(shell.told("list")["commits"]) == 2
-    planned = shell.told("collect", "--keep-last", "1", "-n", code=9)
+    planned = shell.told("collect", "--keep-last", "1", "-n", code=10)
+    assert Path(str(planned["plan"])).name == planned["run"]
     assert planned["refused"]
     plan = Path(planned["plan"])
     assert plan.is_relative_to(shell.directory / "xdg_cache_home")
@@ -470,6 +472,7 @@ def test_each_job_has_a_rule_of_its_own(two_commits: Shell) -> None:
     )
     result = shell.run("collect", "--policy", "rules.toml", "-v")
     assert "'misspelt' matches no job" in result.stderr
+    assert "all is kept of replay: no rule matches" in result.stderr
     assert [c["number"] for c in shell.told("list")["commits"]] == [2]
     assert "no rule" not in result.stdout
     assert shell.refused("collect", "--policy", "rules.toml", "--keep-last", "1", code=2)["error"] == "UsageError"

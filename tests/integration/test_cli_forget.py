@@ -21,7 +21,7 @@ def keys(shell: Shell, room: str) -> list[str]:
 
 def test_forget_says_what_it_would_do_and_waits_for_a_yes(two_commits: Shell) -> None:
     refused = two_commits.refused("forget", "flights", code=2)
-    assert "would forget flights, 2 records, newest commit 2 of version 9" in refused["message"]
+    assert "not confirmed: flights, 2 records, newest commit 2 of version 9" in refused["message"]
     assert "--yes" in refused["hint"]
     told = two_commits.told("forget", "flights", "-n")
     assert (told["dry_run"], told["scopes"][0]["records_count"], told["scopes"][0]["closed"]) == (True, 2, True)
@@ -34,7 +34,9 @@ def test_a_forgotten_job_is_gone_and_may_begin_anew(two_commits: Shell) -> None:
     assert lines.startswith("flights is forgotten: the newest was 2, version 9; 2 records closed\n")
     shell.refused("restore", "target", code=7)
     shell.refused("list", code=7)
-    assert shell.told("list", "--jobs")["scopes"][0]["newest"] is None
+    scope = shell.told("list", "--jobs")["scopes"][0]
+    assert (scope["newest"], scope["forgotten"]) == (None, True)
+    assert "forgotten" in shell.run("list", "--jobs").stdout
     assert shell.run("forget", "flights", "--yes").stdout.startswith("flights was forgotten before\n")
     shell.run("collect", "--keep-last", "1", "--delete-at-most", "100%")
     assert keys(shell, "blobs") == []
@@ -102,6 +104,15 @@ def test_a_store_is_dropped_together_with_results_and_the_command_may_be_repeate
         assert (told["commit"]["number"], told["commit"]["stores_count"], told["already"]) == (3, 1, already)
 
 
+def test_dropping_again_changes_nothing(shell: Shell) -> None:
+    two_stores(shell)
+    for already in (False, True):
+        told = shell.told("commit", "--drop-store", "1/default")
+        assert (told["commit"]["number"], told["commit"]["stores_count"], told["already"]) == (3, 1, already)
+    # One that was never there is a mistake all the same.
+    shell.refused("commit", "--drop-store", "1/default", "--drop-store", "1/defualt", code=7)
+
+
 @pytest.mark.parametrize(
     "words, code",
     [
@@ -153,9 +164,13 @@ def planned(shell: Shell) -> Path:
 def test_the_plan_of_a_dry_run_is_right(two_commits: Shell) -> None:
     planned(two_commits)
     assert two_commits.run("collect", "verify-plan", "plan").stdout.endswith(": right and complete\n")
-    told = json.loads(two_commits.run("collect", "verify-plan", "plan", "--json").stdout)
+    told = json.loads(two_commits.run("collect", "verify-plan", "plan", "--json", "--keep-last", "1").stdout)
     assert (told["verb"], told["is_right"], told["is_complete"]) == ("collect verify-plan", True, True)
     assert told["planned_count"] > 0
+    other = two_commits.run("collect", "verify-plan", "plan", "--keep-last", "2", code=9).stdout
+    assert "is not the one that is meant" in other
+    two_commits.run("collect", "--keep-last", "1", "--delete-at-most", "100%")
+    assert "nothing left to compare" in two_commits.run("collect", "verify-plan", "plan", code=3).stdout
 
 
 def test_a_plan_with_a_key_that_is_needed_is_wrong(two_commits: Shell) -> None:
@@ -178,6 +193,9 @@ def test_a_plan_that_lacks_a_key_is_not_complete(two_commits: Shell) -> None:
     told = json.loads(summary.read_text())
     told["lines_count"] -= 1
     told["size_bytes"] -= json.loads(first)["size_bytes"]
+    (total,) = told["totals"]
+    total["count"] -= 1
+    total["size_bytes"] -= json.loads(first)["size_bytes"]
     summary.write_text(json.dumps(told))
     assert "1 missed" in two_commits.run("collect", "verify-plan", "plan", code=3).stdout
 

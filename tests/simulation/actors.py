@@ -6,44 +6,36 @@ anything else is a violation of invariant 7.
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Final
 
-from typing_extensions import override
-
-from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreError
-from engine.backup import BackupResult
+from blobstore.errors import StoreError
 from engine.errors import (
     CommitLostError,
     CommitUnknownError,
-    ConflictError,
-    DamagedError,
     EngineError,
     FencedError,
     LeaseExpiredError,
     NotFoundError,
     StaleResultError,
-    TargetError,
     UnsafeStoreError,
 )
-from engine.pins import PIN_DURATION_MS
 from engine.repository import Repository
+from index.keys import commit_key
 from index.log import Commit
 from index.model import Scope, UniqueId
 from index.retention import Retention
-from tests.simulation.chronicle import Collecting, StoreName, Tree
+from tests.simulation.causes import Asked, Causes
+from tests.simulation.chronicle import Collecting, Tree
 from tests.simulation.coverage import Coverage, Moment
+from tests.simulation.file_changes import changing_files
 from tests.simulation.judge import Acknowledged, Ledger, Releases, read_tree
-from tests.simulation.processes import SimProcess
-from tests.simulation.schedule import Do, Trap, Verb
+from tests.simulation.members import Member, Wanted
+from tests.simulation.plot import TTL_MS
+from tests.simulation.schedule import TASK_SCOPE, Do, Verb
 from tests.simulation.sim_world import WatchedServer
 
 TASK: Final = "0"
-# When files were changed, whatever the real clock says: it stands in indexes.
-_MODIFIED_NS: Final = 1_600_000_000_000_000_000
-_WRITING: Final[frozenset[Verb]] = frozenset({"push", "commit", "fork", "rewind", "name"})
 _AGAINST_COLLECT: Final[dict[Verb, Moment]] = {
     "fork": Moment.FORK_AGAINST_COLLECT,
     "name": Moment.NAME_AGAINST_COLLECT,
@@ -58,102 +50,6 @@ _ERRORS: Final[tuple[tuple[type[Exception], Moment], ...]] = (
     (LeaseExpiredError, Moment.TOO_OLD),
 )
 
-Results = dict[StoreName, BackupResult]
-
-
-class Member:
-    """One process after another, under one number: what it is at, and what it holds in memory.
-
-    Attributes:
-        traps: Set for whatever its process asks next.
-        work: The action under way; done if there is none.
-        verb: Of that action.
-        halted: Set while its process is stopped, and when it was killed at work.
-    """
-
-    def __init__(self, number: int, directory: Path) -> None:
-        self.number = number
-        self.directory = directory / f"p{number}"
-        self.process: Actor | None = None
-        self.generation = 0
-        self.skew_s = 0.0
-        self.traps: list[Trap] = []
-        self.work: asyncio.Task[None] | None = None
-        self.verb: Verb | None = None
-        self.halted = asyncio.Event()
-        self.stopped_at_s: float | None = None
-        self.closings_when_stopped = 0
-        # Traps were sprung or the process stood still during this action: how long it took says nothing.
-        self.was_held = False
-        self.results: dict[Scope, Results] = {}
-        # Requests without an answer: to be asked for again with the same words.
-        self.unanswered: dict[Scope, tuple[str, Results]] = {}
-        self._files: Tree = {}
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether an action is under way, or stands still."""
-        return self.work is not None and not self.work.done()
-
-    def write(self, files: Tree) -> Path:
-        """Let its directory hold exactly these files."""
-        root = self.directory / "state"
-        if not self._files:
-            (root / "sub").mkdir(parents=True, exist_ok=True)
-        for gone in self._files.keys() - files.keys():
-            (root / gone).unlink()
-        for name, data in files.items():
-            if self._files.get(name) != data:
-                path = f"{root}/{name}"
-                with open(path, "wb") as file:  # noqa: PTH123 - pathlib takes longer than the write
-                    file.write(data)
-                os.utime(path, ns=(_MODIFIED_NS, _MODIFIED_NS))
-        self._files = files
-        return root
-
-    def forget(self) -> None:
-        """What was in the memory of a process that is no more."""
-        self.results, self.unanswered = {}, {}
-
-
-class Actor(SimProcess):
-    """A process that tells its member when it stands still, dies and wakes."""
-
-    member: Member
-    server: WatchedServer
-
-    @override
-    def stop(self) -> None:
-        super().stop()
-        member = self.member
-        member.was_held = True
-        member.stopped_at_s = asyncio.get_running_loop().time()
-        member.closings_when_stopped = self.server.chronicle.closings
-        member.halted.set()
-
-    @override
-    def wake(self) -> None:
-        member, met = self.member, self.server.coverage.met
-        if member.stopped_at_s is not None and member.is_busy:
-            slept_s = asyncio.get_running_loop().time() - member.stopped_at_s
-            closed = self.server.chronicle.closings > member.closings_when_stopped
-            met(Moment.ZOMBIE_AFTER_BOUNDARY, int(member.verb in _WRITING and closed))
-            met(Moment.PIN_LAPSED, int(member.verb == "restore" and slept_s * 1000 > PIN_DURATION_MS))
-        member.stopped_at_s = None
-        member.halted.clear()
-        super().wake()
-
-    @override
-    def kill(self) -> None:
-        member, met = self.member, self.server.coverage.met
-        if member.is_busy:
-            met(Moment.KILLED_WRITER, int(member.verb in _WRITING))
-            met(Moment.KILLED_COLLECTOR, int(member.verb == "collect"))
-            met(Moment.KILLED_READER, int(member.verb == "restore"))
-        member.forget()
-        member.stopped_at_s = None
-        super().kill()
-
 
 class Actions:
     """What can be done.
@@ -162,14 +58,23 @@ class Actions:
         server: The bucket.
         ledger: Where everybody says what they asked for and what they were told.
         coverage: Where rare moments are counted.
+        ttl_ms: Of the repository.
         stale: The store says that its lists may be stale.
+
+    Attributes:
+        causes: Says which errors may happen.
     """
 
-    def __init__(self, server: WatchedServer, ledger: Ledger, coverage: Coverage, *, stale: bool) -> None:
+    def __init__(
+        self, server: WatchedServer, ledger: Ledger, coverage: Coverage, *, ttl_ms: int = TTL_MS, stale: bool = False
+    ) -> None:
         self._server = server
         self._ledger = ledger
         self._met = coverage.met
         self._stale = stale
+        self.causes = Causes(server, ledger, ttl_ms=ttl_ms, stale=stale)
+        # By the name of their process.
+        self._asked: dict[str, Asked] = {}
         self._members: list[Member] = []
         # Beyond what a repository may begin with.
         self._counter = len(ledger.trees) + len(ledger.requests)
@@ -186,6 +91,8 @@ class Actions:
             "release": self._release,
             "collect": self._collect,
             "heal": self._heal,
+            "drop": self._drop,
+            "forget": self._forget,
         }
 
     def join(self, members: list[Member]) -> None:
@@ -193,27 +100,22 @@ class Actions:
         self._members = members
 
     async def perform(self, member: Member, repository: Repository, step: Do) -> None:
-        """One action, to its end. Errors that may happen are noted and end here."""
-        closings = self._server.chronicle.closings
+        """One action, to its end. Errors that have a cause are noted and end here."""
+        assert member.process is not None
+        now_s, server = asyncio.get_running_loop().time, self._server
+        asked = self._asked[member.process.name] = self.causes.begin(member, step.verb, self._scope(step), now_s())
+        collections = server.collections.copy()
         try:
             await self._verbs[step.verb](member, repository, step)
         except (EngineError, StoreError) as error:
             for kind, moment in _ERRORS:
                 self._met(moment, int(isinstance(error, kind)))
-            if not self._may_happen(member, step, error):
-                self._ledger.errors.append(f"7: p{member.number} {step.verb} ends with {error!r}")
-        if step.verb in _AGAINST_COLLECT and self._server.chronicle.closings > closings:
+            if not self.causes.explains(asked, member, error):
+                self._ledger.errors.append(f"7: p{member.number} {step.verb} ends without a cause with {error!r}")
+        if self.causes.takes_too_long(asked, member, now_s()):
+            self._ledger.errors.append(f"7: p{member.number} {step.verb} took {now_s() - asked.began_s:.0f} s")
+        if step.verb in _AGAINST_COLLECT and server.collections[asked.scope] > collections[asked.scope]:
             self._met(_AGAINST_COLLECT[step.verb])
-
-    def _may_happen(self, member: Member, step: Do, error: Exception) -> bool:
-        if isinstance(error, BlobNotFoundError | InvalidRequestError | TargetError):
-            return False
-        if isinstance(error, DamagedError):
-            # A reader whose pin has lapsed while it stood still may have been overtaken (D5).
-            return (step.verb == "restore" and member.was_held) or self._ledger.tampered
-        if isinstance(error, ConflictError | CommitUnknownError | LeaseExpiredError):
-            return step.verb in _WRITING
-        return True
 
     def _next(self) -> int:
         self._counter += 1
@@ -222,6 +124,8 @@ class Actions:
     def _scope(self, step: Do) -> Scope:
         if step.scope < 2:  # two jobs from the start
             return Scope(("alpha", "beta")[step.scope])
+        if step.scope == TASK_SCOPE:
+            return Scope("alpha", TASK)
         return self._forks[-1] if self._forks else Scope("alpha")
 
     # ------------------------------------------------------------------ writing
@@ -234,6 +138,7 @@ class Actions:
         self._ledger.trees[unique_id] = tree
         result = await repository.backup(scope, member.write(tree), task=TASK, store=store, unique_id=unique_id)
         member.results.setdefault(scope, {})[TASK, store] = result
+        self._met(Moment.REPACKED, int(result.stats.files_repacked > 0))
         if result.stats.files_repacked and any(m.is_busy and m.verb == "restore" for m in self._members):
             self._met(Moment.REPACK_AGAINST_RESTORE)
 
@@ -244,19 +149,47 @@ class Actions:
     async def _commit(self, member: Member, repository: Repository, step: Do) -> None:
         for scope in sorted({*member.results, *member.unanswered}, key=str):
             if scope in member.unanswered:
-                offsets, results = member.unanswered.pop(scope)
-                asked_before = True
+                offsets, results, dropped = member.unanswered.pop(scope)
             else:
-                offsets, results = f"r{self._next()}", member.results.pop(scope)
-                asked_before = False
+                offsets, results, dropped = f"r{self._next()}", member.results.pop(scope), frozenset()
                 self._ledger.requests[offsets] = {k: r.reference.unique_id for k, r in results.items()}
-            try:
-                commit = await repository.commit(scope, list(results.values()), offsets=offsets)
-            except CommitUnknownError:
-                member.unanswered[scope] = offsets, results
-                raise
-            self._met(Moment.ADOPTED, int(asked_before))
-            self._acknowledge(scope, commit, offsets)
+            await self._ask(member, repository, scope, (offsets, results, dropped))
+
+    async def _ask(self, member: Member, repository: Repository, scope: Scope, wanted: Wanted) -> None:
+        assert member.process is not None
+        offsets, results, dropped = wanted
+        asked = self._asked_by(member)
+        self.causes.aim(asked, scope)
+        asked.offsets, asked.results, asked.dropped = offsets, results, dropped
+        server = self._server
+        stood_before = {w.record.pointer for w in server.chronicle.records.get(scope, {}).values()}
+        try:
+            commit = await repository.commit(scope, list(results.values()), offsets=offsets, dropped=dropped)
+        except CommitUnknownError:
+            member.unanswered[scope] = wanted
+            raise
+        self._acknowledge(scope, commit, offsets)
+        # It stood before this was asked, or was in the way of its own second attempt.
+        key = commit_key(scope, commit.pointer.number)
+        is_adopted = commit.pointer in stood_before or key in server.met[member.process.name]
+        self._met(Moment.ADOPTED, int(is_adopted))
+        self._met(Moment.DROPPED, int(bool(dropped)))
+        self._met(Moment.TASK_SCOPE, int(scope.task is not None))
+        began_anew = commit.record.predecessor is None and scope in self._server.chronicle.forgotten_until
+        self._met(Moment.BEGAN_ANEW, int(began_anew))
+
+    async def _drop(self, member: Member, repository: Repository, step: Do) -> None:
+        """A commit of nothing but that a store is no more."""
+        commits = await repository.commits(self._scope(step))
+        if not commits or not commits[0].record.stores:
+            return
+        stores = commits[0].record.stores
+        store = stores[-1 - step.choice % len(stores)]
+        offsets = f"r{self._next()}"
+        dropped = frozenset({(store.task, store.store)})
+        self._ledger.requests[offsets], self._ledger.drops[offsets] = {}, dropped
+        member.results.get(commits[0].scope, {}).pop((store.task, store.store), None)
+        await self._ask(member, repository, commits[0].scope, (offsets, {}, dropped))
 
     def _acknowledge(self, scope: Scope, commit: Commit, offsets: str | None = None) -> None:
         self._met(Moment.INTERRUPTED_TTL_REMOVAL, int(not commit.settled))
@@ -273,9 +206,16 @@ class Actions:
 
     # ------------------------------------------------------------------ reading and protecting
 
-    async def _choose(self, repository: Repository, step: Do) -> Commit | None:
+    async def _choose(self, member: Member, repository: Repository, step: Do) -> Commit | None:
         commits = await repository.commits(self._scope(step))
-        return commits[step.choice % len(commits)] if commits else None
+        chosen = commits[step.choice % len(commits)] if commits else None
+        if chosen is not None:
+            self.causes.aim(self._asked_by(member), chosen.scope, chosen.pointer)
+        return chosen
+
+    def _asked_by(self, member: Member) -> Asked:
+        assert member.process is not None
+        return self._asked[member.process.name]
 
     async def _restore(self, member: Member, repository: Repository, step: Do) -> None:
         target = member.directory / f"target-{step.target}"
@@ -285,15 +225,17 @@ class Actions:
         if step.choice == 0:
             # Which commit it will be is known only later: any that has this store.
             allowed += self._known_states(scope)
-            restored = await repository.find_and_restore(scope, target, task=TASK, store="s0", replace=True)
+            with changing_files():
+                restored = await repository.find_and_restore(scope, target, task=TASK, store="s0", replace=True)
             commit = restored.commit
         else:
-            chosen = await self._choose(repository, step)
+            chosen = await self._choose(member, repository, step)
             if chosen is None or chosen.store(TASK, "s0") is None:
                 return
             commit = chosen
             allowed += self._known_states(scope)
-            await repository.restore(commit, target, task=TASK, store="s0", replace=True)
+            with changing_files():
+                await repository.restore(commit, target, task=TASK, store="s0", replace=True)
         reference = commit.store(TASK, "s0")
         assert reference is not None
         self._ledger.restored[target] = [reference.unique_id]
@@ -306,21 +248,22 @@ class Actions:
         return [s.unique_id for w in written for s in w.record.stores if s.store == "s0"]
 
     async def _fork(self, member: Member, repository: Repository, step: Do) -> None:
-        commit = await self._choose(repository, step)
+        commit = await self._choose(member, repository, step)
         if commit is None:
             return
         scope = Scope(f"fork-{self._next()}")
+        self._asked_by(member).written_scope = scope
         forked = await repository.fork(commit, scope)
         self._forks.append(scope)
         self._acknowledge(scope, forked)
 
     async def _rewind(self, member: Member, repository: Repository, step: Do) -> None:
-        commit = await self._choose(repository, step)
+        commit = await self._choose(member, repository, step)
         if commit is not None:
             self._acknowledge(commit.scope, await repository.rewind(commit))
 
     async def _name(self, member: Member, repository: Repository, step: Do) -> None:
-        commit = await self._choose(repository, step)
+        commit = await self._choose(member, repository, step)
         if commit is None:
             return
         name = f"name-{step.choice % 2}"
@@ -342,6 +285,21 @@ class Actions:
         releases.ended += 1
 
     # ------------------------------------------------------------------ care
+
+    async def _forget(self, member: Member, repository: Repository, step: Do) -> None:
+        assert member.process is not None
+        scope, with_names = self._scope(step), step.choice % 2 == 1
+        chronicle, ledger = self._server.chronicle, self._ledger
+        chronicle.forgetting.setdefault(scope, set()).add(member.process.name)
+        given = [(scope, f"name-{n}") for n in range(2)] if with_names else []
+        releases = [ledger.releases.setdefault(name, Releases()) for name in given]
+        for name, release in zip(given, releases, strict=True):
+            release.begun += 1
+            ledger.names.pop(name, None)
+        report = await repository.forget(scope, with_names=with_names)
+        for release in releases:
+            release.ended += 1
+        self._met(Moment.FORGOTTEN, int(report.newest is not None))
 
     async def _collect(self, member: Member, repository: Repository, step: Do) -> None:
         assert member.process is not None

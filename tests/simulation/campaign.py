@@ -6,11 +6,12 @@ python -m tests.simulation.campaign --seed 4711 --runs 1 --history           one
 python -m tests.simulation.campaign --replay FILE                            a schedule that was written down
 ```
 
-Ends with 1 after a violation, which it tells with its seed and the shortest schedule that still fails; with 2 if it was
-told how often each moment has to be met, and one was met less often.
+Ends with 1 after a violation, which it tells with its seed and the shortest schedule that still fails; with 2 if a
+schedule has too few effects, or one of the moments was met less often than it was told that each has to be.
 """
 
 import argparse
+import gc
 import multiprocessing
 import sys
 import time
@@ -21,13 +22,15 @@ from typing import Final, TextIO
 import msgspec
 
 from tests.simulation.coverage import Coverage
-from tests.simulation.director import Outcome
+from tests.simulation.outcome import Outcome
 from tests.simulation.schedule import Schedule, decode_schedule, encode_schedule, show_schedule
-from tests.simulation.shrink import shrink
+from tests.simulation.shrink import code_of, shrink
 from tests.simulation.simulate import simulate
-from tests.simulation.themes import make_schedule
+from tests.simulation.themes import EFFECTS_MIN, make_schedule
 
 BATCH: Final = 100
+# Schedules after which garbage is collected.
+COLLECTED_EVERY: Final = 25
 # Enough to see what is wrong.
 FAILURES_MAX: Final = 5
 
@@ -39,6 +42,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     moments: dict[str, int]
     effects: int
     effects_min: int
+    # Seeds of schedules that have fewer effects than they should.
+    too_short: tuple[int, ...]
     requests: int
     cpu_s: float
     # Seed, and what is wrong.
@@ -51,6 +56,7 @@ class Figures(msgspec.Struct, kw_only=True):
     runs: int = 0
     effects: int = 0
     effects_min: int = sys.maxsize
+    too_short: list[int] = []
     requests: int = 0
     cpu_s: float = 0.0
     wall_s: float = 0.0
@@ -61,6 +67,7 @@ class Figures(msgspec.Struct, kw_only=True):
         self.runs += batch.runs
         self.effects += batch.effects
         self.effects_min = min(self.effects_min, batch.effects_min)
+        self.too_short += batch.too_short
         self.requests += batch.requests
         self.cpu_s += batch.cpu_s
         self.failures += batch.failures
@@ -77,21 +84,30 @@ class Figures(msgspec.Struct, kw_only=True):
 def run_batch(seeds: range) -> Batch:
     """Simulate the schedules of some seeds, one after the other."""
     coverage = Coverage()
-    effects: list[int] = []
+    effects: dict[int, int] = {}
     requests = 0
     failures: list[tuple[int, tuple[str, ...]]] = []
     began_s = time.process_time()
-    for seed in seeds:
+    # Collected between schedules alone: the moment at which a cycle goes depends on nothing but the seed.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    for at, seed in enumerate(seeds):
+        if at % COLLECTED_EVERY == 0:
+            gc.collect()
         outcome = simulate(make_schedule(seed), coverage)
-        effects.append(outcome.effects + outcome.file_effects)
+        effects[seed] = outcome.effects + outcome.file_effects
         requests += outcome.requests
         if outcome.violations:
             failures.append((seed, outcome.violations))
+    gc.enable()
+    gc.unfreeze()
     return Batch(
         runs=len(seeds),
         moments={str(moment): count for moment, count in coverage.counts.items()},
-        effects=sum(effects),
-        effects_min=min(effects),
+        effects=sum(effects.values()),
+        effects_min=min(effects.values()),
+        too_short=tuple(seed for seed, count in effects.items() if count < EFFECTS_MIN),
         requests=requests,
         cpu_s=time.process_time() - began_s,
         failures=tuple(failures),
@@ -127,11 +143,14 @@ def _batches(seeds: list[range], processes: int) -> Iterator[Batch]:
 def tell_failure(schedule: Schedule, outcome: Outcome, out: TextIO) -> None:
     """Print what is wrong, and the shortest schedule that still is."""
     print(f"\nVIOLATION, seed {schedule.seed}:", *outcome.violations[:5], sep="\n  ", file=out)
-    kind = outcome.violations[0][:2]
+    code = code_of(outcome.violations[0]) if outcome.violations else ""
 
     def fails(shorter: Schedule) -> bool:
-        return any(violation[:2] == kind for violation in simulate(shorter).violations)
+        return any(code_of(violation) == code for violation in simulate(shorter).violations)
 
+    if not fails(schedule):
+        print("it does not fail once more by itself: run the seeds before it too, in one process", file=out)
+        return
     shortest = shrink(schedule, fails)
     again = simulate(shortest, keep_history=True)
     print("\nthe shortest schedule found:", show_schedule(shortest), sep="\n", file=out)
@@ -165,6 +184,9 @@ def main(arguments: list[str] | None = None) -> int:
             tell_failure(schedule, simulate(schedule), out)
         print("\nseeds that fail:", *(seed for seed, _ in sorted(figures.failures)), file=out)
         return 1
+    if figures.too_short:
+        print(f"seeds with less than {EFFECTS_MIN} effects:", *sorted(figures.too_short)[:20], file=out)
+        return 2
     missing = coverage.missing(options.at_least)
     if missing:
         print(f"met less than {options.at_least} times:", *missing, sep="\n  ", file=out)

@@ -3,7 +3,9 @@
 Plain dicts. Of the project's own code only the codecs and the walker's following of indexes are used.
 """
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -22,6 +24,10 @@ from index.model import (
     StoreReference,
 )
 from tests.simulation.sim_s3 import SimObject
+from tests.simulation.uploads import Uploads
+
+# Who judges, and keeps house (S9).
+JUDGE: Final = "judge"
 
 Tree = dict[str, bytes]
 # Task and store.
@@ -43,7 +49,8 @@ class Written(msgspec.Struct, kw_only=True):
     created_at_ms: int
     # Neither void nor closed from birth on.
     was_valid: bool
-    # The number of the event that closed it; 0 while it is open.
+    # The numbers of the events that created it and that closed it; 0 while it is open.
+    created: int
     closed: int = 0
 
     @property
@@ -60,11 +67,15 @@ class Chronicle:
 
     Attributes:
         events: Changes seen so far.
-        violations: What broke an invariant, in words, as it happened.
+        violations: What broke a rule or an invariant, with its code, as it happened.
         collecting: Every collection that was begun, by the name of its process: a boundary of one may land late.
-        forgotten: Scopes that somebody has asked to forget.
+        forgetting: Who has asked to forget a scope, by the name of the process.
+        forgotten_until: The highest number that a forgetting has closed, by scope.
+        forgettings: How often one did.
         closings: Boundaries written, and records, indexes and blobs deleted.
         deltas: Indexes that were told as differences.
+        delta_chains: Those among them whose base is one, too.
+        uploads: Judges what happens to single objects.
         tampered: Keys that a test has taken away behind everybody's back.
     """
 
@@ -77,13 +88,17 @@ class Chronicle:
         self.boundaries: dict[Scope, dict[int, Boundary]] = {}
         self.names: dict[str, tuple[NameRecord, int]] = {}
         self.collecting: dict[str, list[Collecting]] = {}
-        self.forgotten: set[Scope] = set()
+        self.forgetting: dict[Scope, set[str]] = {}
+        self.forgotten_until: dict[Scope, int] = {}
+        self.forgettings = 0
         self.closings = 0
         self.deltas = 0
+        self.delta_chains = 0
         self.tampered: set[str] = set()
         self._indexes: dict[str, SnapshotIndex] = {}
         self._ways: dict[str, frozenset[str]] = {}
         self._reachable: frozenset[str] | None = None
+        self.uploads = Uploads(objects, root, self._ways, self._violated)
 
     def copy(self, objects: Mapping[str, SimObject]) -> "Chronicle":
         """The same, of copies of the objects."""
@@ -96,6 +111,7 @@ class Chronicle:
         copied.boundaries = {scope: dict(boundaries) for scope, boundaries in self.boundaries.items()}
         copied.names = dict(self.names)
         copied._indexes, copied._ways = dict(self._indexes), dict(self._ways)
+        copied.uploads = self.uploads.copy(objects, copied._ways, copied._violated)
         return copied
 
     # ------------------------------------------------------------------ what the server tells
@@ -103,6 +119,8 @@ class Chronicle:
     def created(self, process: str, key: str) -> None:
         """An object was created or replaced; it stands in `objects`."""
         self.events += 1
+        self.uploads.look(self.tampered)
+        self.uploads.created(process, key)
         stored = self.objects[self.root + key]
         match key.split("/", 1)[0]:
             case "log" if key.endswith(".commit"):
@@ -121,22 +139,24 @@ class Chronicle:
         """An object is about to be deleted, by a process or (with an empty name) by the store itself."""
         self.events += 1
         self.closings += key.startswith(("log/", "indexes/", "blobs/"))
+        self.uploads.look(self.tampered)
+        self.uploads.deleting(process, key, may_delete=process == JUDGE or process in self.collecting)
         match key.split("/", 1)[0]:
             case "log" if key.endswith(".commit"):
                 parsed = parse_log_key(key)
                 for written in self.records.get(parsed.scope, {}).values():
                     if written.record.number == parsed.number and written.is_open:
-                        self._violated(f"{process} deletes the open record {key}")
+                        self._violated(f"D3: {process} deletes the open record {key}")
             case "log":
                 self._boundary_deleted(process, key)
             case "names":
                 name, created_at_ms = self.names.pop(key)
                 if not name.released and created_at_ms <= name.valid_until_ms:
-                    self._violated(f"{process} deletes the live name {key}")
+                    self._violated(f"D5: {process} deletes the live name {key}")
                 self._reachable = None
             case "blobs" | "indexes":
                 if key in self.reachable() and key not in self.tampered:
-                    self._violated(f"{process or 'the store'} deletes {key}, which a valid commit or a name needs")
+                    self._violated(f"D7: {process or 'the store'} deletes {key}, which a valid commit or a name needs")
             case _:
                 pass
 
@@ -156,9 +176,17 @@ class Chronicle:
         if self._reachable is None:
             found: set[str] = set()
             for reference in self._references():
-                found |= self._ways.get(reference.index.key, frozenset({reference.index.key}))
+                found |= self.way(reference)
             self._reachable = frozenset(found)
         return self._reachable
+
+    def way(self, store: StoreReference) -> frozenset[str]:
+        """Every index and blob that a store leads to."""
+        return self._ways.get(store.index.key, frozenset({store.index.key}))
+
+    def is_tampered(self, stores: tuple[StoreReference, ...]) -> bool:
+        """Whether a test has taken away something that these lead to."""
+        return any(self.tampered & self.way(store) for store in stores)
 
     def content(self, reference: IndexReference) -> Tree:
         """The files of a snapshot, from the bytes that are there now.
@@ -180,11 +208,9 @@ class Chronicle:
     def check_there(self, what: str, stores: tuple[StoreReference, ...]) -> None:
         """Everything that some stores lead to is there."""
         for store in stores:
-            missing = [
-                k for k in self._ways.get(store.index.key, {store.index.key}) if self.root + k not in self.objects
-            ]
-            if missing and not self.tampered.intersection(missing):
-                self._violated(f"{what} needs {min(missing)} ({len(missing)} in all), which is not there")
+            missing = [k for k in self.way(store) if self.root + k not in self.objects]
+            if not self.tampered.issuperset(missing):
+                self._violated(f"2 missing: {what} needs {min(missing)} ({len(missing)} in all), which is not there")
 
     # ------------------------------------------------------------------ inside
 
@@ -202,22 +228,27 @@ class Chronicle:
             n >= record.number and record.pointer not in b.kept
             for n, b in self.boundaries.get(record.scope, {}).items()
         )
-        written = Written(record=record, created_at_ms=stored.created_ms, was_valid=in_time and not closed)
+        written = Written(
+            record=record, created_at_ms=stored.created_ms, was_valid=in_time and not closed, created=self.events
+        )
         known = self.records.setdefault(record.scope, {})
         if record.pointer in known:
             # A late copy of a request whose record was collected meanwhile: nobody may take it for valid.
             if written.was_valid:
-                self._violated(f"record {record.number} of {record.scope} comes back")
+                self._violated(f"D3: record {record.number} of {record.scope} comes back")
             return
-        began_anew = record.predecessor is None and record.scope in self.forgotten
+        until = self.forgotten_until.get(record.scope)
+        began_anew = record.predecessor is None and until is not None and record.number > until
         if written.was_valid:
             for other in known.values():
                 if other.was_valid and other.record.predecessor == record.predecessor and not began_anew:
-                    self._violated(f"records {other.record.pointer} and {record.pointer} have one predecessor")
+                    self._violated(f"6 chain: records {other.record.pointer} and {record.pointer} have one predecessor")
                 if other.was_valid and other.record.number == record.number:
-                    self._violated(f"two valid records have number {record.number} of {record.scope}")
+                    self._violated(f"6 number: two valid records have number {record.number} of {record.scope}")
+        self._check_bases(record, known)
         known[record.pointer] = written
         self._reachable = None
+        self.uploads.recorded(key, record, was_valid=written.was_valid)
         if written.was_valid:
             self.check_there(f"record {record.number} of {record.scope}, just created,", record.stores)
 
@@ -228,21 +259,46 @@ class Chronicle:
         self.boundaries.setdefault(scope, {})[boundary.number] = boundary
         valid = self.open_records(scope)
         self._reachable = None
-        rules = self.collecting.get(process, [])
-        for written in valid:
-            record = written.record
-            if record.number > boundary.number or record.pointer in boundary.kept:
+        is_forgetting = not boundary.kept and process in self.forgetting.get(scope, ())
+        closes = [w for w in valid if w.record.number <= boundary.number and w.record.pointer not in boundary.kept]
+        if is_forgetting:
+            self.forgettings += 1
+            self.forgotten_until[scope] = max(boundary.number, self.forgotten_until.get(scope, 0))
+        elif closes:
+            if closes[-1] is valid[-1]:
+                self._violated(f"D3 newest: {process} closes {closes[-1].record.number}, the newest valid of {scope}")
+            rules = self._rules(process, boundary)
+            if not any(all(self._may_close(written, rule) for written in closes) for rule in rules):
+                numbers = [written.record.number for written in closes]
+                self._violated(f"D3 kept: {process} closes {numbers} of {scope}, which its rule keeps: {rules}")
+        for written in closes:
+            written.closed = self.events
+
+    def _rules(self, process: str, boundary: Boundary) -> Sequence[Collecting]:
+        """Of the collections of a process those that may have written a boundary: an older one's may land late.
+
+        A process collects once at a time: an older collection knows no record that came when a later one had begun.
+        """
+        begun = self.collecting.get(process, [])
+        if len(begun) < 2:
+            return begun
+        known = self.records.get(boundary.scope, {}).values()
+        newest = max((w.created for w in known if w.record.number <= boundary.number), default=0)
+        return [rule for rule, later in itertools.pairwise(begun) if newest <= later.began] + begun[-1:]
+
+    def _check_bases(self, record: CommitRecord, known: Mapping[CommitPointer, Written]) -> None:
+        """C2: what is new in a record was diffed against what its predecessor holds."""
+        if record.kind != "commit" or (record.predecessor is not None and record.predecessor not in known):
+            return
+        before = known[record.predecessor].record.stores if record.predecessor is not None else ()
+        held = {(store.task, store.store): store.unique_id for store in before}
+        for store in record.stores:
+            index = self._indexes.get(store.index.key)
+            if store.number != record.number or index is None:
                 continue
-            if scope in self.forgotten:
-                written.closed = self.events
-                continue
-            if written is valid[-1]:
-                self._violated(f"{process} closes {record.number}, the newest valid record of {scope}")
-            if not any(self._may_close(written, rule) for rule in rules):
-                self._violated(f"{process} closes record {record.number} of {scope}, which its rule keeps: {rules}")
-        for written in valid:
-            if written.record.number <= boundary.number and written.record.pointer not in boundary.kept:
-                written.closed = self.events
+            base = index.metadata.base.unique_id if index.metadata.base is not None else None
+            if base != held.get((store.task, store.store)):
+                self._violated(f"C2: record {record.number} of {record.scope} has {store.store} on top of {base}")
 
     def _may_close(self, written: Written, collecting: Collecting) -> bool:
         newer = [
@@ -261,11 +317,11 @@ class Chronicle:
         there = self.boundaries[parsed.scope]
         del there[parsed.number]
         if not there or max(there) < parsed.number:
-            self._violated(f"{process} deletes the newest boundary, {key}")
+            self._violated(f"D3: {process} deletes the newest boundary, {key}")
         for pointer, written in self.records.get(parsed.scope, {}).items():
             is_closed = any(n >= pointer.number and pointer not in b.kept for n, b in there.items())
             if written.closed and not is_closed:
-                self._violated(f"{process} deletes {key}, and record {pointer.number} is open again")
+                self._violated(f"D3: {process} deletes {key}, and record {pointer.number} is open again")
 
     def _read(self, directory: DirIndex, path: str, found: Tree) -> None:
         for file in directory.files_present:
@@ -282,6 +338,7 @@ class Chronicle:
         keys = {key}
         if not isinstance(index, SnapshotIndex):
             self.deltas += 1
+            self.delta_chains += sum(k.startswith("indexes/") for k in self._ways[index.base.key]) > 1
             # Chains may be read again and again: each link is remembered once it was followed.
             keys |= {k for k in self._ways[index.base.key] if k.startswith("indexes/")}
             index = apply_delta(self._indexes[index.base.key], index)

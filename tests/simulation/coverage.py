@@ -40,6 +40,14 @@ class Moment(enum.StrEnum):
     HUNG = "request without an answer"
     CLOCK_BACKWARDS = "clock that went backwards"
     DELTA = "index told as a difference"
+    DELTA_CHAIN = "difference to an index that is one itself"
+    REPACKED = "backup that packs files again"
+    DROPPED = "store dropped by a commit"
+    FORGOTTEN = "scope forgotten"
+    ZOMBIE_AFTER_FORGETTING = "zombie wakes after its scope was forgotten"
+    BEGAN_ANEW = "new beginning of a forgotten scope"
+    TASK_SCOPE = "commit of one task's scope"
+    LIST_IN_PAGES = "list in pages"
 
 
 class Coverage:

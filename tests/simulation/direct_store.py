@@ -163,9 +163,8 @@ class DirectStore(BlobStore):
         self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
     ) -> tuple[DeleteFailure, ...]:
         def delete(_: int) -> tuple[DeleteFailure, ...]:
-            for key in keys:
-                self._server.delete(self._root + key)
-            return ()
+            failed = self._server.delete_batch([self._root + key for key in keys])
+            return tuple(DeleteFailure(key=name.removeprefix(self._root), reason="simulated") for name in failed)
 
         return await self._told("delete_objects", "delete", " ".join(keys), delete, mutates=True)
 

@@ -1,36 +1,41 @@
 """Carries out the steps of one schedule in a world of its own, and has a judge look at it."""
 
 import asyncio
-import contextlib
 import hashlib
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
 from engine.errors import EngineError
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.codec import encode_record
-from index.keys import REPOSITORY
-from index.model import RepositoryRecord
+from index.model import Scope
 from index.retention import Retention
-from tests.simulation.actors import Actions, Actor, Member
-from tests.simulation.chronicle import Chronicle
+from tests.simulation.actors import Actions
 from tests.simulation.coverage import Coverage, Moment
-from tests.simulation.direct_store import DirectStore
 from tests.simulation.faults import Fault, FaultPlan
+from tests.simulation.file_changes import FileChanges
 from tests.simulation.judge import JUDGE, REST_S, Judge, Ledger
-from tests.simulation.plot import DAY_MS, ENFORCED_TTL_MS, MARGIN_MS, TTL_MS
-from tests.simulation.processes import PREFIX, KilledError, Kind, plain_store
-from tests.simulation.schedule import Advance, Control, Do, Land, Schedule, Settle, Step, StoreKind, Trap
-from tests.simulation.sim_s3 import SimObject
-from tests.simulation.sim_s3_client import SimS3Store
-from tests.simulation.sim_world import ROOT, TrappedStore, WatchedServer, outside
-from tests.simulation.themes import PROCESSES_IN_USE
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.last_writer import push_everywhere
+from tests.simulation.members import Actor, Member
+from tests.simulation.outcome import Beginning, Outcome
+from tests.simulation.plot import DAY_MS, ENFORCED_TTL_MS, MARGIN_MS, PROCESSES_IN_USE, TTL_MS
+from tests.simulation.processes import KilledError, Kind, plain_store
+from tests.simulation.schedule import (
+    TASK_SCOPE,
+    Advance,
+    Control,
+    Do,
+    Land,
+    Schedule,
+    Settle,
+    Step,
+    StoreKind,
+    Trap,
+    Verb,
+)
+from tests.simulation.sim_s3 import PAGES
+from tests.simulation.sim_world import ROOT, TrappedStore, WatchedServer, make_repository, outside
 
 SETTINGS: Final = TransferSettings(
     in_flight_max=4,
@@ -44,35 +49,13 @@ SETTINGS: Final = TransferSettings(
     memory_bytes_max=32_768,
 )
 _KINDS: Final[dict[StoreKind, Kind]] = {"s3": "s3", "memory": "direct", "expiring": "enforcing", "stale": "stale"}
-# No action takes longer, whatever goes wrong: six attempts at each of a few dozen requests, a minute each.
-ACTION_S_MAX: Final = 4 * 3600.0
 # Once in a collection period.
 HOUSEKEEPING_S: Final = DAY_MS / 1000
 QUIET_DAYS_MAX: Final = 1
 EVERYTHING: Final = 1_000_000
+# Steps that may be added to a schedule with too few effects; each adds six or more.
+LENGTHENING_MAX: Final = 24
 _CHANCE_FAULTS: Final = tuple(fault for fault in Fault if fault is not Fault.NONE)
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a schedule."""
-
-    violations: tuple[str, ...]
-    # Requests that changed something.
-    effects: int
-    # Calls that would have run in a thread: work on files.
-    file_effects: int
-    requests: int
-    # Of every request as the server saw it, in order.
-    digest: str
-    history: tuple[str, ...] = ()
-
-
-class Beginning(msgspec.Struct, frozen=True):
-    """A repository as a schedule finds it: what stands there, and what is known of it."""
-
-    objects: dict[str, SimObject]
-    chronicle: Chronicle
-    ledger: Ledger
 
 
 class World:
@@ -83,6 +66,7 @@ class World:
         directory: For files; of this run alone.
         coverage: Where moments are counted.
         beginning: What is there at first; an empty repository if not given.
+        changes: Counts those to files.
 
     Attributes:
         server: The bucket, once the world has begun.
@@ -91,16 +75,24 @@ class World:
     """
 
     def __init__(
-        self, schedule: Schedule, directory: Path, coverage: Coverage, *, beginning: Beginning | None = None
+        self,
+        schedule: Schedule,
+        directory: Path,
+        coverage: Coverage,
+        *,
+        beginning: Beginning | None = None,
+        changes: FileChanges | None = None,
     ) -> None:
         self._schedule = schedule
         self._beginning = beginning
+        self._changes = FileChanges() if changes is None else changes
         self._directory = directory
         self._coverage = coverage
         self.ledger = Ledger()
         self.members = [Member(number, directory) for number in range(PROCESSES_IN_USE)]
-        self._adrift: list[tuple[str, str, bytes, int | None]] = []
         self._acting: list[asyncio.Task[None]] = []
+        # Whose request waits until others have done something.
+        self._waiting: list[Member] = []
         self._quiet_days = 0
         self._effects_seen = 0
 
@@ -108,7 +100,18 @@ class World:
         """From the first step to the verdict."""
         self.begin()
         await self.run(self._schedule.steps)
+        await self._lengthen()
         return await self.finish(keep_history=keep_history)
+
+    async def _lengthen(self) -> None:
+        """Add steps until there are as many effects as there have to be."""
+        for at in range(LENGTHENING_MAX):
+            if self.server.effects + self._changes.count >= self._schedule.effects_min:
+                return
+            # Some may stand still, and some stores be gone.
+            verb: Verb = "restore" if at % 3 == 2 else "push"
+            step = Do(process=at % PROCESSES_IN_USE, verb=verb, scope=TASK_SCOPE if self._schedule.is_of_task else 0)
+            await self.run((step,))
 
     def begin(self) -> None:
         """Make the bucket, with the repository in it."""
@@ -122,14 +125,27 @@ class World:
             faults=FaultPlan(schedule.seed),
             dates_by_start=schedule.seed % 3 == 0,
             expiry_ms=0 if schedule.store == "expiring" else None,
+            page_max=schedule.page_max,
         )
         if self._beginning is None:
-            self._make_repository()
+            is_enforced = schedule.store == "expiring"
+            make_repository(
+                self.server,
+                ttl_ms=ENFORCED_TTL_MS if is_enforced else TTL_MS,
+                margin_ms=MARGIN_MS,
+                collection_period_ms=DAY_MS if is_enforced else TTL_MS,
+            )
         else:
             self._begin_with(self._beginning)
         share = schedule.faults_per_mille / 1000 / len(_CHANCE_FAULTS)
         self.server.faults.rates = dict.fromkeys(_CHANCE_FAULTS, share) if share else {}
-        self._actions = Actions(self.server, self.ledger, self._coverage, stale=schedule.store == "stale")
+        self._actions = Actions(
+            self.server,
+            self.ledger,
+            self._coverage,
+            ttl_ms=ENFORCED_TTL_MS if schedule.store == "expiring" else TTL_MS,
+            stale=schedule.store == "stale",
+        )
         self._actions.join(self.members)
 
     def judge(self) -> Judge:
@@ -141,8 +157,9 @@ class World:
         server = self.server
         await self._come_to_rest()
         judge = self.judge()
-        effects, requests = server.effects, len(server.history)
-        server.faults.rates = {}
+        effects, file_effects, requests = server.effects, self._changes.count, len(server.history)
+        self._quieten()
+        judge.violations += self._actions.causes.check_refused()
         if server.in_flight_max > SETTINGS.in_flight_max:
             judge.violations.append(f"8: {server.in_flight_max} requests at once")
         judge.check_now()
@@ -151,19 +168,25 @@ class World:
             server._expire()
             server.actor = JUDGE
             await judge.check_at_rest()
+            if not judge.violations and not self.ledger.tampered:
+                judge.violations += await push_everywhere(server, self.ledger, self.members[0])
             judge.violations += server.chronicle.violations
         self._count()
         history = tuple(server.history)
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
         return Outcome(
             violations=tuple(judge.violations),
             effects=effects,
-            file_effects=loop.blocking_calls,
+            file_effects=file_effects,
             requests=requests,
             digest=hashlib.sha256("\n".join(history).encode()).hexdigest(),
             history=history if keep_history else (),
         )
+
+    def _quieten(self) -> None:
+        """Nothing goes wrong any more, and lists are whole: for who judges."""
+        self.server.faults.rates = {}
+        self.server.faults.end_bursts()
+        self.server.page_max = PAGES[-1]
 
     async def build(self) -> Beginning:
         """Carry out the steps, and stop there: a repository for others to begin with."""
@@ -177,12 +200,13 @@ class World:
 
     # ------------------------------------------------------------------ steps
 
-    async def run(self, steps: tuple[Step, ...]) -> None:
+    async def run(self, steps: tuple[Step, ...], *, beside: bool = False) -> None:
         """Carry out steps, one after the other."""
         for step in steps:
             match step:
                 case Do():
-                    await self._do(step)
+                    if not beside or self.members[step.process] not in self._waiting:
+                        await self._do(step)
                 case Trap():
                     self.members[step.process].traps.append(step)
                 case Control():
@@ -190,7 +214,7 @@ class World:
                 case Advance(ms=ms):
                     await self._advance(ms / 1000)
                 case Land():
-                    await self._land()
+                    self.server.land()
                 case Settle():
                     await self._settle()
 
@@ -209,17 +233,21 @@ class World:
         self._effects_seen = self.server.effects
         if self._quiet_days > QUIET_DAYS_MAX:
             return
-        self.server.actor = JUDGE
-        repository = await Repository.open(plain_store(self.server))
-        await repository.collect(Retention(keep_last=EVERYTHING), delete_share_max=1)
-        self.server.actor = ""
+        page_max, self.server.page_max, self.server.actor = self.server.page_max, PAGES[-1], JUDGE
+        try:
+            repository = await Repository.open(plain_store(self.server))
+            await repository.collect(Retention(keep_last=EVERYTHING), delete_share_max=1)
+        except EngineError as error:
+            if not self.ledger.tampered:
+                self.ledger.errors.append(f"4: a daily collection fails: {error!r}")
+        finally:
+            self.server.page_max, self.server.actor = page_max, ""
 
     async def _do(self, step: Do) -> None:
         member = self.members[step.process]
         await self._until_idle(member)
         if member.is_busy or member.stopped_at_s is not None:
             return  # it stands still
-        member.was_held = False
         member.verb = step.verb
         member.halted.clear()
         member.work = outside(self._perform(member, step))
@@ -227,20 +255,20 @@ class World:
             await self._until_idle(member)
 
     async def _perform(self, member: Member, step: Do) -> None:
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
         try:
             process = await self._alive(member)
-            assert process.repository is not None
+            if process is None or process.repository is None:
+                return
+            self._coverage.met(Moment.CLOCK_BACKWARDS, int(member.clock_fell))
+            member.clock_fell = False
             await process.run(self._actions.perform(member, process.repository, step))
-        except (KilledError, StoreError, EngineError):
-            return  # it is dead, or its repository could not be opened
+        except KilledError:
+            return
         except Exception as error:  # noqa: BLE001 - what is no error of ours is what is looked for
             self.ledger.errors.append(f"7: p{member.number} {step.verb} ends with {error!r}")
-        if loop.time() - began_s > ACTION_S_MAX and not member.was_held:
-            self.ledger.errors.append(f"7: p{member.number} {step.verb} took {loop.time() - began_s:.0f} s")
 
-    async def _alive(self, member: Member) -> Actor:
+    async def _alive(self, member: Member) -> Actor | None:
+        """Its process, a new one if there is none; None if that cannot open the repository, for a cause."""
         process = member.process
         if process is not None and process.is_alive and process.repository is not None:
             return process
@@ -258,26 +286,38 @@ class World:
             process.store,
             process,
             self.server,
-            act=self._act,
-            drift=lambda key, data, ttl_ms: self._adrift.append((process.name, key, data, ttl_ms)),
+            act=lambda trap: self._act(member, trap),
             traps=member.traps,
-            sprung=lambda trap, key: self._sprung(member, trap, key),
+            sprung=self._sprung,
         )
         member.process = process
-        member.forget()
-        await process.open()
+        asked = self._actions.causes.begin(member, None, Scope(""), asyncio.get_running_loop().time())
+        try:
+            await process.open()
+        except (EngineError, StoreError) as error:
+            if not self._actions.causes.explains(asked, member, error):
+                self.ledger.errors.append(f"7: p{member.number} cannot open the repository: {error!r}")
+            return None
         return process
 
-    def _act(self, steps: tuple[Step, ...]) -> asyncio.Task[None]:
-        task = outside(self.run(steps))
+    def _act(self, member: Member, trap: Trap) -> asyncio.Task[None]:
+        task = outside(self._run_beside(member, trap))
         self._acting.append(task)
         return task
 
-    def _sprung(self, member: Member, trap: Trap, key: str) -> None:
-        member.was_held = True
+    async def _run_beside(self, member: Member, trap: Trap) -> None:
+        """What others do while a request of somebody waits; none of them waits for whoever waits himself."""
+        waits, began_s = trap.effect == "none", asyncio.get_running_loop().time()
+        self._waiting += [member] * waits
+        await self.run(trap.then, beside=True)
+        if waits:
+            self._waiting.remove(member)
+            member.stood_s += asyncio.get_running_loop().time() - began_s
+
+    def _sprung(self, trap: Trap, key: str) -> None:
         met = self._coverage.met
-        if trap.operation == "remove_ttl":
-            met(Moment.INTERRUPTED_TTL_REMOVAL, int(trap.effect in {"kill", "stop"}))
+        # What is interrupted otherwise is acknowledged, and counted then.
+        met(Moment.INTERRUPTED_TTL_REMOVAL, int(trap.operation == "remove_ttl" and trap.effect == "kill"))
         if trap.effect == "outage" and trap.phase == "after":
             met(Moment.LOST_ANSWER_AT_COMMIT, int(key.endswith(".commit")))
             met(Moment.LOST_ANSWER_AT_BOUNDARY, int(key.endswith(".boundary")))
@@ -287,7 +327,7 @@ class World:
         process = member.process
         if step.what == "skew":
             skew_s = step.skew_ms / 1000
-            self._coverage.met(Moment.CLOCK_BACKWARDS, int(skew_s < member.skew_s))
+            member.clock_fell = skew_s < member.skew_s
             member.skew_s = skew_s
             if process is not None:
                 process.ambient.skew_s = skew_s
@@ -312,29 +352,16 @@ class World:
         for member in self.members:
             await self._until_idle(member)
 
-    async def _land(self) -> None:
-        adrift, self._adrift = self._adrift, []
-        for name, key, data, ttl_ms in adrift:
-            store: BlobStore
-            if self._schedule.store == "s3":
-                store = SimS3Store(self.server, name, PREFIX)
-            else:
-                store = DirectStore(self.server, name, PREFIX)
-            self._coverage.met(Moment.LATE_PUT)
-            with contextlib.suppress(StoreError):
-                outcome = await store.put_if_absent(key, BytesBody(data), ttl_ms=ttl_ms)
-                self._coverage.met(Moment.LATE_PUT_CREATED, int(isinstance(outcome, Created)))
-
     async def _come_to_rest(self) -> None:
         """Everything that is under way arrives; who stands still wakes, or dies; everybody comes to an end."""
-        await self._land()
+        self.server.land()
         for member in self.members:
             if member.stopped_at_s is not None:
                 is_woken = (self._schedule.seed + member.number) % 4
                 self._control(Control(process=member.number, what="wake" if is_woken else "kill"))
         await self._settle()
         while self._acting:
-            await asyncio.wait({self._acting.pop()})
+            await self._acting.pop()
         await self._settle()
         for member in self.members:
             if member.process is not None:
@@ -353,23 +380,12 @@ class World:
         self.server.delete(name)
         return True
 
-    def _make_repository(self) -> None:
-        is_enforced = self._schedule.store == "expiring"
-        record = RepositoryRecord(
-            id="00000000-0000-4000-8000-000000000000",
-            ttl_ms=ENFORCED_TTL_MS if is_enforced else TTL_MS,
-            margin_ms=MARGIN_MS,
-            collection_period_ms=DAY_MS if is_enforced else TTL_MS,
-        )
-        data = encode_record(record)
-        stored = SimObject(data=data, created_ms=self.server.now_ms(), metadata={})
-        self.server.put(f"{ROOT}{REPOSITORY}", stored, if_absent=True)
-
     def _count(self) -> None:
         chronicle = self.server.chronicle
         written = [w for scope in chronicle.records.values() for w in scope.values()]
         self._coverage.met(Moment.VOID_RECORD, sum(w.created_at_ms > w.record.valid_until_ms for w in written))
         self._coverage.met(Moment.DELTA, chronicle.deltas)
+        self._coverage.met(Moment.DELTA_CHAIN, chronicle.delta_chains)
         self.server.count_faults()
 
 

@@ -5,14 +5,18 @@ change files (what happens within one is what `crash_runner` shows, in real proc
 order of one seeded run, and the same seed gives the same run up to the chosen effect (design 0007, S5).
 
 What happens to effect k of a use case (`Variant`): its process is killed just before it, or just after; the answer
-is lost, and the process has to come to its end all the same; a server error refuses it once, likewise; the process
-is killed and the request lands after a minute, or after the TTL. Then other processes do the use case again, go on,
-and everything is judged. `run_pairs` kills the one that does it again, too, at each of its effects.
+is lost, and the process has to come to its end all the same; a server error refuses it once, likewise; it is never
+answered, likewise; some keys of a batch are not deleted, likewise; the store is out from there on, until the process
+ends with an error of it; the process is killed and the request lands after a minute, or after the TTL. Then other
+processes do the use case again, go on, and everything is judged.
+
+`run_pairs` kills the one that does it again, too, at each of its effects.
 
 Run as `python -m tests.simulation.effects [CASE ...]` for a table.
 """
 
 import asyncio
+import contextlib
 import enum
 import itertools
 import shutil
@@ -26,16 +30,20 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from blobstore.errors import StoreError
+from engine.errors import CommitUnknownError, NotFoundError, UnsafeStoreError
 from engine.verify import Level
 from index.retention import Retention
-from tests.simulation.faults import Fault, Request
+from tests.simulation.faults import Fault, Request, matching
 from tests.simulation.ground import check_keys, read_tree, small_deltas, tree
 from tests.simulation.processes import EPOCH_S, KilledError, Kind, SimProcess, watched_locks
-from tests.simulation.use_cases import CASES, DAY_S, JOB, SEED, Snapshot, UseCase, World, commit_tree
+from tests.simulation.use_cases import CASES, DAY_S, FORK, JOB, SEED, Snapshot, UseCase, World, commit_tree
 from tests.simulation.virtual_loop import run_virtual
 
 MINUTE_S: Final = 60.0
 EFFECTS_MAX: Final = 500
+KINDS: Final[tuple[Kind, ...]] = ("s3", "direct", "parts")
+IN_PARTS: Final = ("backup",)
 
 T = TypeVar("T")
 
@@ -47,11 +55,23 @@ class Variant(enum.Enum):
     AFTER = "killed after"
     LOST = "answer lost"
     REFUSED = "refused once"
+    NEVER = "never answered"
+    PARTIAL = "done in part"
+    OUTAGE = "store out from there on"
     LATE = "killed, lands after a minute"
     VERY_LATE = "killed, lands after the TTL"
 
 
 KILLING: Final = frozenset({Variant.BEFORE, Variant.AFTER, Variant.LATE, Variant.VERY_LATE})
+# What happens to the request, and the process goes on.
+_FAULTS: Final = {
+    Variant.LOST: Fault.LOST,
+    Variant.REFUSED: Fault.ERROR_500,
+    Variant.NEVER: Fault.NEVER_DONE,
+    Variant.PARTIAL: Fault.PARTIAL,
+}
+# More than anybody tries.
+_OUTAGE: Final = (1_000_000, 1_000_000)
 _LATE_BY_S: Final = {Variant.LATE: MINUTE_S, Variant.VERY_LATE: 12 * DAY_S}
 
 
@@ -104,10 +124,11 @@ class Striker:
             case Variant.BEFORE:
                 self._process.kill()
                 return False
-            case Variant.LOST:
-                faults.arm(Fault.LOST, lambda other: other is request)
-            case Variant.REFUSED:
-                faults.arm(Fault.ERROR_500, lambda other: other is request)
+            case Variant.LOST | Variant.REFUSED | Variant.NEVER | Variant.PARTIAL:
+                faults.arm(_FAULTS[self._variant], lambda other: other is request)
+            case Variant.OUTAGE:
+                faults.burst = _OUTAGE
+                faults.arm(Fault.BURST, matching(process=self._process.name))
             case Variant.LATE | Variant.VERY_LATE:
                 late_s = _LATE_BY_S[self._variant]
                 faults.late_s = (late_s, late_s)
@@ -134,7 +155,8 @@ async def act(world: World, case: UseCase, name: str, strike_at: int, variant: V
     """Do a use case in a process of its own, with something happening at one of its effects.
 
     Raises:
-        EngineError: It failed, and neither was it killed nor does that say that it was done before.
+        StoreError: It failed, and it was not killed, the store was not out, and it was not done before.
+        EngineError: As `StoreError`.
     """
     process = world.process(name)
     striker = Striker(world, process, case, strike_at, variant)
@@ -145,6 +167,11 @@ async def act(world: World, case: UseCase, name: str, strike_at: int, variant: V
     except case.done_errors:
         if not again:
             raise
+        world.said += filter(None, [case.done_says])
+    except (StoreError, CommitUnknownError, UnsafeStoreError):
+        if variant is not Variant.OUTAGE or not striker.has_struck:
+            raise
+    world.server.faults.end_bursts()
     world.server.on_effect = None
     return striker
 
@@ -159,7 +186,11 @@ async def judge(world: World, case: UseCase) -> None:
         if target.exists():
             assert read_tree(target) in [tree("two"), tree("three")], f"{target} is neither absent nor complete"
     repository = await process.open()
-    if case.allowed and not case.is_forgotten:
+    if case.is_forgotten:
+        with contextlib.suppress(NotFoundError):
+            commit = await process.run(repository.find(JOB))
+            raise AssertionError(f"{commit.pointer} was not forgotten")
+    elif case.allowed:
         allowed = set(world.said[-1:]) or case.allowed
         for number, path in enumerate(("judged", "target", "fresh/target")):
             if number == 0 or case.changes_files:
@@ -169,6 +200,9 @@ async def judge(world: World, case: UseCase) -> None:
         assert read_tree(world.room / "judged") == tree(found)
         left = [p.name for p in world.room.rglob("*tidemark*")]
         assert left == [], f"left beside a target: {left}"
+    if case.is_forked:
+        await process.run(repository.find_and_restore(FORK, world.room / "fork"))
+        assert read_tree(world.room / "fork") == tree("one")
     await commit_tree(world, process, repository, "five")
     await asyncio.sleep(10 * DAY_S)
     await process.run(repository.collect(Retention(keep_last=100), delete_share_max=1))
@@ -182,6 +216,7 @@ async def judge(world: World, case: UseCase) -> None:
     assert report.problems == (), report.problems
     await process.run(repository.find_and_restore(JOB, world.room / "after"))
     assert read_tree(world.room / "after") == tree("five")
+    assert world.server.uploads == {}, "multipart uploads are left"
 
 
 # ---------------------------------------------------------------------------------------------- running
@@ -223,6 +258,8 @@ class Stage:
                     await act(world, self.case, f"p{turn}", at, variant, again=turn > 0)
                     for turn, (at, variant) in enumerate(points)
                 ]
+                # The first one does the same in every run, up to there.
+                assert strikers[0].has_struck or not points[0][0], "it did not come to that effect"
                 await act(world, self.case, "again", 0, Variant.BEFORE, again=True)
                 await judge(world, self.case)
                 return strikers
@@ -255,12 +292,19 @@ def run_singles(
     outcome = Outcome(case, kind, len(effects))
     chance = Random(f"{case} {kind} {share}")
     for at, variant in itertools.product(range(1, len(effects) + 1), variants):
-        if effects[at - 1].startswith("calls ") and variant not in {Variant.BEFORE, Variant.AFTER}:
+        if not _fits(effects[at - 1], variant):
             continue
         if chance.randrange(share):
             continue
         _note(outcome, stage, effects[at - 1], (at, variant))
     return outcome
+
+
+def _fits(effect: str, variant: Variant) -> bool:
+    """Whether that can happen to an effect."""
+    if effect.startswith("calls "):
+        return variant in {Variant.BEFORE, Variant.AFTER}
+    return variant is not Variant.PARTIAL or effect.startswith("delete_objects ")
 
 
 def run_pairs(case: str, directory: Path, kind: Kind, *, share: int = 1) -> Outcome:
@@ -271,7 +315,7 @@ def run_pairs(case: str, directory: Path, kind: Kind, *, share: int = 1) -> Outc
     chance = Random(f"{case} {kind} {share} pairs")
     firsts = [(at, variant) for at in range(1, len(effects) + 1) for variant in (Variant.BEFORE, Variant.LATE)]
     for first in firsts:
-        if effects[first[0] - 1].startswith("calls ") and first[1] is Variant.LATE:
+        if not _fits(effects[first[0] - 1], first[1]):
             continue
         for at in range(1, EFFECTS_MAX):
             has_struck = True
@@ -298,9 +342,12 @@ def main(names: Sequence[str]) -> int:
     """Print a table of all use cases, or of those named."""
     failed = 0
     for case in names or CASES:
-        for kind in ("s3", "direct"):
+        for kind in KINDS:
             for run, what in ((run_singles, "single"), (run_pairs, "pairs")):
-                if what == "pairs" and (CASES[case].changes_files or kind == "direct"):
+                # A restore makes two requests that change anything; in parts go only the uploads of a backup, many.
+                if kind == "parts" and (case not in IN_PARTS or what == "pairs"):
+                    continue
+                if what == "pairs" and CASES[case].changes_files:
                     continue
                 base = "/dev/shm" if Path("/dev/shm").is_dir() else None
                 began_s = time.perf_counter()

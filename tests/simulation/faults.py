@@ -21,11 +21,19 @@ class Fault(enum.Enum):
     SLOW_DOWN = "503"
     RESET = "reset"
     NO_CONNECTION = "no connection"
-    # No answer at all: the client gives it up after a while. Carried out, or not.
+    # Silence, which the client's connection ends after a while. Carried out, or not.
     HANG = "hang"
     HANG_DONE = "hang, done"
-    # Given up by its client, and carried out much later.
+    # No answer for ever, on a connection that seems to live: only who asks can give it up.
+    NEVER = "never"
+    NEVER_DONE = "never, done"
+    # Given up by its client, and carried out much later; or when `SimServer.land` is called.
     LATE = "late"
+    ADRIFT = "adrift"
+    # The first of many in a row of which none is carried out: more than anybody tries.
+    BURST = "burst"
+    # A batch delete that leaves some of its keys, and says which.
+    PARTIAL = "partial"
     # Takes some seconds.
     SLOW = "slow"
     # A create beside another one under way, or taken for one.
@@ -35,7 +43,11 @@ class Fault(enum.Enum):
     FLIPPED = "flipped"
 
 
-_OF_MUTATIONS: Final = frozenset({Fault.LATE, Fault.LOST, Fault.LOST_500, Fault.HANG_DONE})
+_OF_MUTATIONS: Final = frozenset(
+    {Fault.LATE, Fault.ADRIFT, Fault.LOST, Fault.LOST_500, Fault.HANG_DONE, Fault.NEVER_DONE}
+)
+# What a burst consists of.
+_OF_BURSTS: Final = (Fault.ERROR_500, Fault.SLOW_DOWN, Fault.RESET, Fault.NO_CONNECTION)
 OF_BODIES: Final = frozenset({Fault.CUT, Fault.FLIPPED})
 
 
@@ -106,6 +118,7 @@ class FaultPlan:
     Attributes:
         rates: May be changed at any time.
         late_s: The shortest and the longest time by which a late request is late.
+        burst: The fewest and the most requests of a burst.
         counts: How often each fault has happened.
     """
 
@@ -115,13 +128,16 @@ class FaultPlan:
         self._chance = Random(f"faults {seed}")
         self.rates = dict(rates or {})
         self.late_s = (1.0, 3 * 86_400.0)
+        self.burst = (4, 40)
         self.counts: dict[Fault, int] = {}
         self._spared = spared
         self._armed: list[tuple[Fault, Match]] = []
+        # How many are left of each, and which these are.
+        self._bursts: list[tuple[int, Match]] = []
         self._gates: list[Gate] = []
 
     def arm(self, fault: Fault, match: Match) -> None:
-        """Let the next request that matches end so."""
+        """Let the next request that matches end so; of a burst, all of its requests match."""
         self._armed.append((fault, match))
 
     def hold(self, match: Match, *, after: bool = False) -> Gate:
@@ -142,18 +158,39 @@ class FaultPlan:
 
     def choose(self, request: Request) -> Fault:
         """What becomes of a request."""
+        fault, match = self._choose(request)
+        if fault is Fault.BURST:
+            self._count(fault)
+            self._bursts.append((self._chance.randint(*self.burst), match))
+        for at, (left, its) in enumerate(self._bursts):
+            if its(request):
+                self._bursts[at : at + 1] = [(left - 1, its)] if left > 1 else []
+                return self._count(self._chance.choice(_OF_BURSTS))
+        return fault
+
+    def end_bursts(self) -> None:
+        """Whatever did not come through does so from now on."""
+        self._bursts.clear()
+
+    def _choose(self, request: Request) -> tuple[Fault, Match]:
+        """What becomes of a request by itself, and to which others the same happens."""
         for item in self._armed:
             if item[1](request):
                 self._armed.remove(item)
-                return self._count(item[0])
+                if item[0] is not Fault.BURST:
+                    self._count(item[0])
+                return item
+        own = matching(process=request.process)
         if not self.rates or (self._spared is not None and self._spared(request)):
-            return Fault.NONE
+            return Fault.NONE, own
         dice = self._chance.random()
         for fault, rate in self.rates.items():
             dice -= rate
+            if dice < 0 and _fits(fault, request):
+                return fault if fault is Fault.BURST else self._count(fault), own
             if dice < 0:
-                return self._count(fault) if _fits(fault, request) else Fault.NONE
-        return Fault.NONE
+                break
+        return Fault.NONE, own
 
     def late_by_s(self) -> float:
         """How late a request is: as often seconds as hours or days."""
@@ -172,6 +209,8 @@ class FaultPlan:
 def _fits(fault: Fault, request: Request) -> bool:
     if fault is Fault.CONFLICT:
         return request.creates
+    if fault is Fault.PARTIAL:
+        return request.method == "delete_objects"
     if fault in _OF_MUTATIONS:
         return request.mutates
     return request.has_body if fault in OF_BODIES else True

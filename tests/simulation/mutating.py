@@ -10,6 +10,11 @@ import msgspec
 
 from tests.simulation.stories import Story
 
+# What several of them lead to.
+NO_INDEX: Final = "IncompleteError: read index"
+NO_BLOB: Final = "its blob is missing"
+OTHER_BYTES: Final = "other bytes were restored than backed up"
+
 Patch = Callable[[], AbstractContextManager[None]]
 
 
@@ -21,20 +26,22 @@ class Mutation(msgspec.Struct, frozen=True, kw_only=True):
     # What is different.
     what: str
     patch: Patch
-    # Which story ends otherwise then.
+    # Which story ends otherwise then, and what the error that it ends with says.
     story: str
+    shows: str
 
 
 MUTATIONS: Final[dict[str, Mutation]] = {}
 
 
-def mutation(rule: str, what: str, story: Story) -> Callable[[Callable[[], Iterator[None]]], Patch]:
-    """Put a patch on the list."""
+def mutation(rule: str, what: str, story: Story, *, shows: str) -> Callable[[Callable[[], Iterator[None]]], Patch]:
+    """Put a patch on the list; for the arguments see `Mutation`."""
 
     def take(make: Callable[[], Iterator[None]]) -> Patch:
         patch = contextmanager(make)
         name = getattr(make, "__name__", "")
-        MUTATIONS[name] = Mutation(name=name, rule=rule, what=what, patch=patch, story=getattr(story, "__name__", ""))
+        told = getattr(story, "__name__", "")
+        MUTATIONS[name] = Mutation(name=name, rule=rule, what=what, patch=patch, story=told, shows=shows)
         return patch
 
     return take

@@ -21,13 +21,14 @@ from index.keys import BLOBS, INDEXES
 from index.log import Commit, LogListing
 from index.model import Boundary, CommitPointer, IndexReference
 from tests.simulation import stories_of_collection, stories_of_commits
-from tests.simulation.mutating import everywhere, mutation
+from tests.simulation.mutating import NO_BLOB, NO_INDEX, everywhere, mutation
 
 
 @mutation(
     "D1",
     "blobs are deleted first, then indexes, then records",
     stories_of_collection.records_go_before_indexes_and_indexes_before_blobs,
+    shows="['blobs', 'indexes', 'log']",
 )
 def blobs_go_first() -> Iterator[None]:
     async def delete(self: run._Run) -> None:
@@ -45,6 +46,7 @@ def blobs_go_first() -> Iterator[None]:
     "D1",
     "a writer whose commit fails deletes what it has uploaded",
     stories_of_commits.an_unknown_outcome_is_left_alone,
+    shows=NO_INDEX,
 )
 def writers_tidy_up() -> Iterator[None]:
     real = CommitWriter.commit
@@ -61,7 +63,10 @@ def writers_tidy_up() -> Iterator[None]:
 
 
 @mutation(
-    "D2", "what is unreachable goes, whatever its TTL", stories_of_collection.the_uploads_of_a_backup_under_way_stay
+    "D2",
+    "what is unreachable goes, whatever its TTL",
+    stories_of_collection.the_uploads_of_a_backup_under_way_stay,
+    shows=NO_INDEX,
 )
 def ttl_is_not_asked() -> Iterator[None]:
     real = collect_plan.choose_uploads
@@ -80,6 +85,7 @@ def ttl_is_not_asked() -> Iterator[None]:
     "D2",
     "uploads are listed again after the roots were read",
     stories_of_collection.a_commit_that_comes_during_a_collection_stays,
+    shows=NO_INDEX,
 )
 def uploads_are_listed_last() -> Iterator[None]:
     real = run._Run.close_commits
@@ -100,7 +106,10 @@ def uploads_are_listed_last() -> Iterator[None]:
 
 
 @mutation(
-    "D2", "what was never committed stays when its TTL is over", stories_of_collection.what_was_never_committed_goes
+    "D2",
+    "what was never committed stays when its TTL is over",
+    stories_of_collection.what_was_never_committed_goes,
+    shows="AssertionError: too many: ['blobs/",
 )
 def expired_stays() -> Iterator[None]:
     real = collect_plan.choose_uploads
@@ -115,7 +124,12 @@ def expired_stays() -> Iterator[None]:
         yield
 
 
-@mutation("D3", "only the boundary with the greatest number counts", stories_of_collection.what_was_closed_stays_closed)
+@mutation(
+    "D3",
+    "only the boundary with the greatest number counts",
+    stories_of_collection.what_was_closed_stays_closed,
+    shows="[5, 2] seem open",
+)
 def newest_boundary_counts() -> Iterator[None]:
     def is_closed(pointer: CommitPointer, boundaries: Iterable[Boundary]) -> bool:
         newest = max(boundaries, key=lambda b: b.number, default=None)
@@ -125,14 +139,22 @@ def newest_boundary_counts() -> Iterator[None]:
         yield
 
 
-@mutation("D3", "every boundary may go", stories_of_collection.the_last_boundary_stays)
+@mutation(
+    "D3",
+    "every boundary may go",
+    stories_of_collection.the_last_boundary_stays,
+    shows="UnsafeStoreError: collect: the log changed or had holes",
+)
 def all_boundaries_go() -> Iterator[None]:
     with everywhere(collect_plan.choose_superseded_boundaries, tuple):
         yield
 
 
 @mutation(
-    "D3", "the newest valid record is closed like any other", stories_of_collection.the_newest_commit_is_never_closed
+    "D3",
+    "the newest valid record is closed like any other",
+    stories_of_collection.the_newest_commit_is_never_closed,
+    shows="NotFoundError: find job",
 )
 def newest_is_closed() -> Iterator[None]:
     real = collect_plan.plan_scope
@@ -148,7 +170,12 @@ def newest_is_closed() -> Iterator[None]:
         yield
 
 
-@mutation("D3", "no boundary is written", stories_of_collection.records_go_before_indexes_and_indexes_before_blobs)
+@mutation(
+    "D3",
+    "no boundary is written",
+    stories_of_collection.records_go_before_indexes_and_indexes_before_blobs,
+    shows="['indexes', 'blobs']",
+)
 def nothing_is_written_down() -> Iterator[None]:
     async def write(_store: BlobStore, boundary: Boundary) -> Boundary:
         return boundary
@@ -161,6 +188,7 @@ def nothing_is_written_down() -> Iterator[None]:
     "D4",
     "what the second reading of the roots leads to is not spared",
     stories_of_collection.a_fork_between_the_two_readings_is_spared,
+    shows=NO_BLOB,
 )
 def nothing_is_spared() -> Iterator[None]:
     real = own_hands.OwnHands.spare
@@ -172,7 +200,12 @@ def nothing_is_spared() -> Iterator[None]:
         yield
 
 
-@mutation("D4", "an index that is missing is no error", stories_of_collection.an_error_means_that_nothing_is_deleted)
+@mutation(
+    "D4",
+    "an index that is missing is no error",
+    stories_of_collection.an_error_means_that_nothing_is_deleted,
+    shows=NO_BLOB,
+)
 def errors_are_passed_over() -> Iterator[None]:
     real = roots.reachable_keys
 
@@ -190,6 +223,7 @@ def errors_are_passed_over() -> Iterator[None]:
     "D5",
     "after a pin was written nobody looks whether the commit is still open",
     stories_of_collection.a_pin_that_came_too_late_protects_nothing,
+    shows=NO_BLOB,
 )
 def pins_are_believed() -> Iterator[None]:
     async def check(*_: object) -> None:
@@ -203,6 +237,7 @@ def pins_are_believed() -> Iterator[None]:
     "D5",
     "first it is looked whether the commit is open, then the pin is written",
     stories_of_collection.a_pin_is_written_before_the_boundaries_are_read,
+    shows=NO_BLOB,
 )
 def pins_come_second() -> Iterator[None]:
     @asynccontextmanager
@@ -218,7 +253,7 @@ def pins_come_second() -> Iterator[None]:
         yield
 
 
-@mutation("D5", "nobody writes a pin", stories_of_collection.what_is_restored_stays_while_it_is_restored)
+@mutation("D5", "nobody writes a pin", stories_of_collection.what_is_restored_stays_while_it_is_restored, shows=NO_BLOB)
 def pins_are_not_written() -> Iterator[None]:
     async def begin(self: PinLease) -> None:
         self.pinned, self.valid_until_ms = True, 1 << 62
@@ -234,6 +269,7 @@ def pins_are_not_written() -> Iterator[None]:
     "D8",
     "the boundary of a forgotten scope has the number of its newest record",
     stories_of_collection.a_forgotten_job_takes_its_writer_with_it,
+    shows=NO_INDEX,
 )
 def forgotten_at_the_newest() -> Iterator[None]:
     with mock.patch.object(forgetting, "FORGOTTEN_AHEAD", 0):

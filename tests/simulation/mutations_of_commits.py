@@ -22,12 +22,15 @@ from index.keys import BLOBS, INDEXES
 from index.log import Commit
 from index.model import BlobKey, CommitRecord
 from tests.simulation import stories_of_commits
-from tests.simulation.mutating import everywhere, mutation
+from tests.simulation.mutating import NO_BLOB, NO_INDEX, everywhere, mutation
 from tests.simulation.processes import SimAmbient
 
 
 @mutation(
-    "K2", "the PUT of an upload is not create-if-absent", stories_of_commits.a_put_that_lands_late_brings_no_ttl_back
+    "K2",
+    "the PUT of an upload is not create-if-absent",
+    stories_of_commits.a_put_that_lands_late_brings_no_ttl_back,
+    shows=NO_BLOB,
 )
 def uploads_replace() -> Iterator[None]:
     real = RetryingStore.put_if_absent
@@ -47,6 +50,7 @@ def uploads_replace() -> Iterator[None]:
     "K2",
     "the session in the keys of uploads is always the same",
     stories_of_commits.a_writer_builds_on_what_it_has_loaded_and_on_nothing_later,
+    shows="DamagedError: backup ",
 )
 def keys_repeat() -> Iterator[None]:
     with mock.patch.object(SimAmbient, "session", return_value="0" * 20):
@@ -57,6 +61,7 @@ def keys_repeat() -> Iterator[None]:
     "C1",
     "the number is the newest that is found just before the record is sent",
     stories_of_commits.a_writer_builds_on_what_it_has_loaded_and_on_nothing_later,
+    shows="the newest commit has ['a']",
 )
 def number_found_later() -> Iterator[None]:
     real = CommitWriter._send
@@ -78,6 +83,7 @@ def number_found_later() -> Iterator[None]:
     "C2",
     "a record names only the stores that have a result",
     stories_of_commits.stores_without_a_result_are_carried_over,
+    shows="the newest commit has ['a']",
 )
 def nothing_is_carried_over() -> Iterator[None]:
     real = commit_record.compose_commit
@@ -91,7 +97,12 @@ def nothing_is_carried_over() -> Iterator[None]:
         yield
 
 
-@mutation("C2", "a result of any base is taken", stories_of_commits.a_result_of_another_base_is_refused)
+@mutation(
+    "C2",
+    "a result of any base is taken",
+    stories_of_commits.a_result_of_another_base_is_refused,
+    shows="no StaleResultError",
+)
 def bases_are_not_checked() -> Iterator[None]:
     with everywhere(commit_record._check_bases, lambda *_: None):
         yield
@@ -101,6 +112,7 @@ def bases_are_not_checked() -> Iterator[None]:
     "C3",
     "after Lost nobody looks whose record stands there: another's, it is believed",
     stories_of_commits.a_lost_answer_is_no_conflict,
+    shows="CommitLostError",
 )
 def lost_is_lost() -> Iterator[None]:
     async def is_mine(self: CommitWriter, record: CommitRecord) -> bool:
@@ -115,6 +127,7 @@ def lost_is_lost() -> Iterator[None]:
     "C3",
     "after Lost nobody looks whose record stands there: the own, it is believed",
     stories_of_commits.a_writer_builds_on_what_it_has_loaded_and_on_nothing_later,
+    shows="store a is not three",
 )
 def lost_is_own() -> Iterator[None]:
     async def is_mine(self: CommitWriter, record: CommitRecord) -> bool:
@@ -125,7 +138,10 @@ def lost_is_own() -> Iterator[None]:
 
 
 @mutation(
-    "C3", "a record without an answer is forgotten", stories_of_commits.a_record_that_arrives_after_all_is_adopted
+    "C3",
+    "a record without an answer is forgotten",
+    stories_of_commits.a_record_that_arrives_after_all_is_adopted,
+    shows="StaleResultError",
 )
 def unresolved_is_forgotten() -> Iterator[None]:
     async def resolve(self: CommitWriter, request: Request) -> Commit | None:
@@ -140,6 +156,7 @@ def unresolved_is_forgotten() -> Iterator[None]:
     "C4",
     "a record that was created is acknowledged without a look at the log",
     stories_of_commits.a_zombie_whose_number_became_free_is_fenced,
+    shows="store a is not zombie",
 )
 def acknowledged_unseen() -> Iterator[None]:
     async def acknowledge(self: CommitWriter, record: CommitRecord) -> Commit:
@@ -150,14 +167,17 @@ def acknowledged_unseen() -> Iterator[None]:
 
 
 @mutation(
-    "C5", "no record is void, however late it came", stories_of_commits.a_record_that_comes_after_its_lease_is_void
+    "C5",
+    "no record is void, however late it came",
+    stories_of_commits.a_record_that_comes_after_its_lease_is_void,
+    shows=NO_INDEX,
 )
 def nothing_is_void() -> Iterator[None]:
     with everywhere(log.is_void, lambda *_: False):
         yield
 
 
-@mutation("T1", "TTLs are never removed", stories_of_commits.a_put_that_lands_late_brings_no_ttl_back)
+@mutation("T1", "TTLs are never removed", stories_of_commits.a_put_that_lands_late_brings_no_ttl_back, shows=NO_INDEX)
 def nothing_is_settled() -> Iterator[None]:
     async def settle(*_: object, **__: object) -> None:
         """Nothing."""
@@ -170,6 +190,7 @@ def nothing_is_settled() -> Iterator[None]:
     "T1",
     "the TTL of indexes is removed before that of blobs",
     stories_of_commits.whoever_commits_next_settles_what_was_interrupted,
+    shows=NO_BLOB,
 )
 def indexes_are_settled_first() -> Iterator[None]:
     async def settle(store: BlobStore, keys: Iterable[BlobKey], **_: object) -> None:
@@ -182,7 +203,10 @@ def indexes_are_settled_first() -> Iterator[None]:
 
 
 @mutation(
-    "T2", "a writer does not settle its parent", stories_of_commits.whoever_commits_next_settles_what_was_interrupted
+    "T2",
+    "a writer does not settle its parent",
+    stories_of_commits.whoever_commits_next_settles_what_was_interrupted,
+    shows=NO_INDEX,
 )
 def parent_stays_unsettled() -> Iterator[None]:
     async def settle_parent(self: CommitWriter, head: Head, gone: frozenset[str] | None) -> None:

@@ -14,17 +14,25 @@ from index import backup_plan, dir_diff
 from index.local_tree import LocalFile
 from index.model import FileIndex, IndexReference, SnapshotIndex
 from tests.simulation import stories_of_files
-from tests.simulation.mutating import everywhere, mutation
+from tests.simulation.mutating import NO_INDEX, OTHER_BYTES, everywhere, mutation
 
 
-@mutation("P1", "a pack is never packed again", stories_of_files.a_pack_that_is_mostly_dead_is_packed_again)
+@mutation(
+    "P1",
+    "a pack is never packed again",
+    stories_of_files.a_pack_that_is_mostly_dead_is_packed_again,
+    shows="bytes are kept for",
+)
 def packs_stay_thin() -> Iterator[None]:
     with everywhere(backup_plan._thin_packs, lambda *_: set()):
         yield
 
 
 @mutation(
-    "P2", "the indexes that a delta is told by are not kept for it", stories_of_files.what_an_index_is_told_by_stays
+    "P2",
+    "the indexes that a delta is told by are not kept for it",
+    stories_of_files.what_an_index_is_told_by_stays,
+    shows=NO_INDEX,
 )
 def bases_are_not_kept() -> Iterator[None]:
     async def read(store: BlobStore, reference: IndexReference) -> tuple[SnapshotIndex, tuple[IndexReference, ...]]:
@@ -36,7 +44,10 @@ def bases_are_not_kept() -> Iterator[None]:
 
 
 @mutation(
-    "I1", "files of one name and size are the same", stories_of_files.files_of_one_name_and_size_are_not_taken_for_equal
+    "I1",
+    "files of one name and size are the same",
+    stories_of_files.files_of_one_name_and_size_are_not_taken_for_equal,
+    shows=OTHER_BYTES,
 )
 def size_is_identity() -> Iterator[None]:
     def is_same(local: LocalFile, remote: FileIndex) -> bool:
@@ -50,6 +61,7 @@ def size_is_identity() -> Iterator[None]:
     "I1",
     "the session id of an SST is no part of its identity",
     stories_of_files.ssts_of_another_session_are_not_taken_for_equal,
+    shows=OTHER_BYTES,
 )
 def sessions_do_not_count() -> Iterator[None]:
     real = dir_diff.is_same_file
@@ -63,7 +75,12 @@ def sessions_do_not_count() -> Iterator[None]:
         yield
 
 
-@mutation("I2", "a local file of the right size is reused", stories_of_files.a_local_file_is_reused_for_its_bytes_alone)
+@mutation(
+    "I2",
+    "a local file of the right size is reused",
+    stories_of_files.a_local_file_is_reused_for_its_bytes_alone,
+    shows=OTHER_BYTES,
+)
 def size_is_enough_to_reuse() -> Iterator[None]:
     def find(
         root: Path, candidates: Sequence[tuple[FilePath, LocalFile, FileIndex]], cache: object, *, stop: object
@@ -78,6 +95,7 @@ def size_is_enough_to_reuse() -> Iterator[None]:
     "I3",
     "nobody looks whether a file has changed since the scan",
     stories_of_files.a_directory_that_changes_meanwhile_is_not_backed_up,
+    shows="half of it is old and half is new",
 )
 def changes_are_not_seen() -> Iterator[None]:
     with (
@@ -88,7 +106,10 @@ def changes_are_not_seen() -> Iterator[None]:
 
 
 @mutation(
-    "I4", "a claim copies the directory, whose name stays", stories_of_files.a_local_directory_belongs_to_one_attempt
+    "I4",
+    "a claim copies the directory, whose name stays",
+    stories_of_files.a_local_directory_belongs_to_one_attempt,
+    shows="both attempts have the directory",
 )
 def claims_copy() -> Iterator[None]:
     def take(self: Attempt, ready: ReadyStore, target: Path) -> bool:
@@ -99,7 +120,12 @@ def claims_copy() -> Iterator[None]:
         yield
 
 
-@mutation("S1", "a new blob is published by rename", stories_of_files.of_two_creates_in_a_directory_one_wins)
+@mutation(
+    "S1",
+    "a new blob is published by rename",
+    stories_of_files.of_two_creates_in_a_directory_one_wins,
+    shows="['Created', 'Created']",
+)
 def rename_publishes() -> Iterator[None]:
     def rename(self: Path, target: Path) -> None:
         shutil.copy(target, f"{target}-renamed")

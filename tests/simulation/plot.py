@@ -16,6 +16,9 @@ ENFORCED_TTL_MS: Final = 7 * DAY_MS
 
 # Who plays what; any process can do anything.
 WRITER, OTHER, READER, KEEPER, COLLECTOR, SECOND = range(6)
+PROCESSES_IN_USE: Final = 6
+# As many as `tests.simulation.simulate` knows.
+BEGINNINGS_COUNT: Final = 5
 # Two texts that tell the objects of a log apart.
 RECORD: Final = ".commit"
 BOUNDARY: Final = ".boundary"
@@ -28,6 +31,8 @@ class Plot:
         self.chance = Random(f"schedule {seed}")
         self.steps: list[Step] = []
         self.is_enforced = False
+        # Indexes are told as differences wherever there is a base.
+        self.deltas = False
 
     def one_in(self, n: int) -> bool:
         return self.chance.randrange(n) == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final, Literal, TypeVar
 
+import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore
@@ -28,7 +29,7 @@ from tests.simulation.sim_s3_client import SimS3Store
 from tests.simulation.virtual_loop import LIFELINE, BlockingHook, Lifeline, VirtualLoop
 
 T = TypeVar("T")
-Kind = Literal["s3", "direct", "enforcing", "stale"]
+Kind = Literal["s3", "parts", "direct", "enforcing", "stale"]
 
 PREFIX: Final = "repository"
 # Where virtual time begins: some time in 2023.
@@ -83,7 +84,8 @@ class SimProcess:
         name: For the history; of two processes each has its own.
         seed: Of its ids and its jitter.
         skew_s: How wrong its clock is.
-        kind: Its store: the real `S3Store`, or `DirectStore` as it is, deleting by itself, or with stale lists.
+        kind: Its store: the real `S3Store`, also with small bodies in parts, or `DirectStore` as it is, deleting by
+            itself, or with stale lists.
         retry: Of its `RetryingStore`.
         cache_dir: As of `Repository.open`.
 
@@ -196,9 +198,16 @@ def plain_store(server: SimServer) -> DirectStore:
 
 
 def _bare_store(server: SimServer, name: str, kind: Kind, s3: S3Settings | None) -> BlobStore:
-    if kind == "s3":
-        return SimS3Store(server, name, PREFIX, s3)
+    if kind in {"s3", "parts"}:
+        return SimS3Store(server, name, PREFIX, _small_parts() if kind == "parts" else s3)
     return DirectStore(server, name, PREFIX, enforces_ttl=kind == "enforcing", consistent_lists=kind != "stale")
+
+
+def _small_parts() -> S3Settings:
+    """Settings with which what is larger than a record goes in parts, and most of it in several."""
+    settings = S3Settings(single_put_bytes_max=1024, conditional_multipart=True)
+    msgspec.structs.force_setattr(settings, "part_bytes", 1024)  # no real server would take them
+    return settings
 
 
 def _pass_on(task: asyncio.Task[T], outcome: asyncio.Future[T]) -> None:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 from unittest import mock
 
-from index import codec
+from index import codec, envelope
 
 # Some megabytes.
 _KEPT_MAX: Final = 4096
 
 _unsealed: Final[dict[tuple[object, ...], bytes]] = {}
 _unpacked: Final[dict[tuple[object, ...], object]] = {}
-_unseal: Final = codec.unseal
+_unseal: Final = envelope.unseal
 _unpack: Final = codec._unpack
 
 

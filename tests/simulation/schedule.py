@@ -10,6 +10,8 @@ from typing import Final, Literal
 import msgspec
 
 PROCESSES_MAX: Final = 8
+# One task of the first job, which commits for itself.
+TASK_SCOPE: Final = 3
 
 Verb = Literal[
     "backup",  # of one store; the result waits in its process
@@ -23,13 +25,15 @@ Verb = Literal[
     "release",
     "collect",
     "heal",
+    "drop",  # a commit that a store is no more
+    "forget",
 ]
 Phase = Literal["before", "after"]
 # What a trap does. To the process: stop, kill. To the operation, so that whoever asked has given up: outage (phase
 # "before": not carried out, "after": carried out), adrift (a put that lands when the schedule says, or at the end). To
-# one request of it, which is then tried again: lost, late, refused, conflict, hang, cut, flip.
+# one request of it, which is then tried again: lost, late, refused, conflict, hang, never, cut, flip.
 Effect = Literal[
-    "none", "stop", "kill", "outage", "adrift", "lost", "late", "refused", "conflict", "hang", "cut", "flip"
+    "none", "stop", "kill", "outage", "adrift", "lost", "late", "refused", "conflict", "hang", "never", "cut", "flip"
 ]
 # The second kind of store, and its modes.
 StoreKind = Literal["s3", "memory", "expiring", "stale"]
@@ -40,7 +44,7 @@ class Do(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="do"
 
     process: int
     verb: Verb
-    # Which job, and which store of it.
+    # Which scope (two jobs, the newest fork, one task of the first job), and which store of it.
     scope: int = 0
     store: int = 0
     # A choice that the verb makes of what there is, modulo how much there is: of commits the n-th newest, of names ...
@@ -109,8 +113,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     faults_per_mille: int
     # Indexes are told as differences wherever there is a base, and not only where it pays.
     deltas: bool
+    # Keys in a page of a list.
+    page_max: int = 1000
     # What is left is judged once everybody is gone, and not only what is there at the end of the steps.
     is_judged: bool = True
+    # So many effects there have to be: steps that make some are added at the end, until there are.
+    effects_min: int = 0
     themes: tuple[str, ...]
     steps: tuple[Step, ...]
 
@@ -118,6 +126,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     def size(self) -> int:
         """Number of steps, those of traps counted."""
         return sum(1 for _ in flat(self.steps))
+
+    @property
+    def is_of_task(self) -> bool:
+        """Whether one task of the first job commits for itself."""
+        return any(isinstance(step, Do) and step.scope == TASK_SCOPE for step in flat(self.steps))
 
 
 def flat(steps: tuple[Step, ...]) -> Iterator[Step]:

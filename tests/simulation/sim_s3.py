@@ -9,7 +9,8 @@ import asyncio
 import contextvars
 import heapq
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Final, TypeVar, TypeVarTuple
 
 import msgspec
@@ -27,6 +28,9 @@ _WAY_S: Final = (0.001, 0.02)
 _SLOW_S: Final = (0.5, 8.0)
 # Silence for so long ends a request, as `S3Settings.read_timeout_s` says.
 _SILENCE_S: Final = 30.0
+_FOR_EVER_S: Final = float("inf")
+# How many keys a page of a list has, where the seed says it: real lists have more than one page.
+PAGES: Final = (1, 2, 3, 7, 1000)
 
 # What a server says that does not carry out a request.
 _REFUSALS: Final = {
@@ -36,6 +40,19 @@ _REFUSALS: Final = {
     Fault.CUT: (400, "IncompleteBody"),
     Fault.FLIPPED: (400, "XAmzContentSHA256Mismatch"),
 }
+
+# Of a batch that fails in part, so much does.
+_FAILED: Final = 0.3
+
+# Not carried out at first, and answered after so long, if ever.
+_UNHEARD: Final = {
+    Fault.HANG: _SILENCE_S,
+    Fault.LATE: _SILENCE_S,
+    Fault.ADRIFT: _SILENCE_S,
+    Fault.NEVER: _FOR_EVER_S,
+}
+# Carried out, and not answered with what came of it.
+_UNTOLD: Final = {Fault.HANG_DONE: _SILENCE_S, Fault.NEVER_DONE: _FOR_EVER_S}
 
 # Is told before a request is carried out, and after: "before", "after". False before it: it never arrives.
 EffectHook = Callable[[str, Request], bool]
@@ -50,6 +67,11 @@ class SimObject(msgspec.Struct):
     tag: str = ""
     # Of the kind of store that knows TTLs by itself.
     ttl_ms: int | None = None
+
+
+def page_max_of(seed: object) -> int:
+    """How many keys a page has in the run of a seed."""
+    return Random(f"pages {seed}").choice(PAGES)
 
 
 class _Pending:
@@ -74,13 +96,14 @@ class SimServer:
         dates_by_start: An object is dated by the start of its PUT (design 0003, C3).
         expiry_ms: Objects with a TTL are deleted by the server itself after so long: a lifecycle rule. With 0, when
             their own TTL is over. None: never.
+        page_max: Keys in a page of a list; see `page_max_of`.
 
     Attributes:
         objects: By name; the prefix of a repository included.
         history: One line for each request, as the server saw it.
         effects: Requests carried out that change something.
         expired: Objects that the server itself has deleted.
-        page_max: Of a list.
+        page_max: May be changed at any time.
         on_effect: See `EffectHook`; for requests that change something alone.
     """
 
@@ -92,6 +115,7 @@ class SimServer:
         faults: FaultPlan | None = None,
         dates_by_start: bool = False,
         expiry_ms: int | None = None,
+        page_max: int = PAGES[-1],
     ) -> None:
         self._clock = clock
         self.faults = FaultPlan(seed) if faults is None else faults
@@ -102,7 +126,7 @@ class SimServer:
         self.history: list[str] = []
         self.effects = 0
         self.expired = 0
-        self.page_max = 1000
+        self.page_max = page_max
         self.on_effect: EffectHook | None = None
         self._names: list[str] = []
         self._storing: dict[str, int] = {}
@@ -110,6 +134,9 @@ class SimServer:
         # Requests go on whatever becomes of the process that sent them.
         self._context = contextvars.Context()
         self._in_flight: set[_Pending] = set()
+        self._adrift: list[_Pending] = []
+        # Whether the batch that is carried out leaves some of its keys.
+        self._is_partial = False
         self._delays = FaultPlan(f"delays {seed}")
 
     def now_ms(self) -> int:
@@ -172,11 +199,13 @@ class SimServer:
             self._answer(pending, refusal, self._way_s())
         elif fault is Fault.SLOW:
             self._store_slowly(pending)
-        elif fault in {Fault.HANG, Fault.LATE}:
+        elif fault in _UNHEARD:
             self._note(pending, "hangs")
-            self._answer(pending, BrokenError("silence"), _SILENCE_S)
+            self._answer(pending, BrokenError("silence"), _UNHEARD[fault])
             if fault is Fault.LATE:
                 self._later(self.faults.late_by_s(), lambda: self._carry_out_late(pending))
+            elif fault is Fault.ADRIFT:
+                self._adrift.append(pending)
         else:
             self._finish(pending, fault)
 
@@ -189,6 +218,13 @@ class SimServer:
         if fault in _REFUSALS and (request.mutates or fault not in OF_BODIES):
             return self.refusal(*_REFUSALS[fault])
         return None
+
+    def land(self) -> int:
+        """Carry out what is adrift: the requests as they were sent, write ids and all. Returns how many these were."""
+        adrift, self._adrift = self._adrift, []
+        for pending in adrift:
+            self._carry_out_late(pending)
+        return len(adrift)
 
     def _carry_out_late(self, pending: _Pending) -> None:
         self._carry_out(pending, "late", self.now_ms())
@@ -212,15 +248,17 @@ class SimServer:
             self._note(pending, "beside another")
             self._answer(pending, self.refusal(CONFLICT, "ConditionalRequestConflict"), self._way_s())
             return
+        self._is_partial = fault is Fault.PARTIAL
         answer = self._carry_out(pending, fault.value, self.now_ms() if born_ms is None else born_ms)
+        self._is_partial = False
         if fault is Fault.LOST:
             answer = BrokenError("the answer was lost")
         elif fault is Fault.LOST_500 and not isinstance(answer, RefusedError):
             answer = self.refusal(500, "InternalError")
         elif fault in {Fault.CUT, Fault.FLIPPED} and pending.damage is not None and not isinstance(answer, Exception):
             answer = pending.damage(answer, fault)
-        wait_s = self._way_s() if fault is not Fault.HANG_DONE else _SILENCE_S
-        if fault is Fault.HANG_DONE:
+        wait_s = _UNTOLD.get(fault) or self._way_s()
+        if fault in _UNTOLD:
             answer = BrokenError("silence")
         gate = self.faults.gate(request, after=True)
         if gate is None:
@@ -249,7 +287,8 @@ class SimServer:
         return answer
 
     def _answer(self, pending: _Pending, answer: object, wait_s: float) -> None:
-        self._later(wait_s, self._tell, pending, answer)
+        if wait_s != _FOR_EVER_S:
+            self._later(wait_s, self._tell, pending, answer)
 
     def _tell(self, pending: _Pending, answer: object) -> None:
         self._in_flight.discard(pending)
@@ -268,7 +307,7 @@ class SimServer:
 
     def _note(self, pending: _Pending, what: str) -> None:
         request = pending.request
-        self.history.append(f"{self.now_ms()} {request.process} {request.method} {request.key} {what}")
+        self.history.append(f"{int(self._clock() * 1000)} {request.process} {request.method} {request.key} {what}")
 
     def refusal(self, status: int, code: str) -> RefusedError:
         """A refusal with the server's time."""
@@ -310,6 +349,17 @@ class SimServer:
         """Delete an object if it is there."""
         if self.objects.pop(name, None) is not None:
             del self._names[bisect_left(self._names, name)]
+
+    def delete_batch(self, names: Sequence[str]) -> list[str]:
+        """Delete objects; those of which it fails, by chance at least one where the request goes wrong so."""
+        failed: list[str] = []
+        if self._is_partial and names:
+            chosen = int(self.faults.between(0, len(names)))
+            failed = [name for at, name in enumerate(names) if at == chosen or self.faults.between(0, 1) < _FAILED]
+        for name in names:
+            if name not in failed:
+                self.delete(name)
+        return failed
 
     def keep(self, name: str) -> None:
         """Remove the TTL of an object.

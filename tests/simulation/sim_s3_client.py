@@ -178,9 +178,8 @@ class SimS3Client:
         names = [item["Key"] for item in wanted["Delete"]["Objects"]]
 
         def delete(_: int) -> Answer:
-            for name in names:
-                self._server.delete(name)
-            return {}
+            failed = self._server.delete_batch(names)
+            return {"Errors": [{"Key": name, "Code": "InternalError", "Message": "simulated"} for name in failed]}
 
         told = " ".join(name.removeprefix(self._root) for name in names)
         return await self._ask("delete_objects", told, delete, mutates=True)
@@ -188,13 +187,18 @@ class SimS3Client:
     # ---------------------------------------------------------------- multipart
 
     async def _uploads(self, wanted: Answer, _: bytes) -> Answer:
+        after = wanted.get("KeyMarker", ""), wanted.get("UploadIdMarker", "")
+
         def uploads(_: int) -> Answer:
-            found = [
-                {"Key": name, "UploadId": upload, "Initiated": _moment(begun_ms)}
+            found = sorted(
+                (name, upload, begun_ms)
                 for upload, (name, begun_ms, _, _) in self._server.uploads.items()
-                if name.startswith(wanted["Prefix"])
-            ]
-            return {"Uploads": sorted(found, key=lambda item: item["Key"]), "IsTruncated": False}
+                if name.startswith(wanted["Prefix"]) and (name, upload) > after
+            )
+            page = found[: self._server.page_max]
+            told = [{"Key": name, "UploadId": upload, "Initiated": _moment(ms)} for name, upload, ms in page]
+            last = {"NextKeyMarker": page[-1][0], "NextUploadIdMarker": page[-1][1]} if page else {}
+            return {"Uploads": told, "IsTruncated": len(found) > len(page), **last}
 
         return await self._ask("list_multipart_uploads", wanted["Prefix"], uploads)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Final
@@ -13,11 +14,15 @@ from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata, Unkn
 from blobstore.errors import StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
 from blobstore.s3_errors import RefusedError
+from index.codec import encode_record
+from index.keys import REPOSITORY, parse_log_key
+from index.model import RepositoryRecord, Scope
 from tests.simulation.chronicle import Chronicle
 from tests.simulation.coverage import Coverage, Moment
 from tests.simulation.faults import Fault, Request, matching
+from tests.simulation.judge import JUDGE
 from tests.simulation.processes import PREFIX, SimProcess
-from tests.simulation.schedule import Effect, Step, Trap
+from tests.simulation.schedule import Effect, Trap
 from tests.simulation.sim_s3 import SimObject, SimServer, _Pending
 
 ROOT: Final = f"{PREFIX}/"
@@ -28,9 +33,14 @@ _FAULTS: Final[dict[Effect, Fault]] = {
     "refused": Fault.ERROR_500,
     "conflict": Fault.CONFLICT,
     "hang": Fault.HANG,
+    "never": Fault.NEVER,
+    "adrift": Fault.ADRIFT,
     "cut": Fault.CUT,
     "flip": Fault.FLIPPED,
 }
+# As many as a `RetryingStore` makes after the first.
+_MORE_ATTEMPTS: Final = 5
+_ANSWERED: Final = (Fault.NONE.value, Fault.LATE.value)
 _MOMENTS: Final = {
     Fault.CONFLICT: Moment.CONFLICT_409,
     Fault.CUT: Moment.BODY_DAMAGED,
@@ -54,6 +64,13 @@ class WatchedServer(SimServer):
     Attributes:
         actor: Who makes the change that is being carried out; a judge sets it to itself.
         in_flight_max: The most requests that one process has had under way.
+        damaged_twice: Processes and keys whose body came damaged twice in a row: that is taken for damage.
+        troubles: How many requests of each process have gone wrong.
+        boundaries: How many boundaries each scope has seen.
+        collections: How many of them collectors of the schedule wrote.
+        writer_of: Which process has created a record, by key.
+        sent: Keys of the records that a process has sent since its action began.
+        met: Those of them where one of its own stood already.
     """
 
     def __init__(self, coverage: Coverage, *, whole_seconds: bool, **options: Any) -> None:
@@ -63,13 +80,29 @@ class WatchedServer(SimServer):
         self.coverage = coverage
         self.actor = ""
         self.in_flight_max = 0
+        self.damaged_twice: set[tuple[str, str]] = set()
+        self.troubles: Counter[str] = Counter()
+        self.boundaries: Counter[Scope] = Counter()
+        self.collections: Counter[Scope] = Counter()
+        self.writer_of: dict[str, str] = {}
+        self.sent: dict[str, set[str]] = {}
+        self.met: dict[str, set[str]] = {}
+        # The body of which this process has just read came altered.
+        self._altered: set[tuple[str, str]] = set()
         self._under_way: dict[str, int] = {}
         # Processes whose record stands and that have not looked since; True once a collection has changed something.
         self._unchecked: dict[str, bool] = {}
 
+    def begin_action(self, process: str) -> None:
+        """A process begins something new: what it had met before explains nothing any more."""
+        self.sent[process], self.met[process] = set(), set()
+        self.damaged_twice = {met for met in self.damaged_twice if met[0] != process}
+
     @override
     async def request(self, request: Request, carry_out: Any, *, damage: Any = None) -> Any:
         name = request.process
+        if request.creates and request.key.endswith(".commit"):
+            self.sent[name].add(request.key)
         self._under_way[name] = self._under_way.get(name, 0) + 1
         self.in_flight_max = max(self.in_flight_max, self._under_way[name])
         try:
@@ -89,6 +122,19 @@ class WatchedServer(SimServer):
         self._look(request, how, carried_out=not isinstance(answer, RefusedError))
         return answer
 
+    @override
+    def _note(self, pending: _Pending, what: str) -> None:
+        super()._note(pending, what)
+        if not what.startswith(_ANSWERED):
+            self.troubles[pending.request.process] += 1
+
+    @override
+    def list_names(self, prefix: str, start_after: str, limit: int) -> tuple[list[str], bool]:
+        names, is_truncated = super().list_names(prefix, start_after, limit)
+        is_paged = is_truncated and len(names) == self.page_max and self.actor not in {"", JUDGE}
+        self.coverage.met(Moment.LIST_IN_PAGES, int(is_paged))
+        return names, is_truncated
+
     def _look(self, request: Request, how: str, *, carried_out: bool) -> None:
         met = self.coverage.met
         if request.method.startswith("list_objects"):
@@ -96,26 +142,52 @@ class WatchedServer(SimServer):
                 met(Moment.COLLECTION_BEFORE_CHECK)
             return
         if not request.mutates:
+            self._look_at_body(request, how)
             return
         is_record, is_boundary = request.key.endswith(".commit"), request.key.endswith(".boundary")
         if request.creates and is_record and carried_out:
             self._unchecked[request.process] = False
+        elif request.creates and is_record:
+            if self.writer_of.get(request.key) == request.process:
+                self.met[request.process].add(request.key)
         elif carried_out and (is_boundary or request.method.startswith("delete")):
             for name in self._unchecked:
                 self._unchecked[name] = self._unchecked[name] or name != request.process
-        if request.method.startswith("put_object") and how == Fault.LATE.value:
+        self._count_answer(request, how, carried_out=carried_out)
+
+    def _count_answer(self, request: Request, how: str, *, carried_out: bool) -> None:
+        met = self.coverage.met
+        if request.method == "put_object" and how == Fault.LATE.value:
             met(Moment.LATE_PUT)
             met(Moment.LATE_PUT_CREATED, int(carried_out))
         if how in {Fault.LOST.value, Fault.LOST_500.value, Fault.HANG_DONE.value}:
-            met(Moment.LOST_ANSWER_AT_COMMIT, int(is_record))
-            met(Moment.LOST_ANSWER_AT_BOUNDARY, int(is_boundary))
+            met(Moment.LOST_ANSWER_AT_COMMIT, int(request.key.endswith(".commit")))
+            met(Moment.LOST_ANSWER_AT_BOUNDARY, int(request.key.endswith(".boundary")))
+
+    def _look_at_body(self, request: Request, how: str) -> None:
+        if not request.has_body:
+            return
+        it = request.process, request.key
+        if how == Fault.FLIPPED.value:
+            if it in self._altered:
+                self.damaged_twice.add(it)
+            self._altered.add(it)
+        elif how in {Fault.NONE.value, Fault.SLOW.value}:
+            self._altered.discard(it)
 
     @override
     def put(self, name: str, stored: SimObject, *, if_absent: bool) -> None:
         # S3 tells times in whole seconds; who looks past its client, as a judge does, is told the same.
         stored.created_ms -= stored.created_ms % self._born_every_ms
         super().put(name, stored, if_absent=if_absent)
-        self.chronicle.created(self.actor, name.removeprefix(ROOT))
+        key = name.removeprefix(ROOT)
+        if key.endswith(".commit"):
+            self.writer_of[key] = self.actor
+        elif key.endswith(".boundary"):
+            scope = parse_log_key(key).scope
+            self.boundaries[scope] += 1
+            self.collections[scope] += self.actor in self.chronicle.collecting and self.actor != JUDGE
+        self.chronicle.created(self.actor, key)
 
     @override
     def delete(self, name: str) -> None:
@@ -130,6 +202,18 @@ class WatchedServer(SimServer):
         self.coverage.met(Moment.EXPIRY_BY_STORE, self.expired)
 
 
+def make_repository(server: SimServer, *, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> None:
+    """Let an empty bucket be a repository."""
+    record = RepositoryRecord(
+        id="00000000-0000-4000-8000-000000000000",
+        ttl_ms=ttl_ms,
+        margin_ms=margin_ms,
+        collection_period_ms=collection_period_ms,
+    )
+    stored = SimObject(data=encode_record(record), created_ms=server.now_ms(), metadata={})
+    server.put(f"{ROOT}{REPOSITORY}", stored, if_absent=True)
+
+
 class TrappedStore(ForwardingStore):
     """The outermost wrapper of a process's store: springs the traps that are set for the process.
 
@@ -138,7 +222,6 @@ class TrappedStore(ForwardingStore):
         process: Whose.
         server: Gets what goes wrong below.
         act: Begins what others do just then, outside this process.
-        drift: Keeps a put that nobody waits for any more, until its time has come.
         traps: Shared with whoever arms them: they outlive the process.
         sprung: Is told of each trap that was sprung, with the key.
     """
@@ -149,8 +232,7 @@ class TrappedStore(ForwardingStore):
         process: SimProcess,
         server: WatchedServer,
         *,
-        act: Callable[[tuple[Step, ...]], asyncio.Task[None]],
-        drift: Callable[[str, bytes, int | None], None],
+        act: Callable[[Trap], asyncio.Task[None]],
         traps: list[Trap],
         sprung: Callable[[Trap, str], None],
     ) -> None:
@@ -158,7 +240,6 @@ class TrappedStore(ForwardingStore):
         self._process = process
         self._server = server
         self._act = act
-        self._drift = drift
         self._sprung = sprung
         self._traps = traps
 
@@ -195,48 +276,34 @@ class TrappedStore(ForwardingStore):
     async def _spring(self, trap: Trap, operation: str, key: str) -> None:
         self._sprung(trap, key)
         fault = _FAULTS.get(trap.effect)
-        if fault is not None:
+        if fault is Fault.ADRIFT:
+            # It lands when the schedule says; and none of the attempts after it comes through.
+            for each in (fault, *[Fault.NO_CONNECTION] * _MORE_ATTEMPTS):
+                self._server.faults.arm(each, matching("put_object", process=self._process.name, key=key))
+        elif fault is not None:
             self._server.faults.arm(fault, matching(process=self._process.name, key=key))
         elif trap.effect == "stop":
             self._process.stop()
         elif trap.effect == "kill":
             self._process.kill()
         if trap.then:
-            acting = self._act(trap.then)
+            acting = self._act(trap)
             if trap.effect == "none":
                 await asyncio.wait({acting})
         if trap.effect in {"stop", "kill"}:
             await asyncio.sleep(0)
-        if trap.effect in {"outage", "adrift"}:
+        if trap.effect == "outage":
+            self._server.troubles[self._process.name] += 1
             raise _OutageError("an outage: simulated", operation=operation, key=key)
 
     @override
     async def put_if_absent(
         self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
     ) -> CreateOutcome:
-        trap = self._drifting("put_if_absent", key)
-        if trap is not None:
-            await self._set_adrift(trap, key, body, ttl_ms)
-            return Unknown(reason="no answer: simulated")
         try:
             return await super().put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
         except _OutageError as error:
             return Unknown(reason=str(error))
-
-    def _drifting(self, operation: str, key: str) -> Trap | None:
-        for trap in self._traps:
-            if trap.effect != "adrift":
-                continue
-            if trap.operation == operation and key.startswith(trap.prefix) and key.endswith(trap.suffix):
-                self._traps.remove(trap)
-                return trap
-        return None
-
-    async def _set_adrift(self, trap: Trap, key: str, body: Body, ttl_ms: int | None) -> None:
-        self._sprung(trap, key)
-        self._drift(key, b"".join([bytes(chunk) async for chunk in body.read_chunks()]), ttl_ms)
-        if trap.then:
-            _ = self._act(trap.then)
 
 
 class _OutageError(StoreUnavailableError):

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import shutil
 import tempfile
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -11,11 +12,13 @@ from unittest import mock
 
 from engine import index_io
 from tests.simulation.coverage import Coverage
-from tests.simulation.director import Beginning, Outcome, World
+from tests.simulation.director import World
+from tests.simulation.file_changes import counted_changes
+from tests.simulation.outcome import Beginning, Outcome
+from tests.simulation.plot import BEGINNINGS_COUNT
 from tests.simulation.processes import EPOCH_S, watched_locks
 from tests.simulation.remembering import remembered
 from tests.simulation.schedule import Advance, Do, Schedule, Step, StoreKind
-from tests.simulation.themes import BEGINNINGS_COUNT
 from tests.simulation.virtual_loop import DeadlockError, run_virtual
 
 _BUILT_S: Final = 3600.0
@@ -50,6 +53,20 @@ def simulate(schedule: Schedule, coverage: Coverage | None = None, *, keep_histo
         coverage: Where moments are counted.
         keep_history: Return the history too.
     """
+    try:
+        return _simulate(schedule, Coverage() if coverage is None else coverage, keep_history=keep_history)
+    except DeadlockError as error:
+        return _failed(f"7: {error}")
+    except Exception as error:  # noqa: BLE001 - its seed is what matters, whatever it is
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        return _failed(f"sim: {error!r} at {Path(at.filename).name}:{at.lineno}")
+
+
+def _failed(violation: str) -> Outcome:
+    return Outcome(violations=(violation,), effects=0, file_effects=0, requests=0, digest="")
+
+
+def _simulate(schedule: Schedule, coverage: Coverage, *, keep_history: bool) -> Outcome:
     beginning = _build(schedule.store, schedule.beginning) if schedule.beginning else None
     with _scratch() as directory, contextlib.ExitStack() as stack:
         stack.enter_context(watched_locks())
@@ -57,11 +74,9 @@ def simulate(schedule: Schedule, coverage: Coverage | None = None, *, keep_histo
         if schedule.deltas:
             stack.enter_context(mock.patch.object(index_io, "delta_pays", _delta_always))
             stack.enter_context(mock.patch.object(index_io, "WHOLE_BYTES_MAX", 0))
-        world = World(schedule, directory, coverage or Coverage(), beginning=beginning)
-        try:
-            return run_virtual(world.live(keep_history=keep_history), seed=schedule.seed, start_s=EPOCH_S + _BUILT_S)
-        except DeadlockError as error:
-            return Outcome(violations=(f"7: {error}",), effects=0, file_effects=0, requests=0, digest="")
+        changes = stack.enter_context(counted_changes())
+        world = World(schedule, directory, coverage, beginning=beginning, changes=changes)
+        return run_virtual(world.live(keep_history=keep_history), seed=schedule.seed, start_s=EPOCH_S + _BUILT_S)
 
 
 @functools.cache

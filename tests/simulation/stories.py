@@ -22,7 +22,7 @@ from index.retention import Retention
 from tests.simulation.faults import FaultPlan
 from tests.simulation.ground import check_keys, read_tree, small_deltas, tree, write_tree
 from tests.simulation.processes import EPOCH_S, Kind, SimProcess, watched_locks
-from tests.simulation.sim_s3 import SimServer
+from tests.simulation.sim_s3 import SimServer, page_max_of
 from tests.simulation.virtual_loop import run_virtual
 
 JOB: Final = Scope("job")
@@ -73,9 +73,11 @@ class Scene:
         seed: Of this run.
     """
 
-    def __init__(self, seed: int, directory: Path, kind: Kind, expiry_ms: int | None) -> None:
+    def __init__(self, name: str, seed: int, directory: Path, kind: Kind, expiry_ms: int | None) -> None:
         clock = asyncio.get_running_loop().time
-        self.server = SimServer(seed=seed, clock=clock, faults=FaultPlan(seed), expiry_ms=expiry_ms)
+        self.server = SimServer(
+            seed=seed, clock=clock, faults=FaultPlan(seed), expiry_ms=expiry_ms, page_max=page_max_of((name, seed))
+        )
         self.seed = seed
         self.directory = directory
         self._kind: Kind = kind
@@ -151,7 +153,7 @@ def run_story(name: str, seed: int, directory: Path) -> list[str]:
     told = STORIES[name]
 
     async def live() -> list[str]:
-        scene = Scene(seed, directory, told.kind, told.expiry_ms)
+        scene = Scene(name, seed, directory, told.kind, told.expiry_ms)
         await told.story(scene)
         return scene.server.history
 

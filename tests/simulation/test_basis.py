@@ -1,16 +1,20 @@
 """The simulation itself: its clock, its order, its processes and its bucket are what they say."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
-from engine.errors import UnsafeStoreError
+from blobstore.base import BytesBody, list_blobs
+from blobstore.errors import StoreUnavailableError
+from blobstore.retrying import RetrySettings
+from engine.errors import CommitUnknownError, UnsafeStoreError
 from index.model import Scope
 from index.retention import Retention
 from tests.simulation.faults import Fault, FaultPlan, matching
 from tests.simulation.processes import EPOCH_S, KilledError, Kind, SimProcess, plain_store, watched_locks
-from tests.simulation.sim_s3 import SimServer
+from tests.simulation.sim_s3 import PAGES, SimServer, page_max_of
 from tests.simulation.virtual_loop import DeadlockError, run_virtual
 from tests.walker import expected_keys
 
@@ -22,6 +26,9 @@ def write(root: Path, text: str) -> Path:
     (root / "CURRENT").write_text(text)
     (root / "big").write_bytes(text.encode() * 10_000)
     (root / "sub" / "same").write_bytes(b"same" * 1000)
+    # Times of this machine would be in the index, in its compressed size, and so in the deadline of its PUT.
+    for path in (root, *root.rglob("*")):
+        os.utime(path, (EPOCH_S, EPOCH_S))
     return root
 
 
@@ -63,7 +70,7 @@ def test_a_repository_lives_in_the_simulation(kind: Kind, fast_directory: Path) 
     def history(seed: int, directory: Path) -> list[str]:
         async def live() -> list[str]:
             server = SimServer(seed=seed, clock=asyncio.get_running_loop().time)
-            server.faults = FaultPlan(seed, dict.fromkeys(Fault, 0.01))
+            server.faults = FaultPlan(seed, {fault: 0.01 for fault in Fault if fault is not Fault.BURST})
             process = SimProcess(server, "p1", seed=seed, kind=kind)
             repository = await process.init()
             for text in ("one", "two"):
@@ -135,5 +142,131 @@ def test_on_stale_lists_collect_refuses() -> None:
         with pytest.raises(UnsafeStoreError):
             await process.run(repository.collect(Retention(keep_last=1), delete_share_max=1))
         assert not any("delete" in line for line in server.history)
+
+    run_virtual(live(), seed=1, start_s=EPOCH_S)
+
+
+def server_with(page_max: int = PAGES[-1]) -> SimServer:
+    return SimServer(seed=1, clock=asyncio.get_running_loop().time, page_max=page_max)
+
+
+def test_lists_come_in_pages() -> None:
+    async def live() -> int:
+        server = server_with(page_max=2)
+        process = SimProcess(server, "p1")
+        await process.init()
+        for number in range(5):
+            await process.run(process.store.put(f"blobs/{number}", BytesBody(b"data")))
+        names = [blob.key async for blob in list_blobs(plain_store(server), "")]
+        assert len(names) > 5
+        assert names == sorted(name.removeprefix("repository/") for name in server.objects)
+        return len(names)
+
+    assert run_virtual(live(), seed=1, start_s=EPOCH_S)
+    assert {page_max_of(seed) for seed in range(100)} == set(PAGES)
+
+
+@pytest.mark.parametrize("fault", [Fault.NEVER, Fault.NEVER_DONE])
+@pytest.mark.parametrize("kind", ["s3", "direct"])
+def test_who_asks_ends_what_is_never_answered(kind: Kind, fault: Fault) -> None:
+    async def live(deadline_s: float) -> float:
+        server = server_with()
+        await SimProcess(server, "p1", kind=kind).init()
+        server.faults.arm(fault, matching("put_object", "pins/") if fault is Fault.NEVER_DONE else matching())
+        process = SimProcess(server, "p2", kind=kind, retry=RetrySettings(deadline_s=deadline_s))
+        began_s = asyncio.get_running_loop().time()
+        await process.open()
+        if fault is Fault.NEVER_DONE:
+            await process.run(process.store.put("pins/one", BytesBody(b"one")))
+        return asyncio.get_running_loop().time() - began_s
+
+    # The server never does: it takes as long as whoever asks has patience.
+    for deadline_s in (60, 1_000_000):
+        took_s = run_virtual(live(deadline_s), seed=1, start_s=EPOCH_S)
+        assert deadline_s < took_s < deadline_s + 5
+
+
+@pytest.mark.parametrize("reserve, note", [(100, "attempt 6 of at most 6"), (2, "the retry budget is spent")])
+def test_a_burst_is_longer_than_anybody_tries(reserve: int, note: str) -> None:
+    async def live() -> None:
+        server = server_with()
+        await SimProcess(server, "p1").init()
+        server.faults.burst = (50, 50)
+        server.faults.arm(Fault.BURST, matching(process="p2"))
+        process = SimProcess(server, "p2", retry=RetrySettings(retries_in_reserve=reserve))
+        with pytest.raises(StoreUnavailableError) as told:
+            await process.open()
+        assert note in "".join(told.value.__notes__)
+        await SimProcess(server, "p3").open()
+        server.faults.end_bursts()
+        await process.open()
+
+    run_virtual(live(), seed=1, start_s=EPOCH_S)
+
+
+@pytest.mark.parametrize("kind", ["s3", "direct"])
+def test_a_batch_that_is_deleted_in_part_says_which(kind: Kind) -> None:
+    async def live() -> None:
+        server = server_with()
+        process = SimProcess(server, "p1", kind=kind)
+        keys = [f"blobs/{number}" for number in range(9)]
+        for key in keys:
+            await process.run(process.store.put(key, BytesBody(b"data")))
+        server.faults.arm(Fault.PARTIAL, matching("delete_objects"))
+        failures = await process.run(process.store.delete(keys))
+        left = [failure.key for failure in failures]
+        assert 0 < len(left) < 9
+        assert left == [blob.key async for blob in list_blobs(plain_store(server), "")]
+
+    run_virtual(live(), seed=1, start_s=EPOCH_S)
+
+
+@pytest.mark.parametrize("kind", ["s3", "direct"])
+def test_what_is_adrift_lands_as_it_was_sent(kind: Kind, fast_directory: Path) -> None:
+    async def live() -> None:
+        server = server_with()
+        process = SimProcess(server, "p1", kind=kind)
+        repository = await process.init()
+        result = await process.run(repository.backup(JOB, write(fast_directory / "one", "one")))
+        record = matching("put_object", ".commit")
+        server.faults.arm(Fault.ADRIFT, record)
+        for _ in range(5):
+            server.faults.arm(Fault.RESET, record)
+        with pytest.raises(CommitUnknownError):
+            await process.run(repository.commit(JOB, [result]))
+        assert not any(name.endswith(".commit") for name in server.objects)
+        assert server.land() == 1
+        # The same process knows it for its own.
+        commit = await process.run(repository.commit(JOB, [result]))
+        assert commit.pointer.number == 1
+        assert server.land() == 0
+
+    run_virtual(live(), seed=1, start_s=EPOCH_S)
+
+
+def test_bodies_go_in_parts_and_what_is_begun_is_given_up(fast_directory: Path) -> None:
+    async def live() -> None:
+        server = server_with(page_max=1)
+        source = write(fast_directory / "one", "one")
+        process, doomed = (SimProcess(server, name, kind="parts") for name in ("p1", "p2"))
+        repository = await process.init()
+        server.faults.arm(Fault.BURST, matching("upload_part"))
+        result = await process.run(repository.backup(JOB, source))
+        assert any("abort_multipart_upload" in line for line in server.history)
+        assert server.uploads == {}
+        other = await doomed.open()
+        gate = server.faults.hold(matching("complete_multipart_upload", process="p2"))
+        backing_up = asyncio.ensure_future(doomed.run(other.backup(JOB, source)))
+        await gate.reached.wait()
+        doomed.kill()
+        with pytest.raises(KilledError):
+            await backing_up
+        assert server.uploads
+        await process.run(repository.commit(JOB, [result]))
+        await asyncio.sleep(5 * 86_400)
+        await process.run(repository.collect(Retention(keep_last=1), delete_share_max=1))
+        assert server.uploads == {}
+        await process.run(repository.find_and_restore(JOB, fast_directory / "target"))
+        assert (fast_directory / "target" / "CURRENT").read_text() == "one"
 
     run_virtual(live(), seed=1, start_s=EPOCH_S)

@@ -12,13 +12,25 @@ from tests.simulation.use_cases import CASES
 
 # A restore makes two requests that change anything; what it does to files is the bulk.
 PAIRED = [case for case, told in CASES.items() if not told.changes_files]
-# `make test` takes a few, the same in every run; `make soak` takes all there are.
-SHARES = [pytest.param(16, id="share"), pytest.param(1, id="all", marks=pytest.mark.soak)]
+# `make test` takes a few, the same in every run, with one kind of store each; `make soak` takes all there are.
+SHARES = [
+    pytest.param(case, kind, share, id=f"{case}-{kind}-{name}", marks=marks)
+    for number, case in enumerate(CASES)
+    for at, kind in enumerate(("s3", "direct"))
+    for share, name, marks in ((24, "share", ()), (1, "all", pytest.mark.soak))
+    if share == 1 or number % 2 == at
+]
+PAIR_SHARES = [
+    *(pytest.param(case, "s3", 100, id=f"{case}-share") for case in ("commit", "settle", "collect")),
+    *(
+        pytest.param(case, kind, 1, id=f"{case}-{kind}-all", marks=pytest.mark.soak)
+        for case in PAIRED
+        for kind in ("s3", "direct")
+    ),
+]
 
 
-@pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("kind", ["s3", "direct"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case, kind, share", SHARES)
 def test_stopped_at_any_effect_nothing_is_lost_and_nothing_leaks(
     case: str, kind: Kind, share: int, fast_directory: Path
 ) -> None:
@@ -27,10 +39,18 @@ def test_stopped_at_any_effect_nothing_is_lost_and_nothing_leaks(
     assert outcome.effects > 0
 
 
-@pytest.mark.parametrize("share", [pytest.param(60, id="share"), pytest.param(1, id="all", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("case", PAIRED)
-def test_stopped_twice_nothing_is_lost_and_nothing_leaks(case: str, share: int, fast_directory: Path) -> None:
-    outcome = run_pairs(case, fast_directory, "s3", share=share)
+@pytest.mark.parametrize("share", [pytest.param(80, id="share"), pytest.param(1, id="all", marks=pytest.mark.soak)])
+def test_a_backup_in_parts_is_stopped_and_nothing_leaks(share: int, fast_directory: Path) -> None:
+    outcome = run_singles("backup", fast_directory, "parts", share=share)
+    assert outcome.failures == []
+    assert outcome.effects > 20
+
+
+@pytest.mark.parametrize("case, kind, share", PAIR_SHARES)
+def test_stopped_twice_nothing_is_lost_and_nothing_leaks(
+    case: str, kind: Kind, share: int, fast_directory: Path
+) -> None:
+    outcome = run_pairs(case, fast_directory, kind, share=share)
     assert outcome.failures == []
 
 

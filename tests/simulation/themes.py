@@ -7,7 +7,10 @@ such a moment by a trap, and leaves to chance who, when exactly, and what else h
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from tests.simulation.plot import (
+    BEGINNINGS_COUNT,
     BOUNDARY,
     COLLECTOR,
     DAY_MS,
@@ -16,6 +19,7 @@ from tests.simulation.plot import (
     KEEPER,
     MARGIN_MS,
     OTHER,
+    PROCESSES_IN_USE,
     READER,
     RECORD,
     SECOND,
@@ -23,7 +27,19 @@ from tests.simulation.plot import (
     WRITER,
     Plot,
 )
-from tests.simulation.schedule import Control, Do, Effect, Schedule, Step, StoreKind, Verb, flat
+from tests.simulation.schedule import TASK_SCOPE, Control, Do, Effect, Schedule, Step, StoreKind, Trap, Verb, flat
+from tests.simulation.sim_s3 import PAGES, page_max_of
+from tests.simulation.themes_of_chance import (
+    anything,
+    bad_line,
+    chain,
+    conflict,
+    crash,
+    dropping,
+    forgetting,
+    long_pause,
+    names,
+)
 
 # ---------------------------------------------------------------------------------------------- themes
 
@@ -116,7 +132,7 @@ def late_put(plot: Plot) -> None:
 
 def lost_answer_at_a_boundary(plot: Plot) -> None:
     """A collector does not know whether its boundary stands: it deletes nothing."""
-    effect = plot.pick("lost", "outage", "kill", "adrift")
+    effect = plot.pick("lost", "lost", "outage", "outage", "kill", "adrift")
     plot.push()
     plot.trap(
         COLLECTOR, effect=effect, after=effect != "adrift", operation="put_if_absent", prefix="log/", suffix=BOUNDARY
@@ -237,108 +253,9 @@ def second_attempt(plot: Plot) -> None:
     plot.settle()
 
 
-def names(plot: Plot) -> None:
-    """Two who name at once, releases, and collections between them (K2, D5)."""
-    for process in (KEEPER, READER):
-        plot.do(process, "name", choice=plot.chance.randrange(3), wait=plot.one_in(2))
-    plot.settle()
-    if plot.one_in(2):
-        effect = plot.pick("outage", "stop", "none")
-        plot.trap(
-            KEEPER,
-            *plot.overtaking(commits=1),
-            operation="put",
-            prefix="names/",
-            effect=effect,
-            after=plot.one_in(2),
-        )
-    if plot.one_in(2):
-        plot.do(KEEPER, "release", wait=False)
-        plot.collect(wait=plot.one_in(2))
-    else:
-        then = (*plot.overtaking(commits=1), Do(process=READER, verb="collect"))
-        operation = plot.chance.choice(("put", "get", "list_page"))
-        plot.trap(KEEPER, *then, operation=operation, prefix="names/", after=plot.one_in(2))
-        plot.do(KEEPER, "release")
-    plot.do(READER, plot.chance.choice(("name", "release")), choice=plot.chance.randrange(3))
-    plot.wake(KEEPER)
-    plot.settle()
-    if plot.one_in(2):
-        plot.advance(2 * HOUR_MS)
-        plot.collect()
-
-
-def crash(plot: Plot) -> None:
-    """Somebody dies in the middle of something."""
-    verb: Verb = plot.chance.choice(("push", "push", "collect", "collect", "restore", "rewind", "fork", "name"))
-    process = plot.chance.choice((WRITER, OTHER, COLLECTOR))
-    operation = plot.chance.choice(("", "", "put_if_absent", "put", "remove_ttl", "get", "list_page"))
-    if verb == "collect":
-        operation = plot.chance.choice(("", "put_if_absent", "delete", "list_page"))
-    plot.trap(process, operation=operation, effect="kill", after=plot.one_in(2), skip=plot.chance.randrange(5))
-    plot.do(process, verb, choice=1)
-    plot.push(OTHER)
-
-
-def conflict(plot: Plot) -> None:
-    """A create beside another one of the same key is answered with 409."""
-    plot.trap(WRITER, effect="conflict", after=False, operation="put_if_absent", prefix="log/", suffix=RECORD)
-    plot.push(WRITER, wait=False)
-    plot.push(OTHER, wait=plot.one_in(2))
-    plot.settle()
-
-
-def bad_line(plot: Plot) -> None:
-    """Requests hang, are refused, cut short, or altered on the way."""
-    for process in plot.chance.sample(range(PROCESSES_IN_USE), 3):
-        effect = plot.pick("hang", "refused", "cut", "flip", "late", "lost")
-        operation = (
-            "get" if effect in {"cut", "flip"} else plot.chance.choice(("", "put_if_absent", "list_page", "get"))
-        )
-        plot.trap(process, operation=operation, effect=effect, after=False, skip=plot.chance.randrange(4))
-    plot.push()
-    plot.do(READER, "restore", choice=plot.chance.randrange(2))
-    plot.collect()
-    plot.push(OTHER)
-
-
-def long_pause(plot: Plot) -> None:
-    """Nobody does anything for longer than a TTL, between a backup and its commit (C5, D2)."""
-    plot.do(WRITER, "backup")
-    plot.advance(plot.chance.choice((TTL_MS // 2, TTL_MS - MARGIN_MS, TTL_MS, 2 * TTL_MS)))
-    plot.collect()
-    plot.do(WRITER, "commit")
-    plot.push()
-
-
-def anything(plot: Plot) -> None:
-    """Whatever chance likes."""
-    verbs: tuple[Verb, ...] = ("push", "push", "push", "collect", "restore", "name", "release", "rewind", "fork")
-    for _ in range(plot.chance.randrange(4, 9)):
-        plot.do(
-            plot.chance.randrange(PROCESSES_IN_USE),
-            plot.chance.choice(verbs),
-            choice=plot.chance.randrange(4),
-            keep_last=plot.chance.randrange(1, 3),
-            wait=plot.one_in(3),
-            target=plot.chance.randrange(2),
-        )
-        if plot.one_in(5):
-            plot.advance(plot.chance.randrange(TTL_MS))
-        if plot.one_in(6):
-            process = plot.chance.randrange(PROCESSES_IN_USE)
-            plot.steps.append(Control(process=process, what=plot.chance.choice(("kill", "stop", "wake"))))
-    for process in range(PROCESSES_IN_USE):
-        plot.wake(process)
-    plot.settle()
-
-
-PROCESSES_IN_USE: Final = 6
 ACTORS_MIN: Final = 3
-# Fewer may leave fewer effects than a schedule has to have.
-PUSHES_MIN: Final = 3
-# As many as `tests.simulation.simulate` knows.
-BEGINNINGS_COUNT: Final = 5
+EFFECTS_MIN: Final = 40
+PAGED_EVERY: Final = 4
 THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     lost_answer_at_commit,
     collection_before_the_check,
@@ -360,7 +277,12 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     bad_line,
     long_pause,
     anything,
+    forgetting,
+    dropping,
+    chain,
     # These meet what they are for less often than the others.
+    fork_against_collect,
+    fork_against_collect,
     fork_against_collect,
     name_against_collect,
     rewind_against_collect,
@@ -371,6 +293,11 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     second_attempt,
     interrupted_ttl_removal,
     two_collectors,
+    forgetting,
+    forgetting,
+    crash,
+    name_against_collect,
+    lost_answer_at_a_boundary,
 )
 # Of a hundred schedules.
 _STORES: Final[tuple[tuple[StoreKind, int], ...]] = (("s3", 50), ("memory", 38), ("expiring", 10), ("stale", 2))
@@ -383,10 +310,13 @@ def make_schedule(seed: int) -> Schedule:
     kinds, weights = zip(*_STORES, strict=True)
     store = chance.choices(kinds, weights)[0]
     plot.is_enforced = store == "expiring"
+    plot.deltas = plot.one_in(4)
+    # One task commits for itself; what a schedule finds is of the whole job.
+    is_of_task = plot.one_in(12)
     if plot.one_in(3):
         skew_ms = chance.choice((-3 * DAY_MS, -HOUR_MS, HOUR_MS, 3 * DAY_MS))
         plot.steps.append(Control(process=chance.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
-    beginning = chance.randrange(BEGINNINGS_COUNT)
+    beginning = 0 if is_of_task else chance.randrange(BEGINNINGS_COUNT)
     if not beginning:
         plot.push()
         plot.push(chance.choice((WRITER, WRITER, OTHER)))
@@ -404,17 +334,32 @@ def make_schedule(seed: int) -> Schedule:
         plot.collect()
     plot.push(chance.choice((WRITER, OTHER)))
     plot.do(READER, "restore")
-    done = [step for step in flat(tuple(plot.steps)) if isinstance(step, Do)]
-    if len({step.process for step in done}) < ACTORS_MIN or len([d for d in done if d.verb == "push"]) < PUSHES_MIN:
-        plot.push(WRITER)
+    if len({step.process for step in flat(tuple(plot.steps)) if isinstance(step, Do)}) < ACTORS_MIN:
         plot.collect()
+        plot.push(OTHER)
         plot.push(WRITER)
+    steps = tuple(plot.steps)
     return Schedule(
         seed=seed,
         store=store,
         beginning=beginning,
         faults_per_mille=chance.choice((0, 0, 2, 10)),
-        deltas=plot.one_in(4),
+        deltas=plot.deltas,
+        page_max=_page_max(seed),
+        effects_min=EFFECTS_MIN,
         themes=tuple(theme.__name__ for theme in chosen),
-        steps=tuple(plot.steps),
+        steps=tuple(_of_task(step) for step in steps) if is_of_task else steps,
     )
+
+
+def _page_max(seed: int) -> int:
+    """A list of a page a key takes ten times as long to simulate: most schedules have few pages."""
+    return page_max_of(seed) if seed % PAGED_EVERY == 0 else PAGES[-1]
+
+
+def _of_task(step: Step) -> Step:
+    if isinstance(step, Do) and step.scope == 0:
+        return msgspec.structs.replace(step, scope=TASK_SCOPE)
+    if isinstance(step, Trap):
+        return msgspec.structs.replace(step, then=tuple(map(_of_task, step.then)))
+    return step

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from engine.backup import BackupResult
-from engine.errors import EngineError, NotFoundError, UsageError
+from engine.errors import CommitLostError, EngineError, NotFoundError, StaleResultError, UsageError
 from engine.repository import Repository
 from index.model import Scope
 from index.retention import Retention
@@ -24,6 +24,7 @@ DAY_S: Final = 86_400.0
 TTL_MS: Final = 3_600_000
 MARGIN_MS: Final = TTL_MS // 10
 SEED: Final = 7
+_PAGE_MAX: Final[dict[Kind, int]] = {"s3": 3, "direct": 2}
 
 
 class Snapshot(msgspec.Struct):
@@ -48,7 +49,8 @@ class World:
         self.base = base
         self.room = room
         self.kind = kind
-        self.server = SimServer(seed=SEED, clock=loop.time, faults=FaultPlan(SEED))
+        # Lists have several pages, of other sizes with each kind of store.
+        self.server = SimServer(seed=SEED, clock=loop.time, faults=FaultPlan(SEED), page_max=_PAGE_MAX.get(kind, 7))
         self.results: list[BackupResult] = []
         self.said: list[str] = []
         if snapshot is not None:
@@ -69,10 +71,12 @@ class UseCase(msgspec.Struct, frozen=True, kw_only=True):
     prepare: Callable[[World, SimProcess], Awaitable[None]]
     # Whether its calls in threads are effects, too.
     changes_files: bool = False
-    # Errors that doing it again may end with, because it was done.
+    # Errors that doing it again may end with, because it was done; and what the newest commit then has to hold.
     done_errors: tuple[type[EngineError], ...] = ()
-    # Whether there are commits of the job at the end.
+    done_says: str = ""
+    # Whether there are no commits of the job in the end, and whether there is a fork of the first.
     is_forgotten: bool = False
+    is_forked: bool = False
 
 
 # ---------------------------------------------------------------------------------------------- the world
@@ -216,19 +220,29 @@ async def do_heal(world: World, process: SimProcess) -> None:
 
 
 _ONLY_THREE: Final = frozenset({"three"})
+# A result is committed once.
+_OVERTAKEN: Final = (CommitLostError, StaleResultError)
 CASES: Final[dict[str, UseCase]] = {
     "init": UseCase(prepare=prepare_empty, do=do_init, allowed=frozenset(), done_errors=(UsageError,)),
     # Its tree leaves the packs thin: the live part is packed again (P1), and its index is a delta (P2).
     "backup": UseCase(prepare=prepare, do=do_backup, allowed=_ONLY_THREE),
     "commit": UseCase(
-        prepare=prepare_commit, do=do_commit, allowed=frozenset({"three", "four"}), done_errors=(EngineError,)
+        prepare=prepare_commit,
+        do=do_commit,
+        allowed=frozenset({"three", "four"}),
+        done_errors=_OVERTAKEN,
+        done_says="four",
     ),
     "settle": UseCase(
-        prepare=prepare_settle, do=do_commit, allowed=frozenset({"unsettled", "four"}), done_errors=(EngineError,)
+        prepare=prepare_settle,
+        do=do_commit,
+        allowed=frozenset({"unsettled", "four"}),
+        done_errors=_OVERTAKEN,
+        done_says="four",
     ),
     "heal": UseCase(prepare=prepare_settle, do=do_heal, allowed=frozenset({"unsettled"})),
     "rewind": UseCase(prepare=prepare, do=do_rewind, allowed=frozenset({"three", "two"})),
-    "fork": UseCase(prepare=prepare, do=do_fork, allowed=_ONLY_THREE, done_errors=(UsageError,)),
+    "fork": UseCase(prepare=prepare, do=do_fork, allowed=_ONLY_THREE, done_errors=(UsageError,), is_forked=True),
     "name": UseCase(prepare=prepare, do=do_name, allowed=_ONLY_THREE),
     "release": UseCase(prepare=prepare, do=do_release, allowed=_ONLY_THREE, done_errors=(NotFoundError,)),
     "restore": UseCase(prepare=prepare, do=do_restore, allowed=_ONLY_THREE, changes_files=True),

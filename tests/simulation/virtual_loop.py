@@ -27,6 +27,7 @@ _SLOW_CALL_S: Final = 0.02
 # More callbacks than any run needs: one that comes here goes round in circles.
 STEPS_MAX: Final = 20_000_000
 _CLEANING_S: Final = 1e6
+_CLEANING_ROUNDS: Final = 5
 _TOLD_FRAMES: Final = 8
 # Tasks of a process above which those that are done are forgotten.
 _TASKS_KEPT: Final = 512
@@ -61,21 +62,32 @@ LIFELINE: Final[ContextVar[Lifeline | None]] = ContextVar("lifeline", default=No
 
 
 class _Turn(asyncio.Handle):
-    """A callback that is to run; made by `VirtualLoop` alone, which fills it."""
+    """A callback that is to run, with nothing around it: a campaign makes a hundred million of them."""
 
     __slots__ = ()
 
-    def __init__(self) -> None:
-        """Nothing is checked: a campaign makes a hundred million of them."""
+    def __init__(self, callback: Any, args: Any, context: contextvars.Context | None) -> None:
+        self._callback: Any = callback
+        self._args: Any = args
+        self._context: Any = contextvars.copy_context() if context is None else context
+        self._cancelled = False
+
+    @override
+    def cancel(self) -> None:
+        self._cancelled = True
 
 
 class _Timer(asyncio.TimerHandle):
-    """One that is to run at its time."""
+    """As `_Turn`, at its time."""
 
     __slots__ = ()
 
-    def __init__(self) -> None:
-        """As `_Turn`."""
+    def __init__(self, when: float, callback: Any, args: Any, context: contextvars.Context | None) -> None:
+        self._callback: Any = callback
+        self._args: Any = args
+        self._context: Any = contextvars.copy_context() if context is None else context
+        self._cancelled = False
+        self._when = when
 
     @override
     def cancel(self) -> None:
@@ -122,8 +134,7 @@ class VirtualLoop(base_events.BaseEventLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        turn = _Turn()
-        _fill(turn, self, callback, args, context)
+        turn = _Turn(callback, args, context)
         self._ready.append(turn)
         return turn
 
@@ -131,9 +142,7 @@ class VirtualLoop(base_events.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _Timer()
-        _fill(timer, self, callback, args, context)
-        timer._when, timer._scheduled = when, False  # type: ignore[attr-defined]  # of every timer
+        timer = _Timer(when, callback, args, context)
         self._timers_count += 1
         heapq.heappush(self._timers, (when, self._timers_count, timer))
         return timer
@@ -168,14 +177,16 @@ class VirtualLoop(base_events.BaseEventLoop):
         return done
 
     def _call(self, done: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
+        if self.is_ending and done.done():
+            return  # nobody would close what it opens
         lifeline = LIFELINE.get()
         hook = None if lifeline is None or self.is_ending else lifeline.blocking
         name = _name(func) if hook is not None else ""
         if hook is not None:
             hook("before", name)
             if lifeline is not None and (lifeline.is_dead or lifeline.is_stopped):
-                if lifeline.is_stopped and not lifeline.is_dead:
-                    self.call_soon(self._call, done, func, args)
+                # It is held when its turn comes: until the process wakes, or all is unwound.
+                self.call_soon(self._call, done, func, args)
                 return
         try:
             result = func(*args)
@@ -195,8 +206,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         ready, timers, chance = self._ready, self._timers, self._chance
         while not self._stopping:
             while timers and timers[0][0] <= self._now_s:
-                due = heapq.heappop(timers)[2]
-                ready.append(due)
+                ready.append(heapq.heappop(timers)[2])
             if not ready:
                 self._jump()
                 continue
@@ -208,27 +218,28 @@ class VirtualLoop(base_events.BaseEventLoop):
                 del ready[at]
             if handle._cancelled:
                 continue
-            context = handle._context
-            lifeline = context.get(LIFELINE)
-            if lifeline is not None and not self.is_ending:
-                # Of a process that is dead or stands still: it is put away.
-                if lifeline.is_dead:
-                    self._dropped.append(handle)
-                    continue
-                if lifeline.is_stopped:
-                    lifeline.parked.append(handle)
-                    continue
+            lifeline = handle._context.get(LIFELINE)
+            if lifeline is not None and self._is_held(lifeline, handle):
+                continue
             self.steps += 1
-            if self.steps > STEPS_MAX:
-                raise DeadlockError(f"goes round in circles:\n{self._told()}")
             try:
-                context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException:
-                # A callback that fails is a fault of the simulation.
+                handle._context.run(handle._callback, *handle._args)
+            except Exception:
+                # What a callback raises is a fault of the simulation, unless everything is being unwound.
                 if not self.is_ending:
                     raise
+            if self.steps > STEPS_MAX:
+                raise DeadlockError(f"goes round in circles:\n{self._told()}")
+
+    def _is_held(self, lifeline: Lifeline, handle: asyncio.Handle) -> bool:
+        """Whether a callback belongs to a process that is dead or stands still: then it is put away."""
+        if self.is_ending:
+            return False
+        if lifeline.is_dead:
+            self._dropped.append(handle)
+        elif lifeline.is_stopped:
+            lifeline.parked.append(handle)
+        return lifeline.is_dead or lifeline.is_stopped
 
     @override
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -236,7 +247,7 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def _jump(self) -> None:
         timers = self._timers
-        while timers and timers[0][2].cancelled():
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
             raise DeadlockError(f"everything waits for something that never happens:\n{self._told()}")
@@ -251,15 +262,18 @@ class VirtualLoop(base_events.BaseEventLoop):
     def end(self) -> None:
         """Unwind what is left, that of killed processes too, so that files are closed and nobody is warned."""
         self.is_ending = True
-        left = [task for task in asyncio.all_tasks(self) if not task.done()]
-        for task in left:
-            task.cancel()
         self._ready.extend(self._dropped)
         for lifeline in self._lifelines.values():
             self._ready.extend(lifeline.parked)
             lifeline.parked.clear()
         self._dropped.clear()
-        if left:
+        # Whoever cleans up may begin something for it.
+        for _ in range(_CLEANING_ROUNDS):
+            left = [task for task in asyncio.all_tasks(self) if not task.done()]
+            if not left:
+                break
+            for task in left:
+                task.cancel()
             self.run_until_complete(asyncio.wait(left, timeout=_CLEANING_S))
         self.close()
 
@@ -287,14 +301,6 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Nobody sleeps who could be woken."""
-
-
-def _fill(
-    handle: Any, loop: VirtualLoop, callback: object, args: object, context: contextvars.Context | None
-) -> None:
-    handle._callback, handle._args, handle._loop = callback, args, loop
-    handle._context = contextvars.copy_context() if context is None else context
-    handle._cancelled, handle._repr = False, None
 
 
 def _frames(task: asyncio.Task[Any]) -> list[Any]:

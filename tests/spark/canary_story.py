@@ -232,7 +232,7 @@ def fail(
     notebook.write(f"{name}: access", repr(access) + repr(vars_of(access)))
     if not raises:
         return
-    hands = SparkHands(spark, access, MemoryStore(), partitions_max=1, dry_run=True)
+    hands = SparkHands(spark, access, MemoryStore(), partitions_max=1, cores=1, dry_run=True)
     notebook.failing(f"{name}: workers list", hands._list)
     run = JobRun(
         access=access,
@@ -250,7 +250,7 @@ def fail(
     collecting = (
         ListTask(access=access, run=named, standing=frozenset()),
         MarkTask(access=access),
-        SweepTask(access=access, run=named, now_ms=0, digests=()),
+        SweepTask(access=access, run=named, now_ms=0, digests=(), carried_out={}),
         SpareTask(access=access, run=named),
         DeleteTask(access=access, run=named),
     )

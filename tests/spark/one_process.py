@@ -21,6 +21,8 @@ from index.model import RepositoryRecord
 ROWS_PER_BATCH = 7
 
 _stores: list[BlobStore] = []
+# Of each shuffle, into how many tasks.
+tasks_started: list[int] = []
 
 
 class HereAccess(Access, frozen=True, kw_only=True):
@@ -46,7 +48,8 @@ class Frame:
     def select(self, *_: str) -> "Frame":
         return self
 
-    def repartitionById(self, *_: object) -> "Frame":  # noqa: N802
+    def repartitionById(self, count: int, _: str) -> "Frame":  # noqa: N802
+        tasks_started.append(count)
         return self
 
     def sortWithinPartitions(self, _: str) -> "Frame":  # noqa: N802
@@ -89,4 +92,4 @@ def hands_on(store: BlobStore, record: RepositoryRecord, **settings: Any) -> Spa
     _stores.append(store)
     access = HereAccess(url=str(len(_stores) - 1), record=record, store=StoreSettings(), transfer=TransferSettings())
     session = cast("SparkSession", OneProcessSpark())
-    return SparkHands(session, access, store, **({"partitions_max": 3} | settings))
+    return SparkHands(session, access, store, **({"partitions_max": 3, "cores": 2} | settings))

@@ -152,14 +152,20 @@ async def _refuse(*_: object, **__: object) -> None:
     raise StoreUnavailableError("the driver dies here", operation="remove_ttl")
 
 
-def test_stores_that_left_the_jobs_settings_are_left_out_of_its_commits(
+def test_stores_of_another_name_are_left_out_of_its_commits_only_if_asked(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
     """Design 0006, F3: and come back with a rewind."""
     with open_job(url, tmp_path / "disk") as job:
         first = job.run(month(spark, 0), version=1)
-    assert first.dropped == ()
-    with open_job(url, tmp_path / "disk", store="renamed") as job, SyncRepository.open(url) as repository:
+    assert (first.dropped, first.carried_over) == ((), ())
+    with open_job(url, tmp_path / "disk", store="typo") as job, SyncRepository.open(url) as repository:
+        beside = job.run(month(spark, 1), version=2)
+        others = tuple((s.task, "state") for s in first.commit.record.stores)
+        assert (beside.dropped, beside.carried_over) == ((), others)
+        repository.rewind(first.commit)
+    renamed = open_job(url, tmp_path / "disk", store="renamed", drop_other_stores=True)
+    with renamed as job, SyncRepository.open(url) as repository:
         second = job.run(month(spark, 1), version=2)
         assert second.dropped == tuple((s.task, "state") for s in first.commit.record.stores)
         assert {s.store for s in second.commit.record.stores} == {"renamed"}

@@ -1,5 +1,6 @@
 """What `collect` tells people and programs."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,10 @@ import msgspec
 import pytest
 
 from engine.cli.collect_view import collect_lines, summary_line, view_collect
-from engine.cli.plan_places import PLANS_KEPT_MAX, choose_plan_dir
+from engine.cli.plan_places import PLANS_KEPT_MAX, choose_plan_dir, name_after_run
+from engine.cli.retention_options import choose_rules
 from engine.collect import CollectReport
+from engine.config import Moment
 from engine.errors import UsageError
 from index.collect_plan import DeleteReason, PlannedDelete, ReasonTotal
 from index.keys import RunId, make_run_id
@@ -56,6 +59,7 @@ def test_the_json_form_says_the_same() -> None:
         ({"dry_run": True}, "would delete 1 key (0 B); would keep 0 commits"),
         ({"failed_count": 1200, "failed": ("k",)}, "1,200 NOT deleted"),
         ({"waiting_count": 3}, "3 uploads waiting"),
+        ({"audit_missing": "denied"}, "NO audit record"),
     ],
 )
 def test_the_last_line_says_it_all(changes: dict[str, Any], expected: str) -> None:
@@ -68,6 +72,25 @@ def test_keys_beyond_those_that_are_told_are_counted() -> None:
     many = ReasonTotal(reason=DeleteReason.CLOSED_UPLOAD, count=5000, size_bytes=10**9)
     lines = collect_lines(msgspec.structs.replace(REPORT, totals=(*REPORT.totals, many)), verbose=True)
     assert "and 5,000 keys more: a plan has them all" in lines
+
+
+def test_programs_are_told_why_something_is_missing() -> None:
+    changes = {"audit_missing": "denied", "run_left": "no answer", "spared_count": 2, "unruled": ("ledger",)}
+    view = view_collect(msgspec.structs.replace(REPORT, **changes))
+    assert (view.audit, view.audit_missing, view.run_left) == ("", "denied", "no answer")
+    assert (view.spared_count, view.unruled) == (2, ("ledger",))
+
+
+def test_a_plan_below_the_cache_gets_the_name_of_its_run(tmp_path: Path) -> None:
+    (tmp_path / run_id(1)).mkdir()
+    assert name_after_run(tmp_path / run_id(1), RUN) == tmp_path / RUN
+    assert name_after_run(tmp_path / "absent", RUN) == tmp_path / "absent"
+
+
+@pytest.mark.parametrize("at_ms, refused", [(-1, True), (0, False)])
+def test_a_time_before_all_times_is_a_mistake_of_the_command_line(at_ms: int, refused: bool) -> None:
+    with pytest.raises(UsageError) if refused else contextlib.nullcontext():
+        choose_rules(None, Moment(at_ms=at_ms), None, keep_named=True)
 
 
 def run_id(number: int) -> RunId:

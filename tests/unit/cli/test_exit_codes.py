@@ -120,6 +120,12 @@ def test_a_subclass_that_nobody_listed_has_the_code_of_its_parent() -> None:
         del ForeignError, kind
 
 
+def test_of_a_cause_with_a_traceback_in_it_one_line_is_told() -> None:
+    error = EngineError("a task failed", operation="collect")
+    error.__cause__ = RuntimeError('the Python worker failed:\nTraceback (most recent call last):\n  File "a.py"\n')
+    assert describe(error, "collect").causes == ("RuntimeError: the Python worker failed:",)
+
+
 def test_causes_and_notes_are_told_nearest_first() -> None:
     error = DamagedError("cannot read it", operation="restore", subject="a")
     error.__cause__ = StoreUnavailableError("timed out", operation="get", key="b")

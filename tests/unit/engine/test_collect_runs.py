@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, DeleteFailure, RequestMetadata, list_blobs, read_blob
@@ -12,27 +13,36 @@ from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
-from engine.collect import OwnHands
-from engine.collect.audit import RELEASE
+from engine.collect import Deleted, Hands, Listing, OwnHands
+from engine.collect.audit import POINTERS_TOLD_MAX, RELEASE, make_audit
+from engine.collect.facts import Facts
 from engine.collect.leftovers import AUDITS_KEPT_MAX
 from engine.collect.plan_writer import PlanLinesWriter
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
 from engine.repository import Repository
+from engine.runs import end_run, take_up_run
 from index.audit import AuditRecord, decode_audit, encode_audit
 from index.collect_plan import DeleteReason, PlannedUpload
 from index.errors import CorruptIndexError, UnknownFormatError
-from index.keys import AUDIT, BLOBS, RUNS, RunId, audit_key, make_run_id, run_key, upload_key
-from index.model import Scope
+from index.keys import AUDIT, BLOBS, RUNS, RunId, audit_key, commit_key, make_run_id, run_key, upload_key
+from index.model import Boundary, CommitPointer, Scope, WriteId
 from index.plan_file import HEADER_NAME, SUMMARY_NAME, decode_header, decode_lines, decode_summary
-from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule
+from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
+from index.run_file import ENDED, HEADER
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
 
 LAST = Retention(keep_last=1)
+LISTED_AT_MS = 1_700_000_001_000
 
 
 async def keys(store: BlobStore, prefix: str = "") -> list[str]:
     return [blob.key async for blob in list_blobs(store, prefix)]
+
+
+async def expiring(world: World) -> list[str]:
+    there = [await world.store.inner.stat(key) for key in await keys(world.store.inner)]
+    return [info.key for info in there if info is not None and info.expires_at_ms is not None]
 
 
 async def history(world: World, repository: Repository, *texts: str, scope: Scope = JOB) -> None:
@@ -50,7 +60,7 @@ async def audits(world: World) -> list[AuditRecord]:
 # ---------------------------------------------------------------------- refusal
 
 
-async def test_a_run_that_would_delete_more_than_it_may_changes_nothing_but_says_so(world: World) -> None:
+async def test_a_run_that_would_delete_more_than_it_may_deletes_nothing_but_protects_and_says_so(world: World) -> None:
     repository = await world.process()
     await history(world, repository, "one", "two", "three")
     unsettled = await world.backup(repository, "four")
@@ -58,10 +68,13 @@ async def test_a_run_that_would_delete_more_than_it_may_changes_nothing_but_says
     await repository.commit(JOB, [unsettled])
     before = await keys(world.store.inner)
     world.store.requests.clear()
-    with pytest.raises(TooMuchToDeleteError, match=r"may delete 20\.0%; nothing was changed"):
+    with pytest.raises(TooMuchToDeleteError, match=r"may delete 20\.0%; nothing was deleted") as caught:
         await (await world.process()).collect(LAST)
-    changes = {"put", "put_if_absent", "delete", "remove_ttl", "abort_unfinished"}
+    changes = {"put", "put_if_absent", "delete", "abort_unfinished"}
     assert [(o, k.split("/")[0]) for o, k in world.store.requests if o in changes] == [("put_if_absent", "audit")]
+    assert [caught.value.subject] == await keys(world.store.inner, AUDIT)
+    # Nobody else may do it before the store lets the newest commit expire.
+    assert await expiring(world) == []
     assert sorted(await keys(world.store.inner)) == sorted([*before, *await keys(world.store.inner, AUDIT)])
     (audit,) = await audits(world)
     assert (audit.outcome, audit.boundaries, audit.deleted) == ("refused", (), ())
@@ -256,8 +269,132 @@ async def test_a_run_that_fails_leaves_a_record_too(world: World, operation: str
     assert "StoreUnavailableError" in audit.error
     gone = {total.reason for total in audit.deleted}
     assert gone == ({DeleteReason.CLOSED_COMMIT, DeleteReason.CLOSED_UPLOAD} if operation == "delete" else set())
-    # The pack of the first commit is alive.
-    assert audit.failed_count == (1 if operation == "delete" else 0)
+    # The pack of the first commit is alive; of its blob there was no answer.
+    assert (audit.failed_count, audit.unknown_count) == (0, 1 if operation == "delete" else 0)
+
+
+async def test_what_is_gone_when_a_deletion_fails_is_told_and_of_what_nobody_knows(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.collect.own_hands.DELETE_BATCH_MAX", 1)
+    repository = await world.process()
+    await history(world, repository, "one", "two", "three", "four", "five")
+    told: list[tuple[dict[DeleteReason, int], int, int]] = []
+    for key in (commit_key(JOB, 1), "blobs/"):
+        world.store.fail("delete", key)
+        with pytest.raises(StoreUnavailableError):
+            await repository.collect(LAST, delete_share_max=1)
+        audit = (await audits(world))[-1]
+        told.append(({t.reason: t.count for t in audit.deleted}, audit.unknown_count, audit.failed_count))
+        world.clock.advance(1)
+    # The very first one: nothing is gone. Then indexes are, and no blob; of the first one of each nobody knows.
+    assert told == [
+        ({}, 1, 3 + 4 + 7),
+        ({DeleteReason.CLOSED_COMMIT: 4, DeleteReason.CLOSED_UPLOAD: 4}, 1, 6),
+    ]
+
+
+class _LostHands(OwnHands):
+    """As tasks that are lost: nobody knows what they did."""
+
+    @override
+    def so_far(self) -> Deleted | None:
+        return Hands.so_far(self)
+
+
+async def test_what_lost_tasks_did_is_told_as_unknown(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two", "three")
+    world.store.fail("delete", "blobs/")
+    with pytest.raises(StoreUnavailableError):
+        await repository.collect(LAST, delete_share_max=1, hands=_LostHands(world.store))
+    (audit,) = await audits(world)
+    assert {t.reason: t.count for t in audit.deleted} == {DeleteReason.CLOSED_COMMIT: 2, DeleteReason.CLOSED_UPLOAD: 2}
+    # Blobs of two commits, and a pack.
+    assert (audit.unknown_count, audit.failed_count) == (3, 0)
+
+
+async def test_a_record_says_of_a_store_s_error_what_was_asked_and_not_what_it_answered(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one")
+    world.store.fail("list_page", "pins/", AccessDeniedError("account 1234", operation="list_page", key="pins/"))
+    with pytest.raises(AccessDeniedError):
+        await repository.collect(LAST)
+    (audit,) = await audits(world)
+    assert audit.error == "AccessDeniedError: list_page pins/"
+
+
+async def test_of_a_long_boundary_the_newest_records_are_told(world: World) -> None:
+    repository = await world.process()
+    kept = tuple(CommitPointer(number, WriteId(f"{number:032x}")) for number in range(1, POINTERS_TOLD_MAX + 3))
+    facts = Facts(
+        run=make_run_id(0, "a" * 20),
+        repository=repository.record,
+        policy=as_policy(LAST),
+        now_ms=0,
+        dry_run=False,
+        delete_share_max=1,
+        boundaries=(Boundary(scope=JOB, number=99, kept=kept),),
+    )
+    (told,) = make_audit(facts, seconds=0, outcome="done").boundaries
+    assert (told.kept_count, told.kept) == (len(kept), kept[2:])
+
+
+class _TakesUp(OwnHands):
+    """Goes on with a listing of before the newest commit."""
+
+    @override
+    async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
+        self._uploads = tuple(u for u in self._uploads if u.created_at_ms < LISTED_AT_MS)
+        listing = await super().list_uploads(run, now_ms)
+        self._uploads = tuple(u for u in self._uploads if u.created_at_ms < LISTED_AT_MS)
+        return replace(listing, listed_at_ms=LISTED_AT_MS, taken_up=make_run_id(LISTED_AT_MS, "a" * 20))
+
+
+async def test_a_newest_commit_that_an_old_listing_lacks_is_settled(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one")
+    assert world.clock.now_ms == LISTED_AT_MS
+    unsettled = await world.backup(repository, "two")
+    world.store.fail("remove_ttl", unsettled.new_keys[0])
+    await repository.commit(JOB, [unsettled])
+    world.clock.advance(1000)
+    await (await world.process()).collect(LAST, delete_share_max=1, hands=_TakesUp(world.store))
+    assert await expiring(world) == []
+    (audit,) = await audits(world)
+    assert audit.taken_up == make_run_id(LISTED_AT_MS, "a" * 20)
+
+
+class _StuckHands(OwnHands):
+    @override
+    async def end(self) -> None:
+        raise StoreUnavailableError("no answer", operation="delete", key=RUNS)
+
+
+async def test_a_run_that_was_recorded_as_done_is_done_though_its_objects_stay(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two")
+    report = await repository.collect(LAST, delete_share_max=1, hands=_StuckHands(world.store))
+    assert report.deletes_count
+    assert "no answer" in report.run_left
+    assert (await audits(world))[0].outcome == "done"
+
+
+async def test_what_only_waited_is_waiting_though_the_second_reading_spares_it(world: World) -> None:
+    # As the tasks of Spark count: what left the plan is spared, and nothing else.
+    repository, other = await world.process(), await world.process()
+    await history(world, repository, "one", "two")
+
+    async def commit() -> None:
+        world.store.before("list_page", "pins/", late)
+
+    async def late() -> None:
+        await other.commit(JOB, [uploaded])
+
+    uploaded = await world.backup(other, "three")
+    world.store.after("put_if_absent", ".boundary", commit)
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert (report.spared_count, report.waiting_count) == (0, len(uploaded.new_keys))
 
 
 async def test_a_record_that_cannot_be_written_is_told_and_stops_nothing(world: World) -> None:
@@ -334,6 +471,23 @@ async def test_runs_that_began_a_ttl_ago_go_header_last_and_younger_ones_stay(wo
     assert deleted == [" ".join(run_key(old, name) for name in ("a", "z", "run"))]
     assert await keys(world.store.inner, RUNS) == [run_key(young, "a"), run_key(young, "run"), f"{RUNS}notes"]
     assert [(t.reason, t.count) for t in report.totals] == [(DeleteReason.LEFT_RUN, 3)]
+
+
+async def test_a_run_that_has_ended_is_not_taken_up_and_what_is_left_of_it_goes(world: World) -> None:
+    repository = await world.process()
+    store, now_ms = world.store.inner, world.clock.now_ms
+    begun = (await take_up_run(store, repository.record, make_run_id(now_ms, "c" * 20), now_ms, RELEASE)).id
+    await leave_run(world, now_ms, "unrelated")
+    await store.put(run_key(begun, "plan-of-yesterday"), BytesBody(b"x"))
+    world.store.fail("delete", RUNS)
+    with pytest.raises(StoreUnavailableError):
+        await end_run(world.store, begun)
+    again = make_run_id(now_ms, "d" * 20)
+    assert (await take_up_run(store, repository.record, again, now_ms, RELEASE)).id == again
+    world.store.requests.clear()
+    await repository.collect(LAST)
+    (deleted,) = [key for operation, key in world.store.requests if operation == "delete"]
+    assert deleted == " ".join(run_key(begun, name) for name in ("plan-of-yesterday", HEADER, ENDED))
 
 
 # ---------------------------------------------------------------------- what is told of many

@@ -5,8 +5,9 @@ import asyncio
 import msgspec
 import pytest
 
-from blobstore.base import BytesBody, list_blobs
+from blobstore.base import BlobStore, BytesBody, list_blobs
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
+from engine.commit import COMMIT_ATTEMPTS_MAX
 from engine.errors import (
     CommitLostError,
     CommitUnknownError,
@@ -21,7 +22,7 @@ from engine.errors import (
 from engine.log_io import read_commit
 from index.codec import encode_record
 from index.keys import boundary_key, commit_key
-from index.model import Boundary, CommitPointer, Scope, ScopeLayout, WriteId
+from index.model import Boundary, CommitPointer, CommitRecord, Scope, ScopeLayout, WriteId
 from index.retention import Retention
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 
@@ -173,6 +174,19 @@ async def test_a_confirmation_that_fails_is_unknown_and_found_again(world: World
     with pytest.raises(CommitUnknownError):
         await repository.commit(JOB, [result])
     assert (await repository.commit(JOB, [result])).record.number == 2
+
+
+async def test_a_commit_whose_fate_another_request_has_found_out_is_still_found_by_its_own(world: World) -> None:
+    repository = await world.process()
+    await repository.commit(JOB, [], offsets="0")
+    result = await world.backup(repository, "one")
+    world.store.fail("list_page", "log/")
+    with pytest.raises(CommitUnknownError):
+        await repository.commit(JOB, [result], offsets="mine")
+    other = await repository.commit(JOB, [], offsets="other")
+    found = await repository.commit(JOB, [result], offsets="mine")
+    assert found.record.number < other.record.number
+    assert (await repository.commit(JOB, [], offsets="more")).record.number == other.record.number + 1
 
 
 async def test_a_cancelled_commit_does_not_poison_the_next_one(world: World) -> None:
@@ -339,6 +353,56 @@ async def test_a_writer_that_was_overtaken_goes_on_from_the_commit_that_its_call
     assert newest.pointer == second.pointer
     third = await mine.commit(JOB, [], offsets="3", parent=newest.pointer)
     assert third.pointer.number == 3
+
+
+async def test_a_writer_that_was_overtaken_rewinds_to_a_commit_that_it_has_not_seen(world: World) -> None:
+    mine, other = await world.process(), await world.process()
+    await mine.commit(JOB, [await world.backup(mine, "one")])
+    second = await other.commit(JOB, [await world.backup(other, "two")])
+    rewound = await mine.rewind(second)
+    assert rewound.pointer.number == 3
+    assert await world.restored_text(other) == "two"
+
+
+async def test_a_result_made_on_top_of_another_writers_commit_is_no_stale_one_to_whoever_remembers_its_own(
+    world: World,
+) -> None:
+    """A driver commits what a task has backed up: against a commit that the driver has not seen."""
+    driver, other, task = await world.process(), await world.process(), await world.process()
+    await driver.commit(JOB, [await world.backup(driver, "one")])
+    await other.commit(JOB, [await world.backup(other, "two")])
+    commit = await driver.commit(JOB, [await world.backup(task, "three")])
+    assert commit.pointer.number == 3
+    assert await world.restored_text(task) == "three"
+
+
+async def test_a_rewind_to_a_commit_that_is_newer_than_the_own_one_that_is_remembered(world: World) -> None:
+    mine, other = await world.process(), await world.process()
+    await mine.commit(JOB, [await world.backup(mine, "one")])
+    second = await other.commit(JOB, [await world.backup(other, "two")])
+    rewound = await mine.rewind(second)
+    assert rewound.pointer.number == 3
+    assert await world.restored_text(mine) == "two"
+
+
+async def test_a_writer_that_is_overtaken_again_and_again_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = await world.process(), await world.process()
+    await other.commit(JOB, [await world.backup(other, "one")])
+    overtaken = 0
+
+    async def overtake(store: BlobStore, record: CommitRecord, **_: object) -> None:
+        nonlocal overtaken
+        if record.number == overtaken + 1:
+            overtaken += 1
+            await other.commit(JOB, [], offsets=str(overtaken))
+            raise DamagedError("is gone", operation="settle") from BlobNotFoundError("is gone", operation="stat")
+
+    monkeypatch.setattr("engine.commit.settle_record", overtake)
+    with pytest.raises(CommitLostError, match="other writers keep committing"):
+        await mine.commit(JOB, [], offsets="mine")
+    assert overtaken == COMMIT_ATTEMPTS_MAX
 
 
 async def test_a_commit_is_refused_when_a_blob_of_its_parent_is_gone(world: World) -> None:

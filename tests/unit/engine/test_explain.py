@@ -104,6 +104,23 @@ async def test_indexes_that_cannot_be_read_are_told(world: World) -> None:
     assert told.unreadable == (index_of(uploads["two"]),)
 
 
+async def test_what_an_index_that_cannot_be_read_may_need_is_not_said_to_go(world: World) -> None:
+    repository = await world.process()
+    uploads = await history(world, repository, "one", "two")
+    index = index_of(uploads["two"])
+    await world.store.inner.delete([index])
+    blobs = [key for key in uploads["two"] if key != index]
+    for key in blobs:
+        told = await repository.explain(key, KEEP_TWO)
+        assert (told.fate, told.reason, told.unreadable) == (Fate.UNKNOWN, None, (index,))
+    told = await repository.explain(index, KEEP_TWO)
+    assert (told.fate, told.rule[:7]) == (Fate.ABSENT, "MISSING")
+    # An index that the retention gives up keeps nothing, whether it can be read or not.
+    await history(world, repository, "three")
+    told = await repository.explain(blobs[0], Retention(keep_last=1))
+    assert told.fate is Fate.DELETED
+
+
 async def test_paths_are_bounded_and_those_that_keep_come_first(world: World) -> None:
     repository = await world.process()
     uploads = await history(world, repository, "one")

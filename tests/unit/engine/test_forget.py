@@ -193,6 +193,36 @@ async def test_a_task_that_is_forgotten_leaves_the_others(world: World) -> None:
 # ---------------------------------------------------------------------- a writer that does not know
 
 
+async def test_names_that_may_not_be_released_are_left_and_told(world: World) -> None:
+    """Whoever may write boundaries may not write names: the boundary stands by then."""
+    repository = await world.process()
+    await history(world, repository, "one", "two")
+    for number, name in ((1, "first"), (2, "second")):
+        await repository.name(await repository.find(JOB, number=number), name)
+    world.store.fail("put", "/second/", AccessDeniedError("no", operation="put"))
+    report = await repository.forget(JOB, with_names=True)
+    assert (report.released, report.names) == (("first",), ("second",))
+    assert "no" in report.denied
+    assert await repository.latest(JOB) is None
+    again = await repository.forget(JOB, with_names=True)
+    assert (again.boundary, again.released, again.denied) == (None, ("second",), "")
+
+
+async def test_a_forgetting_that_is_refused_leaves_the_writer_what_it_remembers(world: World) -> None:
+    """C3: only the writer that got no answer can find its own record again."""
+    repository = await world.process()
+    await history(world, repository, "one")
+    result = await world.backup(repository, "two")
+    world.store.lose_answer("put_if_absent", commit_key(JOB, 2))
+    with pytest.raises(CommitUnknownError):
+        await repository.commit(JOB, [result])
+    world.store.fail("put_if_absent", "boundary", AccessDeniedError("no", operation="put_if_absent"))
+    with pytest.raises(AccessDeniedError):
+        await repository.forget(JOB)
+    commit = await repository.commit(JOB, [result])
+    assert commit.pointer.number == 2
+
+
 async def test_a_writer_that_remembers_the_newest_is_fenced_and_begins_anew(world: World) -> None:
     writer = await world.process()
     await history(world, writer, "one", "two")

@@ -14,9 +14,9 @@ from engine.plan_check import verify_plan
 from engine.plan_findings import PlanCheck, WrongKind
 from engine.repository import Repository
 from engine.sorted_digests import SHARD_NUMBERS, ShardReader, SortedDigests, digest_of, shard_of
-from index.collect_plan import DeleteReason, PlannedUpload, Upload
+from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_deletes
 from index.errors import PlanFileError, UnknownFormatError
-from index.keys import BLOBS, INDEXES, upload_key
+from index.keys import BLOBS, INDEXES, make_run_id, upload_key
 from index.log import Commit
 from index.model import CommitPointer, Scope
 from index.plan_file import (
@@ -31,7 +31,7 @@ from index.plan_file import (
     encode_header,
     encode_line,
 )
-from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule
+from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 OTHER = Scope("other")
@@ -81,7 +81,10 @@ class Planned:
         await self.plan.delete(names)
         await self.plan.put(f"forged{LINES_SUFFIX}", BytesBody(b"".join(encode_line(line) for line in lines)))
         summary = msgspec.structs.replace(
-            await self.summary(), lines_count=len(lines), size_bytes=sum(line.size_bytes for line in lines)
+            await self.summary(),
+            lines_count=len(lines),
+            size_bytes=sum(line.size_bytes for line in lines),
+            totals=sum_deletes(lines),
         )
         await self.plan.put(SUMMARY_NAME, BytesBody(encode_header(summary)))
 
@@ -223,8 +226,9 @@ Forge = Callable[[PlannedUpload], list[PlannedUpload]]
             WrongKind.REASON,
         ),
         (lambda line: [line, msgspec.structs.replace(line, size_bytes=0)], WrongKind.REPEATED),
+        (lambda line: [msgspec.structs.replace(line, created_at_ms=line.created_at_ms - 1)], WrongKind.TIMES),
     ],
-    ids=["size", "reason", "repeated"],
+    ids=["size", "reason", "repeated", "creation"],
 )
 async def test_a_line_that_says_something_else_than_the_store_is_wrong(
     planned: Planned, forge: Forge, kind: WrongKind
@@ -247,6 +251,82 @@ async def test_totals_that_do_not_add_up_are_told(planned: Planned) -> None:
     summary = msgspec.structs.replace(await planned.summary(), lines_count=1, size_bytes=2)
     await planned.plan.put(SUMMARY_NAME, BytesBody(encode_header(summary)))
     assert len((await planned.check()).contradictions) == 2
+
+
+async def test_an_expiry_that_is_another_is_wrong(planned: Planned) -> None:
+    lines = await planned.lines()
+    expired = next(line for line in lines if line.expires_at_ms is not None)
+    assert expired.expires_at_ms is not None
+    forged = msgspec.structs.replace(expired, expires_at_ms=expired.expires_at_ms - 1)
+    await planned.rewrite([forged if line is expired else line for line in lines])
+    assert [(w.key, w.kind) for w in (await planned.check()).wrong] == [(expired.key, WrongKind.TIMES)]
+
+
+@pytest.mark.parametrize("totals", [0, 1, 2], ids=["none", "of another reason", "twice"])
+async def test_totals_of_other_reasons_are_told(planned: Planned, totals: int) -> None:
+    summary = await planned.summary()
+    told: list[ReasonTotal] = [
+        *summary.totals[:1],
+        *(msgspec.structs.replace(total, reason=DeleteReason.OUTLIVED_UPLOAD) for total in summary.totals[1:]),
+    ]
+    forged = ((), tuple(told), (*summary.totals, summary.totals[0]))[totals]
+    await planned.plan.put(SUMMARY_NAME, BytesBody(encode_header(msgspec.structs.replace(summary, totals=forged))))
+    check = await planned.check()
+    assert check.contradictions
+    assert not check.is_right
+
+
+async def test_a_plan_that_moves_its_clock_on_does_not_make_a_running_ttl_expire(planned: Planned) -> None:
+    """The header's time decides which TTLs are over: it must be one that the store has reached."""
+    later_ms = planned.world.clock.now_ms + 10 * TTL_MS
+    young = await planned.world.backup(planned.repository, "another")
+    forged = []
+    for key in young.new_keys:
+        info = await planned.world.store.inner.stat(key)
+        assert info is not None
+        line = PlannedUpload(
+            key,
+            DeleteReason.EXPIRED_UPLOAD,
+            info.size_bytes,
+            created_at_ms=info.created_at_ms,
+            expires_at_ms=info.expires_at_ms,
+        )
+        forged.append(line)
+    await planned.rewrite([*await planned.lines(), *forged])
+    await planned.replace_header(now_ms=later_ms, listed_at_ms=later_ms, run=make_run_id(later_ms, "0" * 20))
+    check = await planned.check()
+    assert any("later than it is now" in text for text in check.contradictions)
+    assert {w.key for w in check.wrong if w.kind is WrongKind.UNEXPIRED} == set(young.new_keys)
+
+
+async def test_a_plan_of_another_time_than_its_run_is_told(planned: Planned) -> None:
+    header = await planned.header()
+    await planned.replace_header(now_ms=header.now_ms - 1, listed_at_ms=header.now_ms - 1)
+    assert "the plan was made at another time than its run began" in (await planned.check()).contradictions
+    await planned.replace_header(now_ms=header.now_ms, listed_at_ms=header.now_ms - TTL_MS - 1)
+    assert "the plan's listing is older than a TTL" in (await planned.check()).contradictions
+
+
+def seven_days(now_ms: int) -> RetentionPolicy:
+    return as_policy(Retention(keep_last=2, keep_since_ms=now_ms - 7 * 86_400_000))
+
+
+async def test_what_is_kept_is_compared_with_what_is_meant(planned: Planned) -> None:
+    async def told(meant: Callable[[int], RetentionPolicy]) -> tuple[str, ...]:
+        check = await verify_plan(planned.world.store, planned.repository.record, planned.plan, meant=meant)
+        assert check.retention_compared
+        return check.contradictions
+
+    assert not (await planned.check()).retention_compared
+    assert await told(lambda _: as_policy(KEEP_TWO)) == ()
+    assert "rule 1 of retention" in (await told(lambda _: as_policy(Retention(keep_last=3))))[0]
+    assert await told(lambda _: RetentionPolicy(rules=())) == ("the plan has 1 rules of retention, and 0 are meant",)
+    assert len(await told(seven_days)) == 1
+    planned.plan = MemoryStore(clock=planned.world.clock)
+    # As worked out a while before the run began.
+    await planned.make(seven_days(planned.world.clock.now_ms - 1000))
+    assert await told(seven_days) == ()
+    assert len(await told(lambda now_ms: seven_days(now_ms - 86_400_000))) == 1
 
 
 async def test_a_root_that_the_plan_lacks_is_told(planned: Planned) -> None:
@@ -360,8 +440,14 @@ async def test_a_planner_that_takes_what_has_not_expired_is_found_out(
 # ---------------------------------------------------------------------- hostile files
 
 
-def line_of(key: str) -> bytes:
-    fields = {"key": key, "reason": "closed_upload", "size_bytes": 1, "created_at_ms": 1, "expires_at_ms": None}
+def line_of(key: str, *, created_at_ms: int = 1) -> bytes:
+    fields = {
+        "key": key,
+        "reason": "closed_upload",
+        "size_bytes": 1,
+        "created_at_ms": created_at_ms,
+        "expires_at_ms": None,
+    }
     return msgspec.json.encode(fields) + b"\n"
 
 
@@ -380,6 +466,15 @@ async def test_a_header_that_is_none_is_refused(planned: Planned, name: str, dat
     await planned.plan.put(name, BytesBody(data))
     with pytest.raises(PlanFileError):
         await planned.check()
+
+
+async def test_totals_below_zero_are_refused(planned: Planned) -> None:
+    summary = await planned.summary()
+    below = (msgspec.structs.replace(summary.totals[0], count=-1), *summary.totals[1:])
+    for fields in ({"totals": below}, {"waiting_bytes": -1}):
+        await planned.plan.put(SUMMARY_NAME, BytesBody(encode_header(msgspec.structs.replace(summary, **fields))))
+        with pytest.raises(PlanFileError):
+            await planned.check()
 
 
 async def test_a_header_of_a_newer_release_is_refused(planned: Planned) -> None:
@@ -404,11 +499,12 @@ async def test_a_header_with_a_retention_that_keeps_nothing_is_refused(planned: 
         line_of("../../etc/passwd"),
         line_of("log/job/00000000000000000001.commit"),
         line_of("blobs/zz/job/00000000000000000000-000001"),
+        line_of(upload_key(BLOBS, JOB, "0" * 20, 3), created_at_ms=2**63),
         b"[" * 5000 + b"\n",
         b'"' + b"a" * 5000 + b'"\n',
         b'{"cut": "short"',
     ],
-    ids=["empty", "no json", "no fields", "a path", "a record", "no shard", "deep", "long", "cut short"],
+    ids=["empty", "no json", "no fields", "a path", "a record", "no shard", "no time", "deep", "long", "cut short"],
 )
 async def test_lines_that_are_none_are_refused(planned: Planned, line: bytes) -> None:
     await planned.plan.put(f"hostile{LINES_SUFFIX}", BytesBody(line))
@@ -465,7 +561,7 @@ async def test_after_the_collection_the_planned_keys_are_gone(planned: Planned) 
     await planned.repository.collect(KEEP_TWO, delete_share_max=1)
     check = await planned.check()
     assert check.gone_count == check.planned_count
-    assert (check.is_right, check.is_complete) == (True, True)
+    assert (check.is_right, check.is_complete, check.is_over) == (True, True, True)
 
 
 async def test_a_root_that_is_gone_by_now_is_told_with_what_looks_missed(planned: Planned) -> None:

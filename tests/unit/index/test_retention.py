@@ -4,7 +4,7 @@ import pytest
 
 from index.log import LogListing, valid_commits
 from index.model import CommitRecord, Scope, WriteId
-from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy, choose_kept
+from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy, choose_kept, shadows
 
 ONE, TWO = Retention(keep_last=1), Retention(keep_last=2)
 POLICY = RetentionPolicy(
@@ -54,3 +54,31 @@ def test_a_job_without_a_rule_keeps_every_valid_commit() -> None:
         1: KeepReason.UNRULED,
         3: KeepReason.NEWEST,
     }
+
+
+def test_jobs_that_no_rule_matches_are_told() -> None:
+    assert POLICY.unruled(["ledger", "flights-eu", "job3", "ledger"]) == ("job3", "ledger")
+
+
+@pytest.mark.parametrize(
+    "earlier, later, expected",
+    [
+        ("*", "a", True),
+        ("**", "a*", True),
+        ("?*", "*", True),
+        ("*?*", "[ab]", True),
+        ("??*", "a*", False),
+        ("a*", "ab", True),
+        ("a*", "ab*", True),
+        ("a*", "a?c", True),
+        ("a*z", "a*", False),
+        ("a*]", "a[bc]", False),
+        ("a?", "ab", True),
+        ("a?", "a*", False),
+        ("a[bc]", "ab", True),
+        ("a[*]", "a*", False),
+        ("ab", "a*", False),
+    ],
+)
+def test_a_pattern_that_never_counts_is_known(earlier: str, later: str, expected: bool) -> None:
+    assert shadows(earlier, later) is expected

@@ -1,0 +1,91 @@
+"""The side of a repository that cares for what is committed: names it, collects, checks and explains."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from blobstore.base import BlobStore
+from engine.collect import DELETE_SHARE_MAX, CollectReport, Hands, collect
+from engine.explain import Explanation, explain
+from engine.naming import give_name, release_name
+from engine.plan_check import verify_plan
+from engine.plan_findings import PlanCheck
+from engine.progress import NO_PROGRESS, Progress
+from engine.repository_restoring import RestoringRepository
+from engine.verify import Level, ProblemKind, VerifyReport, verify
+from index.log import Commit
+from index.model import NameRecord, Scope
+from index.retention import Retention, RetentionPolicy
+
+
+class CaringRepository(RestoringRepository):
+    """What of a `Repository` needs no writer and changes what is kept, or says what is."""
+
+    async def name(self, commit: Commit, name: str) -> NameRecord:
+        """Keep a commit under a name until the name is released; see `engine.naming.give_name`."""
+        return await give_name(self.store, self.record, self._ambient, commit, name)
+
+    async def release_name(self, scope: Scope, name: str) -> None:
+        """Give up a name; see `engine.naming.release_name`."""
+        await release_name(self.store, scope, name)
+
+    async def collect(
+        self,
+        retention: Retention | RetentionPolicy,
+        *,
+        dry_run: bool = False,
+        delete_share_max: float = DELETE_SHARE_MAX,
+        plan_to: BlobStore | None = None,
+        hands: Hands | None = None,
+        progress: Progress = NO_PROGRESS,
+    ) -> CollectReport:
+        """Delete what nothing keeps; see `engine.collect.collect`."""
+        return await collect(
+            self.store,
+            self.record,
+            retention,
+            dry_run=dry_run,
+            delete_share_max=delete_share_max,
+            plan_to=plan_to,
+            hands=hands,
+            ambient=self._ambient,
+            progress=progress,
+        )
+
+    async def explain(self, key: str, retention: Retention | RetentionPolicy) -> Explanation:
+        """Say what leads to a key, and what a collection would do with it; see `engine.explain.explain`."""
+        return await explain(self.store, self.record, retention, key)
+
+    async def verify_plan(
+        self, plan: BlobStore, *, meant: Callable[[int], RetentionPolicy] | None = None, scratch: Path | None = None
+    ) -> PlanCheck:
+        """Check the plan of a collection by deriving it another way; see `engine.plan_check.verify_plan`."""
+        return await verify_plan(self.store, self.record, plan, meant=meant, scratch=scratch)
+
+    async def verify(
+        self,
+        commits: Sequence[Commit] | None = None,
+        *,
+        level: Level = Level.EXISTENCE,
+        sample: float = 1.0,
+        seed: int = 0,
+        heal: bool = False,
+        progress: Progress = NO_PROGRESS,
+    ) -> VerifyReport:
+        """Check commits, all of the repository's and what only names hold if none are given; see `engine.verify`.
+
+        Where damage is found and commits were collected meanwhile, those that are left are checked again: what a
+        collection took is no damage.
+        """
+        chosen = await self._all_commits() if commits is None else commits
+        report = await verify(self.store, chosen, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
+        if not report.damaged:
+            return report
+        self.gaps.note(p.key for p in report.problems if p.kind is not ProblemKind.AT_RISK)
+        still_open = {(c.scope, c.pointer) for c in await self._all_commits()}
+        left = [c for c in chosen if (c.scope, c.pointer) in still_open]
+        if len(left) == len(chosen):
+            return report
+        return await self.verify(left, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
+
+    async def _all_commits(self) -> Sequence[Commit]:
+        return [commit for scope in await self.scopes() for commit in await self.commits(scope, with_named=True)]

@@ -1,0 +1,221 @@
+"""Why an action may end with an error: each kind has a cause that everybody can see who has seen every request.
+
+An error without its cause is a violation, and so is one that took back what stands: whoever is told that a commit was
+lost, stale or too late has no valid record (C3).
+"""
+
+from typing import Final
+
+import msgspec
+
+from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreError
+from engine.errors import (
+    CommitLostError,
+    CommitUnknownError,
+    ConflictError,
+    DamagedError,
+    EngineError,
+    FencedError,
+    LeaseExpiredError,
+    NotFoundError,
+    StaleResultError,
+    UnsafeStoreError,
+    UsageError,
+)
+from engine.pins import PIN_DURATION_MS, RENEWALS_PER_DURATION
+from index.keys import commit_key, parse_log_key
+from index.model import CommitPointer, Scope
+from tests.simulation.chronicle import StoreName, Written
+from tests.simulation.judge import Ledger
+from tests.simulation.members import Member, Results
+from tests.simulation.plot import MARGIN_MS, TTL_MS
+from tests.simulation.schedule import Verb
+from tests.simulation.sim_world import WatchedServer
+
+# What an action takes at most where nothing goes wrong, and how much longer for each request that does: a deadline
+# and a wait.
+_QUIET_S: Final = 180.0
+_FAULT_S: Final = 100.0
+# A pin is renewed so long before its end, at least.
+_PIN_LEFT_MS: Final = PIN_DURATION_MS * (RENEWALS_PER_DURATION - 1) // RENEWALS_PER_DURATION
+_REFUSED: Final = (CommitLostError, StaleResultError, LeaseExpiredError)
+
+
+class Asked(msgspec.Struct, kw_only=True):
+    """An action under way, and what had happened when it began."""
+
+    verb: Verb | None
+    scope: Scope
+    began_s: float
+    process: str = ""
+    # Requests of its process that had gone wrong, and boundaries that its scope had seen.
+    troubles: int = 0
+    boundaries: int = 0
+    stood_s: float = 0.0
+    # Of a fork: which scope it begins.
+    written_scope: Scope | None = None
+    # Of a commit: what it asks for. Of what copies a commit: which.
+    offsets: str | None = None
+    results: Results = {}
+    dropped: frozenset[StoreName] = frozenset()
+    source: CommitPointer | None = None
+
+
+class Causes:
+    """Looks for the cause of each error.
+
+    Args:
+        server: Has seen every request.
+        ledger: Whether somebody has taken something away.
+        ttl_ms: Of the repository.
+        stale: The store says that its lists may be stale.
+    """
+
+    def __init__(self, server: WatchedServer, ledger: Ledger, *, ttl_ms: int = TTL_MS, stale: bool = False) -> None:
+        self._server = server
+        self._ledger = ledger
+        self._lease_ms = ttl_ms - MARGIN_MS
+        self._is_stale = stale
+        # Requests for commits that were refused for good.
+        self._refused: list[tuple[Scope, str, str]] = []
+
+    def begin(self, member: Member, verb: Verb | None, scope: Scope, now_s: float) -> Asked:
+        """An action begins."""
+        process = member.process.name if member.process is not None else ""
+        server = self._server
+        server.begin_action(process)
+        return Asked(
+            verb=verb,
+            scope=scope,
+            began_s=now_s,
+            process=process,
+            troubles=server.troubles[process],
+            boundaries=server.boundaries[scope],
+            stood_s=member.stood_s,
+        )
+
+    def aim(self, asked: Asked, scope: Scope, source: CommitPointer | None = None) -> None:
+        """It turns out which scope and commit the action is about."""
+        if scope != asked.scope:
+            asked.scope, asked.boundaries = scope, self._server.boundaries[scope]
+        asked.source = source
+
+    def takes_too_long(self, asked: Asked, member: Member, now_s: float) -> bool:
+        """Whether an action took longer than what went wrong in it explains; the time that it stood does not count."""
+        stood_s = member.stood_s - asked.stood_s
+        troubles = self._server.troubles[asked.process] - asked.troubles + int(stood_s > 0)
+        return now_s - asked.began_s - stood_s > _QUIET_S + _FAULT_S * troubles
+
+    def explains(self, asked: Asked, member: Member, error: Exception) -> bool:  # noqa: C901, PLR0911 - a case a kind
+        """Whether there is a cause for this error."""
+        if isinstance(error, _REFUSED) and asked.offsets is not None:
+            self._refused.append((asked.scope, asked.offsets, type(error).__name__))
+        stood_s = member.stood_s - asked.stood_s
+        is_troubled = self._server.troubles[asked.process] > asked.troubles or stood_s > 0
+        match error:
+            case DamagedError():
+                return self._is_damaged(asked, error, stood_s)
+            case FencedError():
+                return any(self._is_closed(w) for w in self._own_records(asked))
+            case StaleResultError():
+                return any(self._is_stale_result(asked, name) for name in asked.results)
+            case CommitLostError():
+                return self._is_taken(asked)
+            case LeaseExpiredError():
+                return self._is_late(asked, stood_s)
+            case NotFoundError():
+                return self._is_gone(asked)
+            case UsageError():
+                return self._is_taken_name(asked) or self._is_of_other_kind(asked.scope)
+            case UnsafeStoreError():
+                return self._is_stale or (is_troubled and asked.verb in {"collect", "forget"})
+            case ConflictError() | BlobNotFoundError() | InvalidRequestError():
+                return False
+            case CommitUnknownError() | StoreError():
+                return is_troubled
+            case _:
+                return False
+
+    def check_refused(self) -> list[str]:
+        """What was refused for good has no record that was ever valid (C3)."""
+        return [
+            f"3: {offsets} of {scope} was told {what}, and its record {written.record.number} was valid"
+            for scope, offsets, what in self._refused
+            for written in self._server.chronicle.records.get(scope, {}).values()
+            if written.was_valid and written.record.kind == "commit" and written.record.offsets == offsets
+        ]
+
+    # ------------------------------------------------------------------ inside
+
+    def _own_records(self, asked: Asked) -> list[Written]:
+        """The records that this request has left."""
+        scope, writer_of = asked.written_scope or asked.scope, self._server.writer_of
+        records = self._server.chronicle.records.get(scope, {}).values()
+        own = [w for w in records if writer_of.get(commit_key(scope, w.record.number)) == asked.process]
+        if asked.offsets is not None:
+            return [w for w in own if w.record.offsets == asked.offsets]
+        return [w for w in own if w.record.kind == asked.verb and w.record.source == asked.source]
+
+    def _is_closed(self, written: Written) -> bool:
+        pointer = written.record.pointer
+        boundaries = self._server.chronicle.boundaries.get(written.record.scope, {})
+        return any(n >= pointer.number and pointer not in b.kept for n, b in boundaries.items())
+
+    def _is_damaged(self, asked: Asked, error: EngineError, stood_s: float) -> bool:
+        # A reader whose pin has lapsed while it stood still may have been overtaken (D5).
+        has_lapsed = asked.verb == "restore" and stood_s * 1000 >= _PIN_LEFT_MS
+        twice = (asked.process, error.subject) in self._server.damaged_twice
+        return twice or has_lapsed or self._ledger.tampered
+
+    def _is_stale_result(self, asked: Asked, name: StoreName) -> bool:
+        """C2: the scope has had something else for this store than what the result was made against, and later."""
+        base = asked.results[name].base_unique_id
+        held: list[tuple[int, str | None]] = [
+            (w.record.number, next((s.unique_id for s in w.record.stores if (s.task, s.store) == name), None))
+            for w in self._server.chronicle.records.get(asked.scope, {}).values()
+            if w.was_valid
+        ]
+        if base is None:
+            return any(unique_id is not None for _, unique_id in held)
+        begun = min((number for number, unique_id in held if unique_id == base), default=0)
+        is_forgotten = asked.scope in self._server.chronicle.forgotten_until
+        return is_forgotten or any(number > begun and unique_id != base for number, unique_id in held)
+
+    def _is_taken(self, asked: Asked) -> bool:
+        """C4: the number was taken when this process asked for it, by a record that was not its own."""
+        scope, server = asked.written_scope or asked.scope, self._server
+        keys = (key for key in server.sent[asked.process] if parse_log_key(key).scope == scope)
+        return any(server.writer_of.get(key, asked.process) != asked.process for key in keys)
+
+    def _is_late(self, asked: Asked, stood_s: float) -> bool:
+        """C5: by the server's clock."""
+        now_ms = self._server.now_ms()
+        if asked.offsets is not None:
+            births = [result.oldest_birth_ms for result in asked.results.values()]
+            return bool(births) and min(births) + self._lease_ms < now_ms
+        took_ms = now_ms - asked.began_s * 1000
+        is_released = asked.verb == "name" and self._ledger.releases != {}
+        return took_ms > PIN_DURATION_MS - MARGIN_MS or stood_s > 0 or is_released
+
+    def _is_gone(self, asked: Asked) -> bool:
+        chronicle = self._server.chronicle
+        if self._server.boundaries[asked.scope] > asked.boundaries:
+            return True
+        if asked.verb == "forget":
+            return not chronicle.records.get(asked.scope)
+        if asked.dropped:
+            held = [w.record.stores for w in chronicle.records.get(asked.scope, {}).values() if w.was_valid]
+            return any(not asked.dropped <= {(s.task, s.store) for s in stores} for stores in held)
+        valid = chronicle.open_records(asked.scope)
+        # A restore of the newest commit, which may not have the store.
+        return asked.verb == "restore" and not (valid and any(s.store == "s0" for s in valid[-1].record.stores))
+
+    def _is_taken_name(self, asked: Asked) -> bool:
+        """K2: another naming stands, or stood beside this one."""
+        names = self._server.chronicle.names.values()
+        return asked.verb == "name" and any(n.scope == asked.scope and n.source != asked.source for n, _ in names)
+
+    def _is_of_other_kind(self, scope: Scope) -> bool:
+        """K3: the job commits as a whole, or task by task."""
+        records = self._server.chronicle.records
+        return any(known.job == scope.job and (known.task is None) != (scope.task is None) for known in records)

@@ -1,0 +1,96 @@
+"""What somebody has taken away behind everybody's back: it is told, and the next commit brings it back (M1)."""
+
+from pathlib import Path
+
+from engine.errors import EngineError
+from engine.repository import Repository
+from index.model import CommitRecord, Scope, StoreReference, UniqueId
+from tests.simulation.chronicle import Chronicle
+from tests.simulation.ledger import Ledger
+from tests.simulation.processes import PREFIX
+from tests.simulation.sim_s3 import SimServer
+
+
+class Damage:
+    """Judges what is said and done about keys that a test has taken away.
+
+    Args:
+        server: Where the repository is.
+        chronicle: Knows which keys these are.
+        ledger: What callers were told.
+        scratch: For files.
+    """
+
+    def __init__(self, server: SimServer, chronicle: Chronicle, ledger: Ledger, scratch: Path) -> None:
+        self._server = server
+        self._chronicle = chronicle
+        self._ledger = ledger
+        self._scratch = scratch
+
+    async def check_is_told(self, repository: Repository) -> list[str]:
+        """`verify` tells what is missing of every open commit and live name, and nothing else."""
+        known = self._chronicle
+        stores = [s for scope in known.records for written in known.open_records(scope) for s in written.record.stores]
+        stores += [store for name in known.live_names() for store in name.stores]
+        lost = self._lost(stores)
+        report = await repository.verify()
+        told = {problem.key for problem in report.problems}
+        violations: list[str] = []
+        for store in stores:
+            way = known.way(store)
+            # Behind an index that is gone nobody can see.
+            if way & lost and not way & told:
+                violations.append(f"7 untold: {min(way & lost)} is missing, and verify does not tell")
+        if report.damaged and not lost:
+            violations.append(f"7 told: nothing is missing, and verify tells {report.problems[:2]}")
+        return violations
+
+    async def check_is_made_good(self, repository: Repository) -> list[str]:
+        """The next commit of whoever still has the files is whole again."""
+        violations: list[str] = []
+        for scope in sorted(self._chronicle.records, key=str):
+            valid = self._chronicle.open_records(scope)
+            if not valid:
+                continue
+            record = valid[-1].record
+            hurt = [store for store in record.stores if self._lost((store,))]
+            if hurt:
+                violations += await self._make_good(repository, scope, record, hurt)
+        return violations
+
+    def is_of_roots(self, key: str) -> bool:
+        """Whether what a collection stumbled over is gone for a reason, and still asked for."""
+        return key in self._chronicle.tampered and key in self._chronicle.reachable()
+
+    def _lost(self, stores: list[StoreReference] | tuple[StoreReference, ...]) -> set[str]:
+        known = self._chronicle
+        keys = {key for store in stores for key in known.way(store)}
+        return {key for key in keys & known.tampered if f"{PREFIX}/{key}" not in self._server.objects}
+
+    async def _make_good(
+        self, repository: Repository, scope: Scope, record: CommitRecord, hurt: list[StoreReference]
+    ) -> list[str]:
+        ledger = self._ledger
+        offsets = f"made good {scope}"
+        ledger.requests[offsets] = {}
+        results = []
+        try:
+            for at, store in enumerate(hurt):
+                tree = ledger.trees[store.unique_id]
+                directory = self._scratch / f"again-{scope.job}-{scope.task or ''}-{at}"
+                for path, data in tree.items():
+                    (directory / path).parent.mkdir(parents=True, exist_ok=True)
+                    (directory / path).write_bytes(data)
+                unique_id = UniqueId(f"{len(ledger.trees):08x}-0000-4000-8000-ffffffffffff")
+                ledger.trees[unique_id] = tree
+                ledger.requests[offsets][store.task, store.store] = unique_id
+                results.append(
+                    await repository.backup(
+                        scope, directory, task=store.task, store=store.store, unique_id=unique_id, check_retained=True
+                    )
+                )
+            commit = await repository.commit(scope, results, offsets=offsets)
+        except EngineError as error:
+            return [f"7 healed: after {record.number} of {scope}, which is damaged, nobody can commit: {error!r}"]
+        lost = self._lost(commit.record.stores)
+        return [f"7 healed: {min(lost)} is still missing from {scope}"] if lost else []

@@ -1,0 +1,64 @@
+"""The session that a verb starts by itself."""
+
+import os
+import sys
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from engine.spark import session as sessions
+from engine.spark.session import open_session
+
+LOG_SETTINGS = "LOG4J_CONFIGURATION_FILE"
+
+
+class Builder:
+    """Starts nothing."""
+
+    def __init__(self, master: str) -> None:
+        self.conf = {"spark.master": master}
+        self.context = SimpleNamespace(master=master, pythonExec="python3")
+        self.log_settings: str | None = None
+
+    def appName(self, _: str) -> Self:  # noqa: N802
+        return self
+
+    def config(self, name: str, value: str) -> Self:
+        self.conf[name] = value
+        return self
+
+    def getOrCreate(self) -> Any:  # noqa: N802
+        self.log_settings = os.environ.get(LOG_SETTINGS)
+        return SimpleNamespace(sparkContext=self.context, conf=self.conf, stop=lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def nobody_has_said_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYSPARK_PYTHON", "SPARK_CONF_DIR", "SPARK_HOME", LOG_SETTINGS):
+        monkeypatch.delenv(name, raising=False)
+
+
+def started(monkeypatch: pytest.MonkeyPatch, master: str) -> Builder:
+    builder = Builder(master)
+    fake = SimpleNamespace(builder=builder, getActiveSession=lambda: None)
+    monkeypatch.setattr(sessions, "SparkSession", fake)
+    with open_session():
+        return builder
+
+
+def test_workers_of_this_machine_are_this_python_unless_another_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert started(monkeypatch, "local[2]").context.pythonExec == sys.executable
+    assert started(monkeypatch, "spark://elsewhere:7077").context.pythonExec == "python3"
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/another/python")
+    assert started(monkeypatch, "local[*]").context.pythonExec == "python3"
+
+
+def test_the_terminal_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = started(monkeypatch, "local[2]")
+    assert builder.conf["spark.ui.showConsoleProgress"] == "false"
+    assert builder.log_settings is not None
+    assert builder.log_settings.endswith("log4j2.properties")
+    assert LOG_SETTINGS not in os.environ
+    monkeypatch.setenv(LOG_SETTINGS, "mine.properties")
+    assert started(monkeypatch, "local[2]").log_settings == "mine.properties"
