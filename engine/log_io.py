@@ -10,7 +10,7 @@ from blobstore.bounded import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import UnsafeStoreError
 from index.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit
-from index.errors import CorruptIndexError, IndexInvariantError
+from index.errors import FormatError, IndexInvariantError
 from index.keys import LOG, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
 from index.log import (
     Commit,
@@ -59,8 +59,8 @@ async def read_record(store: BlobStore, key: str, decode: Decode[Loaded]) -> Loa
     """
     try:
         return decode(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX), subject=key)
-    except CorruptIndexError:
-        # Perhaps it was altered on the way.
+    except FormatError:
+        # Perhaps it was altered on the way; one bit makes another format version or another kind of it, too.
         return decode(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX, fresh=True), subject=key)
 
 

@@ -114,6 +114,7 @@ def test_ceph_is_safe_and_cannot_complete_uploads_conditionally(
     assert not profile.conditional_multipart
 
 
+@pytest.mark.soak  # what moto has is what a user without Ceph tries things with; Ceph stands for the real ones
 def test_moto_has_everything(moto_server: MotoServer, new_bucket: Callable[[S3Server], str]) -> None:
     shell = Shell(moto_server, new_bucket(moto_server))
     report = shell.told("doctor", "--no-save")

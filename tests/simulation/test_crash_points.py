@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # file system. `make test` takes the use cases that write most to it, and of the points that follow a change within a
 # file a fifth, the same in every run; `make soak` stops before every effect of every use case.
 _SCENARIOS = ("backup", "commit", "rewind", "restore", "replace", "collect", "name", "fork", "release")
-_IN_SHORT = ("commit", "restore", "replace")
+_IN_SHORT = ("restore", "replace")
 CASES = [
     *(pytest.param(scenario, 5, id=f"{scenario}-share") for scenario in _IN_SHORT),
     *(pytest.param(scenario, 1, id=f"{scenario}-all", marks=pytest.mark.soak) for scenario in _SCENARIOS),

@@ -201,7 +201,7 @@ class FailFirst(msgspec.Struct):
             add_batch(store, batch)
 
 
-@pytest.mark.parametrize("how", ["raise", "kill"])
+@pytest.mark.parametrize("how", [pytest.param("raise", marks=pytest.mark.soak), "kill"])
 def test_attempts_that_fail_in_mid_update_are_repeated(spark: SparkSession, url: str, tmp_path: Path, how: str) -> None:
     months = [month(spark, number) for number in range(2)]
     disk = tmp_path / "disk"
@@ -233,7 +233,7 @@ class FailAround(UpdateTask, frozen=True, kw_only=True):
         return result
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.soak), "after"])
 def test_attempts_that_fail_around_their_backup_are_repeated(
     spark: SparkSession, url: str, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

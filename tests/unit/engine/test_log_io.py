@@ -1,0 +1,65 @@
+"""Records as they are read: what was altered on the way is read again."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import BytesBody, RequestMetadata
+from blobstore.memory import MemoryStore
+from engine.log_io import read_record
+from index.codec import decode_pin, encode_record
+from index.errors import FormatError, UnknownFormatError
+from index.model import CommitPointer, Pin, Scope, WriteId
+
+KEY = "pins/0123456789abcdef0123"
+PIN = Pin(
+    id="0123456789abcdef0123",
+    scope=Scope("job"),
+    source=CommitPointer(1, WriteId("0" * 32)),
+    duration_ms=1000,
+    purpose="restore",
+)
+
+
+class BitFlipper(MemoryStore):
+    """Alters one bit of what it serves, until it is asked anew."""
+
+    bit = 0
+    always = False
+
+    @override
+    async def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        async for chunk in super().get(key, start=start, size_bytes=size_bytes, deleted=deleted):
+            altered = bytearray(chunk)
+            if not fresh or self.always:
+                altered[self.bit // 8] ^= 1 << self.bit % 8
+            yield bytes(altered)
+
+
+async def test_whichever_bit_was_altered_on_the_way_the_record_is_read_again() -> None:
+    store, data = BitFlipper(), encode_record(PIN)
+    await store.put(KEY, BytesBody(data))
+    for bit in range(len(data) * 8):
+        store.bit = bit
+        assert await read_record(store, KEY, decode_pin) == PIN
+
+
+async def test_a_record_that_stays_of_a_newer_format_is_told_as_such() -> None:
+    store = BitFlipper()
+    await store.put(KEY, BytesBody(encode_record(PIN)))
+    store.always, store.bit = True, 9 * 8 + 6
+    with pytest.raises(UnknownFormatError, match="format version"):
+        await read_record(store, KEY, decode_pin)
+    store.bit = 0
+    with pytest.raises(FormatError):
+        await read_record(store, KEY, decode_pin)
