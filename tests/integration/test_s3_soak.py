@@ -159,10 +159,11 @@ def test_commits_through_a_bad_network_beside_a_collector_and_after_kills(
         with run_worker(*words, log=tmp_path / "collector.log") as collector:
             write_commits(url, writer_dir, scale.collected, acknowledged)
             assert collector.poll() is None, (tmp_path / "collector.log").read_text()[-3000:]
-            collector.terminate()
             assert collector.stdout is not None
-            runs = collector.stdout.read().splitlines()
-            assert runs
+            # On a slow machine a few commits are made before the first collection has come to its end.
+            first = collector.stdout.readline()
+            collector.terminate()
+            assert first
     assert len(acknowledged) == before + scale.collected
     # No number and no version was acknowledged twice, and none was skipped by a conflict with itself.
     numbers, versions = zip(*acknowledged, strict=True)
