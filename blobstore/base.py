@@ -49,8 +49,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     enforces_ttl: bool
     # `get(..., deleted=True)` can serve deleted blobs for a while.
     keeps_deleted: bool
-    # `list_page` is in the order of UTF-8 keys.
-    ordered_lists: bool = True
     # Can be seen by other processes, so that tasks of a cluster may share it.
     shared: bool = True
     # False: `remove_ttl` changes nothing, and a TTL stays until the blob is deleted (design 0003, L5).

@@ -17,6 +17,8 @@ StoreError
 The last two are raised by `checkpoint_files` alone: in the contract itself a race is a return value.
 """
 
+from typing import Final
+
 
 class StoreError(Exception):
     """Base of all errors of a store.
@@ -122,3 +124,7 @@ class CheckpointUnknownError(StoreError):
     """The store never said whether it wrote the file."""
 
     default_hint = "read the file: it is there whole or not at all; while it is absent it may still arrive"
+
+
+# Answers with which a store says for certain that it has not written anything.
+REFUSALS: Final = (AccessDeniedError, StoreFullError, StoreMissingError, InvalidRequestError, CapabilityMissingError)

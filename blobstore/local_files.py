@@ -139,11 +139,6 @@ async def read_chunks(
                 yield chunk
 
 
-async def fsync_dir(directory: Path | int) -> None:
-    """`sync_dir` off the event loop."""
-    await run_blocking(sync_dir, directory)
-
-
 def sync_dir(directory: Path | int) -> None:
     """Make the names in a directory durable. Blocks: for functions that already run in a thread.
 

@@ -38,7 +38,7 @@ class _Blob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryStore(BlobStore):
-    """Blobs in a dict. Deleted ones are kept until `forget_deleted`.
+    """Blobs in a dict. Deleted ones are kept, too.
 
     A key may also be a "directory" of others, as on an object store.
 
@@ -163,10 +163,6 @@ class MemoryStore(BlobStore):
     @override
     async def close(self) -> None:
         pass  # nothing is held, and the blobs stay with the object
-
-    def forget_deleted(self) -> None:
-        """Drop what was deleted for good: what a real store does after its retention."""
-        self._deleted.clear()
 
     def _publish(self, key: str, data: bytes, ttl_ms: int | None) -> Created:
         now_ms = self._clock()

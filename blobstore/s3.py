@@ -3,8 +3,8 @@
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any, Final
 
 from typing_extensions import override
@@ -23,10 +23,8 @@ from blobstore.base import (
     UnfinishedPut,
     check_key,
 )
-from blobstore.bounded import map_bounded
 from blobstore.checks import check_delete, check_list, check_range, check_ttl, range_size_bytes
 from blobstore.errors import (
-    AccessDeniedError,
     BlobNotFoundError,
     InvalidRequestError,
     StoreUnavailableError,
@@ -40,26 +38,25 @@ from blobstore.s3_answers import (
     whole_seconds_ms,
 )
 from blobstore.s3_bucket import S3Bucket
+from blobstore.s3_bucket_rules import read_lifecycle, write_lifecycle
 from blobstore.s3_client import Answer, abandon, date_ms
+from blobstore.s3_deleting import abort_uploads, delete_objects
 from blobstore.s3_errors import (
     FORBIDDEN,
     NOT_FOUND,
     RANGE_NOT_SATISFIABLE,
     BrokenError,
     RefusedError,
-    showable,
 )
 from blobstore.s3_lifecycle import KEPT, TTL_TAG
 from blobstore.s3_profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile
 from blobstore.s3_settings import S3Settings
 from blobstore.s3_writing import SLOW_PUT_S, S3Writer
 
-_SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024
 # Forgotten uploads are told so many at a time: whoever gives these up sees the next.
 _UNFINISHED_MAX: Final = 10_000
-_NO_LIFECYCLE: Final = "NoSuchLifecycleConfiguration"
 
 
 class S3Store(BlobStore):
@@ -295,20 +292,7 @@ class S3Store(BlobStore):
         if not names:
             return ()
         await self._ready()
-        wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
-        try:
-            answer = await self._bucket.ask("delete_objects", "delete", "", Delete=wanted)
-        except AccessDeniedError:
-            # Ceph judges a batch by the bucket, to which rights on a prefix do not reach.
-            return await self._delete_singly(names)
-        failures: list[DeleteFailure] = []
-        for error in answer.get("Errors", ()):
-            key, code = names.get(str(error.get("Key", ""))), str(error.get("Code", ""))
-            if key is None:
-                raise StoreUnavailableError(f"failed for a key that was not asked for: {code}", operation="delete")
-            if code != "NoSuchKey":
-                failures.append(DeleteFailure(key=key, reason=f"{code}: {showable(error.get('Message'))}".rstrip(": ")))
-        return tuple(failures)
+        return await delete_objects(self._bucket, names)
 
     @override
     async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
@@ -342,21 +326,7 @@ class S3Store(BlobStore):
     @override
     async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
         await self._ready()
-
-        async def abort(put: UnfinishedPut) -> DeleteFailure | None:
-            name = self._object(put.key, "abort_unfinished")
-            try:
-                await self._bucket.ask(
-                    "abort_multipart_upload", "abort_unfinished", put.key, Key=name, UploadId=put.upload_id
-                )
-            except BlobNotFoundError:
-                return None
-            except AccessDeniedError as error:
-                return DeleteFailure(key=put.key, reason=str(error))
-            return None
-
-        failures = await map_bounded(abort, puts, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
-        return tuple(failure for failure in failures if failure is not None)
+        return await abort_uploads(self._bucket, [(self._object(put.key, "abort_unfinished"), put) for put in puts])
 
     @override
     async def now_ms(self) -> int:
@@ -379,29 +349,6 @@ class S3Store(BlobStore):
     async def close(self) -> None:
         await self._bucket.client.close()
 
-    async def _delete_singly(self, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
-        """Delete one by one; who may not delete the first is told so at once.
-
-        Raises:
-            AccessDeniedError: The first may not be deleted.
-        """
-
-        async def delete(name: str) -> None:
-            with suppress(BlobNotFoundError):
-                await self._bucket.ask("delete_object", "delete", names[name], Key=name)
-
-        async def delete_if_allowed(name: str) -> DeleteFailure | None:
-            try:
-                await delete(name)
-            except AccessDeniedError as error:
-                return DeleteFailure(key=names[name], reason=str(error))
-            return None
-
-        first, *rest = names
-        await delete(first)
-        failures = await map_bounded(delete_if_allowed, rest, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
-        return tuple(failure for failure in failures if failure is not None)
-
     # --- for `doctor` and `lifecycle` ---
 
     async def begin_upload(self, key: str) -> UnfinishedPut:
@@ -422,15 +369,7 @@ class S3Store(BlobStore):
         Raises:
             StoreError: As the store says.
         """
-        return tuple((await self._lifecycle()).get("Rules", ()))
-
-    async def _lifecycle(self) -> Answer:
-        try:
-            return await self._bucket.call("get_bucket_lifecycle_configuration")
-        except (RefusedError, BrokenError) as error:
-            if isinstance(error, RefusedError) and error.refusal.code == _NO_LIFECYCLE:
-                return {}
-            raise store_error(error, "read_lifecycle", self.bucket) from None
+        return await read_lifecycle(self._bucket)
 
     async def write_lifecycle(self, rules: Sequence[dict[str, Any]]) -> None:
         """Replace the lifecycle rules of the bucket, everybody's; none at all removes the configuration.
@@ -438,18 +377,7 @@ class S3Store(BlobStore):
         Raises:
             StoreError: As the store says.
         """
-        if rules:
-            # It belongs to the configuration and not to a rule, and is lost unless it is said again.
-            least_bytes = (await self._lifecycle()).get("TransitionDefaultMinimumObjectSize")
-            await self._bucket.ask(
-                "put_bucket_lifecycle_configuration",
-                "write_lifecycle",
-                self.bucket,
-                LifecycleConfiguration={"Rules": list(rules)},
-                TransitionDefaultMinimumObjectSize=least_bytes,
-            )
-        else:
-            await self._bucket.ask("delete_bucket_lifecycle", "write_lifecycle", self.bucket)
+        await write_lifecycle(self._bucket, rules)
 
     # --- what they have in common ---
 

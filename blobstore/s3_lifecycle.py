@@ -14,8 +14,6 @@ import msgspec
 DAY_MS: Final = 24 * 3_600_000
 DAYS_MIN: Final = 7
 COLLECTION_PERIODS_MIN: Final = 3
-# What S3 allows.
-ID_LENGTH_MAX: Final = 255
 
 # The one place for the words of the tag: it needs none of the libraries of S3.
 TTL_TAG: Final = "tidemark"
@@ -24,6 +22,7 @@ KEPT: Final = "kept"
 
 Rule = dict[str, Any]
 
+# S3 allows ids of 255 characters.
 _PREFIX_LENGTH_MAX: Final = 200
 # Where something of a repository stands for longer than a command runs (design 0001, K1).
 PLACES: Final = ("blobs/", "indexes/", "log/", "names/", "pins/", "profile", "repository")

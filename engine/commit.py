@@ -11,37 +11,39 @@ from typing import Final, Literal
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
-from blobstore.errors import (
-    AccessDeniedError,
-    BlobNotFoundError,
-    CapabilityMissingError,
-    InvalidRequestError,
-    StoreError,
-    StoreFullError,
-    StoreMissingError,
-)
+from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from engine.backup import BackupResult
 from engine.clock import Ambient
-from engine.commit_record import ANY, Head, Request, check_results, compose_commit, encode_commit, new_record
+from engine.commit_checks import acknowledge, check_granularity, check_lease
+from engine.commit_record import (
+    ANY,
+    Head,
+    Request,
+    Sent,
+    check_parent,
+    check_results,
+    compose_commit,
+    compose_copy,
+    encode_commit,
+    request_of,
+)
 from engine.errors import (
     CommitLostError,
     CommitUnknownError,
     ConflictError,
     DamagedError,
-    FencedError,
     LeaseExpiredError,
     NotFoundError,
     StaleResultError,
-    UnsafeStoreError,
     UsageError,
 )
 from engine.index_io import is_missing
-from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, load_log, read_boundaries, read_commit
+from engine.log_io import load_log, read_commit
 from engine.pins import hold_pin
 from engine.settle import settle_keys, settle_record
 from engine.store_checks import check_commits
-from index.keys import LOG, commit_key, encode_component
-from index.log import Commit, Verdict, judge_record
+from index.keys import commit_key
+from index.log import Commit
 from index.model import (
     BlobKey,
     CommitPointer,
@@ -49,20 +51,10 @@ from index.model import (
     RepositoryRecord,
     Scope,
     ScopeLayout,
-    StoreReference,
 )
 
 # A writer meets its own late record at most once per attempt; more means that something else is wrong.
 COMMIT_ATTEMPTS_MAX: Final = 3
-# Answers with which a store says for certain that it has not written anything.
-REFUSALS: Final = (AccessDeniedError, StoreFullError, StoreMissingError, InvalidRequestError, CapabilityMissingError)
-
-
-class Sent(msgspec.Struct, frozen=True):
-    """A record that was sent, or was about to be, and of which the outcome was never learned."""
-
-    request: Request
-    record: CommitRecord
 
 
 Compose = Callable[[Head], Awaitable[CommitRecord]]
@@ -144,16 +136,7 @@ class CommitWriter:
             StoreError: The store refused; nothing was written.
         """
         check_results(self._scope, results, dropped)
-        identities = ((r.reference.task, r.reference.store, r.reference.unique_id) for r in results)
-        request = Request(
-            kind="commit",
-            version=version,
-            offsets=offsets,
-            layout=layout,
-            results=tuple(sorted(identities)),
-            dropped=tuple(sorted(set(dropped))),
-            parent=parent,
-        )
+        request = request_of(results, version=version, offsets=offsets, layout=layout, parent=parent, dropped=dropped)
 
         async def compose(head: Head) -> CommitRecord:
             return compose_commit(
@@ -180,14 +163,7 @@ class CommitWriter:
             NotFoundError: The target was collected meanwhile.
             ConflictError, CommitUnknownError, StoreError: As `commit`.
         """
-
-        def stores(head: Head) -> tuple[StoreReference, ...]:
-            if target.pointer.number >= head.next_number:
-                # Made since by another writer: `_submit` looks again.
-                raise NotFoundError("is newer than what is there", operation="rewind", subject=str(self._scope))
-            return target.record.stores
-
-        return await self._submit_copy(Request(kind="rewind", source=target.pointer), target, stores)
+        return await self._submit_copy(Request(kind="rewind", source=target.pointer), target)
 
     async def fork(self, target: Commit) -> Commit:
         """Begin this writer's scope with another scope's stores, copying no bytes.
@@ -197,20 +173,12 @@ class CommitWriter:
             NotFoundError: The target was collected meanwhile.
             ConflictError, CommitUnknownError, StoreError: As `commit`.
         """
-
-        def stores(head: Head) -> tuple[StoreReference, ...]:
-            if head.newest is not None:
-                raise UsageError("the scope has commits already", operation="fork", subject=str(self._scope))
-            return tuple(msgspec.structs.replace(s, number=head.next_number) for s in target.record.stores)
-
         request = Request(kind="fork", source=target.pointer, source_scope=target.scope)
-        return await self._submit_copy(request, target, stores)
+        return await self._submit_copy(request, target)
 
     # ------------------------------------------------------------------ one way to a record
 
-    async def _submit_copy(
-        self, request: Request, target: Commit, stores: Callable[[Head], tuple[StoreReference, ...]]
-    ) -> Commit:
+    async def _submit_copy(self, request: Request, target: Commit) -> Commit:
         """Commit what another commit holds, under a pin on it (D5)."""
         async with self._one_at_a_time:
             standing = await self._resolve(request)
@@ -228,15 +196,12 @@ class CommitWriter:
                 await settle_record(self._store, target.record)
 
                 async def compose(head: Head) -> CommitRecord:
-                    return new_record(
+                    return compose_copy(
                         head,
                         request,
+                        target.record,
                         scope=self._scope,
                         write_id=self._ambient.write_id(),
-                        version=target.record.version,
-                        offsets=target.record.offsets,
-                        layout=target.record.layout,
-                        stores=stores(head),
                         valid_until_ms=lease.valid_until_ms,
                     )
 
@@ -267,14 +232,9 @@ class CommitWriter:
             if standing is not None:
                 return await self._finish(standing, new_keys)
             remembered = self._head
-            head = await self._head_for(request)
+            head = await self._load_head(request.parent)
             check_commits(self._store, request.kind)
-            if request.parent not in {ANY, head.newest.pointer if head.newest else None}:
-                raise CommitLostError(
-                    f"the newest commit is {head.newest and head.newest.pointer.number} and not the parent given",
-                    operation=request.kind,
-                    subject=str(self._scope),
-                )
+            check_parent(self._scope, head, request)
             try:
                 record = self._sent_before(request, head) or await compose(head)
             except (StaleResultError, NotFoundError):
@@ -285,8 +245,8 @@ class CommitWriter:
                 raise
             data = encode_commit(record)
             if head.newest is None:
-                await self._check_granularity()
-            await self._check_lease(record)
+                await check_granularity(self._store, self._scope)
+            await check_lease(self._store, self._ambient, record)
             try:
                 await self._settle_parent(head, gone)
             except DamagedError as error:
@@ -308,14 +268,6 @@ class CommitWriter:
             log = await load_log(self._store, self._scope)
             self._head = Head(newest=log.newest, next_number=log.listing.newest_number + 1)
         return self._head
-
-    async def _head_for(self, request: Request) -> Head:
-        """As `_load_head`; who rewinds may have seen a newer commit than the own one that is remembered."""
-        head = await self._load_head(request.parent)
-        if request.kind == "rewind" and request.source is not None and request.source.number >= head.next_number:
-            self._head = None
-            head = await self._load_head()
-        return head
 
     async def _is_overtaken(self, head: Head) -> bool:
         """Whether the newest commit is another one by now: what was remembered may have been collected since."""
@@ -343,7 +295,7 @@ class CommitWriter:
             with contextlib.suppress(BlobNotFoundError, ConflictError, LeaseExpiredError):
                 there = await read_commit(self._store, self._scope, pointer.number)
                 if there.pointer == pointer:
-                    commit = await self._acknowledge(sent.record)
+                    commit = await acknowledge(self._store, sent.record)
             if commit is not None and sent.request == request:
                 return commit
             if commit is not None and sent.request.results:
@@ -408,7 +360,7 @@ class CommitWriter:
     async def _judge_sent(self, record: CommitRecord) -> Commit:
         """Acknowledge a record that was just created; what is refused for good is forgotten."""
         try:
-            return await self._acknowledge(record)
+            return await acknowledge(self._store, record)
         except StoreError as error:
             raise self._unknown(f"record {record.number} was written but could not be confirmed") from error
         except (ConflictError, LeaseExpiredError):
@@ -417,45 +369,6 @@ class CommitWriter:
 
     def _unknown(self, message: str) -> CommitUnknownError:
         return CommitUnknownError(message, operation="commit", subject=str(self._scope))
-
-    async def _acknowledge(self, record: CommitRecord) -> Commit:
-        """C4 and C5: one LIST from the own number on decides between acknowledged, lost, fenced and void."""
-        for _ in range(LOAD_ATTEMPTS_MAX):
-            listing = await list_log(self._store, self._scope, from_number=record.number)
-            try:
-                boundaries = await read_boundaries(self._store, listing)
-                # A boundary that lists this record has seen it in the chain; only without one can later records
-                # contradict.
-                numbers = [number for number, _ in listing.records if number > record.number and not boundaries]
-                newer = [await read_commit(self._store, self._scope, number) for number in numbers]
-            except BlobNotFoundError:
-                continue
-            match judge_record(record, listing, boundaries, newer):
-                case Commit() as commit:
-                    return commit
-                case Verdict.FENCED:
-                    raise FencedError(
-                        f"a boundary does not list record {record.number}", operation="commit", subject=str(self._scope)
-                    )
-                case Verdict.VOID:
-                    raise LeaseExpiredError(
-                        f"record {record.number} was created after the lease of its uploads: it is void",
-                        operation="commit",
-                        subject=str(self._scope),
-                    )
-                case Verdict.LOST:
-                    raise CommitLostError(
-                        f"later records do not descend from record {record.number}",
-                        operation="commit",
-                        subject=str(self._scope),
-                    )
-                case Verdict.NOT_LISTED:
-                    raise UnsafeStoreError(
-                        "the record just written is not in the listing",
-                        operation="commit",
-                        subject=commit_key(self._scope, record.number),
-                    )
-        raise UnsafeStoreError("the log keeps changing", operation="commit", subject=str(self._scope))
 
     async def _finish(self, commit: Commit, new_keys: Sequence[BlobKey]) -> Commit:
         """T1, after the acknowledgement. Interrupted here, the same request made again finds its commit.
@@ -471,25 +384,6 @@ class CommitWriter:
             self._head = Head(newest=commit, next_number=commit.pointer.number + 1)
         self._unresolved.pop(commit.pointer, None)
         return commit
-
-    async def _check_granularity(self) -> None:
-        """A job commits as a whole or by task, never both: a store belongs to exactly one scope (K3)."""
-        job = f"{LOG}{encode_component(self._scope.job)}"
-        other = f"{job}@" if self._scope.task is None else f"{job}/"
-        if (await self._store.list_page(other, limit=1)).blobs:
-            raise UsageError(
-                "the job already commits " + ("task by task" if self._scope.task is None else "as a whole"),
-                operation="commit",
-                subject=str(self._scope),
-                hint="use the same kind of scope, or another job name",
-            )
-
-    async def _check_lease(self, record: CommitRecord) -> None:
-        """Spare a number when the lease is already over (C5); asked only if this machine's clock suspects it."""
-        if record.valid_until_ms < self._ambient.local_now_ms() and record.valid_until_ms < await self._store.now_ms():
-            raise LeaseExpiredError(
-                "less than the margin is left of the uploads' TTL", operation="commit", subject=str(self._scope)
-            )
 
     async def _settle_parent(self, head: Head, gone: frozenset[str] | None) -> None:
         """T2: whatever a new record retains carries no TTL any more."""

@@ -6,7 +6,7 @@ from typing import Final, Literal
 import msgspec
 
 from engine.backup import BackupResult
-from engine.errors import NotFoundError, StaleResultError, UsageError
+from engine.errors import CommitLostError, NotFoundError, StaleResultError, UsageError
 from index.codec import encode_record
 from index.errors import FormatError
 from index.log import Commit
@@ -52,6 +52,35 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     source_scope: Scope | None = None
 
 
+class Sent(msgspec.Struct, frozen=True):
+    """A record that was sent, or was about to be, and of which the outcome was never learned (C3)."""
+
+    request: Request
+    record: CommitRecord
+
+
+def request_of(
+    results: Sequence[BackupResult],
+    *,
+    version: int | None,
+    offsets: str,
+    layout: ScopeLayout | None,
+    parent: CommitPointer | Literal["any"] | None,
+    dropped: Collection[tuple[str, str]],
+) -> Request:
+    """The request to commit some backups, whatever order they come in."""
+    identities = ((r.reference.task, r.reference.store, r.reference.unique_id) for r in results)
+    return Request(
+        kind="commit",
+        version=version,
+        offsets=offsets,
+        layout=layout,
+        results=tuple(sorted(identities)),
+        dropped=tuple(sorted(set(dropped))),
+        parent=parent,
+    )
+
+
 def compose_commit(
     head: Head,
     request: Request,
@@ -88,7 +117,7 @@ def compose_commit(
     births = [result.oldest_birth_ms for result in results]
     lease_ms = repository.ttl_ms - repository.margin_ms
     next_version = parent.version + 1 if parent else 1
-    return new_record(
+    return _new_record(
         head,
         request,
         scope=scope,
@@ -101,7 +130,51 @@ def compose_commit(
     )
 
 
-def new_record(
+def compose_copy(
+    head: Head,
+    request: Request,
+    source: CommitRecord,
+    *,
+    scope: Scope,
+    write_id: WriteId,
+    valid_until_ms: int,
+) -> CommitRecord:
+    """The record of what another commit holds, on top of a head (C6).
+
+    Args:
+        head: Where the scope stands.
+        request: A rewind, to a commit of the same scope, or a fork of one of another scope.
+        source: That commit's record.
+        scope: Of the new record.
+        write_id: Of the new record.
+        valid_until_ms: Until when a pin protects that commit (D5).
+
+    Raises:
+        NotFoundError: The head is older than the commit to rewind to.
+        UsageError: The scope of a fork has commits already.
+    """
+    stores = source.stores
+    if request.kind == "fork":
+        if head.newest is not None:
+            raise UsageError("the scope has commits already", operation="fork", subject=str(scope))
+        stores = tuple(msgspec.structs.replace(s, number=head.next_number) for s in stores)
+    elif source.number >= head.next_number:
+        # Made by another writer since the head was loaded: who remembers one looks again.
+        raise NotFoundError("is newer than what is there", operation="rewind", subject=str(scope))
+    return _new_record(
+        head,
+        request,
+        scope=scope,
+        write_id=write_id,
+        version=source.version,
+        offsets=source.offsets,
+        layout=source.layout,
+        stores=stores,
+        valid_until_ms=valid_until_ms,
+    )
+
+
+def _new_record(
     head: Head,
     request: Request,
     *,
@@ -172,6 +245,21 @@ def check_results(
     for task, store in sorted(seen.intersection(dropped)):
         raise UsageError(
             f"store {store} of task {task} has a result and is to be dropped", operation="commit", subject=str(scope)
+        )
+
+
+def check_parent(scope: Scope, head: Head, request: Request) -> None:
+    """Refuse a request whose caller has seen another newest commit.
+
+    Raises:
+        CommitLostError: The head is not the parent that the caller gave.
+    """
+    newest = head.newest.pointer if head.newest else None
+    if request.parent not in {ANY, newest}:
+        raise CommitLostError(
+            f"the newest commit is {newest and newest.number} and not the parent given",
+            operation=request.kind,
+            subject=str(scope),
         )
 
 

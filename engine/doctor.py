@@ -15,7 +15,9 @@ from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, list_blobs
 from blobstore.bounded import first_error
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.s3_profile import PROFILE_KEY, StoreProfile, encode_profile
+from engine import doctor_abilities as abilities
 from engine import doctor_checks as checks
+from engine import doctor_figures as figures
 from engine.clock import Ambient
 from engine.doctor_patient import NoTimeError, Patient, S3Powers, failure_of
 from engine.doctor_verdict import Check, Evidence, Row, Verdict, choose_profile, judge
@@ -132,15 +134,17 @@ async def _examine(patient: Patient, ambient: Ambient, told: Told, left_s: Calla
         Check.RANGES: lambda: checks.check_ranges(patient),
         Check.LISTS: lambda: checks.check_lists(patient),
         Check.TTL: lambda: checks.check_ttl(patient),
-        Check.LIFECYCLE: lambda: checks.check_lifecycle(patient, ttls_stay=ttls_are(Verdict.MISSING, Verdict.UNSAFE)),
-        Check.MULTIPART: lambda: checks.check_multipart(patient, with_ttl=ttls_are(Verdict.OK)),
-        Check.CONDITIONAL_MULTIPART: lambda: checks.check_conditional_multipart(patient),
-        Check.ABORT: lambda: checks.check_abort(patient),
-        Check.DELETE: lambda: checks.check_delete(patient),
-        Check.EMPTY: lambda: checks.check_empty(patient),
+        Check.LIFECYCLE: lambda: abilities.check_lifecycle(
+            patient, ttls_stay=ttls_are(Verdict.MISSING, Verdict.UNSAFE)
+        ),
+        Check.MULTIPART: lambda: abilities.check_multipart(patient, with_ttl=ttls_are(Verdict.OK)),
+        Check.CONDITIONAL_MULTIPART: lambda: abilities.check_conditional_multipart(patient),
+        Check.ABORT: lambda: abilities.check_abort(patient),
+        Check.DELETE: lambda: abilities.check_delete(patient),
+        Check.EMPTY: lambda: abilities.check_empty(patient),
         Check.CLOCK: lambda: checks.check_clock(patient, ambient.local_now_ms),
-        Check.LATENCY: lambda: checks.measure_latency(patient),
-        Check.THROUGHPUT: lambda: checks.measure_throughput(patient),
+        Check.LATENCY: lambda: figures.measure_latency(patient),
+        Check.THROUGHPUT: lambda: figures.measure_throughput(patient),
     }
     rows: dict[Check, Row] = {}
 
@@ -208,7 +212,7 @@ _OPTIONAL: Final = frozenset({Check.TTL, Check.MULTIPART, Check.CONDITIONAL_MULT
 
 async def _is_alive(patient: Patient, left_s: float) -> bool:
     try:
-        async with asyncio.timeout(min(checks.BULK_S_MAX, left_s)):
+        async with asyncio.timeout(min(figures.BULK_S_MAX, left_s)):
             return await patient.is_alive()
     except TimeoutError:
         return False

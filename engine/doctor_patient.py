@@ -1,6 +1,7 @@
 """The store that `doctor` looks at, as several clients with connections of their own see it."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
@@ -16,7 +17,7 @@ from blobstore.base import (
 )
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from blobstore.s3_lifecycle import Rule
-from blobstore.s3_settings import MIB
+from blobstore.s3_settings import KIB, MIB
 from engine.doctor_verdict import Failure
 
 T = TypeVar("T")
@@ -24,6 +25,9 @@ T = TypeVar("T")
 ATTEMPTS_MAX: Final = 4
 PAUSE_S: Final = 0.2
 _READ_BYTES_MAX: Final = 8 * MIB
+# What is written where nothing asks for more, and the TTL of what is born with one.
+SMALL_BYTES: Final = 4 * KIB
+TTL_MS: Final = 7 * 24 * 3_600_000
 
 
 @runtime_checkable
@@ -181,6 +185,11 @@ class Patient:
         except StoreError:
             return False
         return True
+
+
+def pattern(size_bytes: int, seed: str) -> bytes:
+    """Bytes in which no two places look alike, the same for a seed."""
+    return hashlib.shake_256(seed.encode()).digest(size_bytes)
 
 
 def failure_of(error: BaseException) -> Failure | None:

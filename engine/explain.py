@@ -11,8 +11,8 @@ from blobstore.bounded import map_bounded
 from blobstore.errors import InvalidRequestError
 from engine.errors import DamagedError, UsageError
 from engine.index_io import is_missing, read_index_chain
-from engine.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, read_roots
-from index.collect_plan import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key, plan_scope
+from engine.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_scopes, read_roots
+from index.collect_plan import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key
 from index.errors import UnsafeNameError
 from index.keys import (
     INDEXES,
@@ -23,7 +23,7 @@ from index.keys import (
     parse_pin_key,
     parse_run_key,
 )
-from index.model import IndexReference, RepositoryRecord, Scope, StoreReference
+from index.model import CommitPointer, IndexReference, RepositoryRecord, Scope, StoreReference
 from index.reachable import files_of
 from index.retention import KeepReason, Retention, RetentionPolicy, as_policy
 
@@ -143,16 +143,7 @@ async def explain(
         fate, rule = _BY_THEMSELVES[kind]
         return msgspec.structs.replace(told, fate=Fate.ABSENT if there is None else fate, rule=rule)
     roots = await read_roots(store, repository, now_ms)
-    plans = tuple(
-        plan_scope(
-            log.listing,
-            log.records,
-            log.boundaries,
-            policy.choose(log.listing.scope.job),
-            roots.named(log.listing.scope),
-        )
-        for log in roots.logs
-    )
+    plans = plan_scopes(roots, policy)
     if kind not in {KeyKind.BLOB, KeyKind.INDEX}:
         return _explain_record(told, roots, plans)
     paths, unreadable, is_open = await _find_paths(store, roots, plans, key)
@@ -294,32 +285,33 @@ def _starts(roots: Roots, plans: tuple[ScopePlan, ...]) -> Iterable[tuple[KeyPat
     kept = {(plan.scope, commit.pointer): reason for plan in plans for commit, reason in plan.kept}
     for log in roots.logs:
         for commit in reversed(log.commits):
+            reason = kept.get((commit.scope, commit.pointer))
             for s in commit.record.stores:
-                yield (
-                    KeyPath(
-                        root=RootKind.COMMIT,
-                        scope=commit.scope,
-                        number=commit.pointer.number,
-                        kept=kept.get((commit.scope, commit.pointer)),
-                        task=s.task,
-                        store=s.store,
-                        indexes=(),
-                    ),
-                    s,
-                )
+                yield _start(RootKind.COMMIT, commit.scope, commit.pointer, s, kept=reason), s
     for kind, leases in ((RootKind.NAME, roots.names), (RootKind.PIN, roots.pins)):
         for lease in leases:
             name = parse_name_key(lease.key)[1] if kind is RootKind.NAME else parse_pin_key(lease.key)
             for s in lease.stores:
-                yield (
-                    KeyPath(
-                        root=kind,
-                        scope=lease.scope,
-                        number=lease.source.number,
-                        name=name,
-                        task=s.task,
-                        store=s.store,
-                        indexes=(),
-                    ),
-                    s,
-                )
+                yield _start(kind, lease.scope, lease.source, s, name=name), s
+
+
+def _start(
+    root: RootKind,
+    scope: Scope,
+    source: CommitPointer,
+    store: StoreReference,
+    *,
+    name: str = "",
+    kept: KeepReason | None = None,
+) -> KeyPath:
+    """The way from a root to one of its stores."""
+    return KeyPath(
+        root=root,
+        scope=scope,
+        number=source.number,
+        name=name,
+        kept=kept,
+        task=store.task,
+        store=store.store,
+        indexes=(),
+    )

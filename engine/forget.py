@@ -6,8 +6,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
-from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
-from engine.commit import REFUSALS
+from blobstore.errors import REFUSALS, AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from engine.errors import NotFoundError
 from engine.log_io import load_log, read_boundary
 from engine.names import list_names

@@ -1,9 +1,8 @@
 """Giving a commit a name, and giving the name up (design 0002, D5)."""
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
-from blobstore.errors import StoreUnavailableError
+from blobstore.errors import REFUSALS, StoreUnavailableError
 from engine.clock import Ambient
-from engine.commit import REFUSALS
 from engine.errors import LeaseExpiredError, UsageError
 from engine.names import find_name, read_namings, release_naming
 from engine.pins import PinLease, hold_pin

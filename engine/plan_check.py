@@ -5,9 +5,8 @@ difference is compared with the plan's lines, shard by shard. The repository may
 what is reachable only by newer roots, what came later and what is gone are told, and make no plan wrong.
 """
 
-import struct
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Final
@@ -28,17 +27,25 @@ from engine.plan_roots import (
     follow,
     read_now_roots,
 )
+from engine.plan_shards import (
+    LINE_BYTES,
+    REACHED_LATER,
+    REACHED_THEN,
+    REASONS,
+    Listed,
+    pack_line,
+    read_shards,
+    unpack_line,
+    write_uploads,
+)
 from engine.sorted_digests import (
-    DIGEST_BYTES,
     IN_MEMORY_MAX,
     ROOMS,
-    SHARD_NUMBERS,
-    ShardReader,
     SortedDigests,
     digest_of,
     shard_of,
 )
-from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal
+from index.collect_plan import DeleteReason, ReasonTotal
 from index.errors import PlanFileError, UnsafeNameError
 from index.keys import parse_upload_key
 from index.model import RepositoryRecord
@@ -59,21 +66,6 @@ from index.retention import RetentionPolicy
 READINGS_MAX: Final = 5
 LINES_FILE_BYTES_MAX: Final = 1 << 30
 
-_REACHED_THEN: Final = b"\0"
-_REACHED_LATER: Final = b"\1"
-_REASONS: Final = (DeleteReason.EXPIRED_UPLOAD, DeleteReason.CLOSED_UPLOAD, DeleteReason.OUTLIVED_UPLOAD)
-# What is kept of a line beside the digest of its key: reason, size, creation and expiry (with whether it has one).
-_NOTE: Final = struct.Struct(">BQq?q")
-_LENGTH_BYTES: Final = 8
-
-
-class _Listed(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    key: str
-    size_bytes: int
-    created_at_ms: int
-    expires_at_ms: int | None
-    ttl_known: bool
-
 
 class _Plan(msgspec.Struct, frozen=True):
     """A plan that is not read but for its ends."""
@@ -81,16 +73,6 @@ class _Plan(msgspec.Struct, frozen=True):
     place: BlobStore
     header: PlanHeader
     summary: PlanSummary
-
-
-class _Shard(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard of what is compared; lines and reach by digest."""
-
-    uploads: list[_Listed]
-    # The note of each line.
-    lines: defaultdict[bytes, list[bytes]]
-    # By which roots it is reached.
-    reach: dict[bytes, bytes]
 
 
 async def verify_plan(
@@ -180,8 +162,8 @@ class _Check:
         self._then_ms = min(self._then_ms, now_ms)
         with (
             TemporaryFile(dir=self._scratch) as listed,
-            self._digests(note_bytes=len(_REACHED_THEN)) as reached,
-            self._digests(note_bytes=_NOTE.size) as planned,
+            self._digests(note_bytes=len(REACHED_THEN)) as reached,
+            self._digests(note_bytes=LINE_BYTES) as planned,
         ):
             await self._list_uploads(listed)
             reach = await self._read_reach(reached)
@@ -220,20 +202,20 @@ class _Check:
 
     async def _list_uploads(self, listed: IO[bytes]) -> None:
         """Every blob and index, in frames, one for each shard that has some; a room sorts by shard."""
-        uploads: list[_Listed] = []
+        uploads: list[Listed] = []
         for room in ROOMS:
             async for blob in list_blobs(self._store, room):
                 if not _is_upload(blob):
                     continue
                 if uploads and shard_of(uploads[-1].key) != shard_of(blob.key):
-                    await run_blocking(_write_frame, listed, uploads)
+                    await run_blocking(write_uploads, listed, uploads)
                     uploads = []
                 uploads.append(
-                    _Listed(blob.key, blob.size_bytes, blob.created_at_ms, blob.expires_at_ms, blob.ttl_known)
+                    Listed(blob.key, blob.size_bytes, blob.created_at_ms, blob.expires_at_ms, blob.ttl_known)
                 )
                 self._found.counts["listed"] += 1
         if uploads:
-            await run_blocking(_write_frame, listed, uploads)
+            await run_blocking(write_uploads, listed, uploads)
         listed.seek(0)
 
     async def _read_reach(self, reached: SortedDigests) -> Reach:
@@ -251,7 +233,7 @@ class _Check:
             reach = compare_roots(header, roots)
             try:
                 # What the plan's roots reach comes first, so that its record sorts first.
-                for references, note in ((reach.then, _REACHED_THEN), (reach.later, _REACHED_LATER)):
+                for references, note in ((reach.then, REACHED_THEN), (reach.later, REACHED_LATER)):
                     await follow(self._store, references, reach.optional, _adder(reached, note))
             except DamagedError as error:
                 if not isinstance(error.__cause__, BlobNotFoundError) or reach == before:
@@ -271,8 +253,8 @@ class _Check:
             for line in decode_lines(data, subject=name):
                 counts[line.reason] += 1
                 sizes[line.reason] += line.size_bytes
-                planned.add(digest_of(line.key) + _note(line))
-        return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in _REASONS if counts[r])
+                planned.add(digest_of(line.key) + pack_line(line))
+        return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in REASONS if counts[r])
 
     def _check_totals(self, totals: tuple[ReasonTotal, ...]) -> list[str]:
         found = compare_totals(self._summary, totals)
@@ -288,7 +270,7 @@ class _Check:
 
     async def _compare(self, listed: IO[bytes], planned: SortedDigests, reached: SortedDigests) -> None:
         """Shard by shard: memory for one of them at a time."""
-        shards = _read_shards(listed, planned, reached)
+        shards = read_shards(listed, planned, reached)
         while (shard := await run_blocking(next, shards, None)) is not None:
             self._found.counts["planned"] += sum(map(len, shard.lines.values()))
             for upload in shard.uploads:
@@ -296,11 +278,11 @@ class _Check:
                 await self._judge(upload, shard.lines.pop(digest, []), shard.reach.get(digest))
             self._found.counts["gone"] += len(shard.lines)
 
-    async def _judge(self, upload: _Listed, lines: list[bytes], reached: bytes | None) -> None:
+    async def _judge(self, upload: Listed, lines: list[bytes], reached: bytes | None) -> None:
         found = self._found
         if len(lines) > 1:
             found.add_wrong(upload.key, WrongKind.REPEATED)
-        if reached == _REACHED_THEN and lines:
+        if reached == REACHED_THEN and lines:
             found.add_wrong(upload.key, WrongKind.REACHABLE)
         elif reached is not None:
             found.counts["rescued"] += bool(lines)
@@ -319,23 +301,26 @@ class _Check:
             else:
                 found.counts["waiting"] += 1
 
-    def _judge_line(self, upload: _Listed, note: bytes, reason: DeleteReason | None, expires_at_ms: int | None) -> None:
+    def _judge_line(self, upload: Listed, note: bytes, reason: DeleteReason | None, expires_at_ms: int | None) -> None:
         """A planned key that nothing leads to: whether it may go, and what the line says of it."""
-        reason_number, size_bytes, created_at_ms, has_expiry, told_expires_at_ms = _NOTE.unpack(note)
-        told_ms = told_expires_at_ms if has_expiry else None
+        line = unpack_line(note)
         capabilities = self._store.capabilities
-        moved = not capabilities.keeps_created_at and created_at_ms < upload.created_at_ms
-        came_later = created_at_ms > self._then_ms + capabilities.created_late_ms
+        moved = not capabilities.keeps_created_at and line.created_at_ms < upload.created_at_ms
+        came_later = line.created_at_ms > self._then_ms + capabilities.created_late_ms
         if reason is None:
             self._found.add_wrong(upload.key, WrongKind.UNEXPIRED)
-        elif reason is not _REASONS[reason_number]:
+        elif reason is not line.reason:
             self._found.add_wrong(upload.key, WrongKind.REASON)
-        elif upload.size_bytes != size_bytes:
+        elif upload.size_bytes != line.size_bytes:
             self._found.add_wrong(upload.key, WrongKind.SIZE)
-        elif told_ms != expires_at_ms or came_later or (upload.created_at_ms != created_at_ms and not moved):
+        elif (
+            line.expires_at_ms != expires_at_ms
+            or came_later
+            or (upload.created_at_ms != line.created_at_ms and not moved)
+        ):
             self._found.add_wrong(upload.key, WrongKind.TIMES)
 
-    async def _reason(self, upload: _Listed) -> tuple[DeleteReason | None, int | None]:
+    async def _reason(self, upload: Listed) -> tuple[DeleteReason | None, int | None]:
         """Why an unreachable upload could go when the plan was made (0002, D2), and when its TTL ended, if it did.
 
         None: its TTL was running.
@@ -357,16 +342,6 @@ class _Check:
         if expires_at_ms is None:
             return DeleteReason.CLOSED_UPLOAD, None
         return (DeleteReason.EXPIRED_UPLOAD, expires_at_ms) if expires_at_ms <= then_ms else (None, None)
-
-
-def _note(line: PlannedUpload) -> bytes:
-    return _NOTE.pack(
-        _REASONS.index(line.reason),
-        line.size_bytes,
-        line.created_at_ms,
-        line.expires_at_ms is not None,
-        line.expires_at_ms or 0,
-    )
 
 
 def _adder(reached: SortedDigests, note: bytes) -> Callable[[str], None]:
@@ -392,33 +367,3 @@ def _is_upload(blob: BlobInfo) -> bool:
     except UnsafeNameError:
         return False
     return True
-
-
-def _write_frame(file: IO[bytes], uploads: list[_Listed]) -> None:
-    data = msgspec.msgpack.encode(uploads)
-    file.write(len(data).to_bytes(_LENGTH_BYTES))
-    file.write(data)
-
-
-def _read_frames(file: IO[bytes]) -> Iterator[tuple[int, list[_Listed]]]:
-    while length := file.read(_LENGTH_BYTES):
-        uploads = msgspec.msgpack.decode(file.read(int.from_bytes(length)), type=list[_Listed])
-        yield shard_of(uploads[0].key), uploads
-
-
-def _read_shards(listed: IO[bytes], planned: SortedDigests, reached: SortedDigests) -> Iterator[_Shard]:
-    """What each shard has that has something; blocks."""
-    uploads, lines, reach = (
-        ShardReader(_read_frames(listed)),
-        ShardReader(planned.by_shard()),
-        ShardReader(reached.by_shard()),
-    )
-    for number in SHARD_NUMBERS:
-        shard = _Shard(uploads=uploads.take(number), lines=defaultdict(list), reach={})
-        for record in lines.take(number):
-            shard.lines[record[:DIGEST_BYTES]].append(record[DIGEST_BYTES:])
-        for record in reach.take(number):
-            # What the plan's own roots reach sorts first.
-            shard.reach.setdefault(record[:DIGEST_BYTES], record[DIGEST_BYTES:])
-        if shard.uploads or shard.lines:
-            yield shard

@@ -7,8 +7,7 @@ from typing import Final, Literal, Self, TypeVar
 
 from typing_extensions import override
 
-from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
-from blobstore.errors import StoreUnavailableError
+from blobstore.base import BlobStore
 from engine import index_io
 from engine.backup import BackupResult, backup_source, plan_backup_dir
 from engine.backup_source import BackupSource, WholeDirectory
@@ -16,26 +15,24 @@ from engine.clock import Ambient, SystemAmbient
 from engine.commit import CommitWriter
 from engine.commit_record import ANY
 from engine.digest_cache import DigestCache
-from engine.errors import DamagedError, StaleResultError, UsageError
+from engine.errors import DamagedError, StaleResultError
 from engine.forget import ForgetReport, forget
 from engine.missing import find_missing
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository_caring import CaringRepository
 from engine.repository_reading import Choice, require_store
 from engine.repository_record import (
+    DAY_MS,
+    HOUR_MS,
     REFUSED_STORE,
-    check_no_repository,
-    check_refuses_a_second,
-    is_repository_error,
+    check_times,
     opened_store,
     read_repository_record,
+    write_repository_record,
 )
 from engine.repository_restoring import Restored
-from engine.store_checks import check_commits
 from engine.transfer_settings import TransferSettings
 from index.backup_plan import BackupPlan
-from index.codec import encode_record
-from index.keys import REPOSITORY
 from index.log import Commit
 from index.model import (
     CommitPointer,
@@ -51,11 +48,6 @@ from index.reachable import blobs_needed
 __all__ = ["DAY_MS", "HOUR_MS", "LATEST", "REFUSED_STORE", "Choice", "Repository", "Restored", "require_store"]
 
 Result = TypeVar("Result")
-
-HOUR_MS: Final = 3_600_000
-DAY_MS: Final = 24 * HOUR_MS
-# A store that deletes by itself must leave a collector time: at least this, and three collection periods (T3).
-BACKSTOP_MS_MIN: Final = 7 * DAY_MS
 
 LATEST: Final = "latest"
 
@@ -118,39 +110,13 @@ class Repository(CaringRepository):
                 create replace what was there, and then what stands in the record's place is opened by nobody.
             StoreError: As the store says.
         """
-        if not 0 < margin_ms * 2 < ttl_ms or collection_period_ms <= 0:
-            raise UsageError(
-                f"ttl {ttl_ms} ms, margin {margin_ms} ms and collection period {collection_period_ms} ms do not fit",
-                operation="init",
-                hint="all are positive, and the margin is less than half of the TTL",
-            )
+        ambient = ambient or SystemAmbient()
+        record = RepositoryRecord(
+            id=ambient.unique_id(), ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=collection_period_ms
+        )
+        check_times(record)
         async with opened_store(store) as opened:
-            await check_no_repository(opened)
-            check_commits(opened, "init")
-            if margin_ms <= opened.capabilities.created_late_ms:
-                raise UsageError(
-                    f"a margin of {margin_ms} ms is within the error of the store's times",
-                    operation="init",
-                    hint=f"use more than {opened.capabilities.created_late_ms} ms (design 0003, C3)",
-                )
-            if opened.capabilities.enforces_ttl and ttl_ms < max(BACKSTOP_MS_MIN, 3 * collection_period_ms):
-                raise UsageError(
-                    "the store deletes expired blobs by itself: the TTL is too short for that",
-                    operation="init",
-                    hint="use at least 7 days and three collection periods (design 0002, T3)",
-                )
-            ambient = ambient or SystemAmbient()
-            record = RepositoryRecord(
-                id=ambient.unique_id(), ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=collection_period_ms
-            )
-            match await opened.put_if_absent(REPOSITORY, BytesBody(encode_record(record))):
-                case Created():
-                    await check_refuses_a_second(opened)
-                case Unknown(reason=reason):
-                    raise StoreUnavailableError(reason, operation="init", key=REPOSITORY)
-                case Lost():
-                    if (await read_repository_record(opened, "init")).id != record.id:
-                        raise is_repository_error()
+            await write_repository_record(opened, record)
         return cls(opened, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
 
     @classmethod

@@ -9,10 +9,15 @@ from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.opening import open_store
 from engine.errors import NotFoundError, UnsafeStoreError, UsageError
 from engine.log_io import read_record
-from index.codec import decode_repository
+from engine.store_checks import check_commits
+from index.codec import decode_repository, encode_record
 from index.keys import REPOSITORY
 from index.model import RepositoryRecord
 
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+# A store that deletes by itself must leave a collector time: at least this, and three collection periods (T3).
+BACKSTOP_MS_MIN: Final = 7 * DAY_MS
 # What stands in the place of the repository record where `init` found that the store lets a create replace what is
 # there: nobody opens it, and whoever looks at the object can read why.
 REFUSED_STORE: Final = (
@@ -65,19 +70,66 @@ async def read_repository_record(store: BlobStore, operation: str) -> Repository
         ) from error
 
 
-async def check_no_repository(store: BlobStore) -> None:
+def check_times(record: RepositoryRecord) -> None:
+    """Refuse times that do not fit together, whatever the store.
+
+    Raises:
+        UsageError: They do not.
+    """
+    ttl_ms, margin_ms, period_ms = record.ttl_ms, record.margin_ms, record.collection_period_ms
+    if not 0 < margin_ms * 2 < ttl_ms or period_ms <= 0:
+        raise UsageError(
+            f"ttl {ttl_ms} ms, margin {margin_ms} ms and collection period {period_ms} ms do not fit",
+            operation="init",
+            hint="all are positive, and the margin is less than half of the TTL",
+        )
+
+
+async def write_repository_record(store: BlobStore, record: RepositoryRecord) -> None:
+    """Make a store a repository (design 0002, K1), and find out whether the store would do it twice (0003, P2).
+
+    Raises:
+        UsageError: It is one already, or its times do not fit the store.
+        UnsafeStoreError: What would be committed to this store is not safe there.
+        StoreError: As the store says.
+    """
+    await _check_no_repository(store)
+    check_commits(store, "init")
+    if record.margin_ms <= store.capabilities.created_late_ms:
+        raise UsageError(
+            f"a margin of {record.margin_ms} ms is within the error of the store's times",
+            operation="init",
+            hint=f"use more than {store.capabilities.created_late_ms} ms (design 0003, C3)",
+        )
+    if store.capabilities.enforces_ttl and record.ttl_ms < max(BACKSTOP_MS_MIN, 3 * record.collection_period_ms):
+        raise UsageError(
+            "the store deletes expired blobs by itself: the TTL is too short for that",
+            operation="init",
+            hint="use at least 7 days and three collection periods (design 0002, T3)",
+        )
+    match await store.put_if_absent(REPOSITORY, BytesBody(encode_record(record))):
+        case Created():
+            await _check_refuses_a_second(store)
+        case Unknown(reason=reason):
+            raise StoreUnavailableError(reason, operation="init", key=REPOSITORY)
+        case Lost():
+            if (await read_repository_record(store, "init")).id != record.id:
+                raise _is_repository_error()
+
+
+async def _check_no_repository(store: BlobStore) -> None:
     """Look before the record is written: a store that creates twice would let it replace another one."""
     with contextlib.suppress(NotFoundError):
         await read_repository_record(store, "init")
-        raise is_repository_error()
+        raise _is_repository_error()
 
 
-def is_repository_error() -> UsageError:
+def _is_repository_error() -> UsageError:
     """What to say where a repository is to be made and there is one."""
     return UsageError("is a repository already", operation="init", hint="open it instead of initialising it")
 
 
-async def check_refuses_a_second(store: BlobStore) -> None:
+async def _check_refuses_a_second(store: BlobStore) -> None:
     """Create the record a second time, with bytes that nobody opens: they stand there only if the store lets them.
 
     Raises:

@@ -1,6 +1,7 @@
 """The side of a repository that restores: finds a commit, protects it, and brings back what it holds."""
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Unpack
 
@@ -88,42 +89,32 @@ class RestoringRepository(ReadingRepository):
             As `find` and `restore`.
         """
 
-        async def restore(choice: Choice) -> Restored:
-            return await self._find_and_restore(
-                scope, target, task=task, store=store, owners=owners, replace=replace, progress=progress, choice=choice
-            )
+        async def restore(commit: Commit) -> RestoreResult:
+            reference = require_store(commit, task, store)
+            return await self.restore_reference(reference, target, owners=owners, replace=replace, progress=progress)
 
+        purpose = f"restore {task}/{store}"
         try:
             async with self._naming_complete(scope):
-                return await restore(choice)
+                return await self._restore_chosen(scope, restore, purpose, choice)
         except IncompleteError as error:
             if not or_newest_complete or error.complete is None:
                 raise
-            restored = await restore(Choice(number=error.complete.pointer.number))
+            complete = Choice(number=error.complete.pointer.number)
+            restored = await self._restore_chosen(scope, restore, purpose, complete)
             return msgspec.structs.replace(restored, instead_because=bare_message(error))
 
-    async def _find_and_restore(
-        self,
-        scope: Scope,
-        target: Path,
-        *,
-        task: str,
-        store: str,
-        owners: OwnerPolicy,
-        replace: bool,
-        progress: Progress,
-        choice: Choice,
+    async def _restore_chosen(
+        self, scope: Scope, restore: Callable[[Commit], Awaitable[RestoreResult]], purpose: str, choice: Choice
     ) -> Restored:
+        """Find, protect and restore a commit; unprotected, and taken by a collection meanwhile, another (D5)."""
         overtaken: tuple[CommitPointer, DamagedError] | None = None
         for attempt in range(CHOICES_MAX):
-            async with self.find_pinned(scope, purpose=f"restore {task}/{store}", **choice) as (commit, lease):
+            async with self.find_pinned(scope, purpose=purpose, **choice) as (commit, lease):
                 if overtaken is not None and overtaken[0] == commit.pointer:
                     raise overtaken[1]
                 try:
-                    result = await self.restore_reference(
-                        require_store(commit, task, store), target, owners=owners, replace=replace, progress=progress
-                    )
-                    return Restored(commit=commit, result=result, pinned=lease.pinned)
+                    return Restored(commit=commit, result=await restore(commit), pinned=lease.pinned)
                 except DamagedError as error:
                     # Only an unprotected reader may have been overtaken by a collection; otherwise damage is damage.
                     if lease.pinned or attempt == CHOICES_MAX - 1:
@@ -166,8 +157,8 @@ class RestoringRepository(ReadingRepository):
     async def choose_complete(self, scope: Scope, **choice: Unpack[Choice]) -> Choice:
         """What chooses the same commit, or where something of it is missing the newest one that is whole (M2).
 
-        For whoever restores several stores of one commit; costs what `engine.missing.find_complete` says, and where the
-        commit is not whole the reading of all others of the scope.
+        For whoever restores several stores of one commit; costs what `engine.complete.find_complete` says, and where
+        the commit is not whole the reading of all others of the scope.
 
         Raises:
             NotFoundError: None fits.

@@ -21,11 +21,13 @@ from index.collect_plan import (
     name_is_removable,
     pin_is_live,
     pin_is_removable,
+    plan_scope,
 )
 from index.keys import PINS, boundary_key, commit_key
 from index.log import Commit, LogListing, check_dense, valid_commits
 from index.model import Boundary, CommitPointer, CommitRecord, IndexReference, RepositoryRecord, Scope, StoreReference
 from index.reachable import blob_keys
+from index.retention import RetentionPolicy
 
 IN_FLIGHT_MAX: Final = 16
 
@@ -147,6 +149,20 @@ async def _read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int
             )
         )
     return tuple(leases)
+
+
+def plan_scopes(roots: Roots, policy: RetentionPolicy) -> tuple[ScopePlan, ...]:
+    """What stays and what is to be closed of every scope."""
+    return tuple(
+        plan_scope(
+            log.listing,
+            log.records,
+            log.boundaries,
+            policy.choose(log.listing.scope.job),
+            roots.named(log.listing.scope),
+        )
+        for log in roots.logs
+    )
 
 
 def kept_references(plans: Iterable[ScopePlan], roots: Roots) -> References:

@@ -5,13 +5,13 @@ from typing import Final, Literal
 import msgspec
 
 from index.collect_plan import ReasonTotal
-from index.errors import CorruptIndexError, UnknownFormatError
+from index.decoding import decode_json
+from index.errors import UnknownFormatError
 from index.keys import RunId
 from index.model import CommitPointer, Scope
 from index.retention import RetentionPolicy
 
 SCHEMA: Final = 1
-AUDIT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 Outcome = Literal["done", "partly", "refused", "failed"]
 
@@ -89,10 +89,7 @@ def decode_audit(data: bytes, *, subject: str) -> AuditRecord:
         CorruptIndexError: It is none.
         UnknownFormatError: A newer tidemark wrote it.
     """
-    try:
-        record = msgspec.json.decode(data, type=AuditRecord)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptIndexError(f"is no audit record: {error}", subject=subject) from error
+    record = decode_json(data, AuditRecord, what="no audit record", subject=subject)
     if record.schema != SCHEMA:
         raise UnknownFormatError(f"has schema {record.schema}", subject=subject, hint="use a newer tidemark")
     return record

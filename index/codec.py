@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from index.decoding import UNDECODABLE
 from index.envelope import (
     KIND_BOUNDARY,
     KIND_COMMIT,
@@ -139,7 +140,7 @@ def _pack(value: StoredIndex | StoredRecord) -> bytes:
 def _unpack(payload: bytes, decode: Callable[[bytes], _Value], check: Callable[[_Value], None], subject: str) -> _Value:
     try:
         value = decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         # The checksum was right, so this is what somebody wrote: another program, or one with intent.
         raise CorruptIndexError(f"does not decode: {error}", subject=subject) from error
     try:

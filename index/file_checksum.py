@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from index.decoding import UNDECODABLE
 from index.errors import FileChecksumError, UnknownFormatError
 from index.jackson import encode_jackson
 from index.model import SIZE_BYTES_MAX
@@ -95,7 +96,7 @@ def decode_file_checksum(data: bytes, *, subject: str) -> FileChecksum:
         raise FileChecksumError(f"is {len(data)} bytes long", subject=subject, hint=_HINT)
     try:
         wire = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise FileChecksumError(f"is not a checksum file: {error}", subject=subject, hint=_HINT) from error
     if not -_INT32_MAX - 1 <= wire.value <= _INT32_MAX or not 0 <= wire.main_file_size <= SIZE_BYTES_MAX:
         raise FileChecksumError("has a number that is out of range", subject=subject, hint=_HINT)

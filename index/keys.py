@@ -168,13 +168,23 @@ def parse_upload_key(key: str) -> UploadKey:
     Raises:
         UnsafeNameError: The key is not one that `upload_key` makes.
     """
-    m = _UPLOAD.fullmatch(key)
-    if m is None:
-        raise UnsafeNameError("is not the key of a blob or an index", subject=repr(key))
+    m = _take_apart(_UPLOAD, key, "the key of a blob or an index")
     room, shard, scope, tail, session, counter = m.groups()
     if zlib.crc32(tail.encode()) & 0xFF != int(shard, 16):
         raise UnsafeNameError("has a shard that no upload has", subject=repr(key))
     return UploadKey(f"{room}/", decode_scope(scope), session, int(counter, 16))
+
+
+def _take_apart(grammar: re.Pattern[str], key: str, what: str) -> re.Match[str]:
+    """The parts of a key.
+
+    Raises:
+        UnsafeNameError: It is not `what` it should be.
+    """
+    m = grammar.fullmatch(key)
+    if m is None:
+        raise UnsafeNameError(f"is not {what}", subject=repr(key))
+    return m
 
 
 def shard_prefixes(room: str) -> tuple[str, ...]:
@@ -208,9 +218,7 @@ def parse_log_key(key: str) -> LogKey:
     Raises:
         UnsafeNameError: The key is neither.
     """
-    m = _LOG.fullmatch(key)
-    if m is None:
-        raise UnsafeNameError("is not the key of a commit record or boundary", subject=repr(key))
+    m = _take_apart(_LOG, key, "the key of a commit record or boundary")
     return LogKey(int(m["number"]), m["kind"], decode_scope(m["scope"]))
 
 
@@ -242,9 +250,7 @@ def parse_name_key(key: str) -> tuple[Scope, str, str]:
     Raises:
         UnsafeNameError: It is none.
     """
-    m = _NAME.fullmatch(key)
-    if m is None:
-        raise UnsafeNameError("is not the key of a name", subject=repr(key))
+    m = _take_apart(_NAME, key, "the key of a name")
     return decode_scope(m["scope"]), decode_component(m["name"]), m["id"]
 
 
@@ -262,9 +268,7 @@ def parse_pin_key(key: str) -> str:
     Raises:
         UnsafeNameError: It is not the key of one.
     """
-    m = _PIN.fullmatch(key)
-    if m is None:
-        raise UnsafeNameError("is not the key of a pin", subject=repr(key))
+    m = _take_apart(_PIN, key, "the key of a pin")
     return m["id"]
 
 
@@ -316,9 +320,7 @@ def parse_run_key(key: str) -> tuple[RunId, str]:
     Raises:
         UnsafeNameError: It is none.
     """
-    m = _RUN.fullmatch(key)
-    if m is None:
-        raise UnsafeNameError("is not the key of an object of a run", subject=repr(key))
+    m = _take_apart(_RUN, key, "the key of an object of a run")
     return RunId(m["run"]), m["name"]
 
 
@@ -337,9 +339,7 @@ def parse_audit_key(key: str) -> RunId:
     Raises:
         UnsafeNameError: It is not the key of one.
     """
-    m = _AUDIT.fullmatch(key)
-    if m is None:
-        raise UnsafeNameError("is not the key of an audit record", subject=repr(key))
+    m = _take_apart(_AUDIT, key, "the key of an audit record")
     return RunId(m["run"])
 
 

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal
+from index.decoding import UNDECODABLE
 from index.errors import IndexInvariantError, PlanFileError, UnknownFormatError, UnsafeNameError
 from index.keys import RunId, check_run_id, parse_upload_key
 from index.model import NEVER_MS, SIZE_BYTES_MAX, Scope
@@ -172,7 +173,7 @@ def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
         raise PlanFileError(f"is longer than {LINE_BYTES_MAX} bytes", subject=subject, hint=_HINT)
     try:
         value = _line_decoder.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise PlanFileError(f"is no line of a plan: {error}", subject=subject, hint=_HINT) from error
     try:
         parse_upload_key(value.key)
@@ -211,7 +212,7 @@ def _decode_whole(data: bytes, kind: type[Value], subject: str) -> Value:
         schema = msgspec.json.decode(data, type=_Schema).schema
         if schema == SCHEMA:
             return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexInvariantError) as error:
+    except (*UNDECODABLE, IndexInvariantError) as error:
         raise PlanFileError(f"is no part of a plan: {error}", subject=subject, hint=_HINT) from error
     raise UnknownFormatError(
         f"has schema {schema}, which this version of tidemark does not know", subject=subject, hint=_HINT

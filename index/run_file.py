@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from index.decoding import decode_json
 from index.errors import CorruptIndexError, UnknownFormatError
 from index.keys import BLOBS, INDEXES, SHARDS_COUNT, RunId
 
@@ -127,10 +128,7 @@ def decode_header(data: bytes, *, subject: str) -> RunHeader:
         CorruptIndexError: It is none.
         UnknownFormatError: A newer tidemark wrote it.
     """
-    try:
-        header = msgspec.json.decode(data, type=RunHeader)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise CorruptIndexError(f"is not the header of a run: {error}", subject=subject) from error
+    header = decode_json(data, RunHeader, what="not the header of a run", subject=subject)
     if header.schema > SCHEMA:
         raise UnknownFormatError(f"is of schema {header.schema}", subject=subject, hint="use a newer tidemark")
     return header

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from index.decoding import UNDECODABLE
 from index.errors import FormatError, SamzaFormatError
 from index.invariants import DEPTH_MAX
 from index.keys import check_file_name
@@ -149,7 +150,7 @@ def decode_samza_index(data: bytes, *, blob_id: str) -> SamzaSnapshotIndex:
         raise SamzaFormatError(f"{len(data)} bytes exceed the cap of {SAMZA_INDEX_BYTES_MAX}", subject=blob_id)
     try:
         index = _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise SamzaFormatError(
             f"is not a Samza snapshot index: {error}",
             subject=blob_id,

@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from index.decoding import UNDECODABLE
 from index.errors import FormatError, StateMetadataError, UnknownFormatError
 from index.jackson import encode_jackson
 from index.model import SIZE_BYTES_MAX
@@ -131,7 +132,7 @@ def decode_state_metadata(data: bytes, *, subject: str = "metadata") -> StateMet
         )
     try:
         wire = _decoder.decode(memoryview(data)[len(_FIRST_LINE) :])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise StateMetadataError(f"is not what Spark writes: {error}", subject=subject, hint=_HINT) from error
     try:
         metadata = _from_wire(wire)

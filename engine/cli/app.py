@@ -15,11 +15,12 @@ from typing_extensions import override
 from engine.cli.caring import fork, name, rewind, unname, verify
 from engine.cli.collecting import collect
 from engine.cli.committing import commit
-from engine.cli.doctoring import doctor, lifecycle
+from engine.cli.doctoring import doctor
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.exporting import export
 from engine.cli.failures import close_quietly, describe, print_traceback, report
 from engine.cli.forgetting import forget
+from engine.cli.lifecycling import lifecycle
 from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, help_sections
 from engine.cli.reading import diff, list_, show
 from engine.cli.restoring import restore

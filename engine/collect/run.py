@@ -28,6 +28,7 @@ from engine.roots import (
     kept_references,
     open_references,
     plan_log_deletes,
+    plan_scopes,
     reachable_keys,
     read_roots,
 )
@@ -35,7 +36,7 @@ from engine.settle import new_indexes_of, settle_indexes
 from engine.store_checks import check_collects
 from index.audit import Outcome
 from index.codec import encode_record
-from index.collect_plan import ScopePlan, plan_scope
+from index.collect_plan import ScopePlan
 from index.errors import FormatError
 from index.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
 from index.model import Boundary, RepositoryRecord
@@ -220,16 +221,7 @@ class _Run:
         return await read_roots(self._store, self._facts.repository, self._facts.now_ms, known=known)
 
     def _choose(self, roots: Roots) -> tuple[References, tuple[ScopePlan, ...]]:
-        plans = tuple(
-            plan_scope(
-                log.listing,
-                log.records,
-                log.boundaries,
-                self._facts.policy.choose(log.listing.scope.job),
-                roots.named(log.listing.scope),
-            )
-            for log in roots.logs
-        )
+        plans = plan_scopes(roots, self._facts.policy)
         return kept_references(plans, roots), plans
 
     async def _sweep(self, roots: Roots, references: References, plans: tuple[ScopePlan, ...]) -> None:

@@ -115,11 +115,6 @@ class StateStoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             return self.versions_deleted_min
         return _round(_DELETED_MIN_RATIO * self.versions_retained_min)
 
-    @property
-    def writes_file_checksums(self) -> bool:
-        """Whether zips and changelogs get a `.crc`: an overwritten file could meet the checksum of the older one."""
-        return self.file_checksums and self.format_version > 1
-
     @classmethod
     def from_conf(cls, conf: Mapping[str, str], base: Self | None = None) -> Self:
         """The settings that a Spark configuration stands for.

@@ -10,7 +10,7 @@ import msgspec
 from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata
 from blobstore.errors import BlobNotFoundError
 from blobstore.retrying import RetryingStore
-from engine import commit_record
+from engine import commit_checks, commit_record
 from engine.backup import BackupResult
 from engine.commit import CommitWriter
 from engine.commit_record import Head, Request
@@ -159,10 +159,10 @@ def unresolved_is_forgotten() -> Iterator[None]:
     shows="store a is not zombie",
 )
 def acknowledged_unseen() -> Iterator[None]:
-    async def acknowledge(self: CommitWriter, record: CommitRecord) -> Commit:
+    async def acknowledge(_: BlobStore, record: CommitRecord) -> Commit:
         return log.commit_of(record, 0)
 
-    with mock.patch.object(CommitWriter, "_acknowledge", acknowledge):
+    with everywhere(commit_checks.acknowledge, acknowledge):
         yield
 
 

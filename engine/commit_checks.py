@@ -1,0 +1,95 @@
+"""What a writer asks the store before it sends a commit record, and what the log says of one that was sent."""
+
+from blobstore.base import BlobStore
+from blobstore.errors import BlobNotFoundError
+from engine.clock import Ambient
+from engine.errors import CommitLostError, EngineError, FencedError, LeaseExpiredError, UnsafeStoreError, UsageError
+from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit
+from index.keys import LOG, commit_key, encode_component
+from index.log import Commit, Verdict, judge_record
+from index.model import CommitRecord, Scope
+
+
+async def check_granularity(store: BlobStore, scope: Scope) -> None:
+    """A job commits as a whole or by task, never both: a store belongs to exactly one scope (K3).
+
+    Raises:
+        UsageError: There is a log of the other kind.
+        StoreError: As the store says.
+    """
+    job = f"{LOG}{encode_component(scope.job)}"
+    other = f"{job}@" if scope.task is None else f"{job}/"
+    if (await store.list_page(other, limit=1)).blobs:
+        raise UsageError(
+            "the job already commits " + ("task by task" if scope.task is None else "as a whole"),
+            operation="commit",
+            subject=str(scope),
+            hint="use the same kind of scope, or another job name",
+        )
+
+
+async def check_lease(store: BlobStore, ambient: Ambient, record: CommitRecord) -> None:
+    """Spare a number when the lease is already over (C5); asked only if this machine's clock suspects it.
+
+    Raises:
+        LeaseExpiredError: It is.
+        StoreError: As the store says.
+    """
+    if record.valid_until_ms < ambient.local_now_ms() and record.valid_until_ms < await store.now_ms():
+        raise LeaseExpiredError(
+            "less than the margin is left of the uploads' TTL", operation="commit", subject=str(record.scope)
+        )
+
+
+async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
+    """C4 and C5: one LIST from the record's number on decides between acknowledged, lost, fenced and void.
+
+    Args:
+        store: Where the log is.
+        record: One that was created.
+
+    Raises:
+        CommitLostError: Later records do not descend from it.
+        FencedError: A collector has closed it.
+        LeaseExpiredError: It came too late, and is void.
+        UnsafeStoreError: The log does not hold still, or the record is not listed.
+        StoreError: As the store says.
+    """
+    for _ in range(LOAD_ATTEMPTS_MAX):
+        listing = await list_log(store, record.scope, from_number=record.number)
+        try:
+            boundaries = await read_boundaries(store, listing)
+            # A boundary that lists this record has seen it in the chain; only without one can later records contradict.
+            numbers = [number for number, _ in listing.records if number > record.number and not boundaries]
+            newer = [await read_commit(store, record.scope, number) for number in numbers]
+        except BlobNotFoundError:
+            continue
+        verdict = judge_record(record, listing, boundaries, newer)
+        if isinstance(verdict, Commit):
+            return verdict
+        raise _refusal(verdict, record)
+    raise UnsafeStoreError("the log keeps changing", operation="commit", subject=str(record.scope))
+
+
+def _refusal(verdict: Verdict, record: CommitRecord) -> EngineError:
+    """Why a record is not acknowledged, as an error."""
+    scope = str(record.scope)
+    match verdict:
+        case Verdict.FENCED:
+            return FencedError(f"a boundary does not list record {record.number}", operation="commit", subject=scope)
+        case Verdict.VOID:
+            return LeaseExpiredError(
+                f"record {record.number} was created after the lease of its uploads: it is void",
+                operation="commit",
+                subject=scope,
+            )
+        case Verdict.LOST:
+            return CommitLostError(
+                f"later records do not descend from record {record.number}", operation="commit", subject=scope
+            )
+        case Verdict.NOT_LISTED:
+            return UnsafeStoreError(
+                "the record just written is not in the listing",
+                operation="commit",
+                subject=commit_key(record.scope, record.number),
+            )
