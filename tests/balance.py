@@ -17,10 +17,9 @@ LONGEST_FIRST: Final = (
     "tests/spark/state",
     "tests/spark/sources",
     "tests/contract/test_wrappers.py",
-    "tests/integration/test_s3_faults.py",
+    "tests/integration/test_s3_wire_faults.py",
     "tests/contract/test_s3.py",
     "tests/integration/test_s3_doctor.py",
-    "tests/contract/test_s3_moto.py",
     "tests/simulation/test_crash_points.py",
     "tests/spark/test_canary.py",
     "tests/unit/engine/checkpoint/test_check.py",
@@ -28,11 +27,12 @@ LONGEST_FIRST: Final = (
     "tests/integration/test_s3_soak.py",
     "tests/integration/test_s3_policies.py",
     "tests/integration/test_cli_process.py",
+    "tests/integration/test_s3_content_faults.py",
+    "tests/contract/test_s3_moto.py",
     "tests/unit/blobstore/test_overload.py",
     "tests/unit/blobstore/test_s3_client.py",
     "tests/property/test_index_laws.py",
     "tests/integration/test_memory.py",
-    "tests/unit/cli/test_options.py",
 )
 _RANKS: Final = {unit: rank for rank, unit in enumerate(LONGEST_FIRST)}
 # Starts a JVM of its own, in a process of its own.

@@ -9,11 +9,12 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.s3 import S3Store
 from blobstore.s3_settings import S3Settings
+from tests.contract.store_calls import StoreFixtures
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server
 
 
-class S3Contract(StoreContract):
+class S3Fixtures(StoreFixtures):
     """On a new bucket for every test: it costs 5 to 7 ms on either server, and leaves all 1,024 bytes to the key."""
 
     prefix: ClassVar[str] = ""
@@ -43,3 +44,7 @@ class S3Contract(StoreContract):
         second = self.open(bucket)
         yield second
         await second.close()
+
+
+class S3Contract(S3Fixtures, StoreContract):
+    """The whole contract."""

@@ -6,7 +6,8 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.local import LocalStore
-from tests.contract.store_contract import HOUR_MS, RacedByProcesses, StoreContract
+from tests.contract.store_calls import HOUR_MS
+from tests.contract.store_contract import RacedByProcesses, StoreContract
 
 
 class TestLocalStore(RacedByProcesses, StoreContract):

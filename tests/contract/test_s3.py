@@ -9,16 +9,11 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.s3 import S3Store
 from blobstore.s3_profile import StoreProfile
-from tests.contract.s3_contract import S3Contract
-from tests.contract.store_contract import (
-    HOUR_MS,
-    KEY,
-    RacedByProcesses,
-    create_bytes,
-    keys_of,
-    put_bytes,
-    stat_there,
-)
+from tests.contract.reading_contract import ListingContract, ReadingContract
+from tests.contract.s3_contract import S3Contract, S3Fixtures
+from tests.contract.store_calls import HOUR_MS, KEY, create_bytes, keys_of, put_bytes, stat_there
+from tests.contract.store_contract import KeepingContract, RacedByProcesses
+from tests.contract.writing_contract import WritingContract
 from tests.servers.ceph_rgw import CephRgw
 from tests.servers.s3_server import S3Server
 
@@ -50,7 +45,7 @@ class TestS3BelowAPrefix(RacedByProcesses, S3Contract):
     prefix: ClassVar[str] = "team-a/state"
     own_key_bytes: ClassVar[int] = len("team-a/state/")
     # Each loads the SDK, which takes a second: enough to keep both of a small machine's cores racing.
-    racers_count: ClassVar[int] = 6
+    racers_count: ClassVar[int] = 4
 
     @pytest.fixture
     @override
@@ -68,7 +63,7 @@ class TestS3BelowAPrefix(RacedByProcesses, S3Contract):
         assert sorted(blob["Key"] for blob in told if not blob["Key"].startswith("team-a/state/")) == sorted(names)
 
 
-class TestS3WithoutTags(S3Contract):
+class WithoutTags(S3Fixtures):
     @override
     def open(self, bucket: str) -> S3Store:
         """As where `doctor` has written a profile without tags, which would stand in every list of these tests."""
@@ -84,6 +79,10 @@ class TestS3WithoutTags(S3Contract):
         store._is_ready = True
         return store
 
+
+class TestS3WithoutTags(WithoutTags, WritingContract, ReadingContract, KeepingContract):
+    """All but the lists, which ask for no tags."""
+
     async def test_a_ttl_stays_and_nothing_is_tagged(self, server: S3Server, bucket: str, store: BlobStore) -> None:
         assert not store.capabilities.removes_ttl
         await create_bytes(store, KEY, b"content", ttl_ms=HOUR_MS)
@@ -91,6 +90,11 @@ class TestS3WithoutTags(S3Contract):
         await store.remove_ttl(KEY)
         assert await stat_there(store, KEY) == before
         assert server.client.get_object_tagging(Bucket=bucket, Key=KEY)["TagSet"] == []
+
+
+@pytest.mark.soak  # lists ask for no tags
+class TestListsWithoutTags(WithoutTags, ListingContract):
+    pass
 
 
 @pytest.fixture(params=["", "team-a/state"], ids=["bucket", "prefix"])

@@ -11,8 +11,11 @@ from typing_extensions import override
 from blobstore.base import BlobStore, Created, Lost
 from blobstore.s3 import S3Store
 from blobstore.s3_settings import MIB, S3Settings
-from tests.contract.s3_contract import S3Contract
-from tests.contract.store_contract import HOUR_MS, KEY, create_bytes, get_bytes, keys_of, put_bytes, stat_there
+from tests.contract.reading_contract import ListingContract, ReadingContract
+from tests.contract.s3_contract import S3Contract, S3Fixtures
+from tests.contract.store_calls import HOUR_MS, KEY, create_bytes, get_bytes, keys_of, put_bytes, stat_there
+from tests.contract.store_contract import KeepingContract
+from tests.contract.writing_contract import WritingContract
 from tests.servers.moto_server import MotoServer
 from tests.servers.s3_server import S3Server
 
@@ -27,7 +30,7 @@ class TestS3OnMoto(S3Contract):
         return moto_server
 
 
-class TestS3InParts(S3Contract):
+class InParts(S3Fixtures):
     """Everything that is not empty goes in parts; after every test, none of an upload is left."""
 
     settings: ClassVar[S3Settings] = S3Settings(
@@ -46,6 +49,10 @@ class TestS3InParts(S3Contract):
         yield store
         await store.close()
         assert "Uploads" not in server.client.list_multipart_uploads(Bucket=bucket)
+
+
+class TestS3InParts(InParts, WritingContract):
+    """What a put promises; how a blob that stands was put makes no difference to gets, lists and deletes."""
 
     async def test_a_blob_of_several_parts_is_whole_and_born_with_its_ttl(self, store: BlobStore) -> None:
         data = bytes(range(256)) * (44 * MIB // 1024)  # 11 MiB: two parts and a smaller one
@@ -67,3 +74,8 @@ class TestS3InParts(S3Contract):
         assert all(isinstance(outcome, Created) for outcome in outcomes)
         for body in bodies:
             assert await get_bytes(store, f"k/{body[0]}") == body
+
+
+@pytest.mark.soak  # a blob that stands is the same, however it was put
+class TestTheOthersInParts(InParts, ReadingContract, ListingContract, KeepingContract):
+    pass

@@ -1,4 +1,19 @@
-"""A bucket behind a fault proxy, a repository in it, and the faults that know what S3 answers look like."""
+"""A bucket behind a fault proxy, a repository in it, and the faults that know what S3 answers look like.
+
+The tests play the table of faults that a top engine has to survive, rows 1 to 19; each names its row. What of a
+row cannot apply here:
+
+- Rows 3, 8: no request carries `If-Match`; blobs are written once, so a range that is gone on with cannot be of
+  another version (design 0003, options that lost).
+- Row 2: nothing is copied on the store.
+- Row 7: requests are not hedged; what hangs is cut off and sent again.
+- Row 15: blobs have one copy; the way out is another commit, which the caller chooses.
+- Row 16: a store whose every list leaves out the same key for good is below what the protocol needs (design 0002).
+- Row 17: that a probe finds such a store out is the business of `doctor` and its tests; here, what a store does that
+  is known to be one, or behaves like one at the wrong moment.
+- Row 19: an S3 store of ours does not let the server delete by itself before a backstop of a week; that its rule fires
+  early is played by deleting.
+"""
 
 import asyncio
 import datetime as dt

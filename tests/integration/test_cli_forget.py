@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_cli import FIRST, SECOND, Shell, content, shell, two_commits
-
-__all__ = ["shell", "two_commits"]
+from tests.integration.conftest import FIRST, SECOND, Shell, content
 
 
 def keys(shell: Shell, room: str) -> list[str]:

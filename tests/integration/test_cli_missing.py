@@ -5,16 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.integration.test_cli import FIRST, SECOND, Shell, content
+from tests.integration.conftest import FIRST, SECOND, Shell, content
 
 
 @pytest.fixture
-def backed_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+def backed_up(shell: Shell) -> Shell:
     """A repository with two commits of one directory, versions 8 and 9."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    shell = Shell(tmp_path)
     shell.run("init")
     for version, files in ((8, FIRST), (9, SECOND)):
         shell.run("backup", str(shell.tree("source", files)), "--version", str(version))

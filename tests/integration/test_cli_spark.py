@@ -68,11 +68,8 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    return Shell(tmp_path)
+def shell(own_directory: Path) -> Shell:
+    return Shell(own_directory)
 
 
 def commits(checkpoint: Path) -> list[int]:

@@ -15,8 +15,8 @@ from blobstore.s3 import S3Store
 from blobstore.s3_client import S3Client
 from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle
 from blobstore.s3_profile import PROFILE_KEY, StoreProfile, decode_profile, encode_profile
-from engine import doctor, doctor_checks
-from engine.cli import doctoring, tidemark
+from engine import doctor, doctor_figures
+from engine.cli import lifecycling, tidemark
 from engine.transfer_settings import MIB
 from tests.fault_proxy import FaultProxy
 from tests.fault_rules import Rule, every, on, shifted_range, slow_down
@@ -83,15 +83,12 @@ class Shell:
 
 @pytest.fixture
 def shell(
-    s3_server: S3Server, new_bucket: Callable[[S3Server], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_server: S3Server, new_bucket: Callable[[S3Server], str], own_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Shell:
     """With Ceph, where it is installed. `doctor` looks briefly here, and for as long as ever in the first two tests."""
     monkeypatch.setattr(doctor, "CLIENTS_COUNT", 6)
-    monkeypatch.setattr(doctor_checks, "LATENCY_SAMPLES_MAX", 8)
-    monkeypatch.setattr(doctor_checks, "BULK_TOTAL_BYTES", 8 * MIB)
-    monkeypatch.chdir(tmp_path)
-    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    monkeypatch.setattr(doctor_figures, "LATENCY_SAMPLES_MAX", 8)
+    monkeypatch.setattr(doctor_figures, "BULK_TOTAL_BYTES", 8 * MIB)
     return Shell(s3_server, new_bucket(s3_server))
 
 
@@ -277,7 +274,7 @@ def test_it_asks_before_it_changes_anything(
     shell.examined()
     refused = shell.run("lifecycle", "--install", code=2)
     assert "say --yes" in refused.stderr
-    monkeypatch.setattr(doctoring, "_can_ask", lambda session: True)
+    monkeypatch.setattr(lifecycling, "_can_ask", lambda session: True)
     told = shell.run("lifecycle", "--install", answer=answer)
     assert "tidemark-expire-team~2Fstate" in told.stdout
     assert len(shell.rules()) == (2 if changed else 0)

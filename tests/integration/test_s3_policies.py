@@ -106,20 +106,17 @@ def site(
     request: pytest.FixtureRequest,
     users: dict[Role, Keys],
     new_bucket: Callable[[Any], str],
-    tmp_path: Path,
+    own_directory: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Site:
     """A repository that its owner has made, below a prefix unless the test asks for another place."""
     ceph_server: CephRgw = request.getfixturevalue("ceph_server")
-    monkeypatch.chdir(tmp_path)
-    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path / name.lower()))
     site = Site(
         server=ceph_server,
         users=users,
         bucket=new_bucket(ceph_server),
         prefix=getattr(request, "param", PREFIX),
-        directory=tmp_path,
+        directory=own_directory,
         patch=monkeypatch,
     )
     site.run(Role.OWNER, "init")

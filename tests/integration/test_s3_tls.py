@@ -13,7 +13,7 @@ from blobstore.opening import StoreSettings, open_store
 from blobstore.s3 import S3Store
 from blobstore.s3_settings import MIB, S3Settings
 from engine.repository import Repository
-from tests.contract.store_contract import HOUR_MS, KEY, get_bytes, keys_of, stat_there
+from tests.contract.store_calls import HOUR_MS, KEY, get_bytes, keys_of, stat_there
 from tests.servers.ceph_rgw import CephRgw
 from tests.servers.s3_server import S3Server
 

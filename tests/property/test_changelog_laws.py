@@ -234,7 +234,7 @@ def replay(answer: Resolution, attempts: Mapping[StateVersion, Attempt]) -> Stat
 
 
 @given(histories(), st.data())
-@settings(max_examples=300)
+@settings(max_examples=100, deadline=None)
 def test_what_is_resolved_replays_to_the_state_of_its_own_history(attempts: list[Attempt], data: st.DataObject) -> None:
     by_name = {attempt.of: attempt for attempt in attempts}
     headers = {attempt.of: attempt.header for attempt in attempts}
@@ -270,6 +270,7 @@ def check_resolution(answer: Resolution, present: Present) -> None:
 
 
 @given(histories(), st.data())
+@settings(deadline=None)
 def test_an_index_answers_as_a_listing_with_headers_does(attempts: list[Attempt], data: st.DataObject) -> None:
     with_ids = [attempt for attempt in attempts if attempt.of.unique_id is not None]
     if not with_ids:
@@ -315,6 +316,7 @@ def names_of(attempts: Sequence[Attempt]) -> list[str]:
 
 
 @given(histories(), st.data())
+@settings(deadline=None)
 def test_a_full_lineage_is_the_history_of_its_end(attempts: list[Attempt], data: st.DataObject) -> None:
     with_ids = [attempt for attempt in attempts if attempt.of.unique_id is not None]
     if not with_ids:
@@ -344,7 +346,7 @@ small_versions = st.builds(StateVersion, st.integers(0, 6), st.none() | st.build
     st.integers(1, 6),
     st.none() | st.just(UniqueId("a")),
 )
-@settings(max_examples=300)
+@settings(max_examples=100, deadline=None)
 def test_hostile_headers_end_in_an_answer_or_a_typed_error(
     snapshots: frozenset[StateVersion],
     found: frozenset[StateVersion],

@@ -1,7 +1,4 @@
-import pytest
-
 from blobstore.base import BytesBody
-from blobstore.errors import BlobDeletedError, BlobNotFoundError
 from blobstore.memory import MemoryStore
 
 
@@ -22,15 +19,3 @@ async def test_without_a_clock_two_runs_are_the_same() -> None:
         return [await store.now_ms(), await store.put("k", BytesBody(b"x")), await store.stat("k")]
 
     assert await run() == await run()
-
-
-async def test_a_deleted_blob_can_be_forgotten() -> None:
-    store = MemoryStore()
-    await store.put("k", BytesBody(b"x"))
-    await store.delete(["k"])
-    with pytest.raises(BlobDeletedError):
-        await anext(store.get("k"))
-    store.forget_deleted()
-    with pytest.raises(BlobNotFoundError) as caught:
-        await anext(store.get("k", deleted=True))
-    assert not isinstance(caught.value, BlobDeletedError)

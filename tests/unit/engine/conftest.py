@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, list_blobs
 from blobstore.memory import MemoryStore
 from engine.backup import BackupResult
 from engine.repository import Repository
+from index.log import Commit
 from index.model import Scope
 from tests.doubles import InterposedStore, SteppedClock
 from tests.opaque_store import OpaqueStore
@@ -48,6 +49,20 @@ class World:
         """Back up a small tree that has `text` in a file of its own blob, a packed and an inline one."""
         tree = self.tree(text_tree(text))
         return await repository.backup(scope, tree, task=task, version=version)
+
+    async def history(self, repository: Repository, *texts: str, scope: Scope = JOB) -> list[Commit]:
+        """Commits of these texts, a second apart."""
+        commits = []
+        for text in texts:
+            commits.append(
+                await repository.commit(scope, [await self.backup(repository, text, scope=scope)], offsets=text)
+            )
+            self.clock.advance(1000)
+        return commits
+
+    async def keys(self, prefix: str = "") -> set[str]:
+        """What is there, whoever may see it."""
+        return {blob.key async for blob in list_blobs(self.store.inner, prefix)}
 
     async def restored_text(self, repository: Repository, **choice: object) -> str:
         """What the chosen commit's store restores to, checked to be a whole tree."""

@@ -174,7 +174,7 @@ class TestNext:
     async def test_random_changes_add_up(self, bench: Workbench) -> None:
         tree = dict(FORMS)
         changes: list[Tree] = [
-            {"cut": CUT[:-1] + b"!"},
+            {"cut": CUT[:-1] + bytes([CUT[-1] ^ 1])},
             {"alone": b"small now", "inline": b"another inline!!"},
             {"empty": b"not any more", "new/file": b"n" * 3000},
             {"packed-1": os.urandom(1500)},

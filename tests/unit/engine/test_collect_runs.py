@@ -45,12 +45,6 @@ async def expiring(world: World) -> list[str]:
     return [info.key for info in there if info is not None and info.expires_at_ms is not None]
 
 
-async def history(world: World, repository: Repository, *texts: str, scope: Scope = JOB) -> None:
-    for text in texts:
-        await repository.commit(scope, [await world.backup(repository, text, scope=scope)])
-        world.clock.advance(1000)
-
-
 async def audits(world: World) -> list[AuditRecord]:
     found = await keys(world.store.inner, AUDIT)
     data = [await read_blob(world.store.inner, key, size_bytes_max=10**6) for key in found]
@@ -62,7 +56,7 @@ async def audits(world: World) -> list[AuditRecord]:
 
 async def test_a_run_that_would_delete_more_than_it_may_deletes_nothing_but_protects_and_says_so(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two", "three")
+    await world.history(repository, "one", "two", "three")
     unsettled = await world.backup(repository, "four")
     world.store.fail("remove_ttl", unsettled.new_keys[0])
     await repository.commit(JOB, [unsettled])
@@ -84,14 +78,14 @@ async def test_a_run_that_would_delete_more_than_it_may_deletes_nothing_but_prot
 
 async def test_a_dry_run_tells_that_it_would_be_refused(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two", "three")
+    await world.history(repository, "one", "two", "three")
     assert (await repository.collect(LAST, dry_run=True)).refused
     assert not (await repository.collect(LAST, dry_run=True, delete_share_max=0.99)).refused
 
 
 async def test_the_share_is_of_blobs_and_indexes_and_may_be_met_exactly(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     planned = await repository.collect(LAST, dry_run=True)
     share = planned.freed_bytes / planned.listed_bytes
     listed = [b.size_bytes async for b in list_blobs(world.store.inner, "") if b.key.startswith(("blobs", "indexes"))]
@@ -104,7 +98,7 @@ async def test_the_share_is_of_blobs_and_indexes_and_may_be_met_exactly(world: W
 async def test_nothing_to_delete_is_never_too_much(world: World) -> None:
     repository = await world.process()
     assert (await repository.collect(LAST, delete_share_max=0)).deletes_count == 0
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     assert (await repository.collect(LAST, delete_share_max=0)).live_count == 3
 
 
@@ -120,7 +114,7 @@ async def test_a_share_that_is_none_is_refused(world: World, share: float) -> No
 async def test_each_job_is_collected_by_its_own_rule(world: World) -> None:
     repository = await world.process()
     for job in ("flights-eu", "flights-us", "ledger"):
-        await history(world, repository, "one", "two", "three", scope=Scope(job))
+        await world.history(repository, "one", "two", "three", scope=Scope(job))
     policy = RetentionPolicy(
         rules=(
             RetentionRule(pattern="*-us", retention=LAST),
@@ -154,7 +148,7 @@ async def planned_keys(plan: BlobStore) -> list[str]:
 
 async def test_a_dry_run_writes_its_plan_and_nothing_in_the_repository(world: World, tmp_path: Path) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two", "three")
+    await world.history(repository, "one", "two", "three")
     await repository.name(await repository.find(JOB, version=1), "golden")
     plan = open_store(str(tmp_path / "plan"))
     before = await keys(world.store.inner)
@@ -179,7 +173,7 @@ async def test_a_dry_run_writes_its_plan_and_nothing_in_the_repository(world: Wo
 
 async def test_a_plan_is_written_for_a_refused_run_too(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     plan = MemoryStore()
     with pytest.raises(TooMuchToDeleteError):
         await repository.collect(LAST, plan_to=plan)
@@ -200,11 +194,11 @@ async def test_a_plan_has_a_place_of_its_own(world: World, tmp_path: Path) -> No
 
 async def test_a_run_that_is_overtaken_replaces_its_plan(world: World) -> None:
     repository, writer, other = await world.process(), await world.process(), await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     plan = MemoryStore()
 
     async def overtake() -> None:
-        await history(world, writer, "three")
+        await world.history(writer, "three")
         await other.collect(LAST, delete_share_max=1)
 
     world.store.fail("remove_ttl", "")
@@ -240,7 +234,7 @@ async def test_lines_of_an_earlier_plan_do_not_stay(monkeypatch: pytest.MonkeyPa
 
 async def test_each_run_leaves_a_record_of_what_it_did(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two", "three")
+    await world.history(repository, "one", "two", "three")
     await repository.collect(LAST, dry_run=True)
     assert await audits(world) == []
     report = await repository.collect(LAST, delete_share_max=1)
@@ -260,7 +254,7 @@ async def test_each_run_leaves_a_record_of_what_it_did(world: World) -> None:
 )
 async def test_a_run_that_fails_leaves_a_record_too(world: World, operation: str, key: str) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     world.store.fail(operation, key, StoreUnavailableError("no answer", operation=operation, key=key))
     with pytest.raises(StoreUnavailableError):
         await repository.collect(LAST, delete_share_max=1)
@@ -278,7 +272,7 @@ async def test_what_is_gone_when_a_deletion_fails_is_told_and_of_what_nobody_kno
 ) -> None:
     monkeypatch.setattr("engine.collect.own_hands.DELETE_BATCH_MAX", 1)
     repository = await world.process()
-    await history(world, repository, "one", "two", "three", "four", "five")
+    await world.history(repository, "one", "two", "three", "four", "five")
     told: list[tuple[dict[DeleteReason, int], int, int]] = []
     for key in (commit_key(JOB, 1), "blobs/"):
         world.store.fail("delete", key)
@@ -304,7 +298,7 @@ class _LostHands(OwnHands):
 
 async def test_what_lost_tasks_did_is_told_as_unknown(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two", "three")
+    await world.history(repository, "one", "two", "three")
     world.store.fail("delete", "blobs/")
     with pytest.raises(StoreUnavailableError):
         await repository.collect(LAST, delete_share_max=1, hands=_LostHands(world.store))
@@ -316,7 +310,7 @@ async def test_what_lost_tasks_did_is_told_as_unknown(world: World) -> None:
 
 async def test_a_record_says_of_a_store_s_error_what_was_asked_and_not_what_it_answered(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     world.store.fail("list_page", "pins/", AccessDeniedError("account 1234", operation="list_page", key="pins/"))
     with pytest.raises(AccessDeniedError):
         await repository.collect(LAST)
@@ -353,7 +347,7 @@ class _TakesUp(OwnHands):
 
 async def test_a_newest_commit_that_an_old_listing_lacks_is_settled(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     assert world.clock.now_ms == LISTED_AT_MS
     unsettled = await world.backup(repository, "two")
     world.store.fail("remove_ttl", unsettled.new_keys[0])
@@ -373,7 +367,7 @@ class _StuckHands(OwnHands):
 
 async def test_a_run_that_was_recorded_as_done_is_done_though_its_objects_stay(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     report = await repository.collect(LAST, delete_share_max=1, hands=_StuckHands(world.store))
     assert report.deletes_count
     assert "no answer" in report.run_left
@@ -383,7 +377,7 @@ async def test_a_run_that_was_recorded_as_done_is_done_though_its_objects_stay(w
 async def test_what_only_waited_is_waiting_though_the_second_reading_spares_it(world: World) -> None:
     # As the tasks of Spark count: what left the plan is spared, and nothing else.
     repository, other = await world.process(), await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
 
     async def commit() -> None:
         world.store.before("list_page", "pins/", late)
@@ -399,7 +393,7 @@ async def test_what_only_waited_is_waiting_though_the_second_reading_spares_it(w
 
 async def test_a_record_that_cannot_be_written_is_told_and_stops_nothing(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     world.store.fail("put_if_absent", AUDIT, AccessDeniedError("denied", operation="put", key=AUDIT))
     report = await repository.collect(LAST, delete_share_max=1)
     assert report.deletes_count
@@ -413,7 +407,7 @@ async def test_a_record_that_cannot_be_written_is_told_and_stops_nothing(world: 
 
 async def test_a_cancelled_run_writes_nothing_more(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
 
     async def cancelled() -> None:
         raise asyncio.CancelledError
@@ -497,7 +491,7 @@ async def test_of_many_keys_some_are_told_and_all_are_counted(world: World, monk
     for module in ("facts", "own_hands"):
         monkeypatch.setattr(f"engine.collect.{module}.KEYS_TOLD_MAX", 2)
     repository = await world.process()
-    await history(world, repository, *(f"text {n}" for n in range(6)))
+    await world.history(repository, *(f"text {n}" for n in range(6)))
     planned = await repository.collect(LAST, dry_run=True)
     report = await repository.collect(LAST, delete_share_max=1)
     assert planned.deletes == report.deletes
@@ -533,7 +527,7 @@ async def test_what_the_store_would_not_delete_is_counted_and_no_later_room_is_b
 ) -> None:
     monkeypatch.setattr("engine.collect.own_hands.KEYS_TOLD_MAX", 1)
     repository = await world.process()
-    await history(world, repository, "one", "two", "three", "four")
+    await world.history(repository, "one", "two", "three", "four")
     hands = _Hands(_Refusing(world.store))
     report = await repository.collect(LAST, delete_share_max=1, hands=hands)
     assert not hands.ended

@@ -362,6 +362,7 @@ async def test_a_writer_that_was_overtaken_rewinds_to_a_commit_that_it_has_not_s
     rewound = await mine.rewind(second)
     assert rewound.pointer.number == 3
     assert await world.restored_text(other) == "two"
+    assert await world.restored_text(mine) == "two"
 
 
 async def test_a_result_made_on_top_of_another_writers_commit_is_no_stale_one_to_whoever_remembers_its_own(
@@ -374,15 +375,6 @@ async def test_a_result_made_on_top_of_another_writers_commit_is_no_stale_one_to
     commit = await driver.commit(JOB, [await world.backup(task, "three")])
     assert commit.pointer.number == 3
     assert await world.restored_text(task) == "three"
-
-
-async def test_a_rewind_to_a_commit_that_is_newer_than_the_own_one_that_is_remembered(world: World) -> None:
-    mine, other = await world.process(), await world.process()
-    await mine.commit(JOB, [await world.backup(mine, "one")])
-    second = await other.commit(JOB, [await world.backup(other, "two")])
-    rewound = await mine.rewind(second)
-    assert rewound.pointer.number == 3
-    assert await world.restored_text(mine) == "two"
 
 
 async def test_a_writer_that_is_overtaken_again_and_again_says_so(

@@ -23,7 +23,7 @@ from blobstore.errors import (
 from blobstore.memory import MemoryStore
 from blobstore.s3_lifecycle import DAY_MS, Rule, backstop_rules
 from blobstore.s3_profile import PROFILE_KEY, StoreProfile, decode_profile
-from engine import doctor_checks, doctor_patient
+from engine import doctor_abilities, doctor_figures, doctor_patient
 from engine.clock import SystemAmbient
 from engine.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store
 from engine.doctor_checks import choose_list_rounds
@@ -87,9 +87,9 @@ from tests.unit.engine.lying_stores import (
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between attempts, and few bytes: what is measured here means nothing."""
     monkeypatch.setattr(doctor_patient, "PAUSE_S", 0.0)
-    monkeypatch.setattr(doctor_checks, "PAUSE_S", 0.0)
-    monkeypatch.setattr(doctor_checks, "BULK_BYTES", 1000)
-    monkeypatch.setattr(doctor_checks, "BULK_TOTAL_BYTES", 16_000)
+    monkeypatch.setattr(doctor_abilities, "PAUSE_S", 0.0)
+    monkeypatch.setattr(doctor_figures, "BULK_BYTES", 1000)
+    monkeypatch.setattr(doctor_figures, "BULK_TOTAL_BYTES", 16_000)
 
 
 async def examine(store: MemoryStore, *, save: bool = True) -> DoctorReport:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blobstore.base import BytesBody, Lost, list_blobs
+from blobstore.base import BytesBody, Lost
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine import forget as forgetting
@@ -37,19 +37,9 @@ OTHER = Scope("other")
 KEEP_ONE = Retention(keep_last=1)
 
 
-async def keys(world: World, prefix: str = "") -> set[str]:
-    return {blob.key async for blob in list_blobs(world.store.inner, prefix)}
-
-
-async def history(world: World, repository: Repository, *texts: str) -> None:
-    for text in texts:
-        await repository.commit(JOB, [await world.backup(repository, text)], offsets=text)
-        world.clock.advance(1000)
-
-
 async def collect(world: World) -> None:
     await (await world.process()).collect(KEEP_ONE, delete_share_max=1)
-    assert await keys(world) == await expected_keys(world.store.inner, world.clock.now_ms)
+    assert await world.keys() == await expected_keys(world.store.inner, world.clock.now_ms)
 
 
 async def forget(world: World) -> None:
@@ -61,31 +51,31 @@ async def forget(world: World) -> None:
 
 async def test_a_forgotten_job_has_no_commits_and_leaves_only_its_boundary(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two", "three")
+    await world.history(repository, "one", "two", "three")
     report = await repository.forget(JOB)
     assert (report.records_count, report.newest.pointer.number if report.newest else None) == (3, 3)
     assert report.boundary == Boundary(scope=JOB, number=3 + FORGOTTEN_AHEAD)
     assert await repository.latest(JOB) is None
     assert await repository.commits(JOB) == ()
     await collect(world)
-    assert await keys(world, "log/") == {boundary_key(JOB, 3 + FORGOTTEN_AHEAD)}
-    assert await keys(world, "blobs/") | await keys(world, "indexes/") == set()
+    assert await world.keys("log/") == {boundary_key(JOB, 3 + FORGOTTEN_AHEAD)}
+    assert await world.keys("blobs/") | await world.keys("indexes/") == set()
 
 
 async def test_forgetting_deletes_nothing_by_itself(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
-    before = await keys(world)
+    await world.history(repository, "one", "two")
+    before = await world.keys()
     world.store.requests.clear()
     await repository.forget(JOB)
     assert [o for o, _ in world.store.requests if o not in {"get", "list_page"}] == ["put_if_absent"]
-    assert before < await keys(world)
+    assert before < await world.keys()
 
 
 async def test_it_costs_what_the_table_says_however_long_the_log_is(world: World) -> None:
     """Design 0002, cost: two LISTs, a GET of the newest and one for each boundary and name, and a PUT."""
     repository = await world.process()
-    await history(world, repository, "one", "two", "three")
+    await world.history(repository, "one", "two", "three")
     await repository.name(await repository.find(JOB), "kept")
     world.store.requests.clear()
     await forget(world)
@@ -102,37 +92,37 @@ async def test_it_costs_what_the_table_says_however_long_the_log_is(world: World
 
 async def test_a_dry_run_tells_and_writes_nothing(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     await repository.name(await repository.find(JOB), "kept")
-    before = await keys(world)
+    before = await world.keys()
     report = await repository.forget(JOB, with_names=True, dry_run=True)
     assert (report.records_count, report.released, report.dry_run) == (2, ("kept",), True)
-    assert await keys(world) == before
+    assert await world.keys() == before
     assert await world.restored_text(repository) == "two"
 
 
 async def test_forgetting_again_changes_nothing(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     await repository.forget(JOB)
-    before = await keys(world)
+    before = await world.keys()
     report = await repository.forget(JOB)
     assert (report.boundary, report.newest) == (None, None)
-    assert await keys(world) == before
+    assert await world.keys() == before
     await collect(world)
     assert (await repository.forget(JOB)).boundary is None
 
 
 async def test_a_scope_that_never_was_is_not_forgotten(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     with pytest.raises(NotFoundError):
         await repository.forget(OTHER)
 
 
 async def test_other_jobs_stay(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     await repository.fork(await repository.find(JOB), OTHER)
     await repository.forget(JOB)
     await collect(world)
@@ -143,7 +133,7 @@ async def test_other_jobs_stay(world: World) -> None:
 
 async def test_what_a_name_holds_stays_until_it_is_released(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     await repository.name(await repository.find(JOB, version=1), "kept")
     report = await repository.forget(JOB)
     assert (report.names, report.released) == (("kept",), ())
@@ -153,12 +143,12 @@ async def test_what_a_name_holds_stays_until_it_is_released(world: World) -> Non
     assert (again.boundary, again.names, again.released) == (None, (), ("kept",))
     world.clock.advance(2 * TTL_MS)
     await collect(world)
-    assert await keys(world, "blobs/") | await keys(world, "names/") == set()
+    assert await world.keys("blobs/") | await world.keys("names/") == set()
 
 
 async def test_a_forgotten_job_goes_on_from_a_name(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     await repository.name(await repository.find(JOB, version=1), "kept")
     await repository.forget(JOB)
     await collect(world)
@@ -196,7 +186,7 @@ async def test_a_task_that_is_forgotten_leaves_the_others(world: World) -> None:
 async def test_names_that_may_not_be_released_are_left_and_told(world: World) -> None:
     """Whoever may write boundaries may not write names: the boundary stands by then."""
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     for number, name in ((1, "first"), (2, "second")):
         await repository.name(await repository.find(JOB, number=number), name)
     world.store.fail("put", "/second/", AccessDeniedError("no", operation="put"))
@@ -211,7 +201,7 @@ async def test_names_that_may_not_be_released_are_left_and_told(world: World) ->
 async def test_a_forgetting_that_is_refused_leaves_the_writer_what_it_remembers(world: World) -> None:
     """C3: only the writer that got no answer can find its own record again."""
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     result = await world.backup(repository, "two")
     world.store.lose_answer("put_if_absent", commit_key(JOB, 2))
     with pytest.raises(CommitUnknownError):
@@ -225,7 +215,7 @@ async def test_a_forgetting_that_is_refused_leaves_the_writer_what_it_remembers(
 
 async def test_a_writer_that_remembers_the_newest_is_fenced_and_begins_anew(world: World) -> None:
     writer = await world.process()
-    await history(world, writer, "one", "two")
+    await world.history(writer, "one", "two")
     stale = await world.backup(writer, "three")
     await forget(world)
     with pytest.raises(FencedError):
@@ -242,7 +232,7 @@ async def test_a_writer_that_remembers_the_newest_is_fenced_and_begins_anew(worl
 
 async def test_a_result_without_a_base_outlives_the_forgetting(world: World) -> None:
     writer = await world.process()
-    await history(world, writer, "one")
+    await world.history(writer, "one")
     result = await world.backup(writer, "other", task="1")
     await forget(world)
     await collect(world)
@@ -265,7 +255,7 @@ async def test_a_commit_between_listing_and_boundary_is_forgotten_and_its_writer
     await writer.commit(JOB, [await world.backup(writer, "a"), await world.backup(writer, "b", task="1")])
 
     async def writer_commits() -> None:
-        await history(world, writer, "between")
+        await world.history(writer, "between")
 
     world.store.before("put_if_absent", ".boundary", writer_commits)
     await forget(world)
@@ -285,7 +275,7 @@ async def test_a_commit_between_listing_and_boundary_is_forgotten_and_its_writer
 
 async def test_a_boundary_between_record_and_acknowledgement_fences(world: World) -> None:
     writer = await world.process()
-    await history(world, writer, "one")
+    await world.history(writer, "one")
     result = await world.backup(writer, "two")
 
     async def somebody_forgets() -> None:
@@ -296,12 +286,12 @@ async def test_a_boundary_between_record_and_acknowledgement_fences(world: World
         await writer.commit(JOB, [result])
     world.clock.advance(2 * TTL_MS)
     await collect(world)
-    assert await keys(world, "blobs/") == set()
+    assert await world.keys("blobs/") == set()
 
 
 async def test_a_zombie_that_wakes_after_the_collection_is_fenced(world: World) -> None:
     zombie = await world.process()
-    await history(world, zombie, "one")
+    await world.history(zombie, "one")
     result = await world.backup(zombie, "two")
 
     async def forgotten_and_collected() -> None:
@@ -315,18 +305,18 @@ async def test_a_zombie_that_wakes_after_the_collection_is_fenced(world: World) 
     assert await (await world.process()).latest(JOB) is None
     world.clock.advance(2 * TTL_MS)
     await collect(world)
-    assert await keys(world, "log/") == {boundary_key(JOB, 1 + FORGOTTEN_AHEAD)}
+    assert await world.keys("log/") == {boundary_key(JOB, 1 + FORGOTTEN_AHEAD)}
 
 
 async def test_a_zombie_stays_fenced_when_the_job_has_begun_anew_and_the_boundary_was_superseded(world: World) -> None:
     zombie, writer = await world.process(), await world.process()
-    await history(world, zombie, "one")
+    await world.history(zombie, "one")
     result = await world.backup(zombie, "two")
     await forget(world)
     for text in ("anew", "newer"):
         await writer.commit(JOB, [await world.backup(writer, text)])
         await collect(world)
-    assert boundary_key(JOB, 1 + FORGOTTEN_AHEAD) not in await keys(world)
+    assert boundary_key(JOB, 1 + FORGOTTEN_AHEAD) not in await world.keys()
     with pytest.raises(FencedError):
         await zombie.commit(JOB, [result])
     assert await world.restored_text(await world.process()) == "newer"
@@ -334,7 +324,7 @@ async def test_a_zombie_stays_fenced_when_the_job_has_begun_anew_and_the_boundar
 
 async def test_a_record_that_lands_late_is_closed_when_it_arrives(world: World) -> None:
     writer = await world.process()
-    await history(world, writer, "one")
+    await world.history(writer, "one")
     world.store.lose_answer("put_if_absent", commit_key(JOB, 2))
     result = await world.backup(writer, "two")
     with pytest.raises(CommitUnknownError):
@@ -348,7 +338,7 @@ async def test_a_record_that_lands_late_is_closed_when_it_arrives(world: World) 
 
 async def test_two_who_forget_at_once_agree(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
 
     async def another_forgets() -> None:
         await forget(world)
@@ -356,12 +346,12 @@ async def test_two_who_forget_at_once_agree(world: World) -> None:
     world.store.before("put_if_absent", ".boundary", another_forgets)
     report = await repository.forget(JOB)
     assert report.boundary == Boundary(scope=JOB, number=1 + FORGOTTEN_AHEAD)
-    assert [k for k in await keys(world, "log/") if k.endswith("boundary")] == [boundary_key(JOB, 1 + FORGOTTEN_AHEAD)]
+    assert [k for k in await world.keys("log/") if k.endswith("boundary")] == [boundary_key(JOB, 1 + FORGOTTEN_AHEAD)]
 
 
 async def test_a_lost_answer_is_found_to_be_the_boundary(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     world.store.lose_answer("put_if_absent", ".boundary")
     report = await repository.forget(JOB)
     assert report.boundary == Boundary(scope=JOB, number=1 + FORGOTTEN_AHEAD)
@@ -371,7 +361,7 @@ async def test_a_lost_answer_is_found_to_be_the_boundary(world: World) -> None:
 async def test_no_answer_at_all_is_said_and_may_be_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forgetting, "FORGET_ATTEMPTS_MAX", 1)
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     world.store.lose_answer("put_if_absent", ".boundary")
     with pytest.raises(StoreUnavailableError, match="no answer") as caught:
         await repository.forget(JOB)
@@ -384,7 +374,7 @@ async def test_a_boundary_that_is_refused_is_no_success(
     world: World, error: type[AccessDeniedError | StoreUnavailableError]
 ) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     world.store.fail("put_if_absent", ".boundary", error("injected", operation="put_if_absent"))
     with pytest.raises(error):
         await repository.forget(JOB)
@@ -396,7 +386,7 @@ async def test_a_boundary_that_is_refused_is_no_success(
 
 async def test_a_late_copy_of_the_boundary_harms_no_job_that_has_begun_anew(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     report = await repository.forget(JOB)
     assert report.boundary is not None
     writer = await world.process()
@@ -413,7 +403,7 @@ async def test_a_late_copy_of_the_boundary_harms_no_job_that_has_begun_anew(worl
 
 async def test_a_collector_that_has_read_its_roots_before_deletes_nothing_that_is_open_for_it(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
 
     async def forgotten_and_begun_anew() -> None:
         await forget(world)
@@ -441,7 +431,7 @@ async def _name(repository: Repository) -> object:
 @pytest.mark.parametrize("act", [_fork, _name], ids=["fork", "name"])
 async def test_who_protects_a_commit_before_it_is_forgotten_keeps_it(world: World, act: Act) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
 
     async def forgotten_and_collected() -> None:
         await forget(world)
@@ -464,7 +454,7 @@ async def test_who_protects_a_commit_before_it_is_forgotten_keeps_it(world: Worl
 @pytest.mark.parametrize("act", [_fork, _name], ids=["fork", "name"])
 async def test_who_comes_after_the_boundary_is_refused(world: World, act: Act) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
 
     async def somebody_forgets() -> None:
         await forget(world)
@@ -476,7 +466,7 @@ async def test_who_comes_after_the_boundary_is_refused(world: World, act: Act) -
 
 async def test_a_rewind_under_way_is_fenced(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
 
     async def somebody_forgets() -> None:
         await forget(world)
@@ -486,12 +476,12 @@ async def test_a_rewind_under_way_is_fenced(world: World) -> None:
         await repository.rewind(await repository.find(JOB, version=1))
     world.clock.advance(3 * TTL_MS)
     await collect(world)
-    assert await keys(world, "blobs/") == set()
+    assert await world.keys("blobs/") == set()
 
 
 async def test_a_fork_onto_a_forgotten_scope_begins_it_anew(world: World) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     await repository.fork(await repository.find(JOB), OTHER)
     await forget(world)
     commit = await (await world.process()).fork(await repository.find(OTHER), JOB)
@@ -502,7 +492,7 @@ async def test_a_fork_onto_a_forgotten_scope_begins_it_anew(world: World) -> Non
 
 async def test_a_store_where_boundaries_are_not_safe_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     weak = msgspec.structs.replace(world.store.inner.capabilities, atomic_create=False)
     monkeypatch.setattr(type(world.store), "capabilities", property(lambda _: weak))
     with pytest.raises(UnsafeStoreError):
@@ -640,9 +630,9 @@ async def test_a_dropped_store_is_not_carried_over_and_goes_with_the_last_commit
     repository, its_own = await two_stores(world)
     commit = await repository.commit(JOB, [], dropped=[("1", "default")])
     assert [s.task for s in commit.record.stores] == ["0"]
-    assert its_own <= await keys(world)
+    assert its_own <= await world.keys()
     await collect(world)
-    assert not its_own & await keys(world)
+    assert not its_own & await world.keys()
     assert await world.restored_text(repository) == "zero"
 
 

@@ -1,11 +1,12 @@
 """Records as they are read: what was altered on the way is read again."""
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BytesBody, RequestMetadata
+from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
 from engine.log_io import read_record
 from index.codec import decode_pin, encode_record
@@ -29,17 +30,8 @@ class BitFlipper(MemoryStore):
     always = False
 
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> AsyncGenerator[bytes, None]:
-        async for chunk in super().get(key, start=start, size_bytes=size_bytes, deleted=deleted):
+    async def get(self, key: str, *, fresh: bool = False, **how: Any) -> AsyncGenerator[bytes, None]:
+        async for chunk in super().get(key, **how):
             altered = bytearray(chunk)
             if not fresh or self.always:
                 altered[self.bit // 8] ^= 1 << self.bit % 8

@@ -8,11 +8,9 @@ from blobstore.base import Body, Unknown, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from engine.errors import LeaseExpiredError, NotFoundError, UsageError
 from engine.pins import PIN_DURATION_MS
-from engine.repository import Repository
 from index.codec import RECORD_BYTES_MAX, decode_name
 from index.collect_plan import DeleteReason
 from index.keys import parse_name_key
-from index.log import Commit
 from index.retention import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
@@ -21,22 +19,15 @@ KEEP_ALL = Retention(keep_last=5)
 LAST = Retention(keep_last=1, keep_named=False)
 
 
-async def history(world: World, repository: Repository, *texts: str) -> Commit:
-    for text in texts:
-        await repository.commit(JOB, [await world.backup(repository, text)], offsets=text)
-        world.clock.advance(1000)
-    return await repository.find(JOB, version=1)
-
-
 async def name_keys(world: World) -> list[str]:
     return [blob.key async for blob in list_blobs(world.store.inner, "names/")]
 
 
 async def test_a_stale_collector_cannot_delete_a_live_name(world: World) -> None:
     repository, slow, other = await world.process(), await world.process(), await world.process()
-    one = await history(world, repository, "one")
+    one, *_ = await world.history(repository, "one")
     await repository.name(one, "golden")
-    await history(world, repository, "two")
+    await world.history(repository, "two")
     await repository.release_name(JOB, "golden")
     world.clock.advance(2 * PIN_DURATION_MS)
 
@@ -47,16 +38,16 @@ async def test_a_stale_collector_cannot_delete_a_live_name(world: World) -> None
 
     world.store.before("delete", "names/", other_collects_and_the_name_is_given_again)
     await slow.collect(KEEP_ALL, delete_share_max=1)
-    await history(world, repository, "three")
+    await world.history(repository, "three")
     await other.collect(LAST, delete_share_max=1)
     assert await world.restored_text(repository, name="golden") == "one"
 
 
 async def test_a_late_release_does_not_touch_a_newer_name(world: World) -> None:
     late, collector, user = await world.process(), await world.process(), await world.process()
-    one = await history(world, late, "one")
+    one, *_ = await world.history(late, "one")
     await late.name(one, "golden")
-    await history(world, late, "two")
+    await world.history(late, "two")
 
     async def meanwhile() -> None:
         await user.release_name(JOB, "golden")
@@ -67,14 +58,14 @@ async def test_a_late_release_does_not_touch_a_newer_name(world: World) -> None:
     world.store.before("put", "names/", meanwhile)
     await late.release_name(JOB, "golden")
     assert await world.restored_text(late, name="golden") == "one"
-    await history(world, late, "three")
+    await world.history(late, "three")
     await collector.collect(LAST, delete_share_max=1)
     assert await world.restored_text(late, name="golden") == "one"
 
 
 async def test_a_released_name_is_free_at_once_even_for_another_commit(world: World) -> None:
     repository = await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
     await repository.name(one, "golden")
     await repository.release_name(JOB, "golden")
     with pytest.raises(NotFoundError, match="was released"):
@@ -92,7 +83,7 @@ async def test_a_released_name_is_free_at_once_even_for_another_commit(world: Wo
 
 async def test_naming_is_repeated_after_a_lost_answer(world: World) -> None:
     repository = await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
     world.store.lose_answer("put_if_absent", "names/")
     with pytest.raises(StoreUnavailableError):
         await repository.name(one, "golden")
@@ -107,7 +98,7 @@ async def test_naming_that_lands_late_finds_its_blobs_and_takes_no_name_away(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository, collector = await world.process(), await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
     inner, sent = world.store.inner, list[tuple[str, Body]]()
 
     async def hang(key: str, body: Body, **_: object) -> Unknown:
@@ -133,7 +124,7 @@ async def test_naming_that_lands_late_finds_its_blobs_and_takes_no_name_away(
 
 async def test_releasing_gives_up_whatever_stands_under_the_name(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
     inner, sent = world.store.inner, list[tuple[str, Body]]()
 
     async def hang(key: str, body: Body, **_: object) -> Unknown:
@@ -155,7 +146,7 @@ async def test_releasing_gives_up_whatever_stands_under_the_name(world: World, m
 @pytest.mark.parametrize("same_ms", [True, False])
 async def test_of_two_who_name_at_once_the_later_gives_way(world: World, same_ms: bool) -> None:
     slow, fast = await world.process(), await world.process()
-    one = await history(world, slow, "one", "two")
+    one, *_ = await world.history(slow, "one", "two")
     two = await slow.find(JOB)
 
     async def name_meanwhile() -> None:
@@ -174,7 +165,7 @@ async def test_of_two_who_name_at_once_the_later_gives_way(world: World, same_ms
 
 async def test_two_who_name_at_once_are_never_both_told_that_the_name_is_theirs(world: World) -> None:
     a, b = await world.process(), await world.process()
-    one = await history(world, a, "one", "two")
+    one, *_ = await world.history(a, "one", "two")
     two = await a.find(JOB)
     outcomes = await asyncio.gather(a.name(one, "golden"), b.name(two, "golden"), return_exceptions=True)
     told = [o for o in outcomes if not isinstance(o, UsageError)]
@@ -184,7 +175,7 @@ async def test_two_who_name_at_once_are_never_both_told_that_the_name_is_theirs(
 
 async def test_two_who_name_one_commit_at_once_both_succeed(world: World) -> None:
     a, b = await world.process(), await world.process()
-    one = await history(world, a, "one")
+    one, *_ = await world.history(a, "one")
     await asyncio.gather(a.name(one, "golden"), b.name(one, "golden"))
     assert await world.restored_text(a, name="golden") == "one"
     await a.release_name(JOB, "golden")
@@ -196,7 +187,7 @@ async def test_a_copy_of_the_request_that_lands_after_release_and_collection_is_
 ) -> None:
     """A PUT that was sent twice: the second copy arrives when the name was released and collected."""
     repository = await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
     inner, sent = world.store.inner, list[tuple[str, Body]]()
     put_if_absent = inner.put_if_absent
 
@@ -225,7 +216,7 @@ async def test_a_copy_of_the_request_that_lands_after_release_and_collection_is_
 
 async def test_a_name_that_comes_after_its_pin_is_void(world: World) -> None:
     repository = await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
 
     async def sleep() -> None:
         world.clock.advance(PIN_DURATION_MS + TTL_MS)
@@ -249,7 +240,7 @@ async def test_a_name_that_comes_after_its_pin_is_void(world: World) -> None:
 )
 async def test_the_pin_goes_with_a_definite_outcome_only(world: World, error: StoreError, released: bool) -> None:
     repository = await world.process()
-    one = await history(world, repository, "one")
+    one, *_ = await world.history(repository, "one")
     world.store.fail("put_if_absent", "names/", error)
     with pytest.raises(type(error)):
         await repository.name(one, "golden")
@@ -258,7 +249,7 @@ async def test_the_pin_goes_with_a_definite_outcome_only(world: World, error: St
 
 async def test_a_naming_that_is_collected_while_it_is_looked_for_is_skipped(world: World) -> None:
     repository = await world.process()
-    one = await history(world, repository, "one")
+    one, *_ = await world.history(repository, "one")
     await repository.name(one, "golden")
     world.store.fail("get", "names/", BlobNotFoundError("gone", operation="get", key="names/"))
     with pytest.raises(NotFoundError, match="is not there"):
@@ -267,7 +258,8 @@ async def test_a_naming_that_is_collected_while_it_is_looked_for_is_skipped(worl
 
 async def test_finding_a_name_is_one_listing_and_one_get(world: World) -> None:
     repository = await world.process()
-    await repository.name(await history(world, repository, "one"), "golden")
+    one, *_ = await world.history(repository, "one")
+    await repository.name(one, "golden")
     world.store.requests.clear()
     await repository.find(JOB, name="golden")
     assert [o for o, _ in world.store.requests] == ["list_page", "get"]

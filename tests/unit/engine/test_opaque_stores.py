@@ -2,10 +2,8 @@
 
 import pytest
 
-from blobstore.base import list_blobs
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreUnavailableError
 from engine.collect.unfinished import ABORT_BATCH_MAX
-from engine.repository import Repository
 from engine.verify import Level, ProblemKind
 from index.collect_plan import DeleteReason
 from index.keys import AUDIT, BLOBS, INDEXES, upload_key
@@ -26,16 +24,6 @@ def count(world: World, operation: str) -> int:
     return sum(asked == operation for asked, _ in world.store.requests)
 
 
-async def history(world: World, repository: Repository, *texts: str) -> None:
-    for text in texts:
-        await repository.commit(JOB, [await world.backup(repository, text)])
-        world.clock.advance(1000)
-
-
-async def keys(world: World, prefix: str = "") -> set[str]:
-    return {blob.key async for blob in list_blobs(world.store.inner, prefix)}
-
-
 def forgotten_key(counter: int = 1, room: str = BLOBS) -> str:
     return upload_key(room, Scope("job"), "f" * 20, counter)
 
@@ -46,7 +34,7 @@ def forgotten_key(counter: int = 1, room: str = BLOBS) -> str:
 async def test_forgotten_puts_are_found_and_given_up(opaque_world: World) -> None:
     world, store = opaque_world, opaque(opaque_world)
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     store.begin(forgotten_key(1), "old blob", world.clock.now_ms)
     store.begin(forgotten_key(1), "old blob, begun anew", world.clock.now_ms)
     store.begin(forgotten_key(0, INDEXES), "old index", world.clock.now_ms)
@@ -92,7 +80,7 @@ async def test_what_may_not_be_looked_for_stops_nothing_else(
 ) -> None:
     world = opaque_world
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     opaque(world).begin(forgotten_key(), "old", 0)
     world.store.fail("list_unfinished", "", error("not for you", operation="list_unfinished"))
     report = await repository.collect(LAST, delete_share_max=1)
@@ -105,18 +93,18 @@ async def test_what_may_not_be_looked_for_stops_nothing_else(
 async def test_unfinished_puts_that_cannot_be_listed_for_now_mean_that_nothing_is_deleted(opaque_world: World) -> None:
     world = opaque_world
     repository = await world.process()
-    await history(world, repository, "one", "two")
-    before = await keys(world)
+    await world.history(repository, "one", "two")
+    before = await world.keys()
     world.store.fail("list_unfinished", INDEXES)
     with pytest.raises(StoreUnavailableError):
         await repository.collect(LAST, delete_share_max=1)
-    assert {key for key in await keys(world) if not key.startswith(AUDIT)} == before
+    assert {key for key in await world.keys() if not key.startswith(AUDIT)} == before
 
 
 async def test_forgotten_puts_are_listed_before_roots_are_read_and_given_up_last(opaque_world: World) -> None:
     world = opaque_world
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     opaque(world).begin(forgotten_key(), "old", 0)
     world.store.requests.clear()
     await repository.collect(LAST, delete_share_max=1)
@@ -131,10 +119,10 @@ async def test_forgotten_puts_are_listed_before_roots_are_read_and_given_up_last
 async def test_only_uploads_younger_than_the_ttl_are_looked_up(opaque_world: World) -> None:
     world = opaque_world
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     old = await world.backup(repository, "abandoned long ago")
     world.clock.advance(TTL_MS)
-    await history(world, repository, "three")
+    await world.history(repository, "three")
     young = await world.backup(repository, "abandoned lately")
     world.store.requests.clear()
     report = await repository.collect(Retention(keep_last=2), delete_share_max=1)
@@ -149,7 +137,7 @@ async def test_only_uploads_younger_than_the_ttl_are_looked_up(opaque_world: Wor
 async def test_a_settled_newest_commit_costs_a_look_at_its_indexes_and_nothing_more(opaque_world: World) -> None:
     world = opaque_world
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     world.store.requests.clear()
     await repository.collect(LAST, delete_share_max=1)
     assert (count(world, "stat"), count(world, "remove_ttl")) == (1, 0)
@@ -186,9 +174,9 @@ async def test_the_indexes_of_all_stores_come_after_the_blobs_of_all(world: Worl
 
 async def test_where_ttls_cannot_be_removed_nobody_asks_or_tries(lasting_world: World) -> None:
     world = lasting_world
-    await history(world, await world.process(), "one")
+    await world.history(await world.process(), "one")
     repository = await world.process()
-    await history(world, repository, "two")
+    await world.history(repository, "two")
     commit = await repository.find(JOB)
     await repository.name(commit, "golden")
     await repository.fork(commit, Scope("fork"))
@@ -213,7 +201,7 @@ async def test_where_ttls_cannot_be_removed_garbage_waits_for_them_and_what_is_r
 ) -> None:
     world = lasting_world
     repository = await world.process()
-    await history(world, repository, "one", "two")
+    await world.history(repository, "one", "two")
     report = await repository.collect(LAST, delete_share_max=1)
     assert {d.reason for d in report.deletes} == {DeleteReason.CLOSED_COMMIT}
     assert report.waiting_count > 0
@@ -223,7 +211,7 @@ async def test_where_ttls_cannot_be_removed_garbage_waits_for_them_and_what_is_r
     assert (report.waiting_count, count(world, "stat")) == (0, 0)
     assert await world.restored_text(await world.process()) == "two"
     # A backup that retains blobs whose TTL has been over for long is as safe: its parent is a root.
-    await history(world, repository, "three")
+    await world.history(repository, "three")
     await repository.collect(LAST, delete_share_max=1)
     assert await world.restored_text(await world.process()) == "three"
     assert not (await repository.verify(level=Level.CONTENT)).problems
@@ -235,7 +223,7 @@ async def test_where_ttls_cannot_be_removed_garbage_waits_for_them_and_what_is_r
 async def test_verification_asks_each_index_once_and_no_blob(opaque_world: World) -> None:
     world = opaque_world
     repository = await world.process()
-    await history(world, repository, "one", "two", "three")
+    await world.history(repository, "one", "two", "three")
     world.store.requests.clear()
     assert not (await repository.verify()).problems
     assert count(world, "stat") == 3
@@ -247,7 +235,7 @@ async def test_verification_asks_each_index_once_and_no_blob(opaque_world: World
 async def test_an_unsettled_commit_is_found_and_healed_index_last(opaque_world: World) -> None:
     world = opaque_world
     repository = await world.process()
-    await history(world, repository, "one")
+    await world.history(repository, "one")
     result = await world.backup(repository, "two")
     for key in result.new_keys[:-1]:
         world.store.fail("remove_ttl", key)
@@ -274,11 +262,11 @@ async def test_an_index_that_is_only_a_delta_s_base_is_healed_after_blobs_of_its
     repository = await world.process()
     first = await world.backup(repository, "one")
     await repository.commit(JOB, [first])
-    await history(world, repository, "two")
+    await world.history(repository, "two")
     await repository.collect(LAST, delete_share_max=1)
     (newest,) = await repository.commits(JOB)
     base, own = first.reference.index.key, newest.record.stores[0].index.key
-    kept = [key for key in first.new_keys if key in await keys(world)]
+    kept = [key for key in first.new_keys if key in await world.keys()]
     assert {base} < set(kept)
     for key in kept:
         opaque(world)._publish(key, opaque(world)._blobs[key].data, TTL_MS)

@@ -245,7 +245,8 @@ class TestReuse:
         path = restored.target / name
         status = path.stat()
         path.chmod(0o600)
-        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        *kept, last = path.read_bytes()
+        path.write_bytes(bytes([*kept, last ^ 1]))
         path.chmod(status.st_mode)
         if times_are_set_back:
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))

@@ -10,23 +10,14 @@ from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError
 from engine.commit import CommitWriter
 from engine.errors import CommitUnknownError, ConflictError, EngineError, LeaseExpiredError, UsageError
 from engine.pins import PIN_DURATION_MS
-from engine.repository import Repository
 from index.codec import encode_record
 from index.keys import commit_key
-from index.log import Commit
 from index.model import Scope
 from index.retention import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 LAST = Retention(keep_last=1)
 FORK = Scope("fork")
-
-
-async def history(world: World, repository: Repository, *texts: str) -> Commit:
-    for text in texts:
-        await repository.commit(JOB, [await world.backup(repository, text)], offsets=text)
-        world.clock.advance(1000)
-    return await repository.find(JOB, version=1)
 
 
 async def land_late(world: World, writer: CommitWriter) -> None:
@@ -52,7 +43,7 @@ async def test_a_rewind_or_fork_that_lands_late_finds_its_blobs(
     world: World, scope: Scope, interrupt: Callable[[World], None]
 ) -> None:
     repository, collector = await world.process(), await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
     interrupt(world)
     with pytest.raises((CommitUnknownError, asyncio.CancelledError)):
         await (repository.rewind(one) if scope == JOB else repository.fork(one, FORK))
@@ -68,7 +59,7 @@ async def test_a_rewind_or_fork_that_lands_late_finds_its_blobs(
 
 async def test_a_rewind_that_lands_after_its_pin_is_void(world: World) -> None:
     repository, collector = await world.process(), await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
     never_arrives(world)
     with pytest.raises(CommitUnknownError):
         await repository.rewind(one)
@@ -81,7 +72,7 @@ async def test_a_rewind_that_lands_after_its_pin_is_void(world: World) -> None:
 async def test_a_pin_that_lapsed_and_is_renewed_protects_no_fork(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process stands still for two days within a fork; a collector takes the commit; then the renewal comes."""
     repository, collector = await world.process(), await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
     real_sleep = asyncio.sleep
     awake = asyncio.Event()
 
@@ -105,7 +96,7 @@ async def test_a_pin_that_lapsed_and_is_renewed_protects_no_fork(world: World, m
 
 async def test_a_pin_renewed_after_its_end_is_pinned_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = await world.process()
-    one = await history(world, repository, "one")
+    one, *_ = await world.history(repository, "one")
     real_sleep = asyncio.sleep
 
     async def sleep(delay: float) -> None:
@@ -144,7 +135,7 @@ async def test_the_same_results_with_other_offsets_are_another_commit(world: Wor
 
 async def test_an_unanswered_rewind_is_not_the_answer_to_a_commit(world: World) -> None:
     repository = await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
     world.store.lose_answer("put_if_absent", "log/")
     with pytest.raises(CommitUnknownError):
         await repository.rewind(one)
@@ -205,7 +196,7 @@ async def test_a_commit_stands_though_a_blob_is_found_missing_afterwards(world: 
 
 async def test_a_fork_whose_answer_was_lost_is_found_again(world: World) -> None:
     repository = await world.process()
-    one = await history(world, repository, "one")
+    one, *_ = await world.history(repository, "one")
     world.store.lose_answer("put_if_absent", "log/")
     with pytest.raises(CommitUnknownError):
         await repository.fork(one, FORK)
@@ -215,7 +206,7 @@ async def test_a_fork_whose_answer_was_lost_is_found_again(world: World) -> None
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_rewind_whose_answer_was_lost_is_done_once(world: World, late: bool) -> None:
     repository = await world.process()
-    one = await history(world, repository, "one", "two")
+    one, *_ = await world.history(repository, "one", "two")
     if late:
         never_arrives(world)
     else:

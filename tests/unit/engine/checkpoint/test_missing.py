@@ -32,6 +32,15 @@ async def another_process(store: InterposedStore, pack_file_bytes_max: int = 0) 
     return await Repository.open(store, settings=settings)
 
 
+async def pictured(
+    store: InterposedStore, query: LiveQuery, batches: int, pack_file_bytes_max: int = 0
+) -> tuple[Repository, CheckpointBackup]:
+    """The query after these batches, backed up by another process."""
+    await query.run(batches)
+    repository = await another_process(store, pack_file_bytes_max)
+    return repository, await backup_checkpoint(repository, query.location)
+
+
 async def blobs_of(
     repository: Repository, done: CheckpointBackup, task: str = "0-0", name: str = "default"
 ) -> set[str]:
@@ -52,9 +61,7 @@ async def test_a_picture_of_the_same_batch_is_taken_again_where_something_is_mis
     new_query: NewQuery, tmp_path: Path, store: InterposedStore, remote: bool, pack_file_bytes_max: int
 ) -> None:
     query = new_query(remote=remote)
-    await query.run(7)
-    repository = await another_process(store, pack_file_bytes_max)
-    first = await backup_checkpoint(repository, query.location)
+    repository, first = await pictured(store, query, 7, pack_file_bytes_max)
     gone = await blobs_of(repository, first) | await blobs_of(repository, first, QUERY_TASK, QUERY_STORE)
     await store.inner.delete(sorted(gone))
     repository = await another_process(store, pack_file_bytes_max)
@@ -71,9 +78,7 @@ async def test_what_the_next_batch_retains_is_sent_again(
     new_query: NewQuery, tmp_path: Path, store: InterposedStore, remote: bool, pack_file_bytes_max: int
 ) -> None:
     query = new_query(remote=remote)
-    await query.run(7)
-    repository = await another_process(store, pack_file_bytes_max)
-    first = await backup_checkpoint(repository, query.location)
+    repository, first = await pictured(store, query, 7, pack_file_bytes_max)
     await store.inner.delete(sorted(await blobs_of(repository, first)))
     await query.run(1)
     repository = await another_process(store, pack_file_bytes_max)
@@ -87,14 +92,11 @@ async def test_an_index_that_is_missing_stops_no_picture(
     new_query: NewQuery, tmp_path: Path, store: InterposedStore, of_query: bool
 ) -> None:
     query = new_query()
-    await query.run(7)
-    first = await backup_checkpoint(await another_process(store), query.location)
+    _, first = await pictured(store, query, 7)
     reference = first.commit.store(*((QUERY_TASK, QUERY_STORE) if of_query else ("0-0", "default")))
     assert reference is not None
     await store.inner.delete([reference.index.key])
-    await query.run(0 if of_query else 1)
-    repository = await another_process(store)
-    healed = await backup_checkpoint(repository, query.location)
+    repository, healed = await pictured(store, query, 0 if of_query else 1)
     assert healed.is_new
     await check_whole(repository, healed, query, tmp_path)
 
@@ -103,9 +105,7 @@ async def test_a_restore_names_the_picture_that_is_whole_and_takes_it_when_it_is
     new_query: NewQuery, tmp_path: Path, store: InterposedStore
 ) -> None:
     query = new_query()
-    await query.run(4)
-    repository = await another_process(store)
-    first = await backup_checkpoint(repository, query.location)
+    repository, first = await pictured(store, query, 4)
     await query.run(4)
     second = await backup_checkpoint(repository, query.location)
     await store.inner.delete(sorted(await blobs_of(repository, second) - await blobs_of(repository, first)))
@@ -123,9 +123,7 @@ async def test_told_to_take_a_whole_one_it_takes_the_one_that_was_asked_for_if_i
     new_query: NewQuery, tmp_path: Path, store: InterposedStore
 ) -> None:
     query = new_query()
-    await query.run(4)
-    repository = await another_process(store)
-    await backup_checkpoint(repository, query.location)
+    repository, _ = await pictured(store, query, 4)
     await query.run(4)
     await backup_checkpoint(repository, query.location)
     restored = await restore_checkpoint(repository, tmp_path / "target", batch=3, or_newest_complete=True)
@@ -136,9 +134,7 @@ async def test_where_no_picture_is_whole_it_says_so(
     new_query: NewQuery, tmp_path: Path, store: InterposedStore
 ) -> None:
     query = new_query()
-    await query.run(4)
-    repository = await another_process(store)
-    done = await backup_checkpoint(repository, query.location)
+    repository, done = await pictured(store, query, 4)
     reference = done.commit.record.stores[0]
     files = dict(files_of((await repository.read_index(reference.index)).dir))
     await store.inner.delete([blob.key for file in files.values() for blob in file.blobs])

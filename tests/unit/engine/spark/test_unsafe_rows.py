@@ -103,7 +103,7 @@ def plain(of: DataType, value: Any) -> Any:
             return value
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_whole_columns_say_what_row_by_row_was_written(data: st.DataObject) -> None:
     of = row_of(*data.draw(st.lists(types(), max_size=4)))

@@ -18,7 +18,6 @@ def test_a_configuration_that_says_nothing_is_spark_43() -> None:
     assert (settings.merge_operator_version, settings.merge_delimiter) == (2, b"")
     assert (settings.versions_retained_min, settings.stale_versions_min, settings.versions_deleted_max) == (100, 30, -1)
     assert (settings.repair_after_failures, settings.changes_replayed_max) == (1, 500)
-    assert not settings.writes_file_checksums
 
 
 def test_every_key_of_sparks_is_read() -> None:

@@ -1,0 +1,29 @@
+"""The judges of what a collection leaves; the walker of tests/walker.py says what that should be."""
+
+from engine.repository import Repository
+from engine.verify import Level
+from index.keys import AUDIT
+from index.retention import Retention
+from tests.opaque_store import OpaqueStore
+from tests.unit.engine.conftest import World
+from tests.walker import expected_keys
+
+LAST = Retention(keep_last=1)
+
+
+async def keys(world: World, prefix: str = "") -> set[str]:
+    """All but the evidence of collections."""
+    return {key for key in await world.keys(prefix) if not key.startswith(AUDIT)}
+
+
+async def check_exact(world: World) -> None:
+    inner = world.store.inner
+    if isinstance(inner, OpaqueStore):
+        inner.opaque = False
+    assert await world.keys() == await expected_keys(inner, world.clock.now_ms)
+    if isinstance(inner, OpaqueStore):
+        inner.opaque = True
+
+
+async def check_kept(repository: Repository) -> None:
+    assert not (await repository.verify(level=Level.CONTENT)).problems

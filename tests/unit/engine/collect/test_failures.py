@@ -1,0 +1,116 @@
+"""What goes wrong during a collection, or before it: nothing is deleted that should not be."""
+
+import msgspec
+import pytest
+
+from blobstore.base import BytesBody
+from blobstore.errors import AccessDeniedError, StoreUnavailableError
+from engine.errors import DamagedError, UnsafeStoreError
+from index.codec import encode_record
+from index.errors import FormatError
+from index.keys import commit_key
+from index.model import Scope
+from tests.unit.engine.collect.judging import LAST, check_exact, keys
+from tests.unit.engine.conftest import JOB, World
+
+
+@pytest.mark.parametrize(
+    "operation, key",
+    [
+        ("list_page", "blobs/"),
+        ("list_page", "indexes/"),
+        ("list_page", "pins/"),
+        ("list_page", "names/"),
+        ("list_page", "log/"),
+        ("get", ".commit"),
+        ("get", "indexes/"),
+        ("put_if_absent", ".boundary"),
+    ],
+)
+async def test_an_error_on_the_way_means_that_nothing_is_deleted(world: World, operation: str, key: str) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    before = await keys(world)
+    world.store.fail(operation, key)
+    with pytest.raises(StoreUnavailableError):
+        await repository.collect(LAST, delete_share_max=1)
+    assert await keys(world) == before
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+async def test_an_error_in_the_second_reading_means_that_nothing_is_deleted(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+
+    async def break_the_rest() -> None:
+        world.store.fail("list_page", "log/")
+
+    world.store.after("put_if_absent", ".boundary", break_the_rest)
+    before = await keys(world)
+    with pytest.raises(StoreUnavailableError):
+        await repository.collect(LAST, delete_share_max=1)
+    assert before < await keys(world)
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+async def test_a_missing_index_means_that_nothing_is_deleted(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    commit = await repository.find(JOB)
+    await world.store.inner.delete([commit.record.stores[0].index.key])
+    before = await keys(world)
+    with pytest.raises(DamagedError):
+        await repository.collect(LAST, delete_share_max=1)
+    assert await keys(world) == before
+
+
+async def test_a_record_of_a_newer_format_means_that_nothing_is_deleted(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    stored = bytearray(encode_record((await repository.find(JOB)).record))
+    stored[9] = 99
+    await world.store.inner.put(commit_key(Scope("newer"), 1), BytesBody(bytes(stored)))
+    before = await keys(world)
+    with pytest.raises(FormatError):
+        await repository.collect(LAST, delete_share_max=1)
+    assert await keys(world) == before
+
+
+async def test_a_short_listing_means_that_nothing_is_deleted(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three")
+    await world.store.inner.delete([commit_key(JOB, 2)])
+    before = await keys(world)
+    with pytest.raises(UnsafeStoreError):
+        await repository.collect(LAST, delete_share_max=1)
+    assert await keys(world) == before
+
+
+@pytest.mark.parametrize("weakness", ["consistent_lists", "atomic_create"])
+async def test_a_store_that_cannot_be_trusted_is_refused(
+    world: World, weakness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    weak = msgspec.structs.replace(world.store.inner.capabilities, **{weakness: False})
+    monkeypatch.setattr(type(world.store), "capabilities", property(lambda _: weak))
+    with pytest.raises(UnsafeStoreError):
+        await repository.collect(LAST, delete_share_max=1)
+
+
+async def test_what_the_store_will_not_delete_stops_what_comes_later(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+
+    async def refuse() -> None:
+        raise AccessDeniedError("no", operation="delete", key="indexes/")
+
+    world.store.before("delete", "indexes/", refuse)
+    blobs = await keys(world, "blobs/")
+    with pytest.raises(AccessDeniedError):
+        await repository.collect(LAST, delete_share_max=1)
+    assert await keys(world, "blobs/") == blobs
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
