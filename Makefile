@@ -51,8 +51,18 @@ RUNS ?= 1000
 simulate: $(STAMP)  ## Run RUNS seeded schedules from SEED on against the protocol, and count what they have met
 	$(PYTHON) -m tests.simulation.campaign --seed $(SEED) --runs $(RUNS)
 
-bench: $(STAMP)  ## Run the benchmarks
-	$(WITH_JAVA) $(PYTEST) benchmarks --timeout 1800
+# PART is a part of a benchmark's name (diff, collect, state_load, ...), or `peers` or `replay`, whose options go into ARGS:
+# make bench PART=peers ARGS="--work small --rounds 5"
+PART ?=
+ARGS ?=
+bench: $(STAMP)  ## Run the benchmarks (PART=peers: against rclone, restic and others)
+ifeq ($(PART),peers)
+	$(PYTHON) -m benchmarks.peers $(ARGS)
+else ifeq ($(PART),replay)
+	$(PYTHON) -m benchmarks.bench_replay $(ARGS)
+else
+	$(WITH_JAVA) $(PYTEST) benchmarks -k "$(PART)" --timeout 1800 $(ARGS)
+endif
 
 clean:  ## Remove everything that was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks

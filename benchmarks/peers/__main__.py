@@ -1,0 +1,99 @@
+"""tidemark against everything that a user could pick instead, on one server in one run.
+
+```
+make bench PART=peers                                              # all of it: hours
+python -m benchmarks.peers --work small --rounds 5
+python -m benchmarks.peers --work big --to disk --scale 0.1 --only tidemark,rclone
+python -m benchmarks.peers --work mid --set in_flight_max=32       # a setting of ours
+```
+
+Results: `benchmarks/results/<work>-<server>-<target>-<date>.md`, `.json` and `.svg`.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.peers import report
+from benchmarks.peers.contestants import Contestant
+from benchmarks.peers.processes import ROOT, end_in_order
+from benchmarks.peers.programs import all_contestants
+from benchmarks.peers.run import Run
+from benchmarks.peers.works import WORKS
+
+RESULTS = ROOT / "benchmarks" / "results"
+DISK = ROOT / "build" / "peers" / "room"
+
+
+def main() -> None:
+    """Measure what the command line asks for, and write it down."""
+    end_in_order()
+    options = _options()
+    settings = dict(_setting(text) for text in options.set)
+    for work in options.work.split(","):
+        with tempfile.TemporaryDirectory(prefix="tidemark-bench-", dir=options.memory) as memory:
+            run = Run(
+                work=work,
+                memory=Path(memory),
+                room=DISK if options.to == "disk" else Path(memory) / "room",
+                to=options.to,
+                server=options.server,
+                rounds=options.rounds,
+                scale=options.scale,
+                settings=settings,
+                contestants=_chosen(all_contestants(settings), options.only),
+                told=_tell,
+            )
+            run.room.mkdir(parents=True, exist_ok=True)
+            outcome = WORKS[work](run)
+        _tell(report.markdown(outcome))
+        _tell(f"written: {report.write(outcome, options.results)}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__.splitlines()[0])
+    parser.add_argument("--work", default=",".join(WORKS), help=f"which, with commas: {', '.join(WORKS)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="0.1 is a tenth of all files or bytes")
+    parser.add_argument("--to", choices=("tmpfs", "disk"), default="tmpfs", help="where trees are restored to")
+    parser.add_argument("--server", choices=("rclone", "ceph"), default="rclone")
+    parser.add_argument("--only", default="", help="contestants, with commas; a part of a name is enough")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a TransferSettings of ours; s3.NAME an S3Settings",
+    )
+    parser.add_argument("--memory", default="/dev/shm", help="a directory in memory, for server and sources")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if unknown := set(options.work.split(",")) - WORKS.keys():
+        parser.error(f"no such work: {', '.join(sorted(unknown))}")
+    return options
+
+
+def _setting(text: str) -> tuple[str, object]:
+    name, _, value = text.partition("=")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
+
+
+def _chosen(contestants: Sequence[Contestant], only: str) -> tuple[Contestant, ...]:
+    wanted = [name for name in only.split(",") if name]
+    return tuple(c for c in contestants if not wanted or any(name in c.name for name in wanted))
+
+
+def _tell(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

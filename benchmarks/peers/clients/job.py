@@ -1,0 +1,73 @@
+"""What a client in Python is told to do: `python -m benchmarks.peers.clients.NAME JOB`, the job as JSON.
+
+Nothing but the standard library: boto3's client reads this in an environment that has nothing else.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One step of one client."""
+
+    # `start` imports and does nothing, `open` also says hello to the server, `upload` and `restore` do that and work.
+    verb: str
+    endpoint_url: str
+    bucket: str
+    region: str
+    access_key: str
+    secret_key: str
+    # Where the tree comes from, or goes to.
+    directory: str = ""
+    # Below this prefix of the bucket.
+    prefix: str = "tree"
+    # Connections at once.
+    workers: int = 16
+    # What only one client understands.
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """As it stands on a command line."""
+        return json.dumps(asdict(self))
+
+    def key(self, name: str) -> str:
+        """Of a file's path below `directory`."""
+        return f"{self.prefix}/{name}"
+
+    def files(self) -> Iterator[tuple[str, Path, int]]:
+        """Key, path and size of each file to upload."""
+        root = Path(self.directory)
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                yield self.key(str(path.relative_to(root))), path, path.stat().st_size
+
+    def target(self, key: str) -> Path:
+        """Where a key is restored to; its directory is there."""
+        path = Path(self.directory) / key.removeprefix(f"{self.prefix}/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+
+# The environment names the file.
+MARK = "BENCH_MARK"
+
+
+def opened() -> None:
+    """Say that everything is imported and open, and that the work begins: this moment, and the CPU seconds so far.
+
+    Exact, where a run with nothing to do is an estimate. The clock is the system's, the same in all processes.
+    """
+    if path := os.environ.get(MARK):
+        Path(path).write_text(f"{time.clock_gettime(time.CLOCK_MONOTONIC)} {time.process_time()}", encoding="ascii")
+
+
+def main(steps: Callable[[Job], None]) -> None:
+    """Carry out the job of the command line."""
+    steps(Job(**json.loads(sys.argv[1])))

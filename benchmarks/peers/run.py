@@ -1,0 +1,47 @@
+"""What a work is told about the run that it is a part of."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.peers.contestants import Contestant
+from benchmarks.peers.outcome import Outcome, begin
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One work of one run."""
+
+    work: str
+    # A directory in memory, for the server and the sources; gone after the run.
+    memory: Path
+    # Where trees are restored to, and what that is called.
+    room: Path
+    to: str
+    # `rclone` or `ceph`.
+    server: str
+    rounds: int
+    scale: float
+    # What `--set` said of ours.
+    settings: Mapping[str, Any]
+    contestants: Sequence[Contestant]
+    told: Callable[[str], None]
+
+    def present(self, outcome: Outcome, contestants: Sequence[Contestant]) -> list[Contestant]:
+        """Those that can take part; who cannot is told in the outcome."""
+        found = []
+        for contestant in contestants:
+            if why := contestant.why_missing():
+                outcome.missing[contestant.name] = why
+                self.told(f"{contestant.name} is missing: {why}")
+            else:
+                outcome.contestants[contestant.name] = contestant.about
+                found.append(contestant)
+        return found
+
+    def begin(self, title: str, server: str) -> Outcome:
+        """An outcome of this run."""
+        return begin(
+            self.work, title, server=server, target=self.to, rounds=self.rounds, scale=self.scale, contestants={}
+        )
