@@ -32,9 +32,11 @@ from engine.errors import (
     CommitUnknownError,
     ConflictError,
     DamagedError,
+    EngineError,
     LeaseExpiredError,
     NotFoundError,
     StaleResultError,
+    UnsafeStoreError,
     UsageError,
 )
 from engine.index_io import is_missing
@@ -209,7 +211,9 @@ class CommitWriter:
                 lease.keep()
                 try:
                     commit = await self._submit(request, compose, ())
-                except (ConflictError, LeaseExpiredError, UsageError, *REFUSALS):
+                except (CommitUnknownError, UnsafeStoreError):
+                    raise
+                except (EngineError, StoreError):
                     lease.let_go()
                     raise
                 lease.let_go()
@@ -237,15 +241,15 @@ class CommitWriter:
             check_parent(self._scope, head, request)
             try:
                 record = self._sent_before(request, head) or await compose(head)
-            except (StaleResultError, NotFoundError):
-                # What does not fit an own commit that is remembered may have been made on top of another's since.
+            except (StaleResultError, NotFoundError, UsageError):
+                # What does not fit a head that is remembered may fit the one that others have made since.
                 if head is remembered and await self._is_overtaken(head):
                     why = "other writers keep committing"
                     continue
                 raise
             data = encode_commit(record)
             if head.newest is None:
-                await check_granularity(self._store, self._scope)
+                await check_granularity(self._store, self._scope, request.kind)
             await check_lease(self._store, self._ambient, record)
             try:
                 await self._settle_parent(head, gone)
@@ -270,10 +274,11 @@ class CommitWriter:
         return self._head
 
     async def _is_overtaken(self, head: Head) -> bool:
-        """Whether the newest commit is another one by now: what was remembered may have been collected since."""
+        """Whether others have moved the head: what was remembered may have been collected, or all of it forgotten."""
         self._head = None
-        newest = (await self._load_head()).newest
-        return (newest and newest.pointer) != (head.newest and head.newest.pointer)
+        now = await self._load_head()
+        is_same = (now.newest and now.newest.pointer) == (head.newest and head.newest.pointer)
+        return not is_same or now.next_number != head.next_number
 
     async def _resolve(self, request: Request) -> Commit | None:
         """Find out what became of unanswered records; the one of this very request is its commit (C3).
@@ -331,12 +336,12 @@ class CommitWriter:
             raise
         except StoreError as error:
             # An error may stand for a request that arrived all the same; what is not known is not assumed (C3).
-            raise self._unknown(f"writing record {record.number} failed") from error
+            raise _unknown(record, f"writing record {record.number} failed") from error
         match outcome:
             case Created():
                 return True
             case Unknown(reason=reason):
-                raise self._unknown(f"no answer for record {record.number}: {reason}")
+                raise _unknown(record, f"no answer for record {record.number}: {reason}")
             case Lost():
                 return await self._is_mine(record)
 
@@ -347,14 +352,14 @@ class CommitWriter:
         except BlobNotFoundError:
             there = None
         except StoreError as error:
-            raise self._unknown(f"record {record.number} stands, and cannot be read") from error
+            raise _unknown(record, f"record {record.number} stands, and cannot be read") from error
         if there == record.pointer:
             return True
         del self._unresolved[record.pointer]
         if there in self._unresolved:
             return False
         raise CommitLostError(
-            f"another writer has taken number {record.number}", operation="commit", subject=str(self._scope)
+            f"another writer has taken number {record.number}", operation=record.kind, subject=str(self._scope)
         )
 
     async def _judge_sent(self, record: CommitRecord) -> Commit:
@@ -362,13 +367,10 @@ class CommitWriter:
         try:
             return await acknowledge(self._store, record)
         except StoreError as error:
-            raise self._unknown(f"record {record.number} was written but could not be confirmed") from error
+            raise _unknown(record, f"record {record.number} was written but could not be confirmed") from error
         except (ConflictError, LeaseExpiredError):
             del self._unresolved[record.pointer]
             raise
-
-    def _unknown(self, message: str) -> CommitUnknownError:
-        return CommitUnknownError(message, operation="commit", subject=str(self._scope))
 
     async def _finish(self, commit: Commit, new_keys: Sequence[BlobKey]) -> Commit:
         """T1, after the acknowledgement. Interrupted here, the same request made again finds its commit.
@@ -394,3 +396,7 @@ class CommitWriter:
         if head.newest is not None and not head.newest.settled:
             await settle_record(self._store, head.newest.record, is_needed=is_needed)
             self._head = msgspec.structs.replace(head, newest=msgspec.structs.replace(head.newest, settled=True))
+
+
+def _unknown(record: CommitRecord, message: str) -> CommitUnknownError:
+    return CommitUnknownError(message, operation=record.kind, subject=str(record.scope))

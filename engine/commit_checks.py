@@ -10,7 +10,7 @@ from index.log import Commit, Verdict, judge_record
 from index.model import CommitRecord, Scope
 
 
-async def check_granularity(store: BlobStore, scope: Scope) -> None:
+async def check_granularity(store: BlobStore, scope: Scope, operation: str) -> None:
     """A job commits as a whole or by task, never both: a store belongs to exactly one scope (K3).
 
     Raises:
@@ -22,7 +22,7 @@ async def check_granularity(store: BlobStore, scope: Scope) -> None:
     if (await store.list_page(other, limit=1)).blobs:
         raise UsageError(
             "the job already commits " + ("task by task" if scope.task is None else "as a whole"),
-            operation="commit",
+            operation=operation,
             subject=str(scope),
             hint="use the same kind of scope, or another job name",
         )
@@ -37,7 +37,10 @@ async def check_lease(store: BlobStore, ambient: Ambient, record: CommitRecord) 
     """
     if record.valid_until_ms < ambient.local_now_ms() and record.valid_until_ms < await store.now_ms():
         raise LeaseExpiredError(
-            "less than the margin is left of the uploads' TTL", operation="commit", subject=str(record.scope)
+            "less than the margin is left of the uploads' TTL",
+            operation=record.kind,
+            subject=str(record.scope),
+            hint=_hint_when_late(record),
         )
 
 
@@ -68,7 +71,7 @@ async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
         if isinstance(verdict, Commit):
             return verdict
         raise _refusal(verdict, record)
-    raise UnsafeStoreError("the log keeps changing", operation="commit", subject=str(record.scope))
+    raise UnsafeStoreError("the log keeps changing", operation=record.kind, subject=str(record.scope))
 
 
 def _refusal(verdict: Verdict, record: CommitRecord) -> EngineError:
@@ -76,20 +79,26 @@ def _refusal(verdict: Verdict, record: CommitRecord) -> EngineError:
     scope = str(record.scope)
     match verdict:
         case Verdict.FENCED:
-            return FencedError(f"a boundary does not list record {record.number}", operation="commit", subject=scope)
+            return FencedError(f"a boundary does not list record {record.number}", operation=record.kind, subject=scope)
         case Verdict.VOID:
             return LeaseExpiredError(
                 f"record {record.number} was created after the lease of its uploads: it is void",
-                operation="commit",
+                operation=record.kind,
                 subject=scope,
+                hint=_hint_when_late(record),
             )
         case Verdict.LOST:
             return CommitLostError(
-                f"later records do not descend from record {record.number}", operation="commit", subject=scope
+                f"later records do not descend from record {record.number}", operation=record.kind, subject=scope
             )
         case Verdict.NOT_LISTED:
             return UnsafeStoreError(
                 "the record just written is not in the listing",
-                operation="commit",
+                operation=record.kind,
                 subject=commit_key(record.scope, record.number),
             )
+
+
+def _hint_when_late(record: CommitRecord) -> str:
+    """What holds a copy's blobs is a pin, not a backup."""
+    return "" if record.kind == "commit" else f"{record.kind} again: it took longer than its pin holds"

@@ -156,11 +156,21 @@ def compose_copy(
     stores = source.stores
     if request.kind == "fork":
         if head.newest is not None:
-            raise UsageError("the scope has commits already", operation="fork", subject=str(scope))
+            raise UsageError(
+                "the scope has commits already",
+                operation="fork",
+                subject=str(scope),
+                hint="fork into a job that has none, or forget this one first",
+            )
         stores = tuple(msgspec.structs.replace(s, number=head.next_number) for s in stores)
     elif source.number >= head.next_number:
         # Made by another writer since the head was loaded: who remembers one looks again.
-        raise NotFoundError("is newer than what is there", operation="rewind", subject=str(scope))
+        raise NotFoundError(
+            f"commit {source.number} is newer than what is there",
+            operation="rewind",
+            subject=str(scope),
+            hint="look again which commits there are, and rewind to one of them",
+        )
     return _new_record(
         head,
         request,
@@ -256,8 +266,9 @@ def check_parent(scope: Scope, head: Head, request: Request) -> None:
     """
     newest = head.newest.pointer if head.newest else None
     if request.parent not in {ANY, newest}:
+        there = f"the newest commit is {newest.number}" if newest else "there is no commit any more"
         raise CommitLostError(
-            f"the newest commit is {newest and newest.number} and not the parent given",
+            f"{there}: it is not the parent given",
             operation=request.kind,
             subject=str(scope),
         )

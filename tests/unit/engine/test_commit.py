@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from blobstore.base import BlobStore, BytesBody, list_blobs
+from blobstore.base import BlobStore, BytesBody, list_blobs, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from engine.commit import COMMIT_ATTEMPTS_MAX
 from engine.errors import (
@@ -20,8 +20,8 @@ from engine.errors import (
     UsageError,
 )
 from engine.log_io import read_commit
-from index.codec import encode_record
-from index.keys import boundary_key, commit_key
+from index.codec import decode_pin, encode_record
+from index.keys import PINS, boundary_key, commit_key
 from index.model import Boundary, CommitPointer, CommitRecord, Scope, ScopeLayout, WriteId
 from index.retention import Retention
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
@@ -29,6 +29,11 @@ from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 
 async def ttl_keys(world: World) -> set[str]:
     return {b.key async for b in list_blobs(world.store.inner, "") if b.expires_at_ms is not None}
+
+
+async def held_ms(world: World, key: str) -> int:
+    """For how long a pin holds."""
+    return decode_pin(await read_blob(world.store.inner, key, size_bytes_max=1 << 16), subject=key).duration_ms
 
 
 async def test_first_commit_has_number_one_and_no_predecessor(world: World) -> None:
@@ -363,6 +368,46 @@ async def test_a_writer_that_was_overtaken_rewinds_to_a_commit_that_it_has_not_s
     assert rewound.pointer.number == 3
     assert await world.restored_text(other) == "two"
     assert await world.restored_text(mine) == "two"
+
+
+async def test_a_writer_that_remembers_an_empty_scope_rewinds_after_others_forgot_what_they_wrote(world: World) -> None:
+    """There was no newest commit, and there is none: only the next number is another (design 0002, D8)."""
+    mine, other = await world.process(), await world.process()
+    await world.backup(mine, "never committed")
+    first, _ = await world.history(other, "one", "two")
+    await other.name(first, "kept")
+    await other.forget(JOB)
+    rewound = await mine.rewind(await mine.find(JOB, name="kept"))
+    assert rewound.pointer.number > 10**9
+    assert await world.restored_text(other) == "one"
+
+
+async def test_a_writer_whose_commits_others_have_forgotten_forks_into_its_scope(world: World) -> None:
+    mine, other = await world.process(), await world.process()
+    (source,) = await world.history(mine, "one", scope=Scope("source"))
+    await world.history(mine, "mine")
+    await other.forget(JOB)
+    forked = await mine.fork(source, JOB)
+    assert forked.pointer.number > 10**9
+    with pytest.raises(UsageError, match="has commits already") as caught:
+        await mine.fork(source, JOB)
+    assert "forget this one first" in caught.value.hint
+
+
+async def test_a_rewind_that_fails_before_it_sends_anything_lets_go_of_its_pin(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it can arrive any more, so that nothing has to be protected."""
+    repository = await world.process()
+    first, _ = await world.history(repository, "one", "two")
+
+    async def refuse(*_: object) -> None:
+        raise DamagedError("injected", operation="rewind")
+
+    monkeypatch.setattr("engine.commit.check_lease", refuse)
+    with pytest.raises(DamagedError):
+        await repository.rewind(first)
+    assert {await held_ms(world, key) for key in await world.keys(PINS)} == {0}
 
 
 async def test_a_result_made_on_top_of_another_writers_commit_is_no_stale_one_to_whoever_remembers_its_own(
