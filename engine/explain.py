@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobInfo, BlobStore, RequestMetadata
+from blobstore.base import BlobInfo, BlobStore, Capabilities, RequestMetadata
 from blobstore.bounded import map_bounded
 from blobstore.errors import InvalidRequestError
 from engine.errors import DamagedError, UsageError
@@ -142,7 +142,7 @@ async def explain(
     if kind in _BY_THEMSELVES:
         fate, rule = _BY_THEMSELVES[kind]
         return msgspec.structs.replace(told, fate=Fate.ABSENT if there is None else fate, rule=rule)
-    roots = await read_roots(store, repository, now_ms)
+    roots = await read_roots(store, repository, now_ms, operation="explain")
     plans = plan_scopes(roots, policy)
     if kind not in {KeyKind.BLOB, KeyKind.INDEX}:
         return _explain_record(told, roots, plans)
@@ -155,7 +155,7 @@ async def explain(
         fate = Fate.ABSENT if there is None else Fate.UNKNOWN
         rule = "an index that is kept cannot be read, and may lead to it: a collection deletes nothing then (0002, D4)"
         return msgspec.structs.replace(told, fate=fate, rule=rule)
-    return _explain_upload(told, there, is_kept=is_kept, ttl_ms=repository.ttl_ms)
+    return _explain_upload(told, there, store.capabilities, is_kept=is_kept, ttl_ms=repository.ttl_ms)
 
 
 def kind_of(key: str) -> KeyKind:
@@ -224,15 +224,20 @@ _RECORD_RULES: Final = {
 }
 
 
-def _explain_upload(told: Explanation, there: BlobInfo | None, *, is_kept: bool, ttl_ms: int) -> Explanation:
-    """D2, as a collection that begins now decides it."""
+def _explain_upload(
+    told: Explanation, there: BlobInfo | None, capabilities: Capabilities, *, is_kept: bool, ttl_ms: int
+) -> Explanation:
+    """D2, as a collection that begins now decides it: by what lists show, and by a look where it would take one."""
     if there is None:
         rule = "MISSING: something that is kept leads to it" if is_kept else "nothing that is kept leads to it"
         return msgspec.structs.replace(told, rule=rule)
     if is_kept:
         return msgspec.structs.replace(told, fate=Fate.KEPT, rule="something that is kept leads to it (0002, D2)")
     upload = Upload(there.key, there.size_bytes, there.created_at_ms, there.expires_at_ms)
-    deletes, _ = choose_uploads([upload], (), told.now_ms, ttl_ms)
+    listed = msgspec.structs.replace(upload, ttl_known=capabilities.list_shows_ttl)
+    deletes, unknown = choose_uploads([listed], (), told.now_ms, ttl_ms)
+    if unknown and capabilities.removes_ttl:
+        deletes, _ = choose_uploads([upload], (), told.now_ms, ttl_ms)
     if deletes:
         return msgspec.structs.replace(
             told,

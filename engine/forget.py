@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
-from blobstore.errors import REFUSALS, AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
+from blobstore.errors import REFUSALS, AccessDeniedError, StoreError, StoreUnavailableError
 from engine.errors import NotFoundError
-from engine.log_io import load_log, read_boundary
+from engine.log_io import find_boundary, load_log
 from engine.names import list_names
 from engine.naming import release_name
 from engine.store_checks import check_commits
@@ -126,7 +126,5 @@ async def _write(store: BlobStore, boundary: Boundary) -> bool:
         case Unknown():
             return False
         case Lost():
-            # Somebody else's who forgets, or an earlier copy of this one; gone if a collector has met a newer one.
-            with contextlib.suppress(BlobNotFoundError):
-                return await read_boundary(store, boundary.scope, boundary.number) == boundary
-            return False
+            # Somebody else's who forgets, or an earlier copy of this one.
+            return await find_boundary(store, boundary.scope, boundary.number) == boundary

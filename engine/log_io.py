@@ -1,5 +1,6 @@
 """Reading and listing a scope's log in a store."""
 
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -87,6 +88,17 @@ async def read_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary
     return boundary
 
 
+async def find_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary | None:
+    """The boundary that has a number, for whoever has found the number taken; other errors as `read_commit`.
+
+    Returns:
+        None: a collector has met a newer one, which closes at least as much, and has taken this one away (D3).
+    """
+    with contextlib.suppress(BlobNotFoundError):
+        return await read_boundary(store, scope, number)
+    return None
+
+
 async def list_log(store: BlobStore, scope: Scope, *, from_number: int = 0) -> LogListing:
     """Records and boundaries of a scope from a number on: one LIST per 1,000 of them."""
     entries = [
@@ -166,6 +178,11 @@ async def _dense_listing(store: BlobStore, scope: Scope) -> tuple[LogListing, tu
 async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: str, subject: str = "") -> Loaded:
     """Read logs again when a collection beside us took away what a listing had promised.
 
+    Args:
+        read: One reading.
+        operation: The use case, for its error.
+        subject: What is read; of many logs the one that had changed or had holes is told.
+
     Raises:
         UnsafeStoreError: That, or a hole, was met in every reading (C1).
     """
@@ -177,7 +194,7 @@ async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: st
                 raise UnsafeStoreError(
                     f"the log changed or had holes in each of {LOAD_ATTEMPTS_MAX} readings",
                     operation=operation,
-                    subject=subject,
+                    subject=subject or (error.key if isinstance(error, BlobNotFoundError) else error.subject),
                 ) from error
     raise AssertionError("unreachable: the last attempt returns or raises")
 

@@ -89,9 +89,21 @@ class References(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_roots(
-    store: BlobStore, repository: RepositoryRecord, now_ms: int, *, known: Roots | None = None
+    store: BlobStore,
+    repository: RepositoryRecord,
+    now_ms: int,
+    *,
+    known: Roots | None = None,
+    operation: str = "collect",
 ) -> Roots:
     """All logs, names and pins; records in `known` are not read again.
+
+    Args:
+        store: The repository's store.
+        repository: Its record.
+        now_ms: The store's clock.
+        known: An earlier reading.
+        operation: The use case, for its errors.
 
     Raises:
         UnsafeStoreError: The logs keep changing or have holes (C1).
@@ -110,7 +122,7 @@ async def read_roots(
         ]
         return Roots(logs=tuple(logs), names=names, pins=pins)
 
-    return await repeat_reading(read, operation="collect")
+    return await repeat_reading(read, operation=operation)
 
 
 async def _read_log(store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] | None) -> ScopeLog:

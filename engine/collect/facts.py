@@ -79,17 +79,14 @@ class Facts(msgspec.Struct, kw_only=True):
         unknown = sum(room.unknown_count for room in self.deleted.values())
         not_aborted = len(self.unfinished.doomed) - len(self.aborted)
         others = sum(len(_staying(planned, tally)) for planned, tally in self._other_lists())
-        return self.uploads_left() - unknown + others + not_aborted
+        planned = sum(t.count for t in self.swept.totals)
+        gone = sum(t.count for room in self.deleted.values() for t in room.totals)
+        return planned - gone - unknown + others + not_aborted
 
     def unknown_count(self) -> int:
         """Keys of which nobody knows whether they are gone: the store did not answer, or a task was lost."""
         others = sum(tally.asked - tally.answered for _, tally in self._other_lists())
         return others + sum(room.unknown_count for room in self.deleted.values())
-
-    def uploads_left(self) -> int:
-        """Uploads that were to go and are not known to be gone."""
-        gone = sum(t.count for room in self.deleted.values() for t in room.totals)
-        return sum(t.count for t in self.swept.totals) - gone
 
     def failed(self) -> tuple[str, ...]:
         """Some of the keys that were to go and are still there."""

@@ -112,6 +112,10 @@ class Hands(Protocol):
         """Delete what is planned of `INDEXES`, then of `BLOBS`."""
         ...
 
+    def planned_count(self, room: str) -> int:
+        """So many uploads of a room are to go, as the plan is now."""
+        ...
+
     def so_far(self) -> Deleted | None:
         """What is known of the room whose `delete` has failed; None if nothing is, as of tasks that are lost."""
         return None

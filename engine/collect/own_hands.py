@@ -76,6 +76,10 @@ class OwnHands(Hands):
         return self._deleted()
 
     @override
+    def planned_count(self, room: str) -> int:
+        return sum(p.key.startswith(room) for p in self._planned)
+
+    @override
     def so_far(self) -> Deleted | None:
         return self._deleted()
 

@@ -13,14 +13,14 @@ from engine.clock import Ambient, SystemAmbient
 from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit
 from engine.collect.facts import Facts
 from engine.collect.hands import Deleted, Hands
-from engine.collect.leftovers import plan_leftovers
+from engine.collect.leftovers import delete_leftovers, plan_leftovers
 from engine.collect.overtaken import read_until_not_overtaken
 from engine.collect.own_hands import OwnHands, delete_keys
 from engine.collect.plan_writer import check_place, write_header, write_summary
 from engine.collect.report import CollectReport, make_report
 from engine.collect.unfinished import abort_puts, plan_unfinished
 from engine.errors import EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
-from engine.log_io import read_boundary
+from engine.log_io import find_boundary
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import (
     References,
@@ -160,8 +160,8 @@ class _Run:
     async def close_commits(self, marked: References) -> None:
         """Write the boundaries, then read the roots again and spare what they lead to beside what was marked (D4)."""
         facts = self._facts
-        written = {await write_boundary(self._store, boundary) for boundary in self._planned_boundaries()}
-        facts.boundaries = tuple(sorted(written, key=lambda b: str(b.scope)))
+        standing = [await write_boundary(self._store, boundary) for boundary in self._planned_boundaries()]
+        facts.boundaries = tuple(boundary for boundary in standing if boundary is not None)
 
         async def follow(_roots: Roots, references: References, _chosen: None) -> frozenset[str]:
             unmarked = references.everything - marked.everything
@@ -191,7 +191,7 @@ class _Run:
             if not facts.failed_before(room):
                 await self._delete_room(room)
         facts.aborted = await abort_puts(self._store, facts.unfinished.doomed)
-        await delete_keys(self._store, facts.leftovers, tally=facts.leftovers_tally)
+        await delete_leftovers(self._store, facts.leftovers, facts.leftovers_tally)
 
     async def end(self) -> str:
         """Let the run's own objects go; returns why they are still there, which harms nobody (R6)."""
@@ -212,7 +212,7 @@ class _Run:
             deleted = await self._hands.delete(room)
         except (EngineError, FormatError, StoreError):
             # The audit record says what is known to be gone, and of how much nobody knows.
-            known = self._hands.so_far() or Deleted(totals=(), unknown_count=facts.uploads_left())
+            known = self._hands.so_far() or Deleted(totals=(), unknown_count=self._hands.planned_count(room))
             facts.deleted = {**facts.deleted, room: known}
             raise
         facts.deleted = {**facts.deleted, room: deleted}
@@ -327,8 +327,12 @@ async def settle_newest(store: BlobStore, roots: Roots, unsettled: frozenset[str
     )
 
 
-async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary:
+async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary | None:
     """Write a boundary, or adopt the one that has its number already (D3).
+
+    Returns:
+        The one that stands. None: it was another's, and is superseded and gone already; the second reading of the roots
+        finds the newer one, and nothing goes that this leaves open (D4).
 
     Raises:
         UnsafeStoreError: The store did not answer.
@@ -338,6 +342,6 @@ async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary:
         case Created():
             return boundary
         case Lost():
-            return await read_boundary(store, boundary.scope, boundary.number)
+            return await find_boundary(store, boundary.scope, boundary.number)
         case unknown:
             raise UnsafeStoreError(f"no answer for the boundary: {unknown.reason}", operation="collect", subject=key)

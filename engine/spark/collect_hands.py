@@ -167,6 +167,10 @@ class SparkHands(Hands):
         )
 
     @override
+    def planned_count(self, room: str) -> int:
+        return sum(t.count for shard, totals in self._totals.items() if shard.room == room for t in totals)
+
+    @override
     async def end(self) -> None:
         if self._run is not None:
             await end_run(self._store, self._run.id)

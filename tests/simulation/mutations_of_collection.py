@@ -143,7 +143,7 @@ def newest_boundary_counts() -> Iterator[None]:
     "D3",
     "every boundary may go",
     stories_of_collection.the_last_boundary_stays,
-    shows="UnsafeStoreError: collect: the log changed or had holes",
+    shows="the log changed or had holes",
 )
 def all_boundaries_go() -> Iterator[None]:
     with everywhere(collect_plan.choose_superseded_boundaries, tuple):

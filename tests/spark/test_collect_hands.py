@@ -20,8 +20,9 @@ from engine.runs import end_run, take_up_run
 from engine.spark.collect_hands import TASKS_PER_CORE
 from engine.spark.collect_listing import NOTHING, encode_inventory
 from engine.spark.errors import RunEndedError
+from index.audit import decode_audit
 from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_deletes, sum_totals
-from index.keys import INDEXES, RUNS, RunId, make_run_id, run_key
+from index.keys import AUDIT, BLOBS, INDEXES, RUNS, RunId, make_run_id, run_key
 from index.log import Commit
 from index.model import Scope
 from index.plan_file import decode_lines
@@ -313,9 +314,16 @@ async def test_a_task_fails_as_one_process_would(tmp_path: Path, dry_run: bool) 
 async def test_a_deletion_that_is_denied_ends_it_before_the_next_room(tmp_path: Path) -> None:
     bench = await Bench(tmp_path).fill()
     before = await bench.keys("blobs/")
+    planned = [d.key for d in (await bench.collect(dry_run=True)).deletes]
     with pytest.raises(AccessDeniedError, match="will not"):
         await bench.collect(BrokenStore(bench.store, "delete", INDEXES, AccessDeniedError))
     assert await bench.keys("blobs/") == before
+    # A task that fails tells nothing of what it has done: nobody knows of the indexes, and of blobs all are there.
+    (key,) = await bench.keys(AUDIT)
+    audit = decode_audit(await read(bench.store, key), subject=key)
+    rooms = [sum(key.startswith(room) for key in planned) for room in (INDEXES, BLOBS)]
+    assert [audit.unknown_count, audit.failed_count] == rooms
+    assert min(rooms) > 0
 
 
 async def test_a_missing_index_stops_it_and_a_missing_inventory_too(tmp_path: Path) -> None:

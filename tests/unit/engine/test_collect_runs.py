@@ -13,7 +13,7 @@ from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
-from engine.collect import Deleted, Hands, Listing, OwnHands
+from engine.collect import Deleted, Hands, Listing, OwnHands, collect
 from engine.collect.audit import POINTERS_TOLD_MAX, RELEASE, make_audit
 from engine.collect.facts import Facts
 from engine.collect.leftovers import AUDITS_KEPT_MAX
@@ -24,7 +24,7 @@ from engine.runs import end_run, take_up_run
 from index.audit import AuditRecord, decode_audit, encode_audit
 from index.collect_plan import DeleteReason, PlannedUpload
 from index.errors import CorruptIndexError, UnknownFormatError
-from index.keys import AUDIT, BLOBS, RUNS, RunId, audit_key, commit_key, make_run_id, run_key, upload_key
+from index.keys import AUDIT, BLOBS, INDEXES, RUNS, RunId, audit_key, commit_key, make_run_id, run_key, upload_key
 from index.model import Boundary, CommitPointer, Scope, WriteId
 from index.plan_file import HEADER_NAME, SUMMARY_NAME, decode_header, decode_lines, decode_summary
 from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
@@ -308,6 +308,18 @@ async def test_what_lost_tasks_did_is_told_as_unknown(world: World) -> None:
     assert (audit.unknown_count, audit.failed_count) == (3, 0)
 
 
+async def test_of_lost_tasks_nobody_knows_of_their_own_room_only(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three")
+    world.store.fail("delete", INDEXES)
+    with pytest.raises(StoreUnavailableError):
+        await repository.collect(LAST, delete_share_max=1, hands=_LostHands(world.store))
+    (audit,) = await audits(world)
+    assert (audit.unknown_count, audit.failed_count) == (2, 3)
+    # Blobs were not begun: all of them are there.
+    assert [key.split("/")[0] for key in audit.failed] == ["blobs"] * 3
+
+
 async def test_a_record_says_of_a_store_s_error_what_was_asked_and_not_what_it_answered(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one")
@@ -462,7 +474,7 @@ async def test_runs_that_began_a_ttl_ago_go_header_last_and_younger_ones_stay(wo
     world.store.requests.clear()
     report = await repository.collect(LAST)
     deleted = [key for operation, key in world.store.requests if operation == "delete"]
-    assert deleted == [" ".join(run_key(old, name) for name in ("a", "z", "run"))]
+    assert deleted == [" ".join(run_key(old, name) for name in ("a", "z")), run_key(old, "run")]
     assert await keys(world.store.inner, RUNS) == [run_key(young, "a"), run_key(young, "run"), f"{RUNS}notes"]
     assert [(t.reason, t.count) for t in report.totals] == [(DeleteReason.LEFT_RUN, 3)]
 
@@ -480,8 +492,36 @@ async def test_a_run_that_has_ended_is_not_taken_up_and_what_is_left_of_it_goes(
     assert (await take_up_run(store, repository.record, again, now_ms, RELEASE)).id == again
     world.store.requests.clear()
     await repository.collect(LAST)
-    (deleted,) = [key for operation, key in world.store.requests if operation == "delete"]
-    assert deleted == " ".join(run_key(begun, name) for name in ("plan-of-yesterday", HEADER, ENDED))
+    deleted = [key for operation, key in world.store.requests if operation == "delete"]
+    assert deleted == [run_key(begun, name) for name in ("plan-of-yesterday", HEADER, ENDED)]
+
+
+@pytest.mark.parametrize(
+    "stuck, left", [("plan", ["plan", HEADER, ENDED]), (HEADER, [HEADER, ENDED]), (ENDED, [ENDED])]
+)
+async def test_of_an_ended_run_nothing_goes_before_what_has_to_go_first(
+    world: World, stuck: str, left: list[str]
+) -> None:
+    repository, now_ms = await world.process(), world.clock.now_ms
+    run = await leave_run(world, now_ms, "plan", HEADER, ENDED)
+    report = await collect(_Refusing(world.store, run_key(run, stuck)), repository.record, LAST)
+    assert report.failed == tuple(run_key(run, name) for name in left)
+    assert report.failed_count == len(left)
+    assert sorted(report.failed) == await keys(world.store.inner, RUNS)
+    again = make_run_id(now_ms, "d" * 20)
+    assert (await take_up_run(world.store, repository.record, again, now_ms, RELEASE)).id == again
+    assert (await repository.collect(LAST)).failed == ()
+
+
+async def test_an_audit_record_that_stays_keeps_no_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.collect.leftovers.AUDITS_KEPT_MAX", 1)
+    repository = await world.process()
+    await leave_run(world, world.clock.now_ms, "plan", HEADER, ENDED)
+    old = audit_key(make_run_id(1, "0" * 20))
+    await world.store.inner.put(old, BytesBody(b"{}"))
+    report = await collect(_Refusing(world.store, AUDIT), repository.record, LAST)
+    assert report.failed == (old,)
+    assert await keys(world.store.inner, RUNS) == []
 
 
 # ---------------------------------------------------------------------- what is told of many
@@ -502,14 +542,18 @@ async def test_of_many_keys_some_are_told_and_all_are_counted(world: World, monk
 
 
 class _Refusing(ForwardingStore):
-    """Will not delete indexes."""
+    """Will not delete what begins so."""
+
+    def __init__(self, inner: BlobStore, prefix: str) -> None:
+        super().__init__(inner)
+        self._prefix = prefix
 
     @override
     async def delete(
         self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
     ) -> tuple[DeleteFailure, ...]:
-        refused = tuple(DeleteFailure(key=key, reason="locked") for key in keys if key.startswith("indexes/"))
-        return (*refused, *await super().delete([k for k in keys if not k.startswith("indexes/")], metadata=metadata))
+        refused = tuple(DeleteFailure(key=key, reason="locked") for key in keys if key.startswith(self._prefix))
+        return (*refused, *await super().delete([k for k in keys if not k.startswith(self._prefix)], metadata=metadata))
 
 
 class _Hands(OwnHands):
@@ -528,7 +572,7 @@ async def test_what_the_store_would_not_delete_is_counted_and_no_later_room_is_b
     monkeypatch.setattr("engine.collect.own_hands.KEYS_TOLD_MAX", 1)
     repository = await world.process()
     await world.history(repository, "one", "two", "three", "four")
-    hands = _Hands(_Refusing(world.store))
+    hands = _Hands(_Refusing(world.store, INDEXES))
     report = await repository.collect(LAST, delete_share_max=1, hands=hands)
     assert not hands.ended
     assert report.failed_count == 3 + 3 + 2

@@ -3,6 +3,7 @@
 import pytest
 
 from blobstore.base import BytesBody, list_blobs
+from engine.errors import UnsafeStoreError
 from engine.explain import PATHS_TOLD_MAX, Explanation, Fate, KeyKind, RootKind, kind_of
 from engine.repository import Repository
 from index.collect_plan import DeleteReason
@@ -192,6 +193,16 @@ async def test_a_forgotten_boundary_stays(world: World) -> None:
     assert (await repository.explain(commit_key(JOB, 1), KEEP_TWO)).fate is Fate.DELETED
 
 
+async def test_a_log_with_a_hole_is_told_by_its_scope(world: World) -> None:
+    repository = await world.process()
+    await history(world, repository, "one", "two", "three")
+    key = commit_key(JOB, 2)
+    await world.store.inner.delete([key])
+    with pytest.raises(UnsafeStoreError, match="had holes") as caught:
+        await repository.explain(key, KEEP_TWO)
+    assert (caught.value.operation, caught.value.subject) == ("explain", f"log of {JOB}")
+
+
 async def test_the_collection_does_what_was_explained(world: World) -> None:
     await check_explained(world)
 
@@ -210,6 +221,10 @@ async def check_explained(world: World) -> None:
     await world.backup(repository, "young")
     keys = [blob.key async for blob in list_blobs(world.store.inner, "")]
     told = {key: await repository.explain(key, KEEP_TWO) for key in keys}
+    planned = await repository.collect(KEEP_TWO, dry_run=True)
+    assert {d.key: d.reason for d in planned.deletes} == {
+        key: e.reason for key, e in told.items() if e.fate is Fate.DELETED
+    }
     report = await repository.collect(KEEP_TWO, delete_share_max=1)
     there = {blob.key async for blob in list_blobs(world.store.inner, "")}
     assert {key for key in keys if key not in there} == {k for k, e in told.items() if e.fate is Fate.DELETED}

@@ -61,6 +61,27 @@ async def test_a_taken_boundary_number_is_adopted(world: World) -> None:
     assert await world.restored_text(repository, version=1) == "one"
 
 
+async def test_a_taken_number_whose_boundary_is_gone_already_needs_none(world: World) -> None:
+    """D3: between losing the number and reading it, a third collector has met a newer boundary."""
+    repository, writer = await world.process(), await world.process()
+    await world.history(repository, "one", "two", "three")
+
+    async def another_collects() -> None:
+        await (await world.process()).collect(LAST, delete_share_max=1)
+        world.store.before("get", boundary_key(JOB, 2), a_third_collects)
+
+    async def a_third_collects() -> None:
+        await world.history(writer, "four")
+        await (await world.process()).collect(LAST, delete_share_max=1)
+
+    world.store.before("put_if_absent", ".boundary", another_collects)
+    report = await (await world.process()).collect(LAST, delete_share_max=1)
+    assert (report.boundaries, report.failed_count) == ((), 0)
+    assert {k for k in await keys(world, "log/") if k.endswith("boundary")} == {boundary_key(JOB, 3)}
+    await check_exact(world)
+    assert await world.restored_text(await world.process()) == "four"
+
+
 async def test_a_newer_boundary_replaces_an_older_one(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one", "two")
