@@ -9,7 +9,7 @@ from blobstore.base import BlobStore, BytesBody
 from blobstore.errors import AccessDeniedError, StoreError
 from engine.clock import Ambient
 from engine.errors import CollectedError
-from engine.log_io import list_log, read_boundaries
+from engine.log_io import list_log, read_boundaries, repeat_reading
 from engine.names import read_name
 from engine.store_checks import check_commits
 from index.codec import encode_record
@@ -144,14 +144,19 @@ async def check_open(store: BlobStore, commit: Commit) -> None:
     Raises:
         CollectedError: It may be collected at any moment, or was already.
         NotFoundError: The name that it was found by is gone.
+        UnsafeStoreError: Collections kept changing the log while it was read.
     """
     if commit.name is not None:
         if (await read_name(store, commit.scope, commit.name)).source != commit.pointer:
             raise CollectedError("the name refers to another commit now", operation="pin", subject=commit.name)
         return
-    listing = await list_log(store, commit.scope, from_number=commit.pointer.number)
-    boundaries = await read_boundaries(store, listing)
-    if is_closed(commit.pointer, boundaries) or listing.created_at_ms(commit.pointer.number) is None:
+
+    async def is_over() -> bool:
+        listing = await list_log(store, commit.scope, from_number=commit.pointer.number)
+        boundaries = await read_boundaries(store, listing)
+        return is_closed(commit.pointer, boundaries) or listing.created_at_ms(commit.pointer.number) is None
+
+    if await repeat_reading(is_over, operation="pin", subject=str(commit.scope)):
         raise CollectedError(
             f"commit {commit.pointer.number} was collected meanwhile", operation="pin", subject=str(commit.scope)
         )

@@ -43,6 +43,24 @@ async def test_a_commit_that_was_closed_cannot_be_pinned_any_more(world: World) 
         await repository.restore(commit, world.target())
 
 
+async def test_a_boundary_that_goes_while_a_pinner_reads_it_is_not_missed(world: World) -> None:
+    """The collection that took it has left a newer one, which tells (design 0002, D3)."""
+    repository, reader = await world.process(), await world.process()
+    first, *_ = await world.history(repository, "one", "two", "three")
+    await repository.name(first, "kept")
+    await repository.collect(LAST, delete_share_max=1)
+    commit = await reader.find(JOB, version=1)
+
+    async def collect_again() -> None:
+        await repository.release_name(JOB, "kept")
+        await world.history(repository, "four")
+        await repository.collect(LAST, delete_share_max=1)
+
+    world.store.after("list_page", "log/", collect_again)
+    with pytest.raises(CollectedError, match="commit 1 was collected meanwhile"):
+        await reader.restore(commit, world.target())
+
+
 async def test_a_pin_written_after_the_collector_looked_meets_the_boundary(world: World) -> None:
     """D5, the other order: the pin comes after the second reading of the roots, and the pinner sees the boundary."""
     repository, reader = await world.process(), await world.process()
