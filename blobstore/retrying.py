@@ -230,6 +230,8 @@ class RetryingStore(ForwardingStore):
                 broken, stream = stream, None
                 await self._close(broken, key)
                 raise
+            if not chunk:
+                stream = None  # it has come to its end: there is nothing to close
             pace.add(len(chunk), clock() - asked_s)
             return chunk
 

@@ -109,7 +109,7 @@ class World:
             if self.server.effects + self._changes.count >= self._schedule.effects_min:
                 return
             # Some may stand still, and some stores be gone.
-            verb: Verb = "restore" if at % 3 == 2 else "push"
+            verb: Verb = "restore" if (at + (self._schedule.seed % 4 > 0)) % 2 else "push"
             step = Do(process=at % PROCESSES_IN_USE, verb=verb, scope=TASK_SCOPE if self._schedule.is_of_task else 0)
             await self.run((step,))
 
@@ -157,7 +157,7 @@ class World:
         server = self.server
         await self._come_to_rest()
         judge = self.judge()
-        effects, file_effects, requests = server.effects, self._changes.count, len(server.history)
+        effects, file_effects, requests = server.effects, self._changes.count, server.requests
         self._quieten()
         judge.violations += self._actions.causes.check_refused()
         if server.in_flight_max > SETTINGS.in_flight_max:
@@ -167,19 +167,20 @@ class World:
             await self._advance(REST_S)
             server._expire()
             server.actor = JUDGE
-            await judge.check_at_rest()
-            if not judge.violations and not self.ledger.tampered:
+            is_written_to = await judge.check_at_rest()
+            if is_written_to and not judge.violations and not self.ledger.tampered:
                 judge.violations += await push_everywhere(server, self.ledger, self.members[0])
             judge.violations += server.chronicle.violations
         self._count()
-        history = tuple(server.history)
+        # Made only if somebody wants it: it takes as long as a request in ten.
+        history = tuple(server.history) if keep_history else ()
         return Outcome(
             violations=tuple(judge.violations),
             effects=effects,
             file_effects=file_effects,
             requests=requests,
-            digest=hashlib.sha256("\n".join(history).encode()).hexdigest(),
-            history=history if keep_history else (),
+            digest=hashlib.sha256("\n".join(history).encode()).hexdigest() if keep_history else "",
+            history=history,
         )
 
     def _quieten(self) -> None:
@@ -251,6 +252,7 @@ class World:
         member.verb = step.verb
         member.halted.clear()
         member.work = outside(self._perform(member, step))
+        member.work.add_done_callback(member.ended)
         if step.wait:
             await self._until_idle(member)
 
@@ -344,9 +346,7 @@ class World:
         """Until its action has ended, or stands still."""
         if member.work is None or member.work.done() or member.halted.is_set():
             return
-        halting = outside(_wait(member.halted))
-        await asyncio.wait({member.work, halting}, return_when=asyncio.FIRST_COMPLETED)
-        halting.cancel()
+        await member.halted.wait()
 
     async def _settle(self) -> None:
         for member in self.members:
@@ -387,7 +387,3 @@ class World:
         self._coverage.met(Moment.DELTA, chronicle.deltas)
         self._coverage.met(Moment.DELTA_CHAIN, chronicle.delta_chains)
         self.server.count_faults()
-
-
-async def _wait(event: asyncio.Event) -> None:
-    await event.wait()

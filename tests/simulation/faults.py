@@ -158,6 +158,8 @@ class FaultPlan:
 
     def choose(self, request: Request) -> Fault:
         """What becomes of a request."""
+        if not self._armed and not self._bursts and not self.rates:
+            return Fault.NONE
         fault, match = self._choose(request)
         if fault is Fault.BURST:
             self._count(fault)
@@ -180,10 +182,12 @@ class FaultPlan:
                 if item[0] is not Fault.BURST:
                     self._count(item[0])
                 return item
-        own = matching(process=request.process)
         if not self.rates or (self._spared is not None and self._spared(request)):
-            return Fault.NONE, own
+            return Fault.NONE, request.__eq__
         dice = self._chance.random()
+        if dice >= sum(self.rates.values()):
+            return Fault.NONE, request.__eq__
+        own = matching(process=request.process)
         for fault, rate in self.rates.items():
             dice -= rate
             if dice < 0 and _fits(fault, request):

@@ -46,12 +46,17 @@ class Judge:
         self._check_names()
         self._check_targets()
 
-    async def check_at_rest(self) -> None:
-        """What holds once everybody is gone and has been for `REST_S`: see `tests.simulation.at_rest`."""
+    async def check_at_rest(self) -> bool:
+        """What holds once everybody is gone and has been for `REST_S`: see `tests.simulation.at_rest`.
+
+        Returns:
+            Whether somebody is to commit to it after that.
+        """
         rest = AtRest(self._server, self._chronicle, self._ledger, self._scratch)
         await rest.check()
         self.violations += rest.violations
         self._check_state()
+        return rest.is_written_to
 
     # ------------------------------------------------------------------ inside
 

@@ -32,7 +32,7 @@ class Member:
         traps: Set for whatever its process asks next.
         work: The action under way; done if there is none.
         verb: Of that action.
-        halted: Set while its process is stopped, and when it was killed at work.
+        halted: Set while its process is stopped, and once the action has ended.
     """
 
     def __init__(self, number: int, directory: Path) -> None:
@@ -77,6 +77,11 @@ class Member:
                 os.utime(path, ns=(_MODIFIED_NS, _MODIFIED_NS))
         self._files = files
         return root
+
+    def ended(self, work: asyncio.Task[None]) -> None:
+        """An action has come to its end; a later one may be under way."""
+        if work is self.work:
+            self.halted.set()
 
     def forget(self) -> None:
         """What was in the memory of a process that is no more."""

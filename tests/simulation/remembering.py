@@ -5,11 +5,13 @@ those that a schedule begins with by every schedule. What comes out cannot be ch
 """
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
+from types import ModuleType
 from typing import Any, Final
-from unittest import mock
 
-from index import codec, envelope
+from index import codec, collect_plan, envelope, invariants, keys, reachable, record_invariants
 
 # Some megabytes.
 _KEPT_MAX: Final = 4096
@@ -18,6 +20,7 @@ _unsealed: Final[dict[tuple[object, ...], bytes]] = {}
 _unpacked: Final[dict[tuple[object, ...], object]] = {}
 _unseal: Final = envelope.unseal
 _unpack: Final = codec._unpack
+_parse_upload_key: Final = lru_cache(maxsize=_KEPT_MAX)(keys.parse_upload_key)
 
 
 def _unseal_once(data: bytes, kind: bytes, *, bytes_max: int, raw_bytes_max: int, subject: str) -> bytes:
@@ -45,8 +48,27 @@ def _keep(known: dict[tuple[object, ...], Any], of: tuple[object, ...], found: o
     known[of] = found
 
 
+# Where what is replaced is known, and by which name. Nothing is compressed: that depends on the bytes alone, too, and
+# those of a record are never the same twice.
+_REPLACED: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
+    (envelope, "_COMPRESS_BYTES_MIN", sys.maxsize),
+    (codec, "unseal", _unseal_once),
+    (codec, "_unpack", _unpack_once),
+    *(
+        (module, "parse_upload_key", _parse_upload_key)
+        for module in (collect_plan, invariants, reachable, record_invariants)
+    ),
+)
+
+
 @contextlib.contextmanager
 def remembered() -> Iterator[None]:
     """Within, nothing is decoded and checked twice."""
-    with mock.patch.multiple(codec, unseal=_unseal_once, _unpack=_unpack_once):
+    before = [getattr(module, name) for module, name, _ in _REPLACED]
+    for module, name, remembering in _REPLACED:
+        setattr(module, name, remembering)
+    try:
         yield
+    finally:
+        for (module, name, _), original in zip(_REPLACED, before, strict=True):
+            setattr(module, name, original)

@@ -18,41 +18,23 @@ import msgspec
 from blobstore.errors import StoreError
 from blobstore.s3_errors import CONFLICT, NOT_FOUND, PRECONDITION_FAILED, BrokenError, Refusal, RefusedError
 from tests.simulation.faults import OF_BODIES, Fault, FaultPlan, Request
+from tests.simulation.under_way import FOR_EVER_S, REFUSALS, UNHEARD, UNTOLD, Pending
 from tests.simulation.virtual_loop import VirtualLoop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# Between client and server, one way; and what a slow request takes.
+# Between client and server; and what a slow request takes.
 _WAY_S: Final = (0.001, 0.02)
+# So many requests take time to arrive, and can be overtaken; the others are carried out as they are sent, and take time
+# to be answered alone. One wait between any two requests of a task lets everybody else come in between.
+_ON_THEIR_WAY: Final = 1 / 4
 _SLOW_S: Final = (0.5, 8.0)
-# Silence for so long ends a request, as `S3Settings.read_timeout_s` says.
-_SILENCE_S: Final = 30.0
-_FOR_EVER_S: Final = float("inf")
 # How many keys a page of a list has, where the seed says it: real lists have more than one page.
 PAGES: Final = (1, 2, 3, 7, 1000)
 
-# What a server says that does not carry out a request.
-_REFUSALS: Final = {
-    Fault.ERROR_500: (500, "InternalError"),
-    Fault.SLOW_DOWN: (503, "SlowDown"),
-    Fault.CONFLICT: (CONFLICT, "ConditionalRequestConflict"),
-    Fault.CUT: (400, "IncompleteBody"),
-    Fault.FLIPPED: (400, "XAmzContentSHA256Mismatch"),
-}
-
 # Of a batch that fails in part, so much does.
 _FAILED: Final = 0.3
-
-# Not carried out at first, and answered after so long, if ever.
-_UNHEARD: Final = {
-    Fault.HANG: _SILENCE_S,
-    Fault.LATE: _SILENCE_S,
-    Fault.ADRIFT: _SILENCE_S,
-    Fault.NEVER: _FOR_EVER_S,
-}
-# Carried out, and not answered with what came of it.
-_UNTOLD: Final = {Fault.HANG_DONE: _SILENCE_S, Fault.NEVER_DONE: _FOR_EVER_S}
 
 # Is told before a request is carried out, and after: "before", "after". False before it: it never arrives.
 EffectHook = Callable[[str, Request], bool]
@@ -74,18 +56,6 @@ def page_max_of(seed: object) -> int:
     return Random(f"pages {seed}").choice(PAGES)
 
 
-class _Pending:
-    """A request on its way."""
-
-    def __init__(
-        self, request: Request, carry_out: Callable[[int], object], damage: Callable[[object, Fault], object] | None
-    ) -> None:
-        self.request = request
-        self.carry_out = carry_out
-        self.damage = damage
-        self.answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-
-
 class SimServer:
     """One bucket.
 
@@ -100,7 +70,7 @@ class SimServer:
 
     Attributes:
         objects: By name; the prefix of a repository included.
-        history: One line for each request, as the server saw it.
+        requests: How many requests it has seen, each as often as it was heard of.
         effects: Requests carried out that change something.
         expired: Objects that the server itself has deleted.
         page_max: May be changed at any time.
@@ -123,7 +93,8 @@ class SimServer:
         self.expiry_ms = expiry_ms
         self.objects: dict[str, SimObject] = {}
         self.uploads: dict[str, tuple[str, int, dict[int, bytes], SimObject]] = {}
-        self.history: list[str] = []
+        # When, who, what, of which object, and what came of it: made a line of when somebody asks.
+        self._noted: list[tuple[int, str, str, str, str]] = []
         self.effects = 0
         self.expired = 0
         self.page_max = page_max
@@ -133,11 +104,20 @@ class SimServer:
         self._expiring: list[tuple[int, str]] = []
         # Requests go on whatever becomes of the process that sent them.
         self._context = contextvars.Context()
-        self._in_flight: set[_Pending] = set()
-        self._adrift: list[_Pending] = []
+        self._adrift: list[Pending] = []
         # Whether the batch that is carried out leaves some of its keys.
         self._is_partial = False
-        self._delays = FaultPlan(f"delays {seed}")
+        self._delay = Random(f"delays {seed}").random
+
+    @property
+    def history(self) -> list[str]:
+        """One line for each request, as the server saw it."""
+        return [f"{now_ms} {who} {what} {key} {end}".rstrip() for now_ms, who, what, key, end in self._noted]
+
+    @property
+    def requests(self) -> int:
+        """How many lines the history has."""
+        return len(self._noted)
 
     def now_ms(self) -> int:
         """The server's clock."""
@@ -171,39 +151,50 @@ class SimServer:
             RefusedError: The server said no.
             BrokenError: No answer came.
         """
+        return await self._send(request, carry_out, damage)
+
+    def _send(
+        self, request: Request, carry_out: Callable[[int], T], damage: Callable[[T, Fault], T] | None
+    ) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualLoop) or loop.is_ending:
             raise BrokenError("the run is over", sent=False)
-        pending = _Pending(request, carry_out, damage)  # type: ignore[arg-type]  # a damage takes what its carry_out gives
-        self._in_flight.add(pending)
-        self._later(self._way_s(), self._arrive, pending)
-        return await pending.answer  # type: ignore[return-value]  # as the line above
+        answer: asyncio.Future[T] = asyncio.Future(loop=loop)
+        pending = Pending(request, carry_out, damage, answer, loop)  # type: ignore[arg-type]  # what its carry_out gives
+        if self._delay() < _ON_THEIR_WAY:
+            loop.call_later(self._way_s(), self._arrive, pending, context=self._context)
+        else:
+            self._arrive(pending)
+        return answer
 
-    def _arrive(self, pending: _Pending) -> None:
+    def _arrive(self, pending: Pending) -> None:
         gate = self.faults.gate(pending.request, after=False)
         if gate is None:
             self._decide(pending)
         else:
             self._note(pending, "held")
-            gate.hold(lambda: self._later(0, lambda: self._decide(pending)))
+            gate.hold(lambda: self._later(0, self._decide, pending))
 
-    def _decide(self, pending: _Pending) -> None:
+    def _decide(self, pending: Pending) -> None:
         request = pending.request
         if self.on_effect is not None and request.mutates and not self.on_effect("before", request):
             self._note(pending, "never arrives")
             return
         fault = self.faults.choose(request)
+        if fault is Fault.NONE:
+            self._finish(pending, fault)
+            return
         refusal = self._refusal(fault, request)
         if refusal is not None:
             self._note(pending, str(refusal))
             self._answer(pending, refusal, self._way_s())
         elif fault is Fault.SLOW:
             self._store_slowly(pending)
-        elif fault in _UNHEARD:
+        elif fault in UNHEARD:
             self._note(pending, "hangs")
-            self._answer(pending, BrokenError("silence"), _UNHEARD[fault])
+            self._answer(pending, BrokenError("silence"), UNHEARD[fault])
             if fault is Fault.LATE:
-                self._later(self.faults.late_by_s(), lambda: self._carry_out_late(pending))
+                self._later(self.faults.late_by_s(), self._carry_out_late, pending)
             elif fault is Fault.ADRIFT:
                 self._adrift.append(pending)
         else:
@@ -215,8 +206,8 @@ class SimServer:
             return BrokenError("no connection", sent=False)
         if fault is Fault.RESET:
             return BrokenError("reset")
-        if fault in _REFUSALS and (request.mutates or fault not in OF_BODIES):
-            return self.refusal(*_REFUSALS[fault])
+        if fault in REFUSALS and (request.mutates or fault not in OF_BODIES):
+            return self.refusal(*REFUSALS[fault])
         return None
 
     def land(self) -> int:
@@ -226,10 +217,10 @@ class SimServer:
             self._carry_out_late(pending)
         return len(adrift)
 
-    def _carry_out_late(self, pending: _Pending) -> None:
+    def _carry_out_late(self, pending: Pending) -> None:
         self._carry_out(pending, "late", self.now_ms())
 
-    def _store_slowly(self, pending: _Pending) -> None:
+    def _store_slowly(self, pending: Pending) -> None:
         key, began_ms = pending.request.key, self.now_ms()
         if pending.request.creates:
             self._storing[key] = self._storing.get(key, 0) + 1
@@ -240,33 +231,39 @@ class SimServer:
                 self._storing[key] -= 1
             self._finish(pending, Fault.SLOW, began_ms if self.dates_by_start else self.now_ms())
 
-        self._later(self._delays.between(*_SLOW_S), store)
+        self._later(_SLOW_S[0] + (_SLOW_S[1] - _SLOW_S[0]) * self._delay(), store)
 
-    def _finish(self, pending: _Pending, fault: Fault, born_ms: int | None = None) -> None:
+    def _finish(self, pending: Pending, fault: Fault, born_ms: int | None = None) -> None:
         request = pending.request
-        if request.creates and fault is not Fault.SLOW and self._storing.get(request.key):
+        if self._storing and request.creates and fault is not Fault.SLOW and self._storing.get(request.key):
             self._note(pending, "beside another")
             self._answer(pending, self.refusal(CONFLICT, "ConditionalRequestConflict"), self._way_s())
             return
         self._is_partial = fault is Fault.PARTIAL
-        answer = self._carry_out(pending, fault.value, self.now_ms() if born_ms is None else born_ms)
+        answer = self._carry_out(pending, fault._value_, self.now_ms() if born_ms is None else born_ms)
         self._is_partial = False
-        if fault is Fault.LOST:
-            answer = BrokenError("the answer was lost")
-        elif fault is Fault.LOST_500 and not isinstance(answer, RefusedError):
-            answer = self.refusal(500, "InternalError")
-        elif fault in {Fault.CUT, Fault.FLIPPED} and pending.damage is not None and not isinstance(answer, Exception):
-            answer = pending.damage(answer, fault)
-        wait_s = _UNTOLD.get(fault) or self._way_s()
-        if fault in _UNTOLD:
-            answer = BrokenError("silence")
+        wait_s = self._way_s()
+        if fault is not Fault.NONE:
+            answer, wait_s = self._spoilt(pending, answer, fault), UNTOLD.get(fault, wait_s)
         gate = self.faults.gate(request, after=True)
         if gate is None:
             self._answer(pending, answer, wait_s)
         else:
             gate.hold(lambda: self._answer(pending, answer, wait_s))
 
-    def _carry_out(self, pending: _Pending, how: str, born_ms: int) -> object:
+    def _spoilt(self, pending: Pending, answer: object, fault: Fault) -> object:
+        """What is told where something goes wrong after a request was carried out."""
+        if fault is Fault.LOST:
+            return BrokenError("the answer was lost")
+        if fault in UNTOLD:
+            return BrokenError("silence")
+        if fault is Fault.LOST_500 and not isinstance(answer, RefusedError):
+            return self.refusal(500, "InternalError")
+        if fault in OF_BODIES and pending.damage is not None and not isinstance(answer, Exception):
+            return pending.damage(answer, fault)
+        return answer
+
+    def _carry_out(self, pending: Pending, how: str, born_ms: int) -> object:
         self._expire()
         request = pending.request
         answer: object
@@ -286,12 +283,11 @@ class SimServer:
                 self.on_effect("after", request)
         return answer
 
-    def _answer(self, pending: _Pending, answer: object, wait_s: float) -> None:
-        if wait_s != _FOR_EVER_S:
-            self._later(wait_s, self._tell, pending, answer)
+    def _answer(self, pending: Pending, answer: object, wait_s: float) -> None:
+        if wait_s != FOR_EVER_S:
+            pending.loop.call_later(wait_s, self._tell, pending, answer, context=self._context)
 
-    def _tell(self, pending: _Pending, answer: object) -> None:
-        self._in_flight.discard(pending)
+    def _tell(self, pending: Pending, answer: object) -> None:
         if pending.answer.done():
             return
         if isinstance(answer, Exception):
@@ -303,11 +299,11 @@ class SimServer:
         asyncio.get_running_loop().call_later(wait_s, do, *args, context=self._context)
 
     def _way_s(self) -> float:
-        return self._delays.between(*_WAY_S)
+        return _WAY_S[0] + (_WAY_S[1] - _WAY_S[0]) * self._delay()
 
-    def _note(self, pending: _Pending, what: str) -> None:
+    def _note(self, pending: Pending, what: str) -> None:
         request = pending.request
-        self.history.append(f"{int(self._clock() * 1000)} {request.process} {request.method} {request.key} {what}")
+        self._noted.append((int(self._clock() * 1000), request.process, request.method, request.key, what))
 
     def refusal(self, status: int, code: str) -> RefusedError:
         """A refusal with the server's time."""
@@ -388,6 +384,8 @@ class SimServer:
         heapq.heappush(self._expiring, (stored.created_ms + after_ms, name))
 
     def _expire(self) -> None:
+        if not self._expiring:
+            return
         now_ms = self.now_ms()
         while self._expiring and self._expiring[0][0] <= now_ms:
             _, name = heapq.heappop(self._expiring)
@@ -395,4 +393,4 @@ class SimServer:
             if stored is not None and stored.tag == "expiring":
                 self.delete(name)
                 self.expired += 1
-                self.history.append(f"{now_ms} server expires {name}")
+                self._noted.append((now_ms, "server", "expires", name, ""))

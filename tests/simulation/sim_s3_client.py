@@ -204,7 +204,7 @@ class SimS3Client:
 
     async def _begin(self, wanted: Answer, _: bytes) -> Answer:
         def begin(born_ms: int) -> Answer:
-            upload = f"upload-{len(self._server.history)}"
+            upload = f"upload-{self._server.requests}"
             self._server.uploads[upload] = (wanted["Key"], born_ms, {}, _born(wanted, b"", born_ms))
             return {"UploadId": upload}
 

@@ -3,9 +3,9 @@
 import asyncio
 import contextvars
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from typing_extensions import override
@@ -23,7 +23,10 @@ from tests.simulation.faults import Fault, Request, matching
 from tests.simulation.judge import JUDGE
 from tests.simulation.processes import PREFIX, SimProcess
 from tests.simulation.schedule import Effect, Trap
-from tests.simulation.sim_s3 import SimObject, SimServer, _Pending
+from tests.simulation.sim_s3 import SimObject, SimServer
+from tests.simulation.under_way import Pending
+
+T = TypeVar("T")
 
 ROOT: Final = f"{PREFIX}/"
 _FREE: Final = nullcontext()
@@ -40,7 +43,13 @@ _FAULTS: Final[dict[Effect, Fault]] = {
 }
 # As many as a `RetryingStore` makes after the first.
 _MORE_ATTEMPTS: Final = 5
-_ANSWERED: Final = (Fault.NONE.value, Fault.LATE.value)
+# What the history says of requests of these ends.
+_AS_ASKED: Final[str] = Fault.NONE.value
+_LATE: Final[str] = Fault.LATE.value
+_ANSWERED: Final = (_AS_ASKED, _LATE)
+_FLIPPED: Final[str] = Fault.FLIPPED.value
+_WHOLE: Final = frozenset({_AS_ASKED, Fault.SLOW.value})
+_UNTOLD: Final = frozenset({Fault.LOST.value, Fault.LOST_500.value, Fault.HANG_DONE.value})
 _MOMENTS: Final = {
     Fault.CONFLICT: Moment.CONFLICT_409,
     Fault.CUT: Moment.BODY_DAMAGED,
@@ -106,12 +115,12 @@ class WatchedServer(SimServer):
         self._under_way[name] = self._under_way.get(name, 0) + 1
         self.in_flight_max = max(self.in_flight_max, self._under_way[name])
         try:
-            return await super().request(request, carry_out, damage=damage)
+            return await self._send(request, carry_out, damage)
         finally:
             self._under_way[name] -= 1
 
     @override
-    def _carry_out(self, pending: _Pending, how: str, born_ms: int) -> object:
+    def _carry_out(self, pending: Pending, how: str, born_ms: int) -> object:
         self._expire()
         request = pending.request
         self.actor = request.process
@@ -123,7 +132,7 @@ class WatchedServer(SimServer):
         return answer
 
     @override
-    def _note(self, pending: _Pending, what: str) -> None:
+    def _note(self, pending: Pending, what: str) -> None:
         super()._note(pending, what)
         if not what.startswith(_ANSWERED):
             self.troubles[pending.request.process] += 1
@@ -131,8 +140,8 @@ class WatchedServer(SimServer):
     @override
     def list_names(self, prefix: str, start_after: str, limit: int) -> tuple[list[str], bool]:
         names, is_truncated = super().list_names(prefix, start_after, limit)
-        is_paged = is_truncated and len(names) == self.page_max and self.actor not in {"", JUDGE}
-        self.coverage.met(Moment.LIST_IN_PAGES, int(is_paged))
+        if is_truncated and len(names) == self.page_max and self.actor not in {"", JUDGE}:
+            self.coverage.met(Moment.LIST_IN_PAGES)
         return names, is_truncated
 
     def _look(self, request: Request, how: str, *, carried_out: bool) -> None:
@@ -157,10 +166,12 @@ class WatchedServer(SimServer):
 
     def _count_answer(self, request: Request, how: str, *, carried_out: bool) -> None:
         met = self.coverage.met
-        if request.method == "put_object" and how == Fault.LATE.value:
+        if how == _AS_ASKED:
+            return
+        if request.method == "put_object" and how == _LATE:
             met(Moment.LATE_PUT)
             met(Moment.LATE_PUT_CREATED, int(carried_out))
-        if how in {Fault.LOST.value, Fault.LOST_500.value, Fault.HANG_DONE.value}:
+        if how in _UNTOLD:
             met(Moment.LOST_ANSWER_AT_COMMIT, int(request.key.endswith(".commit")))
             met(Moment.LOST_ANSWER_AT_BOUNDARY, int(request.key.endswith(".boundary")))
 
@@ -168,11 +179,11 @@ class WatchedServer(SimServer):
         if not request.has_body:
             return
         it = request.process, request.key
-        if how == Fault.FLIPPED.value:
+        if how == _FLIPPED:
             if it in self._altered:
                 self.damaged_twice.add(it)
             self._altered.add(it)
-        elif how in {Fault.NONE.value, Fault.SLOW.value}:
+        elif how in _WHOLE:
             self._altered.discard(it)
 
     @override
@@ -257,9 +268,19 @@ class TrappedStore(ForwardingStore):
             return trap
         return None
 
+    # Where no trap is set, which is nearly always, nothing stands between.
+
+    @override
+    async def _send(self, operation: str, keys: Sequence[str], request: Callable[[], Awaitable[T]]) -> T:
+        return await (super()._send(operation, keys, request) if self._traps else request())
+
+    @override
+    def get(self, key: str, **how: Any) -> AsyncGenerator[bytes, None]:
+        return super().get(key, **how) if self._traps else self._inner.get(key, **how)
+
     @override
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:
-        if not self._traps or operation == "now_ms":
+        if operation == "now_ms":
             return _FREE
         key = keys[0] if keys else ""
         trap = self._find(operation, key)

@@ -256,6 +256,7 @@ def second_attempt(plot: Plot) -> None:
 ACTORS_MIN: Final = 3
 EFFECTS_MIN: Final = 40
 PAGED_EVERY: Final = 4
+TWO_THEMES_EVERY: Final = 8
 THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     lost_answer_at_commit,
     collection_before_the_check,
@@ -285,6 +286,7 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     fork_against_collect,
     fork_against_collect,
     name_against_collect,
+    rewind_against_collect,
     rewind_against_collect,
     repack_against_restore,
     repack_against_restore,
@@ -320,7 +322,7 @@ def make_schedule(seed: int) -> Schedule:
     if not beginning:
         plot.push()
         plot.push(chance.choice((WRITER, WRITER, OTHER)))
-    chosen = chance.sample(THEMES, 2 if plot.one_in(4) else 1)
+    chosen = chance.sample(THEMES, 2 if plot.one_in(TWO_THEMES_EVERY) else 1)
     for theme in chosen:
         theme(plot)
         if plot.one_in(4):
@@ -330,10 +332,6 @@ def make_schedule(seed: int) -> Schedule:
     if plot.is_enforced and plot.one_in(2):
         plot.do(WRITER, "backup")
         plot.advance(ENFORCED_TTL_MS + DAY_MS)
-    if plot.one_in(2):
-        plot.collect()
-    plot.push(chance.choice((WRITER, OTHER)))
-    plot.do(READER, "restore")
     if len({step.process for step in flat(tuple(plot.steps)) if isinstance(step, Do)}) < ACTORS_MIN:
         plot.collect()
         plot.push(OTHER)

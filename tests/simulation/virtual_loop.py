@@ -14,16 +14,19 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from random import Random
-from typing import Any, Final, TypeVar, TypeVarTuple
+from typing import Any, Final, TypeVar, TypeVarTuple, cast
 
+import msgspec
 from typing_extensions import override
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-# What is given to a thread takes some time now and then: once in so many, up to so long.
-_SLOW_CALLS: Final = 8
+# What is given to a thread takes some time once in so many, up to so long; it waits for its turn once in so many,
+# and is done at once otherwise: most of what is run costs less than the waiting for it.
+_SLOW_CALLS: Final = 1 / 8
 _SLOW_CALL_S: Final = 0.02
+_WAITING_CALLS: Final = 1 / 4
 # More callbacks than any run needs: one that comes here goes round in circles.
 STEPS_MAX: Final = 20_000_000
 _CLEANING_S: Final = 1e6
@@ -53,45 +56,32 @@ class Lifeline:
         self.is_dead = False
         self.is_stopped = False
         self.blocking: BlockingHook | None = None
-        self.parked: list[asyncio.Handle] = []
-        # Kept, so that the garbage collector does not unwind what was killed.
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.parked: list[_Turn] = []
 
 
 LIFELINE: Final[ContextVar[Lifeline | None]] = ContextVar("lifeline", default=None)
 
 
-class _Turn(asyncio.Handle):
-    """A callback that is to run, with nothing around it: a campaign makes a hundred million of them."""
+class _Turn(msgspec.Struct):
+    """In place of `asyncio.Handle` and `TimerHandle`, with nothing around it: a campaign makes millions."""
 
-    __slots__ = ()
+    callback: Any
+    args: tuple[Any, ...]
+    context: contextvars.Context
+    when_s: float = 0.0
+    is_cancelled: bool = False
 
-    def __init__(self, callback: Any, args: Any, context: contextvars.Context | None) -> None:
-        self._callback: Any = callback
-        self._args: Any = args
-        self._context: Any = contextvars.copy_context() if context is None else context
-        self._cancelled = False
-
-    @override
     def cancel(self) -> None:
-        self._cancelled = True
+        """It is not to run."""
+        self.is_cancelled = True
 
+    def cancelled(self) -> bool:
+        """Whether it is not."""
+        return self.is_cancelled
 
-class _Timer(asyncio.TimerHandle):
-    """As `_Turn`, at its time."""
-
-    __slots__ = ()
-
-    def __init__(self, when: float, callback: Any, args: Any, context: contextvars.Context | None) -> None:
-        self._callback: Any = callback
-        self._args: Any = args
-        self._context: Any = contextvars.copy_context() if context is None else context
-        self._cancelled = False
-        self._when = when
-
-    @override
-    def cancel(self) -> None:
-        self._cancelled = True
+    def when(self) -> float:
+        """Of a timer, its time."""
+        return self.when_s
 
 
 class VirtualLoop(base_events.BaseEventLoop):
@@ -107,8 +97,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         blocking_calls: Calls that would have run in a thread.
     """
 
-    # Of BaseEventLoop, which has no types for them.
-    _ready: Any
+    # Of BaseEventLoop, which has no types for it.
     _stopping: bool
 
     def __init__(self, seed: int | None, start_s: float = 0) -> None:
@@ -116,10 +105,15 @@ class VirtualLoop(base_events.BaseEventLoop):
         self._chance = None if seed is None else Random(f"loop {seed}")
         self._now_s = start_s
         # When, the how manieth, what.
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Turn]] = []
         self._timers_count = 0
-        self._dropped: list[asyncio.Handle] = []
+        self._ready: list[_Turn] = []
+        self._dropped: list[_Turn] = []
+        # Those that have ever stood still.
         self._lifelines: dict[str, Lifeline] = {}
+        # Kept, so that the garbage collector does not unwind what was killed; with whose it is.
+        self._tasks: list[tuple[asyncio.Task[Any], Lifeline | None]] = []
+        self._tasks_kept = _TASKS_KEPT
         self.is_ending = False
         self.steps = 0
         self.blocking_calls = 0
@@ -128,52 +122,62 @@ class VirtualLoop(base_events.BaseEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    # The base class's two do the same, and check more than twenty million callbacks need.
+    # The base class's do the same, and check more than millions of callbacks need.
 
     @override
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        turn = _Turn(callback, args, context)
+        turn = _Turn(callback, args, contextvars.copy_context() if context is None else context)
         self._ready.append(turn)
-        return turn
+        return cast("asyncio.Handle", turn)
+
+    # What a generator that nobody closed leaves behind comes this way; there is one thread.
+    call_soon_threadsafe = call_soon
 
     @override
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _Timer(when, callback, args, context)
+        turn = _Turn(callback, args, contextvars.copy_context() if context is None else context, when)
         self._timers_count += 1
-        heapq.heappush(self._timers, (when, self._timers_count, timer))
-        return timer
+        heapq.heappush(self._timers, (when, self._timers_count, turn))
+        return cast("asyncio.TimerHandle", turn)
 
     @override
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now_s + delay, callback, *args, context=context)
+        turn = _Turn(callback, args, contextvars.copy_context() if context is None else context, self._now_s + delay)
+        self._timers_count += 1
+        heapq.heappush(self._timers, (turn.when_s, self._timers_count, turn))
+        return cast("asyncio.TimerHandle", turn)
+
+    @override
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
 
     @override
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, **options)
         context = options.get("context")
-        lifeline = LIFELINE.get() if context is None else context.get(LIFELINE)
-        if lifeline is not None:
-            if len(lifeline.tasks) >= _TASKS_KEPT:
-                lifeline.tasks[:] = [known for known in lifeline.tasks if not known.done()]
-            lifeline.tasks.append(task)
-            self._lifelines[lifeline.name] = lifeline
+        if len(self._tasks) >= self._tasks_kept:
+            self._tasks = [known for known in self._tasks if not known[0].done()]
+            self._tasks_kept = max(_TASKS_KEPT, 2 * len(self._tasks))
+        self._tasks.append((task, LIFELINE.get() if context is None else context.get(LIFELINE)))
         return task
 
     @override
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         done: asyncio.Future[T] = self.create_future()
         self.blocking_calls += 1
-        chance = self._chance
-        if chance is not None and chance.random() < 1 / _SLOW_CALLS:
-            self.call_later(chance.random() * _SLOW_CALL_S, self._call, done, func, args)
-        else:
+        chance = 1.0 if self._chance is None else self._chance.random()
+        if self._chance is not None and chance < _SLOW_CALLS:
+            self.call_later(self._chance.random() * _SLOW_CALL_S, self._call, done, func, args)
+        elif self._chance is None or chance < _WAITING_CALLS:
             self.call_soon(self._call, done, func, args)
+        else:
+            self._call(done, func, args)
         return done
 
     def _call(self, done: asyncio.Future[T], func: Callable[..., T], args: tuple[Any, ...]) -> None:
@@ -203,27 +207,21 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Run until something stops the loop; `run_forever` calls it again and again."""
-        ready, timers, chance = self._ready, self._timers, self._chance
+        ready, timers = self._ready, self._timers
+        chance = None if self._chance is None else self._chance.random
         while not self._stopping:
-            while timers and timers[0][0] <= self._now_s:
-                ready.append(heapq.heappop(timers)[2])
-            if not ready:
-                self._jump()
+            if not ready or (timers and timers[0][0] <= self._now_s):
+                self._let_come_due()
+            turn = ready.pop(0 if chance is None or len(ready) == 1 else int(chance() * len(ready)))
+            if turn.is_cancelled:
                 continue
-            if chance is None or len(ready) == 1:
-                handle = ready.popleft()
-            else:
-                at = int(chance.random() * len(ready))
-                handle = ready[at]
-                del ready[at]
-            if handle._cancelled:
-                continue
-            lifeline = handle._context.get(LIFELINE)
-            if lifeline is not None and self._is_held(lifeline, handle):
+            lifeline = turn.context.get(LIFELINE)
+            if lifeline is not None and (lifeline.is_dead or lifeline.is_stopped) and not self.is_ending:
+                self._put_away(lifeline, turn)
                 continue
             self.steps += 1
             try:
-                handle._context.run(handle._callback, *handle._args)
+                turn.context.run(turn.callback, *turn.args)
             except Exception:
                 # What a callback raises is a fault of the simulation, unless everything is being unwound.
                 if not self.is_ending:
@@ -231,27 +229,28 @@ class VirtualLoop(base_events.BaseEventLoop):
             if self.steps > STEPS_MAX:
                 raise DeadlockError(f"goes round in circles:\n{self._told()}")
 
-    def _is_held(self, lifeline: Lifeline, handle: asyncio.Handle) -> bool:
-        """Whether a callback belongs to a process that is dead or stands still: then it is put away."""
-        if self.is_ending:
-            return False
+    def _let_come_due(self) -> None:
+        """What is due is ready; where nothing is, time jumps."""
+        ready, timers = self._ready, self._timers
+        while timers and (not ready or timers[0][0] <= self._now_s):
+            when_s, _, turn = heapq.heappop(timers)
+            if not turn.is_cancelled:
+                self._now_s = max(self._now_s, when_s)
+                ready.append(turn)
+        if not ready:
+            raise DeadlockError(f"everything waits for something that never happens:\n{self._told()}")
+
+    def _put_away(self, lifeline: Lifeline, turn: _Turn) -> None:
+        """A callback belongs to a process that is dead or stands still."""
         if lifeline.is_dead:
-            self._dropped.append(handle)
-        elif lifeline.is_stopped:
-            lifeline.parked.append(handle)
-        return lifeline.is_dead or lifeline.is_stopped
+            self._dropped.append(turn)
+        else:
+            self._lifelines[lifeline.name] = lifeline
+            lifeline.parked.append(turn)
 
     @override
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """A task's exception that nobody asked for is the engine's affair, told when the garbage is collected."""
-
-    def _jump(self) -> None:
-        timers = self._timers
-        while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
-        if not timers:
-            raise DeadlockError(f"everything waits for something that never happens:\n{self._told()}")
-        self._now_s = max(self._now_s, timers[0][0])
 
     def wake(self, lifeline: Lifeline) -> None:
         """Let a stopped process go on; what came due meanwhile does so now."""
@@ -269,7 +268,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         self._dropped.clear()
         # Whoever cleans up may begin something for it.
         for _ in range(_CLEANING_ROUNDS):
-            left = [task for task in asyncio.all_tasks(self) if not task.done()]
+            left = [task for task, _ in self._tasks if not task.done()]
             if not left:
                 break
             for task in left:
@@ -279,9 +278,8 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def _told(self) -> str:
         lines = []
-        owners = {task: lifeline for lifeline in self._lifelines.values() for task in lifeline.tasks}
-        for task in sorted(asyncio.all_tasks(self), key=lambda task: task.get_name()):
-            lifeline = owners.get(task)
+        left = [(task, lifeline) for task, lifeline in self._tasks if not task.done()]
+        for task, lifeline in sorted(left, key=lambda owned: owned[0].get_name()):
             where = " < ".join(
                 f"{frame.f_code.co_qualname}:{frame.f_lineno}" for frame in reversed(_frames(task)[-_TOLD_FRAMES:])
             )
