@@ -18,7 +18,7 @@ from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server
 
 # A server's tests take ten times those of a directory: in `make test` the wrappers stand around S3 as they are used,
-# all together on Ceph; each alone, and all of them on moto, in `make soak`.
+# all together on Ceph; each alone, and all of them on moto, in `make endure`.
 ON_SERVERS = [
     pytest.param(server, marks=[pytest.mark.s3, pytest.mark.soak]) for server in ("ceph_server", "moto_server")
 ]

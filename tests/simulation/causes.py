@@ -206,9 +206,19 @@ class Causes:
         if asked.dropped:
             held = [w.record.stores for w in chronicle.records.get(asked.scope, {}).values() if w.was_valid]
             return any(not asked.dropped <= {(s.task, s.store) for s in stores} for stores in held)
-        valid = chronicle.open_records(asked.scope)
-        # A restore of the newest commit, which may not have the store.
-        return asked.verb == "restore" and not (valid and any(s.store == "s0" for s in valid[-1].record.stores))
+        return asked.verb == "restore" and self._had_no_store(asked)
+
+    def _had_no_store(self, asked: Asked) -> bool:
+        """Whether the newest commit at some time since then had not the store that is restored; or there was none."""
+        records = self._server.chronicle.records.get(asked.scope, {})
+        valid = [records[pointer] for pointer in sorted(records, key=_number) if records[pointer].was_valid]
+        # A second more: some servers tell whole ones.
+        began_ms = (asked.began_s - 1) * 1000
+        before = [written for written in valid if written.created_at_ms < began_ms]
+        since = valid[len(before) :]
+        return not before or any(
+            all(store.store != "s0" for store in written.record.stores) for written in (*before[-1:], *since)
+        )
 
     def _is_taken_name(self, asked: Asked) -> bool:
         """K2: another naming stands, or stood beside this one."""
@@ -219,3 +229,7 @@ class Causes:
         """K3: the job commits as a whole, or task by task."""
         records = self._server.chronicle.records
         return any(known.job == scope.job and (known.task is None) != (scope.task is None) for known in records)
+
+
+def _number(pointer: CommitPointer) -> int:
+    return pointer.number

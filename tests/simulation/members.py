@@ -96,8 +96,10 @@ class Actor(SimProcess):
 
     @override
     def stop(self) -> None:
-        super().stop()
         member = self.member
+        if member.stopped_at_s is not None:
+            return  # it sleeps already, and has since then
+        super().stop()
         member.stopped_at_s = asyncio.get_running_loop().time()
         member.closings_when_stopped = self.server.chronicle.closings
         member.forgettings_when_stopped = self.server.chronicle.forgettings

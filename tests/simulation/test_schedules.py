@@ -1,12 +1,9 @@
 """Seeded schedules of everything at once, judged by the eight invariants of design 0007."""
 
-import io
-import sys
-
 import msgspec
 import pytest
 
-from tests.simulation.campaign import main, run_batch, run_campaign
+from tests.simulation.campaign import main, run_batch
 from tests.simulation.coverage import Coverage, Moment
 from tests.simulation.plot import COLLECTOR, OTHER, READER, WRITER
 from tests.simulation.schedule import Do, Schedule, Settle, Trap, decode_schedule, encode_schedule, show_schedule
@@ -107,14 +104,3 @@ def test_the_command_line_replays_what_was_written_down(
     assert main(["--seed", "5", "--history"]) == 0
     assert capsys.readouterr().out == history
     assert "put_object log/" in history
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_a_hundred_thousand_schedules() -> None:
-    out = io.StringIO()
-    figures, coverage = run_campaign(1, 100_000, processes=2, out=out)
-    sys.stdout.write(f"{figures.line()}\n{coverage.table()}\n")
-    assert figures.failures == []
-    assert figures.effects_min >= 40
-    assert coverage.missing(1000) == []
