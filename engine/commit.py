@@ -14,7 +14,7 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from engine.backup import BackupResult
 from engine.clock import Ambient
-from engine.commit_checks import acknowledge, check_granularity, check_lease
+from engine.commit_checks import acknowledge, check_granularity, check_lease, find_out
 from engine.commit_record import (
     ANY,
     Head,
@@ -35,6 +35,7 @@ from engine.errors import (
     EngineError,
     LeaseExpiredError,
     NotFoundError,
+    OutcomeGoneError,
     StaleResultError,
     UnsafeStoreError,
     UsageError,
@@ -75,8 +76,9 @@ class CommitWriter:
         self._ambient = ambient
         self._head: Head | None = None
         self._unresolved: dict[CommitPointer, Sent] = {}
-        # Requests whose record another request has found to stand: their callers may still ask.
-        self._standing: list[tuple[Request, Commit]] = []
+        # Requests of whose record another request has found out that it stands, or that nothing tells any more: their
+        # callers may still ask.
+        self._known: list[tuple[Request, Commit | OutcomeGoneError]] = []
         self._one_at_a_time = asyncio.Lock()
 
     async def head(self, *, anew: bool = False) -> Head:
@@ -130,6 +132,7 @@ class CommitWriter:
             FencedError: A collector has closed this writer's past.
             LeaseExpiredError: The uploads are too old; back up again.
             CommitUnknownError: No answer; calling again with the same arguments finds out.
+            OutcomeGoneError: It finds out no more: a collection took the record meanwhile.
             NotFoundError: A store is to be dropped that the newest commit does not have.
             UsageError: Two results for one store, a result of another scope or of a store that is dropped, another
                 layout, or a value that cannot be written down.
@@ -284,28 +287,42 @@ class CommitWriter:
         """Find out what became of unanswered records; the one of this very request is its commit (C3).
 
         A record is forgotten only once its fate is certain: an error on the way leaves it for the next attempt.
+
+        Raises:
+            OutcomeGoneError: Nothing tells any more what became of that of this request.
+            StoreError: As the store says.
         """
-        for found in self._standing:
-            if found[0] == request:
-                await self._load_head()
-                self._standing.remove(found)
-                return found[1]
+        if (known := await self._known_outcome(request)) is not None:
+            return known
         if not self._unresolved:
             return None
         head = await self._load_head()
         for pointer, sent in tuple(self._unresolved.items()):
             if pointer.number >= head.next_number:
                 continue  # it may still arrive; at that number the next record meets it
-            commit: Commit | None = None
-            with contextlib.suppress(BlobNotFoundError, ConflictError, LeaseExpiredError):
-                there = await read_commit(self._store, self._scope, pointer.number)
-                if there.pointer == pointer:
-                    commit = await acknowledge(self._store, sent.record)
-            if commit is not None and sent.request == request:
-                return commit
-            if commit is not None and sent.request.results:
-                self._standing.append((sent.request, commit))
+            outcome: Commit | OutcomeGoneError | None
+            try:
+                outcome = await find_out(self._store, sent.record)
+            except OutcomeGoneError as error:
+                outcome = error
+            if isinstance(outcome, Commit) and sent.request == request:
+                return outcome
+            if outcome is not None and sent.request.results:
+                self._known.append((sent.request, outcome))
             del self._unresolved[pointer]
+            if isinstance(outcome, OutcomeGoneError) and sent.request == request:
+                raise outcome
+        return None
+
+    async def _known_outcome(self, request: Request) -> Commit | None:
+        """What another request has found out about the record of this one."""
+        for known in self._known:
+            if known[0] == request:
+                if isinstance(known[1], OutcomeGoneError):
+                    raise known[1]
+                await self._load_head()
+                self._known.remove(known)
+                return known[1]
         return None
 
     def _sent_before(self, request: Request, head: Head) -> CommitRecord | None:

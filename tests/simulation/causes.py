@@ -18,6 +18,7 @@ from engine.errors import (
     FencedError,
     LeaseExpiredError,
     NotFoundError,
+    OutcomeGoneError,
     StaleResultError,
     UnsafeStoreError,
     UsageError,
@@ -106,7 +107,7 @@ class Causes:
         troubles = self._server.troubles[asked.process] - asked.troubles + int(stood_s > 0)
         return now_s - asked.began_s - stood_s > _QUIET_S + _FAULT_S * troubles
 
-    def explains(self, asked: Asked, member: Member, error: Exception) -> bool:  # noqa: C901, PLR0911 - a case a kind
+    def explains(self, asked: Asked, member: Member, error: Exception) -> bool:  # noqa: C901, PLR0911, PLR0912 - each a case
         """Whether there is a cause for this error."""
         if isinstance(error, _REFUSED) and asked.offsets is not None:
             self._refused.append((asked.scope, asked.offsets, type(error).__name__))
@@ -131,6 +132,8 @@ class Causes:
                 return self._is_stale or (is_troubled and asked.verb in {"collect", "forget"})
             case ConflictError() | BlobNotFoundError() | InvalidRequestError():
                 return False
+            case OutcomeGoneError():
+                return any(self._is_closed(w) for w in self._own_records(asked))
             case CommitUnknownError() | StoreError():
                 return is_troubled
             case _:

@@ -1,15 +1,26 @@
 """Design 0002, C3 and D5: lost answers, late requests and cancellations, for commits, rewinds and forks alike."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
 from blobstore.base import BytesBody
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError
+from engine.backup import BackupResult
 from engine.commit import CommitWriter
-from engine.errors import CommitUnknownError, ConflictError, EngineError, LeaseExpiredError, UsageError
+from engine.errors import (
+    CommitUnknownError,
+    ConflictError,
+    EngineError,
+    LeaseExpiredError,
+    OutcomeGoneError,
+    StaleResultError,
+    UsageError,
+)
 from engine.pins import PIN_DURATION_MS
+from engine.repository import Repository
 from index.codec import encode_record
 from index.keys import commit_key
 from index.model import Scope
@@ -263,3 +274,63 @@ async def test_a_lost_race_is_told_after_an_unanswered_attempt_too(world: World)
     await other.commit(JOB, [await world.backup(other, "theirs")])
     with pytest.raises(ConflictError):
         await repository.commit(JOB, [result])
+
+
+async def unconfirmed(world: World, writer: Repository, text: str) -> BackupResult:
+    """A backup whose record stands, as its writer was never told."""
+    result = await world.backup(writer, text)
+    world.store.after("put_if_absent", "log/", lambda: _refuse_lists(world))
+    with pytest.raises(CommitUnknownError):
+        await writer.commit(JOB, [result], offsets=text)
+    return result
+
+
+async def _refuse_lists(world: World) -> None:
+    world.store.fail("list_page", "log/")
+
+
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["closed", "deleted"])
+async def test_a_record_that_was_collected_before_its_writer_could_ask_is_found_in_the_chain(
+    world: World, is_deleted: bool
+) -> None:
+    writer, other = await world.process(), await world.process()
+    result = await unconfirmed(world, writer, "one")
+    await world.history(other, "two")
+    if not is_deleted:
+        world.store.fail("delete", "log/")
+    with contextlib.suppress(StoreError):
+        await other.collect(LAST, delete_share_max=1)
+    commit = await writer.commit(JOB, [result], offsets="one")
+    assert (commit.pointer.number, commit.record.offsets) == (1, "one")
+    newest = await writer.latest(JOB)
+    assert newest is not None
+    assert newest.record.offsets == "two"
+
+
+async def test_a_record_of_which_nothing_tells_any_more_is_not_called_stale(world: World) -> None:
+    """Two commits on, the chain that is left begins above it."""
+    writer, other = await world.process(), await world.process()
+    result = await unconfirmed(world, writer, "one")
+    await world.history(other, "two", "three")
+    await other.collect(LAST, delete_share_max=1)
+    for _ in range(2):
+        with pytest.raises(OutcomeGoneError, match="record 1 was collected") as caught:
+            await writer.commit(JOB, [result], offsets="one")
+        assert "compare its offsets" in caught.value.hint
+    commit = await writer.commit(JOB, [await world.backup(writer, "four")], offsets="four")
+    assert commit.pointer.number == 4
+
+
+async def test_a_record_that_others_built_past_never_was_a_commit(world: World) -> None:
+    """A zombie's: its number had been closed, and those that stand name an older one."""
+    writer, other = await world.process(), await world.process()
+    await world.history(other, "zero")
+    result = await world.backup(writer, "one")
+    never_arrives(world)
+    with pytest.raises(CommitUnknownError):
+        await writer.commit(JOB, [result], offsets="one")
+    await world.history(other, "two", "three")
+    await other.collect(LAST, delete_share_max=1)
+    await land_late(world, writer._writer(JOB))
+    with pytest.raises(StaleResultError):
+        await writer.commit(JOB, [result], offsets="one")
