@@ -133,7 +133,7 @@ class Causes:
             case ConflictError() | BlobNotFoundError() | InvalidRequestError():
                 return False
             case OutcomeGoneError():
-                return any(self._is_closed(w) for w in self._own_records(asked))
+                return self._is_past_telling(asked)
             case CommitUnknownError() | StoreError():
                 return is_troubled
             case _:
@@ -163,6 +163,11 @@ class Causes:
         pointer = written.record.pointer
         boundaries = self._server.chronicle.boundaries.get(written.record.scope, {})
         return any(n >= pointer.number and pointer not in b.kept for n, b in boundaries.items())
+
+    def _is_past_telling(self, asked: Asked) -> bool:
+        """A boundary may have closed the record, or another that had its number; what stands open would have been found."""
+        is_closed = bool(self._server.chronicle.boundaries.get(asked.scope))
+        return is_closed and not any(written.is_open for written in self._own_records(asked))
 
     def _is_damaged(self, asked: Asked, error: EngineError, stood_s: float) -> bool:
         # A reader whose pin has lapsed while it stood still may have been overtaken (D5).
