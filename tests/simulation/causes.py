@@ -165,7 +165,7 @@ class Causes:
         return any(n >= pointer.number and pointer not in b.kept for n, b in boundaries.items())
 
     def _is_past_telling(self, asked: Asked) -> bool:
-        """A boundary may have closed the record, or another that had its number; what stands open would have been found."""
+        """A boundary may have closed the record, or another of its number; what stands open would be found."""
         is_closed = bool(self._server.chronicle.boundaries.get(asked.scope))
         return is_closed and not any(written.is_open for written in self._own_records(asked))
 
