@@ -11,7 +11,7 @@ from typing import Final, Self
 
 import msgspec
 
-from engine.hashing import BLAKE3_BYTES, Digest, hash_bytes
+from engine.hashing import BLAKE3_BYTES, Digest, hash_content
 from index.local_tree import LocalFile
 from index.model import SstIdentity
 
@@ -149,7 +149,7 @@ class DigestCache:
         try:
             data = _read_own_file(_cache_path(cache_dir, directory))
             payload = data[len(_MAGIC) + BLAKE3_BYTES :]
-            if data[: -len(payload)] != _MAGIC + hash_bytes(payload).blake3:
+            if data[: -len(payload)] != _MAGIC + hash_content(payload):
                 return cache
             stored = msgspec.msgpack.decode(payload, type=_Stored)
         except (OSError, msgspec.DecodeError):
@@ -170,7 +170,7 @@ class DigestCache:
         handle, temporary = tempfile.mkstemp(prefix=".digests-", dir=cache_dir)
         try:
             with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)
-                out.write(_MAGIC + hash_bytes(payload).blake3 + payload)
+                out.write(_MAGIC + hash_content(payload) + payload)
             Path(temporary).replace(_cache_path(cache_dir, directory))
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
@@ -262,7 +262,7 @@ def _is_settled(file: LocalFile, looked_at_ms: int) -> bool:
 
 
 def _cache_path(cache_dir: Path, directory: Path) -> Path:
-    name = hash_bytes(os.fsencode(directory.absolute())).blake3[:16].hex()
+    name = hash_content(os.fsencode(directory.absolute()))[:16].hex()
     return cache_dir / f"{name}.digests"
 
 

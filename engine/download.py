@@ -14,7 +14,7 @@ from blobstore.bounded import carry_out_all
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
 from blobstore.local_files import run_blocking
 from engine.errors import DamagedError
-from engine.hashing import FileHasher
+from engine.hashing import ContentHasher
 from engine.local_writing import (
     OwnerPolicy,
     WrittenFile,
@@ -306,7 +306,7 @@ class Downloader:
         Returns:
             Their hash.
         """
-        hasher = FileHasher()
+        hasher = ContentHasher()
         chunks: list[bytes] = []
         held_bytes = received_bytes = 0
 
@@ -335,7 +335,7 @@ class Downloader:
                     held_bytes = 0
         if chunks:
             await write()
-        return hasher.digest.blake3
+        return hasher.blake3
 
     def _reused(self, written: WrittenFile) -> None:
         self._written.append(written)

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import xxhash
 from blake3 import blake3
 from crc32c import crc32c as _crc32c
+from typing_extensions import override
 
 BLAKE3_BYTES: Final = 32
 
@@ -21,22 +22,20 @@ class Digest(NamedTuple):
     crc32: int
 
 
-class FileHasher:
-    """Hashes bytes as they stream by. Not for use by two threads at once.
+class ContentHasher:
+    """Hashes bytes as they stream by, for whoever compares them with a hash that is known. Not for two threads at once.
 
-    Both hashes let other threads run while they work on a large chunk: a chunk of a megabyte belongs in a thread,
-    a chunk of a few kilobytes does not.
+    It lets other threads run while it works on a large chunk: a chunk of a megabyte belongs in a thread, a chunk of a
+    few kilobytes does not.
     """
 
     def __init__(self) -> None:
         self._blake3 = blake3()
-        self._crc32 = 0
         self._size_bytes = 0
 
     def update(self, data: bytes | bytearray | memoryview) -> None:
         """Add the next bytes."""
         self._blake3.update(data)
-        self._crc32 = zlib.crc32(data, self._crc32)
         self._size_bytes += len(data)
 
     @property
@@ -45,9 +44,32 @@ class FileHasher:
         return self._size_bytes
 
     @property
+    def blake3(self) -> bytes:
+        """The BLAKE3-256 of what went in so far."""
+        return self._blake3.digest()
+
+
+class FileHasher(ContentHasher):
+    """As `ContentHasher`, and the CRC32 too, which takes as long again: for files that are described anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._crc32 = 0
+
+    @override
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        super().update(data)
+        self._crc32 = zlib.crc32(data, self._crc32)
+
+    @property
     def digest(self) -> Digest:
         """The hashes of what went in so far."""
-        return Digest(self._blake3.digest(), self._crc32)
+        return Digest(self.blake3, self._crc32)
+
+
+def hash_content(data: bytes | bytearray | memoryview) -> bytes:
+    """The BLAKE3-256 of bytes that stand in memory."""
+    return blake3(data).digest()
 
 
 def hash_bytes(data: bytes | bytearray | memoryview) -> Digest:

@@ -17,7 +17,7 @@ import msgspec
 
 from blobstore.local_files import flush
 from engine.errors import TargetError
-from engine.hashing import FileHasher, hash_bytes
+from engine.hashing import ContentHasher, hash_content
 from engine.local_stat import READ_FLAGS, is_untouched, local_file
 from index.local_tree import LocalFile
 from index.model import FileIndex, FileMetadata
@@ -65,7 +65,7 @@ def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
         view = view[written:]
 
 
-def write_hashed(descriptor: int, offset: int, chunks: Sequence[bytes], hasher: FileHasher) -> None:
+def write_hashed(descriptor: int, offset: int, chunks: Sequence[bytes], hasher: ContentHasher) -> None:
     """Write and hash some chunks that follow each other, in one hop to a thread."""
     for chunk in chunks:
         hasher.update(chunk)
@@ -106,7 +106,7 @@ def write_files(
 def find_wrong_piece(run: FetchedRun, data: bytearray) -> RestoredFile | None:
     """The first file of a range whose bytes do not have the file's hash; None if all have."""
     view = memoryview(data)
-    return next((f for f in run.files if hash_bytes(_piece(run, f, view)).blake3 != f.entry.blake3), None)
+    return next((f for f in run.files if hash_content(_piece(run, f, view)) != f.entry.blake3), None)
 
 
 def write_pieces(
@@ -165,7 +165,7 @@ def copy_small_files(
     broken: list[ReusedFile] = []
     for item in reused:
         data = _read_small(source, item)
-        if data is not None and hash_bytes(data).blake3 == item.target.entry.blake3:
+        if data is not None and hash_content(data) == item.target.entry.blake3:
             read.append((item.target, data))
         else:
             broken.append(item)
@@ -227,7 +227,7 @@ def _read_small(source: int, item: ReusedFile) -> bytes | None:
 
 
 def _copy(reader: int, writer: int, size_bytes: int) -> bytes:
-    hasher = FileHasher()
+    hasher = ContentHasher()
     while hasher.size_bytes < size_bytes:
         try:
             chunk = os.pread(reader, min(COPY_BYTES, size_bytes - hasher.size_bytes), hasher.size_bytes)
@@ -237,7 +237,7 @@ def _copy(reader: int, writer: int, size_bytes: int) -> bytes:
             break
         write_at(writer, hasher.size_bytes, chunk)
         hasher.update(chunk)
-    return hasher.digest.blake3
+    return hasher.blake3
 
 
 def _piece(run: FetchedRun, file: RestoredFile, view: memoryview) -> memoryview:

@@ -11,7 +11,7 @@ from blobstore.bounded import carry_out_all
 from blobstore.local_files import run_blocking
 from engine.digest_cache import DigestCache
 from engine.errors import UnsafeSourceError
-from engine.hashing import Digest, FileHasher, hash_bytes
+from engine.hashing import ContentHasher, Digest, hash_bytes
 from engine.local_stat import READ_FLAGS, FilePath, changed_error, check_unchanged, refusing
 from engine.progress import Progress
 from engine.transfer import ByteBudget, FileRunBody, PartsBody, SourceDir, put_new
@@ -247,7 +247,7 @@ class _RunHasher:
 
     def __init__(self, sizes_bytes: Sequence[int]) -> None:
         self._sizes_bytes = sizes_bytes
-        self._hasher = FileHasher()
+        self._hasher = ContentHasher()
         self.hashes: list[bytes] = []
 
     def update(self, data: bytes) -> None:
@@ -257,8 +257,8 @@ class _RunHasher:
             missing_bytes = self._sizes_bytes[len(self.hashes)] - self._hasher.size_bytes
             self._hasher.update(left[:missing_bytes])
             if len(left) >= missing_bytes:
-                self.hashes.append(self._hasher.digest.blake3)
-                self._hasher = FileHasher()
+                self.hashes.append(self._hasher.blake3)
+                self._hasher = ContentHasher()
             left = left[missing_bytes:]
 
 

@@ -18,7 +18,7 @@ from engine.checkpoint.naming import hiding, located
 from engine.checkpoint.query_files import QueryFiles
 from engine.complete import find_complete
 from engine.errors import CommitUnknownError, DamagedError, UsageError
-from engine.hashing import hash_bytes
+from engine.hashing import hash_content
 from engine.index_io import read_index
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository import Repository
@@ -160,7 +160,7 @@ async def _is_taken(repository: Repository, root: CheckpointDir, begun: PictureB
         except BlobNotFoundError:
             now = None
         else:
-            now = hash_bytes(data).blake3
+            now = hash_content(data)
         if now != there.get((room, str(number))):
             return False
     return True

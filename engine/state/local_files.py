@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import UnsafeSourceError
-from engine.hashing import FileHasher
+from engine.hashing import ContentHasher
 from engine.identify import READ_BYTES, read_sst
 from engine.local_stat import READ_FLAGS
 from index.errors import UnsafeNameError
@@ -140,10 +140,10 @@ def _remove(path: Path) -> None:
 
 
 def _hash(descriptor: int) -> bytes:
-    hasher = FileHasher()
+    hasher = ContentHasher()
     while chunk := os.pread(descriptor, READ_BYTES, hasher.size_bytes):
         hasher.update(chunk)
-    return hasher.digest.blake3
+    return hasher.blake3
 
 
 def _unreadable(path: Path, error: OSError) -> UnsafeSourceError:
