@@ -300,11 +300,7 @@ class CommitWriter:
         for pointer, sent in tuple(self._unresolved.items()):
             if pointer.number >= head.next_number:
                 continue  # it may still arrive; at that number the next record meets it
-            outcome: Commit | OutcomeGoneError | None
-            try:
-                outcome = await find_out(self._store, sent.record)
-            except OutcomeGoneError as error:
-                outcome = error
+            outcome = await self._look_back(sent.record)
             if isinstance(outcome, Commit) and sent.request == request:
                 return outcome
             if outcome is not None and sent.request.results:
@@ -366,18 +362,31 @@ class CommitWriter:
         """After Lost: the record that stands there decides, by its write id (C3)."""
         try:
             there = (await read_commit(self._store, self._scope, record.number)).pointer
+            if there == record.pointer:
+                return True
+            found = None
         except BlobNotFoundError:
-            there = None
+            # A collection took it meanwhile. If it was this very record, its request is told so when it looks again.
+            there, found = None, await self._look_back(record)
         except StoreError as error:
             raise _unknown(record, f"record {record.number} stands, and cannot be read") from error
-        if there == record.pointer:
-            return True
-        del self._unresolved[record.pointer]
-        if there in self._unresolved:
-            return False
-        raise CommitLostError(
-            f"another writer has taken number {record.number}", operation=record.kind, subject=str(self._scope)
-        )
+        sent = self._unresolved.pop(record.pointer)
+        if found is not None:
+            self._known.append((sent.request, found))
+        elif there not in self._unresolved:
+            raise CommitLostError(
+                f"another writer has taken number {record.number}", operation=record.kind, subject=str(self._scope)
+            )
+        return False
+
+    async def _look_back(self, record: CommitRecord) -> Commit | OutcomeGoneError | None:
+        """What the chain says of a record that may have stood; None: it never did."""
+        try:
+            return await find_out(self._store, record)
+        except OutcomeGoneError as error:
+            return error
+        except StoreError as error:
+            raise _unknown(record, f"record {record.number} stood, and what became of it cannot be read") from error
 
     async def _judge_sent(self, record: CommitRecord) -> Commit:
         """Acknowledge a record that was just created; what is refused for good is forgotten."""

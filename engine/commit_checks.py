@@ -121,7 +121,7 @@ async def _found_in_chain(store: BlobStore, record: CommitRecord) -> Commit | No
         if before is not None and before.number <= record.number:
             return None
     raise OutcomeGoneError(
-        f"record {record.number} was collected before its outcome was known",
+        f"record {record.number} was closed or collected before its outcome was known",
         operation=record.kind,
         subject=str(record.scope),
     )

@@ -18,6 +18,7 @@ from engine.errors import (
     EngineError,
     FencedError,
     NotFoundError,
+    OutcomeGoneError,
     StaleResultError,
     UnsafeStoreError,
     UsageError,
@@ -330,7 +331,7 @@ async def test_a_record_that_lands_late_is_closed_when_it_arrives(world: World) 
     with pytest.raises(CommitUnknownError):
         await writer.commit(JOB, [result])
     await forget(world)
-    with pytest.raises(StaleResultError):
+    with pytest.raises(OutcomeGoneError):
         await writer.commit(JOB, [result])
     await collect(world)
     assert await (await world.process()).latest(JOB) is None

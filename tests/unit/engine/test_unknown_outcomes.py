@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from blobstore.base import BytesBody
+from blobstore.base import Body, BytesBody, CreateOutcome
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError
 from engine.backup import BackupResult
 from engine.commit import CommitWriter
@@ -314,7 +315,7 @@ async def test_a_record_of_which_nothing_tells_any_more_is_not_called_stale(worl
     await world.history(other, "two", "three")
     await other.collect(LAST, delete_share_max=1)
     for _ in range(2):
-        with pytest.raises(OutcomeGoneError, match="record 1 was collected") as caught:
+        with pytest.raises(OutcomeGoneError, match="record 1 was closed or collected") as caught:
             await writer.commit(JOB, [result], offsets="one")
         assert "compare its offsets" in caught.value.hint
     commit = await writer.commit(JOB, [await world.backup(writer, "four")], offsets="four")
@@ -334,3 +335,26 @@ async def test_a_record_that_others_built_past_never_was_a_commit(world: World) 
     await land_late(world, writer._writer(JOB))
     with pytest.raises(StaleResultError):
         await writer.commit(JOB, [result], offsets="one")
+
+
+async def test_a_record_that_is_collected_while_its_writer_looks_whose_it_is_was_its_own(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Carried out, not answered, sent again and refused: before the writer reads what stands there, others go on."""
+    writer, other = await world.process(), await world.process()
+    first, _ = await world.history(writer, "one", "two")
+    put = world.store.inner.put_if_absent
+
+    async def put_twice(key: str, body: Body, **how: Any) -> CreateOutcome:
+        await put(key, body, **how)
+        return await put(key, body, **how)
+
+    async def go_on() -> None:
+        monkeypatch.undo()
+        await world.history(other, "three")
+        await other.collect(LAST, delete_share_max=1)
+
+    monkeypatch.setattr(world.store.inner, "put_if_absent", put_twice)
+    world.store.before("get", "3.commit", go_on)
+    rewound = await writer.rewind(first)
+    assert (rewound.pointer.number, rewound.record.kind) == (3, "rewind")
