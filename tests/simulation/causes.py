@@ -224,9 +224,10 @@ class Causes:
         began_ms = (asked.began_s - 1) * 1000
         before = [written for written in valid if written.created_at_ms < began_ms]
         since = valid[len(before) :]
-        return not before or any(
-            all(store.store != "s0" for store in written.record.stores) for written in (*before[-1:], *since)
-        )
+        # Whoever forgets a scope closes the newest too.
+        if not before or not self._server.chronicle.open_records(asked.scope):
+            return True
+        return any(all(store.store != "s0" for store in w.record.stores) for w in (*before[-1:], *since))
 
     def _is_taken_name(self, asked: Asked) -> bool:
         """K2: another naming stands, or stood beside this one."""
