@@ -181,11 +181,12 @@ async def test_more_unfinished_uploads_than_a_page_holds_are_all_told(
     ask = store._bucket.ask
     pages = 0
 
-    async def ask_for_few(method: str, *what: str, **arguments: Any) -> Any:
+    async def ask_for_few(method: str, operation: str, key: str, **arguments: object) -> Any:
         nonlocal pages
-        pages += method == "list_multipart_uploads"
-        few = {"MaxUploads": 20} if method == "list_multipart_uploads" else {}
-        return await ask(method, *what, **arguments, **few)
+        if method == "list_multipart_uploads":
+            pages += 1
+            arguments["MaxUploads"] = 20
+        return await ask(method, operation, key, **arguments)
 
     monkeypatch.setattr(store._bucket, "ask", ask_for_few)
     begun = list(await begin_uploads(store, range(50)))
