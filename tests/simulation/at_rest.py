@@ -44,7 +44,6 @@ class AtRest:
 
     Attributes:
         violations: What does not hold.
-        is_thorough: It is looked at as closely as it can be.
         is_written_to: It is to be committed to after all else; and it is always collected twice.
     """
 
@@ -55,7 +54,7 @@ class AtRest:
         self._scratch = scratch
         # As good as a seed: the same schedule has the same.
         self._chance = chronicle.events + server.effects
-        self.is_thorough = self._chance % _THOROUGH_EVERY == 0
+        self._is_thorough = self._chance % _THOROUGH_EVERY == 0
         self.is_written_to = self._chance % _WRITTEN_TO_EVERY == 0
         self.violations: list[str] = []
 
@@ -120,7 +119,7 @@ class AtRest:
         objects = self._server.objects
         is_over = all(stored.tag != EXPIRING for stored in objects.values())
         is_over = is_over and not any(name.startswith((f"{PREFIX}/pins/", f"{PREFIX}/runs/")) for name in objects)
-        if is_over and set(objects) == before and not self.is_thorough:
+        if is_over and set(objects) == before and not self._is_thorough:
             return
         await self._collect_and_check(repository, damage)
 
@@ -184,7 +183,7 @@ class AtRest:
             if valid:
                 newest += [(scope, valid[-1].record, store) for store in valid[-1].record.stores]
         for at, (scope, record, store) in enumerate(newest):
-            if self.is_thorough or at == self._chance % len(newest):
+            if self._is_thorough or at == self._chance % len(newest):
                 await self._check_restore(repository, scope, record, store)
 
     async def _check_restore(

@@ -105,12 +105,14 @@ class World:
 
     async def _lengthen(self) -> None:
         """Add steps until there are as many effects as there have to be."""
+        verbs: tuple[Verb, Verb] = ("restore", "push") if self._schedule.seed % 4 else ("push", "restore")
         for at in range(LENGTHENING_MAX):
             if self.server.effects + self._changes.count >= self._schedule.effects_min:
                 return
             # Some may stand still, and some stores be gone.
-            verb: Verb = "restore" if (at + (self._schedule.seed % 4 > 0)) % 2 else "push"
-            step = Do(process=at % PROCESSES_IN_USE, verb=verb, scope=TASK_SCOPE if self._schedule.is_of_task else 0)
+            step = Do(
+                process=at % PROCESSES_IN_USE, verb=verbs[at % 2], scope=TASK_SCOPE if self._schedule.is_of_task else 0
+            )
             await self.run((step,))
 
     def begin(self) -> None:
