@@ -106,10 +106,7 @@ class MultipartUpload:
         upload = await self._begin(birth)
         try:
             parts = await self._send(body, upload)
-            self.is_completing = True
-            completed = await self._bucket.call(
-                "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}, IfNoneMatch=self._condition
-            )
+            completed = await self._complete(upload, parts)
         except BaseException as error:
             if not self.is_completing or _is_refused(error):
                 await _abort(self._bucket, upload)
@@ -131,6 +128,28 @@ class MultipartUpload:
         except asyncio.CancelledError:
             # Its id comes with the answer, and without that nobody could abort it.
             await _tidy_up(give_up)
+            raise
+
+    async def _complete(self, upload: dict[str, Any], parts: list[dict[str, Any]]) -> Answer:
+        self.is_completing = True
+        completing = asyncio.ensure_future(
+            self._bucket.call(
+                "complete_multipart_upload", **upload, MultipartUpload={"Parts": parts}, IfNoneMatch=self._condition
+            )
+        )
+
+        async def see() -> None:
+            try:
+                await completing
+            except RefusedError as error:
+                if _is_refused(error):
+                    await _abort(self._bucket, upload)
+
+        try:
+            return await asyncio.shield(completing)
+        except asyncio.CancelledError:
+            # Cut off here, nobody would know whether its parts are an object or lie about.
+            await _tidy_up(see)
             raise
 
     async def _send(self, body: Body, upload: dict[str, Any]) -> list[dict[str, Any]]:

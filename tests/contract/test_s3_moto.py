@@ -3,13 +3,15 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Created, Lost
+from blobstore.base import BlobStore, BytesBody, Created, Lost
 from blobstore.s3 import S3Store
+from blobstore.s3_bucket import S3Bucket
+from blobstore.s3_client import Answer
 from blobstore.s3_settings import MIB, S3Settings
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.s3_contract import S3Contract, S3Fixtures
@@ -67,6 +69,27 @@ class TestS3InParts(InParts, WritingContract):
         await put_bytes(store, KEY, data[::-1])
         assert (await get_bytes(store, KEY))[:5] == data[::-1][:5]
         assert await keys_of(store) == [KEY]
+
+    async def test_a_put_cancelled_while_it_completes_leaves_no_parts_behind(
+        self, store: BlobStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        call, is_completing = S3Bucket.call, asyncio.Event()
+
+        async def noticed(bucket: S3Bucket, operation: str, **parameters: Any) -> Answer:
+            if operation == "complete_multipart_upload":
+                is_completing.set()
+            return await call(bucket, operation, **parameters)
+
+        monkeypatch.setattr(S3Bucket, "call", noticed)
+        for turns in range(10):
+            is_completing.clear()
+            putting = asyncio.ensure_future(store.put(KEY, BytesBody(b"new")))
+            await is_completing.wait()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            putting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await putting
 
     async def test_more_uploads_at_once_than_parts_may_be_in_memory_all_get_through(self, store: BlobStore) -> None:
         bodies = [bytes([number]) * (11 * MIB) for number in range(4)]
