@@ -10,6 +10,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
+from blobstore.sinks import Sink, pour_chunks
 
 LIST_PAGE_MAX: Final = 1000
 DELETE_BATCH_MAX: Final = 1000
@@ -215,6 +216,24 @@ class BlobStore(Protocol):
         (`contextlib.aclosing`) if not read to its end.
         """
         ...
+
+    async def pour(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> None:
+        """Give the bytes `[start, start + size_bytes)` of a blob to a sink: for many bytes, past the event loop.
+
+        Errors and arguments are those of `get`; what the sink raises goes on as it is. On return it has had exactly
+        the bytes asked for, in their order; on an error or a cancellation, the first of them. In each case no call of
+        it is under way, and none comes any more.
+        """
+        await pour_chunks(self.get(key, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata), sink)
 
     async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
         """What is known of a blob, `ttl_known` always; None if there is none."""

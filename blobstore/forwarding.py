@@ -19,6 +19,7 @@ from blobstore.base import (
     RequestMetadata,
     UnfinishedPut,
 )
+from blobstore.sinks import Sink
 
 T = TypeVar("T")
 
@@ -26,8 +27,9 @@ T = TypeVar("T")
 class ForwardingStore(BlobStore):
     """Passes on everything. A wrapper overrides one of two hooks, and those methods whose bytes concern it.
 
-    `_around` surrounds each request, a get from its first chunk until it is read to its end or closed. `_send` makes
-    a request that has one answer, which is every request but a get. Closing goes through neither.
+    `_around` surrounds each request, a get from its first chunk until it is read to its end or closed, and a pour,
+    which is called a get too. `_send` makes
+    a request that has one answer, which is every request but these. Closing goes through neither.
 
     Args:
         inner: The store.
@@ -85,6 +87,20 @@ class ForwardingStore(BlobStore):
         async with self._around("get", key), aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    @override
+    async def pour(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> None:
+        async with self._around("get", key):
+            await self._inner.pour(key, sink, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)
 
     @override
     async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:

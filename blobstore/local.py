@@ -16,8 +16,8 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -41,18 +41,13 @@ from blobstore.base import (
 )
 from blobstore.checks import check_delete, check_list, check_range, check_ttl, checked_chunks, range_size_bytes
 from blobstore.errors import (
-    AccessDeniedError,
-    BlobCorruptError,
     BlobDeletedError,
     BlobNotFoundError,
-    CapabilityMissingError,
     InvalidRequestError,
-    StoreError,
-    StoreFullError,
-    StoreUnavailableError,
 )
 from blobstore.local_births import Births, modified_at_ms
 from blobstore.local_deleted import DeletedBlobs
+from blobstore.local_errors import shortened, store_errors, telling_failures
 from blobstore.local_files import (
     DurableDirs,
     LocalFile,
@@ -65,11 +60,14 @@ from blobstore.local_files import (
 from blobstore.local_ttl import TtlLinks
 from blobstore.local_walk import walk_keys
 from blobstore.mounts import lists_are_consistent
+from blobstore.sinks import POURED_BYTES, Sink
 
 # What a process that died has left in `.tmp` is removed once it is this old.
 TEMP_AGE_MAX_MS: Final = 24 * 3600 * 1000
 
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+# A thread pours so many bytes at a time: a pour that is cancelled ends with them.
+_HOP_BYTES: Final = 16 * 1024 * 1024
 # link(2) on a network file system may answer these though the link was made, or will be.
 _NO_ANSWER: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
 
@@ -121,7 +119,7 @@ class LocalStore(BlobStore):
         check_key(key, "put")
         check_ttl(ttl_ms, operation="put", key=key)
         async with self._staged(key, body, "put") as (file, temp):
-            with _store_errors("put", key):
+            with store_errors("put", key):
                 return await run_blocking(self._replace, file.descriptor, temp, key, ttl_ms)
 
     @override
@@ -130,12 +128,12 @@ class LocalStore(BlobStore):
     ) -> CreateOutcome:
         check_key(key, "put_if_absent")
         check_ttl(ttl_ms, operation="put_if_absent", key=key)
-        with _store_errors("put_if_absent", key):
+        with store_errors("put_if_absent", key):
             lost = await run_blocking(self._lost, key)
         if lost is not None:
             return lost
         async with self._staged(key, body, "put_if_absent") as (file, temp):
-            with _store_errors("put_if_absent", key):
+            with store_errors("put_if_absent", key):
                 return await run_blocking(self._create, file.descriptor, temp, key, ttl_ms)
 
     @override
@@ -152,28 +150,51 @@ class LocalStore(BlobStore):
         check_key(key, "get")
         check_range(start, size_bytes, key=key)
         async with AsyncExitStack() as resources:
-            with _store_errors("get", key):
-                file = await self._open(key, deleted, resources)
+            with store_errors("get", key):
+                file = await self._open(key, deleted=deleted, resources=resources)
                 blob_size_bytes = (await file.stat()).st_size
             wanted = range_size_bytes(start, size_bytes, blob_size_bytes=blob_size_bytes, key=key)
-            with _store_errors("get", key):
+            with store_errors("get", key):
                 async with aclosing(file.read_chunks(start=start, size_bytes=wanted)) as chunks:
                     async for chunk in chunks:
                         wanted -= len(chunk)
                         yield chunk
             if wanted:
-                raise BlobCorruptError("the file became shorter while it was read", operation="get", key=key)
+                raise shortened(key)
+
+    @override
+    async def pour(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> None:
+        check_key(key, "get")
+        check_range(start, size_bytes, key=key)
+        async with AsyncExitStack() as resources:
+            with store_errors("get", key):
+                file = await self._open(key, deleted=False, resources=resources)
+                blob_size_bytes = (await file.stat()).st_size
+            range_size_bytes(start, size_bytes, blob_size_bytes=blob_size_bytes, key=key)
+            end = start + size_bytes
+            # A hop to a thread for so many bytes: a cancelled pour ends with its hop.
+            for at in range(start, end, _HOP_BYTES):
+                await run_blocking(_pour, file.descriptor, key, sink, at, min(at + _HOP_BYTES, end))
 
     @override
     async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
         check_key(key, "stat")
-        with _store_errors("stat", key):
+        with store_errors("stat", key):
             return await run_blocking(self._info, key)
 
     @override
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
         check_list(prefix, limit)
-        with _store_errors("list_page", prefix):
+        with store_errors("list_page", prefix):
             return await run_blocking(self._list, prefix, start_after, limit)
 
     @override
@@ -186,7 +207,7 @@ class LocalStore(BlobStore):
     @override
     async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
         check_key(key, "remove_ttl")
-        with _store_errors("remove_ttl", key):
+        with store_errors("remove_ttl", key):
             await run_blocking(self._remove_ttl, key)
 
     @override
@@ -200,7 +221,7 @@ class LocalStore(BlobStore):
 
     @override
     async def now_ms(self) -> int:
-        with _store_errors("now_ms", str(self._root)):
+        with store_errors("now_ms", str(self._root)):
             return await run_blocking(self._now_ms)
 
     @override
@@ -216,7 +237,7 @@ class LocalStore(BlobStore):
         Returns:
             How many files it removed.
         """
-        with _store_errors("clean_temp", str(self._root)):
+        with store_errors("clean_temp", str(self._root)):
             return await run_blocking(self._clean_temp, older_than_ms)
 
     # --- what follows blocks, and runs in threads ---
@@ -332,14 +353,14 @@ class LocalStore(BlobStore):
         directories: dict[Path, list[str]] = {}
         for key in keys:
             path = self._path(key)
-            with _failures(failures, [key]), suppress(FileNotFoundError):
+            with telling_failures(failures, [key]), suppress(FileNotFoundError):
                 if self._regular_file(key) is not None:
                     self._deleted.delete(path, key)
             directories.setdefault(path.parent, []).append(key)
         # A deletion that a loss of power undoes could bring a commit back whose blobs are gone (design 0002, D1). Also
         # for what is gone already: whoever deleted it may have died before this.
         for directory, names in directories.items():
-            with _failures(failures, names), suppress(FileNotFoundError, NotADirectoryError):
+            with telling_failures(failures, names), suppress(FileNotFoundError, NotADirectoryError):
                 sync_dir(directory)
         for key in keys:
             if key not in failures:
@@ -386,25 +407,25 @@ class LocalStore(BlobStore):
     @asynccontextmanager
     async def _staged(self, key: str, body: Body, operation: str) -> AsyncIterator[tuple[LocalFile, Path]]:
         """A temporary file with the bytes of a body; its name is gone at the end, whatever happened."""
-        with _store_errors(operation, key):
+        with store_errors(operation, key):
             await run_blocking(self._prepare)
         temp = self._new_temp()
         try:
             async with AsyncExitStack() as resources:
-                with _store_errors(operation, key):
+                with store_errors(operation, key):
                     file = await resources.enter_async_context(create_to_write(temp))
                 at = 0
                 # Errors of the body are not the store's, so the two are not caught together.
                 async with aclosing(checked_chunks(body, operation=operation, key=key)) as chunks:
                     async for chunk in chunks:
-                        with _store_errors(operation, key):
+                        with store_errors(operation, key):
                             await file.write_at(at, chunk)
                         at += len(chunk)
                 yield file, temp
         finally:
             await run_blocking(self._unlink_if_possible, temp)
 
-    async def _open(self, key: str, deleted: bool, resources: AsyncExitStack) -> LocalFile:  # noqa: FBT001
+    async def _open(self, key: str, *, deleted: bool, resources: AsyncExitStack) -> LocalFile:
         try:
             return await resources.enter_async_context(open_to_read(self._path(key)))
         except OSError as error:
@@ -434,57 +455,14 @@ def _is_same_file(path: Path, descriptor: int) -> bool:
         return False
 
 
-@contextmanager
-def _failures(failures: dict[str, str], keys: Sequence[str]) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        failures.update({key: str(_store_error(error, "delete", key)) for key in keys})
-
-
-@contextmanager
-def _store_errors(operation: str, key: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _store_error(error, operation, key) from error
-
-
-def _store_error(error: OSError, operation: str, key: str) -> StoreError:
-    """What an error of the file system means to the caller: the only place that decides it."""
-    # EIO, ESTALE, ETIMEDOUT, EMFILE, ...; ENOENT on a write: the store was moved or cleaned under it.
-    kind, hint = _MEANINGS.get(error.errno or 0, (StoreUnavailableError, ""))
-    return kind(
-        error.strerror or str(error), operation=operation, key=key, hint=hint.format(path=error.filename or key)
-    )
-
-
-_DENIED: Final = (AccessDeniedError, "give this user access to {path}")
-_FULL: Final = (StoreFullError, "")
-_CLASH: Final = (
-    InvalidRequestError,
-    "one key cannot be a directory of another, nor longer than the file system allows",
-)
-_INCAPABLE: Final = (
-    CapabilityMissingError,
-    "a directory store needs hard links, and all of the directory on one file system",
-)
-_MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
-    errno.EACCES: _DENIED,
-    errno.EPERM: _DENIED,
-    errno.EROFS: _DENIED,
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EFBIG: _FULL,
-    errno.EISDIR: _CLASH,
-    errno.ENOTDIR: _CLASH,
-    errno.EEXIST: _CLASH,
-    errno.ENAMETOOLONG: _CLASH,
-    errno.ELOOP: (BlobCorruptError, "a symbolic link stands at {path}, and blobs are regular files"),
-    errno.EINVAL: (BlobCorruptError, "something else than a regular file stands at {path}"),
-    errno.EOPNOTSUPP: _INCAPABLE,
-    errno.ENOTSUP: _INCAPABLE,  # the same number on Linux, another one on macOS
-    errno.ENOSYS: _INCAPABLE,
-    errno.EXDEV: _INCAPABLE,
-    errno.EMLINK: _INCAPABLE,
-}
+def _pour(descriptor: int, key: str, sink: Sink, start: int, end: int) -> None:
+    """Give a sink the bytes from `start` to `end`. What the sink raises is not the store's error."""
+    buffer = memoryview(bytearray(min(end - start, POURED_BYTES)))
+    at = start
+    while at < end:
+        with store_errors("get", key):
+            size_bytes = os.preadv(descriptor, [buffer[: end - at]], at)
+        if not size_bytes:
+            raise shortened(key)
+        sink.write(buffer[:size_bytes])
+        at += size_bytes

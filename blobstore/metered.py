@@ -10,6 +10,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, Body, Created, CreateOutcome, RequestMetadata
 from blobstore.errors import StoreError
 from blobstore.forwarding import ForwardingStore
+from blobstore.sinks import CountedSink, Sink
 
 _LOGGED_MAX: Final = 100_000
 
@@ -124,3 +125,20 @@ class MeteredStore(ForwardingStore):
             async for chunk in chunks:
                 self.meter.bytes_in += len(chunk)
                 yield chunk
+
+    @override
+    async def pour(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> None:
+        counted = CountedSink(sink)
+        try:
+            await super().pour(key, counted, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)
+        finally:
+            self.meter.bytes_in += counted.size_bytes

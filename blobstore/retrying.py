@@ -1,7 +1,7 @@
 """Trying again what a store did not answer: the only layer that does, and the one door to tenacity."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from random import Random  # noqa: TID251 - the default of an argument: jitter decides about nothing but waiting
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
 from blobstore.in_flight import InFlightLimit
 from blobstore.retry_budget import RetryBudget
+from blobstore.sinks import POURED_BYTES, Buffer, CountedSink, Sink
 
 T = TypeVar("T")
 
@@ -81,6 +82,10 @@ class _Tries:
         self.failed = 0
         self.is_out_of_budget = False
 
+    def begin_again(self) -> None:
+        """Progress was made: what failed before counts no more."""
+        self.failed = 0
+
 
 class _Pace:
     """How fast one stream comes, by the time that is spent waiting for it.
@@ -114,13 +119,37 @@ class _Pace:
     def check(self, key: str) -> None:
         """Raise `_TooSlowError` if it was."""
         if self.is_too_slow:
-            raise _TooSlowError(
-                f"came at {self._bytes_per_s:.0f} bytes/s, which is less than {self._settings.bytes_per_s_min}",
-                operation="get",
-                key=key,
-                hint="the store, or the way to it, is too slow for so many requests at once",
-                asks_for_less=True,
-            )
+            raise _too_slow(self._bytes_per_s, self._settings, key)
+
+
+class _WatchedSink(CountedSink):
+    """Tells how long the sink itself was at work, which is not the store's fault.
+
+    Args:
+        sink: The sink.
+        clock: Seconds; asked in any thread.
+    """
+
+    def __init__(self, sink: Sink, clock: Callable[[], float]) -> None:
+        super().__init__(sink)
+        self._clock = clock
+        self._busy_s = 0.0
+        self._since_s: float | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """Up to this moment."""
+        since_s = self._since_s
+        return self._busy_s + (0.0 if since_s is None else self._clock() - since_s)
+
+    @override
+    def write(self, data: Buffer) -> None:
+        self._since_s = began_s = self._clock()
+        try:
+            super().write(data)
+        finally:
+            self._since_s = None
+            self._busy_s += self._clock() - began_s
 
 
 class RetryingStore(ForwardingStore):
@@ -129,9 +158,10 @@ class RetryingStore(ForwardingStore):
     Every attempt has a deadline. Retries are bounded for each operation and, by a budget that successes refill, for
     all of them together.
 
-    A `get` that broke off, or came too slowly, goes on from the byte that it had reached. It ends with an error after
-    as many failed attempts as any other operation, counted since it last made progress, which is more than a few bytes
-    (`RetrySettings.progress_bytes`): a store that hands out a little and breaks off, again and again, holds nobody.
+    A `get` or a `pour` that broke off, or came too slowly, goes on from the byte that it had reached. It ends with an
+    error after as many failed attempts as any other operation, counted since it last made progress, which is more than
+    a few bytes (`RetrySettings.progress_bytes`): a store that hands out a little and breaks off, again and again, holds
+    nobody.
     Going on joins two requests, so a blob that `put` replaces just in between can come out mixed: only blobs of less
     than a chunk are ever replaced here.
 
@@ -249,6 +279,76 @@ class RetryingStore(ForwardingStore):
                 await self._close(stream, key)
 
     @override
+    async def pour(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> None:
+        watched, tries = _WatchedSink(sink, asyncio.get_running_loop().time), _Tries()
+        counted_bytes = 0
+
+        async def attempt() -> None:
+            nonlocal counted_bytes
+            got_bytes = watched.size_bytes
+            if got_bytes and got_bytes == size_bytes:
+                return  # it broke after the last byte
+            pour = self._inner.pour(
+                key,
+                watched,
+                start=start + got_bytes,
+                size_bytes=size_bytes - got_bytes,
+                fresh=fresh,
+                metadata=metadata,
+            )
+            try:
+                await self._watch(pour, watched, key)
+            finally:
+                if watched.size_bytes - counted_bytes >= self._settings.progress_bytes:
+                    counted_bytes = watched.size_bytes
+                    tries.begin_again()
+                    self._budget.refill()
+
+        await self._repeat(attempt, tries)
+        self._succeeded()
+
+    async def _watch(self, pour: Coroutine[None, None, None], sink: _WatchedSink, key: str) -> None:
+        """Await a pour for as long as it comes on.
+
+        Raises:
+            _NoAnswerError: Nothing has come for as long as the deadline allows.
+            _TooSlowError: Since its first bytes came it has fallen behind the floor, by more than one piece: so much
+                may be on its way unseen.
+        """
+        settings, clock = self._settings, asyncio.get_running_loop().time
+        pouring = asyncio.ensure_future(pour)
+        silent_s = behind_bytes = 0.0
+        has_begun = False
+        try:
+            while True:
+                before_bytes, before_s = sink.size_bytes, clock() - sink.busy_s
+                await asyncio.wait({pouring}, timeout=min(settings.progress_window_s, settings.deadline_s - silent_s))
+                if pouring.done():
+                    return pouring.result()
+                came_bytes, waited_s = sink.size_bytes - before_bytes, clock() - sink.busy_s - before_s
+                silent_s = 0.0 if came_bytes else silent_s + waited_s
+                if silent_s >= settings.deadline_s:
+                    raise _NoAnswerError(f"no answer within {settings.deadline_s:g} s", operation="get", key=key)
+                if has_begun:
+                    behind_bytes = max(0.0, behind_bytes + settings.bytes_per_s_min * waited_s - came_bytes)
+                if came_bytes and behind_bytes > POURED_BYTES:
+                    raise _too_slow(came_bytes / waited_s, settings, key)
+                has_begun = has_begun or came_bytes > 0
+        finally:
+            if not pouring.done():
+                pouring.cancel()
+                await asyncio.wait({pouring})
+
+    @override
     async def close(self) -> None:
         await self._within(self._settings.deadline_s, self._inner.close(), "close", "")
 
@@ -351,6 +451,16 @@ class RetryingStore(ForwardingStore):
         error = _error(state)
         asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else None
         return wait_s if asked_s is None else max(wait_s, min(asked_s, settings.retry_after_max_s))
+
+
+def _too_slow(bytes_per_s: float, settings: RetrySettings, key: str) -> _TooSlowError:
+    return _TooSlowError(
+        f"came at {bytes_per_s:.0f} bytes/s, which is less than {settings.bytes_per_s_min}",
+        operation="get",
+        key=key,
+        hint="the store, or the way to it, is too slow for so many requests at once",
+        asks_for_less=True,
+    )
 
 
 def _error(state: RetryCallState) -> BaseException | None:

@@ -32,7 +32,6 @@ from blobstore.errors import (
 from blobstore.s3_answers import (
     answers,
     read_created_at_ms,
-    read_promised_bytes,
     read_ttl_ms,
     store_error,
     whole_seconds_ms,
@@ -44,14 +43,15 @@ from blobstore.s3_deleting import abort_uploads, delete_objects
 from blobstore.s3_errors import (
     FORBIDDEN,
     NOT_FOUND,
-    RANGE_NOT_SATISFIABLE,
     BrokenError,
     RefusedError,
 )
 from blobstore.s3_lifecycle import KEPT, TTL_TAG
 from blobstore.s3_profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile
+from blobstore.s3_reading import S3Reader
 from blobstore.s3_settings import S3Settings
 from blobstore.s3_writing import SLOW_PUT_S, S3Writer
+from blobstore.sinks import Sink
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024
@@ -87,6 +87,7 @@ class S3Store(BlobStore):
         self.settings = settings or S3Settings()
         self._root = f"{self.prefix}/" if prefix else ""
         self._bucket = S3Bucket(bucket, self.settings)
+        self._reader = S3Reader(self._bucket, self.settings, size_bytes_of=self._size_bytes)
         self._writer = S3Writer(self._bucket, self.settings)
         self._bound_by_profile = bound_by_profile
         self._profile: StoreProfile | None = None
@@ -172,44 +173,28 @@ class S3Store(BlobStore):
         if size_bytes == 0:
             range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
             return
-        bucket = S3Bucket(self.bucket, self.settings) if fresh else self._bucket
-        try:
-            async with aclosing(self._get(bucket, key, name, start, size_bytes)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
-        except BrokenError as error:
-            raise store_error(error, "get", key) from None
-        finally:
-            if fresh:
-                await bucket.client.close()
-
-    async def _get(
-        self, bucket: S3Bucket, key: str, name: str, start: int, size_bytes: int | None
-    ) -> AsyncGenerator[bytes, None]:
-        is_whole = start == 0 and size_bytes is None
-        last = "" if size_bytes is None else start + size_bytes - 1
-        try:
-            answer = await bucket.call("get_object", Key=name, Range=None if is_whole else f"bytes={start}-{last}")
-        except RefusedError as error:
-            if error.refusal.status != RANGE_NOT_SATISFIABLE:
-                raise store_error(error, "get", key) from None
-            # Legal if it is the empty rest of the blob, which HTTP cannot say.
-            range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes(key), key=key)
-            return
-        try:
-            with answers("get", key):
-                left = read_promised_bytes(answer, start, size_bytes, key=key)
-        except BaseException:
-            abandon(answer)
-            raise
-        async with aclosing(bucket.client.read(answer)) as chunks:
+        async with aclosing(self._reader.read(name, key, start, size_bytes, fresh=fresh)) as chunks:
             async for chunk in chunks:
-                left -= len(chunk)
-                if left < 0:
-                    raise StoreUnavailableError("more bytes came than were announced", operation="get", key=key)
                 yield chunk
-        if left:
-            raise StoreUnavailableError(f"the last {left} bytes did not come", operation="get", key=key)
+
+    @override
+    async def pour(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> None:
+        name = self._object(key, "get")
+        check_range(start, size_bytes, key=key)
+        await self._ready()
+        if size_bytes == 0:
+            range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
+        else:
+            await self._reader.pour(name, key, sink, start, size_bytes, fresh=fresh)
 
     @override
     async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:

@@ -22,6 +22,10 @@ class S3Bucket:
         """One request whose refusal means something to the caller; errors as `S3Client.call`."""
         return await self.client.call(method, Bucket=self.name, **arguments)
 
+    async def fetch(self, **arguments: object) -> Answer:
+        """As `call`, of an object whose content is to be poured; see `S3Client.fetch`."""
+        return await self.client.fetch(Bucket=self.name, **arguments)
+
     async def ask(self, method: str, operation: str, key: str, **arguments: object) -> Answer:
         """One request whose refusal is the caller's error.
 

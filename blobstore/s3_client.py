@@ -1,4 +1,4 @@
-"""Talking to an S3 server: the one door to aiobotocore, botocore and aiohttp.
+"""Talking to an S3 server: with `s3_threads` the one door to aiobotocore, botocore, aiohttp and urllib3.
 
 One client for one event loop. It signs, sends, and tells refusals and broken connections apart. It does not try again,
 but for the HTTP client, which may repeat a request without a body once. And it lets nothing out that could hold a
@@ -12,6 +12,7 @@ import ipaddress
 import os
 import ssl
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -37,10 +38,11 @@ from blobstore.s3_errors import (
     showable,
 )
 from blobstore.s3_settings import S3Settings
+from blobstore.s3_threads import THREADS, ThreadedSession, pour
+from blobstore.sinks import Buffer, Sink
 
 Answer = dict[str, Any]
 # Reads a body from its start: called once for each request that sends it.
-Buffer = bytes | bytearray | memoryview
 ReadBody = Callable[[], AsyncGenerator[Buffer, None]]
 
 _SIGNATURE: Final = "s3v4-known-hash"
@@ -136,10 +138,14 @@ class S3Client:
         self._is_proven = False
         self._exits = contextlib.AsyncExitStack()
         self._retired: list[contextlib.AsyncExitStack] = []
+        self._threads: ThreadPoolExecutor | None = None
 
     async def close(self) -> None:
         """Close every connection; closing twice is fine."""
         self._client = None
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
         for exits in (*self._retired, self._exits):
             await exits.aclose()
 
@@ -215,6 +221,23 @@ class S3Client:
         if broken is not None:
             raise broken
 
+    async def fetch(self, **arguments: Any) -> Answer:
+        """`call` of `get_object` in a thread: the body of the answer is for `pour`, and not for `read`."""
+        way = THREADS.set(self._thread_pool())
+        try:
+            return await self.call("get_object", **arguments)
+        finally:
+            THREADS.reset(way)
+
+    async def pour(self, answer: Answer, sink: Sink, *, size_bytes: int) -> None:
+        """Give the body of an answer of `fetch` to a sink; errors as `s3_threads.pour`."""
+        await pour(self._thread_pool(), answer["Body"].raw_stream, sink, size_bytes=size_bytes)
+
+    def _thread_pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._settings.connections_max, thread_name_prefix="tidemark-s3")
+        return self._threads
+
     async def _renew(self, client: Any) -> bool:
         """Whether asking again makes sense: credentials that were good have ended, and new ones may be there."""
         if client is not self._client:
@@ -250,6 +273,7 @@ class S3Client:
             connect_timeout=settings.connect_timeout_s,
             read_timeout=settings.read_timeout_s,
             max_pool_connections=settings.connections_max,
+            http_session_cls=ThreadedSession,
             s3=None
             if settings.path_style is None
             else {"addressing_style": "path" if settings.path_style else "virtual"},

@@ -13,9 +13,10 @@ from blobstore.errors import StoreError
 from blobstore.local_files import run_blocking
 from blobstore.s3_answers import read_created
 from blobstore.s3_bucket import S3Bucket
-from blobstore.s3_client import Answer, Buffer, ReadBody, S3Client, SentBody
+from blobstore.s3_client import Answer, ReadBody, S3Client, SentBody
 from blobstore.s3_errors import SERVER_ERRORS, BrokenError, RefusedError
 from blobstore.s3_settings import PARTS_MAX
+from blobstore.sinks import Buffer
 
 # A body up to this size stays in memory between being hashed and being sent.
 HELD_BYTES_MAX: Final = 1024 * 1024
@@ -88,7 +89,7 @@ class MultipartUpload:
             condition: What completing it carries as `If-None-Match`.
         """
         self._bucket = bucket
-        self._target = {"Key": name}
+        self._target: Answer = {"Key": name}
         self._key = key
         self._operation = operation
         self._part_bytes = part_bytes

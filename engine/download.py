@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -14,8 +13,8 @@ from blobstore.bounded import carry_out_all
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
 from blobstore.local_files import run_blocking
 from engine.errors import DamagedError
-from engine.hashing import ContentHasher
 from engine.local_writing import (
+    FilePlace,
     OwnerPolicy,
     WrittenFile,
     copy_file,
@@ -25,7 +24,6 @@ from engine.local_writing import (
     link_file,
     seal_file,
     write_files,
-    write_hashed,
     write_pieces,
 )
 from engine.progress import Progress
@@ -301,41 +299,18 @@ class Downloader:
         raise self._damaged(stream.file, blob.key, "its bytes are not the ones that were backed up") from cause
 
     async def _stream(self, stream: _Stream, blob: FileBlob, *, fresh: bool) -> bytes:
-        """Write a blob's bytes as they come.
-
-        Returns:
-            Their hash.
-        """
-        hasher = ContentHasher()
-        chunks: list[bytes] = []
-        held_bytes = received_bytes = 0
-
-        async def write() -> None:
-            at = blob.file_offset_bytes + hasher.size_bytes
-            with target_errors(self._target):
-                await run_blocking(write_hashed, stream.descriptor, at, chunks, hasher)
-            chunks.clear()
-
-        source = self._store.get(
-            blob.key,
-            start=blob.blob_offset_bytes,
-            size_bytes=blob.size_bytes,
-            fresh=fresh,
-            metadata=self._metadata(stream.file, blob.size_bytes),
-        )
-        async with aclosing(source) as incoming:
-            async for chunk in incoming:
-                received_bytes += len(chunk)
-                if received_bytes > blob.size_bytes:
-                    raise BlobCorruptError(f"yields more than {blob.size_bytes} bytes", operation="get", key=blob.key)
-                chunks.append(chunk)
-                held_bytes += len(chunk)
-                if held_bytes >= self._settings.chunk_bytes:
-                    await write()
-                    held_bytes = 0
-        if chunks:
-            await write()
-        return hasher.blake3
+        """Write a blob's bytes as they come; their hash."""
+        place = FilePlace(stream.descriptor, blob.file_offset_bytes, size_bytes_max=blob.size_bytes)
+        with target_errors(self._target):
+            await self._store.pour(
+                blob.key,
+                place,
+                start=blob.blob_offset_bytes,
+                size_bytes=blob.size_bytes,
+                fresh=fresh,
+                metadata=self._metadata(stream.file, blob.size_bytes),
+            )
+        return place.blake3
 
     def _reused(self, written: WrittenFile) -> None:
         self._written.append(written)

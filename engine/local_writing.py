@@ -14,8 +14,11 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
+from blobstore.errors import BlobCorruptError
 from blobstore.local_files import flush
+from blobstore.sinks import Buffer, Sink
 from engine.errors import TargetError
 from engine.hashing import ContentHasher, hash_content
 from engine.local_stat import READ_FLAGS, is_untouched, local_file
@@ -56,7 +59,7 @@ def create_file(root: int, file: RestoredFile) -> int:
     return os.open("/".join(file.path), _NEW_FILE_FLAGS, _NEW_FILE_MODE, dir_fd=root)
 
 
-def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
+def write_at(descriptor: int, offset: int, data: Buffer) -> None:
     """Write all of the data from `offset` on."""
     view = memoryview(data)
     while view:
@@ -65,12 +68,33 @@ def write_at(descriptor: int, offset: int, data: bytes | memoryview) -> None:
         view = view[written:]
 
 
-def write_hashed(descriptor: int, offset: int, chunks: Sequence[bytes], hasher: ContentHasher) -> None:
-    """Write and hash some chunks that follow each other, in one hop to a thread."""
-    for chunk in chunks:
-        hasher.update(chunk)
-        write_at(descriptor, offset, chunk)
-        offset += len(chunk)
+class FilePlace(Sink):
+    """Where in a file the bytes of a blob go, hashed on their way.
+
+    Args:
+        descriptor: Of the file, open for as long as bytes may come.
+        offset: Of the first byte.
+        size_bytes_max: What there is room for: behind it, another blob's place begins.
+    """
+
+    def __init__(self, descriptor: int, offset: int, *, size_bytes_max: int) -> None:
+        self._descriptor = descriptor
+        self._offset = offset
+        self._size_bytes_max = size_bytes_max
+        self._hasher = ContentHasher()
+
+    @property
+    def blake3(self) -> bytes:
+        """Of the bytes that came so far."""
+        return self._hasher.blake3
+
+    @override
+    def write(self, data: Buffer) -> None:
+        at = self._hasher.size_bytes
+        if at + len(data) > self._size_bytes_max:
+            raise BlobCorruptError(f"yields more than {self._size_bytes_max} bytes", operation="get")
+        self._hasher.update(data)
+        write_at(self._descriptor, self._offset + at, data)
 
 
 def seal_file(descriptor: int, file: RestoredFile, owners: OwnerPolicy) -> WrittenFile:

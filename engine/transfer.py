@@ -9,12 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from typing_extensions import override
+
 from blobstore.base import BlobStore, Body, Created, Lost, RequestMetadata, Unknown
 from blobstore.errors import BlobCorruptError, StoreUnavailableError
 from blobstore.local_files import LocalFile as OpenFile
 from blobstore.local_files import open_to_read, run_blocking
+from blobstore.sinks import Buffer, Sink
 from engine.errors import DamagedError
-from engine.hashing import Digest, FileHasher
+from engine.hashing import ContentHasher, Digest, FileHasher
 from engine.local_stat import DIR_FLAGS, FilePath, changed_error, check_unchanged, refusing
 from index.local_tree import LocalFile
 from index.model import BlobKey
@@ -229,15 +232,44 @@ async def get_run(
         BlobCorruptError: The store yields another number of bytes.
         StoreError: As `BlobStore.get`.
     """
-    run = bytearray()
-    async with aclosing(store.get(key, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)) as chunks:
-        async for chunk in chunks:
-            run += chunk
-            if len(run) > size_bytes:
-                break
-    if len(run) != size_bytes:
-        raise BlobCorruptError(f"yields {len(run)} bytes instead of {size_bytes}", operation="get", key=key)
-    return run
+    run = _Run(key, size_bytes)
+    await store.pour(key, run, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)
+    if run.size_bytes != size_bytes:
+        raise run.wrong(run.size_bytes)
+    return run.data
+
+
+class HashingSink(Sink):
+    """Hashes bytes and keeps none of them: for whoever only looks."""
+
+    def __init__(self, hasher: ContentHasher) -> None:
+        self._hasher = hasher
+
+    @override
+    def write(self, data: Buffer) -> None:
+        self._hasher.update(data)
+
+
+class _Run(Sink):
+    """Bytes that are to stand in memory, so many as are known."""
+
+    def __init__(self, key: BlobKey, size_bytes: int) -> None:
+        self._key = key
+        self.data = bytearray(size_bytes)
+        self.size_bytes = 0
+
+    def wrong(self, size_bytes: int) -> BlobCorruptError:
+        return BlobCorruptError(
+            f"yields {size_bytes} bytes instead of {len(self.data)}", operation="get", key=self._key
+        )
+
+    @override
+    def write(self, data: Buffer) -> None:
+        end = self.size_bytes + len(data)
+        if end > len(self.data):
+            raise self.wrong(end)
+        self.data[self.size_bytes : end] = data
+        self.size_bytes = end
 
 
 def _read_hashed(source: OpenFile, at: int, size_bytes: int, hasher: FileHasher) -> bytes:

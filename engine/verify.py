@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import aclosing
 from enum import StrEnum
 from typing import Final
 
@@ -17,6 +16,7 @@ from engine.index_io import read_index, read_index_chain
 from engine.inventory import list_room
 from engine.progress import NO_PROGRESS, Progress
 from engine.settle import has_ttl, settle_keys
+from engine.transfer import HashingSink
 from index.errors import FormatError
 from index.keys import BLOBS, INDEXES
 from index.log import Commit
@@ -289,14 +289,13 @@ async def _content_is_right(store: BlobStore, file: FileIndex) -> bool:
 
 async def _reads_right(store: BlobStore, file: FileIndex, *, fresh: bool) -> bool:
     whole = FileHasher()
+    hashed = HashingSink(whole)
     if file.inline is not None:
         whole.update(file.inline)
     try:
         for blob in file.blobs:
-            stream = store.get(blob.key, start=blob.blob_offset_bytes, size_bytes=blob.size_bytes, fresh=fresh)
-            async with aclosing(stream) as chunks:
-                async for chunk in chunks:
-                    whole.update(chunk)
+            start, size_bytes = blob.blob_offset_bytes, blob.size_bytes
+            await store.pour(blob.key, hashed, start=start, size_bytes=size_bytes, fresh=fresh)
     except (BlobNotFoundError, BlobCorruptError, InvalidRequestError):
         return False
     return whole.digest == (file.blake3, file.crc32) and whole.size_bytes == file.metadata.size_bytes

@@ -17,6 +17,7 @@ from blobstore.base import (
     CreateOutcome,
 )
 from blobstore.errors import BlobNotFoundError
+from tests.contract.pouring_contract import PouringContract
 from tests.contract.store_calls import (
     AWKWARD_KEYS,
     CREATE_CALLS,
@@ -49,7 +50,7 @@ _key_sets = st.sets(_key, min_size=1, max_size=12).map(
 _examples = count()
 
 
-class ReadingContract(StoreFixtures):
+class ReadingContract(PouringContract):
     # --- get ---
 
     async def test_get_yields_exactly_the_range(self, store: BlobStore) -> None:

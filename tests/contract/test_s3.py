@@ -9,6 +9,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.s3 import S3Store
 from blobstore.s3_profile import StoreProfile
+from tests.contract.pouring_contract import PouringContract
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.s3_contract import S3Contract, S3Fixtures
 from tests.contract.store_calls import HOUR_MS, KEY, create_bytes, keys_of, put_bytes, stat_there
@@ -211,3 +212,16 @@ async def test_an_upload_that_is_given_up_under_the_hands_of_its_writer_fails(
     assert await store.abort_unfinished(await store.list_unfinished("")) == ()
     with pytest.raises(ceph_server.client.exceptions.ClientError, match="NoSuchUpload"):
         ceph_server.client.upload_part(**upload, PartNumber=2, Body=b"part")
+
+
+class TestPouredByThreads(S3Fixtures, PouringContract):
+    """Whatever the size (design 0008, B2); what is too little for that goes through the event loop in the others."""
+
+    @pytest.fixture
+    @override
+    def server(self, ceph_server: CephRgw) -> S3Server:
+        return ceph_server
+
+    @pytest.fixture(autouse=True)
+    def from_the_first_byte(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("blobstore.s3_reading.POURED_FROM_BYTES", 1)

@@ -19,12 +19,15 @@ from blobstore.base import (
 from blobstore.errors import BlobNotFoundError
 from blobstore.forwarding import ForwardingStore
 from blobstore.memory import MemoryStore
+from tests.contract.pouring_contract import Collecting
 
 T = TypeVar("T")
 
 BODY = BytesBody(b"abc")
 WHO = RequestMetadata(job="job")
 UNFINISHED = UnfinishedPut(key="u", upload_id="1", begun_at_ms=1)
+
+SINK = Collecting()
 
 
 class Recording:
@@ -72,6 +75,11 @@ class Watching(ForwardingStore):
             ("put_if_absent", ("k", BODY), {"ttl_ms": 5, "metadata": WHO}),
             "put_if_absent k",
         ),
+        (
+            lambda store: store.pour("k", SINK, start=1, size_bytes=2, fresh=True, metadata=WHO),
+            ("pour", ("k", SINK), {"start": 1, "size_bytes": 2, "fresh": True, "metadata": WHO}),
+            "get k",
+        ),
         (lambda store: store.stat("k", metadata=WHO), ("stat", ("k",), {"metadata": WHO}), "stat k"),
         (
             lambda store: store.list_page("p", start_after="a", limit=7),
@@ -98,7 +106,7 @@ async def test_a_request_is_passed_on_as_it_came_within_the_hook(
 ) -> None:
     inner = Recording()
     store = Watching(cast("BlobStore", inner))
-    assert await call(store) == (None if seen == "remove_ttl k" else seen.split(maxsplit=1)[0])
+    assert await call(store) == (None if seen in {"remove_ttl k", "get k"} else seen.split(maxsplit=1)[0])
     assert inner.calls == [expected]
     assert store.seen == [seen, "end"]
 

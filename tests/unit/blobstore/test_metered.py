@@ -4,6 +4,7 @@ from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.metered import Meter, MeteredStore
 from blobstore.retrying import RetryingStore, RetrySettings
+from tests.contract.pouring_contract import Collecting
 from tests.unit.blobstore.scripted_store import ScriptedStore
 
 
@@ -14,6 +15,7 @@ async def test_every_request_and_every_byte_is_counted() -> None:
     await store.put_if_absent("b", BytesBody(b"123"), ttl_ms=5)
     await read_blob(store, "a", size_bytes_max=10)
     _ = [chunk async for chunk in store.get("a", start=1, size_bytes=2)]
+    await store.pour("a", Collecting(), start=1, size_bytes=3)
     await store.stat("a")
     await store.list_page("")
     await store.remove_ttl("b")
@@ -22,7 +24,7 @@ async def test_every_request_and_every_byte_is_counted() -> None:
     assert store.meter.requests == {
         "put": 1,
         "put_if_absent": 2,
-        "get": 2,
+        "get": 3,
         "stat": 1,
         "list_page": 1,
         "remove_ttl": 1,
@@ -30,7 +32,7 @@ async def test_every_request_and_every_byte_is_counted() -> None:
         "now_ms": 1,
     }
     assert store.meter.bytes_out == 5 + 3  # what is lost at once sends no body
-    assert store.meter.bytes_in == 5 + 2
+    assert store.meter.bytes_in == 5 + 2 + 3
     assert not store.meter.log
 
 

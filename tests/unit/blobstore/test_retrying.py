@@ -21,6 +21,7 @@ from blobstore.forwarding import ForwardingStore
 from blobstore.memory import MemoryStore
 from blobstore.retrying import RetryingStore, RetrySettings
 from tests.contract.bodies import ChunkedBody, FailingBody
+from tests.contract.pouring_contract import Collecting
 from tests.simulation.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, LostAnswer, ScriptedStore, Step
 
@@ -48,6 +49,7 @@ OPERATIONS: dict[str, Callable[[BlobStore], Awaitable[object]]] = {
     "put": lambda store: store.put("new", BytesBody(b"x")),
     "put_if_absent": lambda store: store.put_if_absent("new", BytesBody(b"x")),
     "get": lambda store: read_blob(store, "k", size_bytes_max=100),
+    "pour": lambda store: store.pour("k", Collecting(), size_bytes=10),
     "stat": lambda store: store.stat("k"),
     "list_page": lambda store: store.list_page(""),
     "delete": lambda store: store.delete(["k"]),
@@ -291,6 +293,27 @@ def test_a_broken_get_goes_on_where_it_broke(
     assert sent == [f"get {request}" for request in requests]
 
 
+@pytest.mark.parametrize(
+    "script,range_,requests",
+    [
+        pytest.param([BreakAfter(4, unavailable())], (1, 8), ["1+8", "5+4"], id="in the middle"),
+        pytest.param([BreakAfter(8, unavailable())], (2, 8), ["2+8"], id="after the last byte"),
+        pytest.param([BreakAfter(0, unavailable())], (3, 4), ["3+4", "3+4"], id="before the first byte"),
+        pytest.param([BreakAfter(0, unavailable())], (3, 0), ["3+0", "3+0"], id="an empty range"),
+    ],
+)
+def test_a_broken_pour_goes_on_where_it_broke(script: list[Step], range_: tuple[int, int], requests: list[str]) -> None:
+    async def main() -> tuple[bytes, list[str]]:
+        inner, store = await filled(*script)
+        sink = Collecting()
+        await store.pour("k", sink, start=range_[0], size_bytes=range_[1])
+        return bytes(sink.data), inner.requests
+
+    (data, sent), _ = run_jumping(main())
+    assert data == b"0123456789"[range_[0] : sum(range_)]
+    assert sent == [f"get {request}" for request in requests]
+
+
 # Breaks off twice after four bytes, and five attempts fail in all.
 HALTING: list[Step] = [
     BreakAfter(4, unavailable()),
@@ -310,6 +333,19 @@ def test_progress_gives_new_attempts() -> None:
     (data, sent), _ = run_jumping(main())
     assert data == b"0123456789"
     assert sent == ["get 0+None", *["get 4+None"] * 3, *["get 8+None"] * 2]
+
+
+def test_progress_of_a_pour_gives_new_attempts() -> None:
+    async def main() -> tuple[bytes, list[str]]:
+        inner, _ = await filled(*HALTING)
+        store = RetryingStore(inner, msgspec.structs.replace(EXACT, bytes_per_s_min=1, progress_window_s=4))
+        sink = Collecting()
+        await store.pour("k", sink, size_bytes=10)
+        return bytes(sink.data), inner.requests
+
+    (data, sent), _ = run_jumping(main())
+    assert data == b"0123456789"
+    assert sent == ["get 0+10", *["get 4+6"] * 3, *["get 8+2"] * 2]
 
 
 def test_a_few_bytes_are_no_progress() -> None:

@@ -1,0 +1,83 @@
+"""What errors of a file system mean to the callers of a directory store."""
+
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from blobstore.errors import (
+    AccessDeniedError,
+    BlobCorruptError,
+    CapabilityMissingError,
+    InvalidRequestError,
+    StoreError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+
+
+@contextmanager
+def telling_failures(told: dict[str, str], keys: Sequence[str]) -> Iterator[None]:
+    """Delete within: what cannot be deleted is told, with the reason, and raises nothing."""
+    try:
+        yield
+    except OSError as error:
+        told.update({key: str(store_error(error, "delete", key)) for key in keys})
+
+
+@contextmanager
+def store_errors(operation: str, key: str) -> Iterator[None]:
+    """Let errors of the file system out as what they are to the caller.
+
+    Raises:
+        StoreError: See `store_error`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, operation, key) from error
+
+
+def store_error(error: OSError, operation: str, key: str) -> StoreError:
+    """What an error of the file system means to the caller: the only place that decides it."""
+    # EIO, ESTALE, ETIMEDOUT, EMFILE, ...; ENOENT on a write: the store was moved or cleaned under it.
+    kind, hint = _MEANINGS.get(error.errno or 0, (StoreUnavailableError, ""))
+    return kind(
+        error.strerror or str(error), operation=operation, key=key, hint=hint.format(path=error.filename or key)
+    )
+
+
+_DENIED: Final = (AccessDeniedError, "give this user access to {path}")
+_FULL: Final = (StoreFullError, "")
+_CLASH: Final = (
+    InvalidRequestError,
+    "one key cannot be a directory of another, nor longer than the file system allows",
+)
+_INCAPABLE: Final = (
+    CapabilityMissingError,
+    "a directory store needs hard links, and all of the directory on one file system",
+)
+_MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
+    errno.EACCES: _DENIED,
+    errno.EPERM: _DENIED,
+    errno.EROFS: _DENIED,
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: _FULL,
+    errno.EISDIR: _CLASH,
+    errno.ENOTDIR: _CLASH,
+    errno.EEXIST: _CLASH,
+    errno.ENAMETOOLONG: _CLASH,
+    errno.ELOOP: (BlobCorruptError, "a symbolic link stands at {path}, and blobs are regular files"),
+    errno.EINVAL: (BlobCorruptError, "something else than a regular file stands at {path}"),
+    errno.EOPNOTSUPP: _INCAPABLE,
+    errno.ENOTSUP: _INCAPABLE,  # the same number on Linux, another one on macOS
+    errno.ENOSYS: _INCAPABLE,
+    errno.EXDEV: _INCAPABLE,
+    errno.EMLINK: _INCAPABLE,
+}
+
+
+def shortened(key: str) -> BlobCorruptError:
+    """A blob had fewer bytes than its file had when it was opened."""
+    return BlobCorruptError("the file became shorter while it was read", operation="get", key=key)

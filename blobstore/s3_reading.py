@@ -1,0 +1,112 @@
+"""Reading an object: chunk by chunk through the event loop, or poured by a thread (design 0008)."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Final
+
+from blobstore.checks import range_size_bytes
+from blobstore.errors import StoreUnavailableError
+from blobstore.s3_answers import answers, read_promised_bytes, store_error
+from blobstore.s3_bucket import S3Bucket
+from blobstore.s3_client import Answer, abandon
+from blobstore.s3_errors import RANGE_NOT_SATISFIABLE, BrokenError, RefusedError
+from blobstore.s3_settings import S3Settings
+from blobstore.sinks import Sink, pour_chunks
+
+# From this size on a range is poured: for less, two hops to a thread and a second pool do not pay (design 0008, B2).
+POURED_FROM_BYTES: Final = 1024 * 1024
+
+
+class S3Reader:
+    """Reads the objects of a bucket.
+
+    Args:
+        bucket: Which.
+        settings: How the server is reached.
+        size_bytes_of: The size of a blob, asked of the store: for ranges that HTTP cannot say.
+    """
+
+    def __init__(
+        self, bucket: S3Bucket, settings: S3Settings, *, size_bytes_of: Callable[[str], Awaitable[int]]
+    ) -> None:
+        self._bucket = bucket
+        self._settings = settings
+        self._size_bytes_of = size_bytes_of
+
+    async def read(
+        self, name: str, key: str, start: int, size_bytes: int | None, *, fresh: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """The bytes of a range of an object.
+
+        Args:
+            name: Of the object.
+            key: Of the blob, for errors.
+            start: Of the range.
+            size_bytes: Of the range, more than 0; None: to the end.
+            fresh: By a connection of its own.
+
+        Raises:
+            StoreError: As `BlobStore.get`.
+        """
+        async with self._asking(key, fresh=fresh) as bucket:
+            asked = await self._ask(bucket, name, key, start, size_bytes)
+            if asked is None:
+                return
+            answer, left = asked
+            async with aclosing(bucket.client.read(answer)) as chunks:
+                async for chunk in chunks:
+                    left -= len(chunk)
+                    if left < 0:
+                        raise StoreUnavailableError("more bytes came than were announced", operation="get", key=key)
+                    yield chunk
+            if left:
+                raise StoreUnavailableError(f"the last {left} bytes did not come", operation="get", key=key)
+
+    async def pour(self, name: str, key: str, sink: Sink, start: int, size_bytes: int, *, fresh: bool) -> None:
+        """Give a range of an object to a sink; for the arguments see `read`.
+
+        Raises:
+            StoreError: As `BlobStore.pour`.
+        """
+        if size_bytes < POURED_FROM_BYTES or not self._settings.threaded_reads:
+            await pour_chunks(self.read(name, key, start, size_bytes, fresh=fresh), sink)
+            return
+        async with self._asking(key, fresh=fresh) as bucket:
+            asked = await self._ask(bucket, name, key, start, size_bytes, threaded=True)
+            if asked is not None:
+                answer, left = asked
+                await bucket.client.pour(answer, sink, size_bytes=left)
+
+    @asynccontextmanager
+    async def _asking(self, key: str, *, fresh: bool) -> AsyncGenerator[S3Bucket, None]:
+        """The bucket to be asked, whose broken answers are the errors of the contract."""
+        bucket = S3Bucket(self._bucket.name, self._settings) if fresh else self._bucket
+        try:
+            yield bucket
+        except BrokenError as error:
+            raise store_error(error, "get", key) from None
+        finally:
+            if fresh:
+                await bucket.client.close()
+
+    async def _ask(
+        self, bucket: S3Bucket, name: str, key: str, start: int, size_bytes: int | None, *, threaded: bool = False
+    ) -> tuple[Answer, int] | None:
+        """An answer whose body is to be read, and how many bytes that has; None for the empty rest of a blob."""
+        is_whole = start == 0 and size_bytes is None
+        last = "" if size_bytes is None else start + size_bytes - 1
+        wanted = {"Key": name, "Range": None if is_whole else f"bytes={start}-{last}"}
+        try:
+            answer = await (bucket.fetch(**wanted) if threaded else bucket.call("get_object", **wanted))
+        except RefusedError as error:
+            if error.refusal.status != RANGE_NOT_SATISFIABLE:
+                raise store_error(error, "get", key) from None
+            # Legal if it is the empty rest of the blob, which HTTP cannot say.
+            range_size_bytes(start, size_bytes, blob_size_bytes=await self._size_bytes_of(key), key=key)
+            return None
+        try:
+            with answers("get", key):
+                return answer, read_promised_bytes(answer, start, size_bytes, key=key)
+        except BaseException:
+            abandon(answer)
+            raise
