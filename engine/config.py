@@ -106,6 +106,13 @@ def cache_path(environment: Mapping[str, str]) -> Path | None:
     return Path(of_user) / "tidemark" if of_user else None
 
 
+def state_path(environment: Mapping[str, str]) -> Path | None:
+    """Where histories stand if nobody says otherwise; None on a machine without a home."""
+    home = environment.get("HOME", "")
+    of_user = environment.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
+    return Path(of_user) / "tidemark" if of_user else None
+
+
 def read_config(path: Path, *, shared: Collection[str], by_verb: Mapping[str, Collection[str]]) -> Config:
     """Read a settings file and refuse what nobody would ever look at.
 

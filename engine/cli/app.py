@@ -23,6 +23,7 @@ from engine.cli.forgetting import forget
 from engine.cli.lifecycling import lifecycle
 from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, help_sections
 from engine.cli.reading import diff, list_, show
+from engine.cli.rehearsing import bench
 from engine.cli.restoring import restore
 from engine.cli.spark_verbs import spark
 from engine.cli.writing import backup, init
@@ -137,7 +138,7 @@ def tidemark(ctx: click.Context) -> None:
 
 for _verb in (
     *(init, backup, commit, restore, list_, show, diff, verify, collect, rewind, fork, name, unname, forget, export),
-    *(doctor, lifecycle, spark),
+    *(doctor, lifecycle, bench, spark),
 ):
     tidemark.add_command(cast("click.Command", _verb))
 

@@ -75,6 +75,7 @@ class ExitCode(IntEnum):
     DENIED = 8
     UNSAFE = 9
     TOO_MUCH = 10
+    SLOW = 11
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -92,6 +93,7 @@ MEANINGS: Final = {
     ExitCode.DENIED: "access denied",
     ExitCode.UNSAFE: "refused as unsafe: this directory, target, store, deletion or newer format",
     ExitCode.TOO_MUCH: "a collection would delete more than it may: look at its plan, and approve it",
+    ExitCode.SLOW: "a rehearsed restore took longer than its --slo",
     ExitCode.INTERRUPTED: "interrupted (143: terminated)",
 }
 

@@ -8,12 +8,11 @@ import click
 import msgspec
 
 from blobstore.errors import StoreError
+from engine.cli.commit_options import choose_commit, commit_options
 from engine.cli.exit_codes import ExitCode
 from engine.cli.failures import Failure, describe
 from engine.cli.options import (
-    MOMENT,
     OR_NEWEST_COMPLETE_HELP,
-    VERSION,
     Setting,
     Verb,
     common_options,
@@ -23,8 +22,8 @@ from engine.cli.options import (
 )
 from engine.cli.reading import choose_stores
 from engine.cli.session import Session, choose_scope, with_session
-from engine.config import CommitChoice, Moment, check_new_name
-from engine.errors import DamagedError, EngineError, UsageError
+from engine.config import CommitChoice, Moment
+from engine.errors import DamagedError, EngineError
 from engine.restore import OwnerPolicy, RestoreResult
 from engine.sync import SyncRepository
 from engine.views import CommitView, view_commit
@@ -110,12 +109,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("target", type=click.Path(path_type=Path), metavar="TARGET")
 @scope_options()
 @store_options(default=True)
-@click.option("--number", type=click.IntRange(min=1), metavar="N", help="The commit of this number.")
-@click.option("--version", type=VERSION, metavar="V[_UID]", help="The newest of this version, or of V and unique id.")
-@click.option(
-    "--at", type=MOMENT, metavar="TIME", help="The newest then: 2026-05-01T12:30:00Z, or 36h for 36 hours ago."
-)
-@click.option("--name", metavar="NAME", help="The commit of this name.")
+@commit_options
 @click.option("--all", "all_stores", is_flag=True, help="All stores of the commit, to TARGET/<task>/<store>.")
 @click.option("--replace", is_flag=True, help="TARGET may have content: it is replaced, files that fit are reused.")
 @click.option(
@@ -156,7 +150,7 @@ def restore(
     """
     request = _Request(
         scope=choose_scope(job, commit_per_task=commit_per_task, task=task),
-        choice=_choose(number=number, version=version, at=at, name=name),
+        choice=choose_commit(number=number, version=version, at=at, name=name),
         store=None if all_stores else (task, store),
         target=target,
         owners=OwnerPolicy(owners),
@@ -177,18 +171,6 @@ def restore(
         if restored.result is not None and restored.result.leftovers:
             session.warn(f"could not be removed: {', '.join(restored.result.leftovers)}")
     return _exit_code(view)
-
-
-def _choose(*, number: int | None, version: CommitChoice | None, at: Moment | None, name: str | None) -> CommitChoice:
-    if sum(given is not None for given in (number, version, at, name)) > 1:
-        raise UsageError(
-            "more than one of --number, --version, --at and --name",
-            operation="restore",
-            hint="each chooses a commit alone",
-        )
-    if name is not None:
-        check_new_name(name)
-    return version or CommitChoice(number=number, at=at, name=name)
 
 
 def _targets(request: _Request, commit: Commit) -> list[tuple[StoreReference, Path]]:

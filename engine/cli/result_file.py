@@ -4,8 +4,6 @@ Such a file comes from outside. Nothing in it is believed that the store can tel
 make a commit out of what is not there, or stretch the lease of uploads that are about to expire.
 """
 
-import contextlib
-import tempfile
 from pathlib import Path
 from typing import Final, Literal
 
@@ -15,6 +13,7 @@ from blobstore.bounded import map_bounded
 from engine.backup import BackupResult
 from engine.errors import LeaseExpiredError, UsageError
 from engine.repository import Repository
+from engine.whole_file import write_whole
 from index.errors import FormatError
 from index.keys import INDEXES, parse_upload_key
 from index.model import NEVER_MS, BlobKey, CommitRecord, SnapshotIndex, WriteId
@@ -40,15 +39,7 @@ def write_result(path: Path, file: ResultFile) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)
-            out.write(msgspec.json.format(msgspec.json.encode(file), indent=1))
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    write_whole(path, msgspec.json.format(msgspec.json.encode(file), indent=1))
 
 
 def read_result(path: Path, *, repository_id: str) -> BackupResult:

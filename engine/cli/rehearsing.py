@@ -1,0 +1,311 @@
+"""The group `bench`, with the verb `bench restore`: rehearses a restore (design 0009)."""
+
+import os
+import tempfile
+from importlib.metadata import version as release_of
+from pathlib import Path
+from typing import Final, cast
+
+import click
+import msgspec
+
+from blobstore.errors import StoreError
+from engine.cli.commit_options import choose_commit, commit_options
+from engine.cli.exit_codes import ExitCode
+from engine.cli.options import DURATION, Setting, Verb, common_options, scope_options, transfer_options
+from engine.cli.session import Session, choose_scope, with_session
+from engine.clock import SystemAmbient
+from engine.config import CommitChoice, Moment, state_path
+from engine.errors import EngineError, NotFoundError, UsageError
+from engine.rehearsal.forecast import EXECUTORS, Forecast, forecast
+from engine.rehearsal.history import HISTORY_NAME, append, read_history
+from engine.rehearsal.model import Entry, FailedRehearsal, Rehearsal
+from engine.rehearsal.page import PAGE_NAME, write_page
+from engine.rehearsal.run import rehearse
+from engine.rehearsal.telling import (
+    ASSUMPTIONS,
+    figures,
+    forecast_rows,
+    headline,
+    load_line,
+    phases,
+    seconds,
+    slo_line,
+    summary_line,
+    verdict_line,
+)
+from engine.rehearsal.verdict import Verdict, judge
+from engine.sync import SyncRepository
+from engine.transfer_settings import STORES_AT_ONCE
+from engine.words import count, printable, shortened, table
+from index.errors import FormatError
+from index.model import Scope
+
+MESSAGE_LENGTH_MAX: Final = 1000
+
+
+class BoundView(msgspec.Struct, frozen=True, kw_only=True):
+    """How long one of the bounds would have taken alone."""
+
+    # network, disk, requests, cpu or rocksdb_open.
+    bound: str
+    alone_s: float
+    figures: str
+
+
+class RehearsalView(msgspec.Struct, frozen=True, kw_only=True):
+    """`bench restore`."""
+
+    total_s: float
+    # None: no --slo.
+    slo_met: bool | None
+    # network, disk, requests, cpu or rocksdb_open.
+    bound_by: str
+    # Share of the phase that it explains.
+    explained: float
+    hint: str
+    bounds: tuple[BoundView, ...]
+    forecast: tuple[Forecast, ...]
+    rehearsal: Rehearsal
+    # Paths; empty if there is no report.
+    page: str
+    history: str
+
+
+class _Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What to rehearse, and where to."""
+
+    scope: Scope
+    choice: CommitChoice
+    # None: to nowhere.
+    scratch: Path | None
+    keep: bool
+    at_once: int
+    slo_ms: int | None
+
+
+@click.group(
+    "bench",
+    invoke_without_command=True,
+    subcommand_metavar="VERB [ARGS]...",
+    short_help="Rehearse: restore, with time, bound and forecast.",
+)
+@click.pass_context
+def bench(ctx: click.Context) -> None:
+    """Measure with a job's own state and this machine.
+
+    Run `tidemark bench VERB --help` for the options of a verb.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@click.command(
+    "restore",
+    cls=Verb,
+    group="bench",
+    short_help="Rehearse the restore of a job: time, what bound it, forecast.",
+    example="tidemark bench restore file:///backups -j flights --to /var/state --slo 5m",
+)
+@click.argument("url", required=False)
+@scope_options()
+@click.option("--task", cls=Setting, metavar="TASK", help="With --commit-per-task, the task.  [default: 0]")
+@commit_options
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Restore to a fresh directory in DIR, removed at the end: on which disk?  [default: $TMPDIR, else /tmp]",
+)
+@click.option("--to-nowhere", is_flag=True, help="Read and hash everything; write and open nothing.")
+@click.option("--keep", is_flag=True, help="Leave the fresh directory; RocksDB was open in it.")
+@click.option(
+    "--at-once",
+    type=click.IntRange(1, 1024),
+    default=STORES_AT_ONCE,
+    show_default=True,
+    metavar="N",
+    help="Stores at once, as on an executor of Spark; 1 is as `restore --all`.",
+)
+@click.option("--slo", type=DURATION, metavar="TIME", help="End with 11 if it takes longer, such as 5m.")
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where the page and the history stand.  [default: $XDG_STATE_HOME/tidemark/rehearsals]",
+)
+@click.option("--no-report", is_flag=True, help="Write no page and no history.")
+@click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
+@transfer_options
+@common_options
+@with_session
+def bench_restore(
+    session: Session,
+    *,
+    job: str,
+    commit_per_task: bool,
+    task: str | None,
+    number: int | None,
+    version: CommitChoice | None,
+    at: Moment | None,
+    name: str | None,
+    to: Path | None,
+    to_nowhere: bool,
+    keep: bool,
+    at_once: int,
+    slo: int | None,
+    report: Path | None,
+    no_report: bool,
+    one_line: bool,
+) -> ExitCode:
+    """Restore all stores of a job's commit, for a rehearsal: how long, bound by what, and how long elsewhere.
+
+    Everything is fetched, verified, synced and, where it is RocksDB, opened; then it is removed. The page
+    rehearsals.html has plots, a forecast for other sizes and executors, and the history, which also stands beside it
+    as rehearsals.jsonl. Ends with 11 if it took longer than --slo: the time of finding the commit, restoring and
+    opening.
+    """
+    if to_nowhere and (to is not None or keep):
+        raise UsageError(
+            "--to-nowhere with --to or --keep", operation="bench restore", hint="to nowhere, nothing is written"
+        )
+    request = _Request(
+        scope=choose_scope(job, commit_per_task=commit_per_task, task=task),
+        choice=choose_commit(number=number, version=version, at=at, name=name),
+        scratch=None if to_nowhere else to or Path(tempfile.gettempdir()),
+        keep=keep,
+        at_once=at_once,
+        slo_ms=slo,
+    )
+    report_dir = None if no_report else _choose_report_dir(session, report)
+    with session.open() as repository:
+        rehearsal = _rehearse(session, repository, request, report_dir, wanted=not one_line)
+    if load := load_line(rehearsal):
+        session.warn(load)
+    if not rehearsal.pinned:
+        session.warn("the store denied writing a pin: a collection at the same time could have taken the commit")
+    if rehearsal.kept_at and not keep:
+        session.warn(f"could not be removed: {rehearsal.kept_at}")
+    is_told = _tell(session, report_dir, rehearsal)
+    verdict, forecasts = judge(rehearsal), forecast(rehearsal)
+    page = report_dir / PAGE_NAME if report_dir is not None and is_told else None
+    lines = [summary_line(rehearsal, verdict)] if one_line else _lines(rehearsal, verdict, forecasts, page)
+    session.show(_view(rehearsal, verdict, forecasts, page), lines)
+    if rehearsal.is_slow:
+        return ExitCode.SLOW
+    return ExitCode.OK if is_told else ExitCode.PARTIAL
+
+
+bench.add_command(cast("click.Command", bench_restore))
+
+
+def _choose_report_dir(session: Session, report: Path | None) -> Path | None:
+    if report is not None:
+        return report
+    state = state_path(os.environ)
+    if state is None:
+        session.warn("there is no home for a report: say --report DIR, or --no-report")
+    return state / "rehearsals" if state is not None else None
+
+
+def _rehearse(
+    session: Session, repository: SyncRepository, request: _Request, report_dir: Path | None, *, wanted: bool
+) -> Rehearsal:
+    """Rehearse; an error goes down in the history, unless there was nothing to rehearse.
+
+    Raises:
+        Exception: As `engine.rehearsal.run.rehearse`.
+    """
+    ambient = SystemAmbient()
+    began_at_ms = ambient.local_now_ms()
+    try:
+        with (
+            session.explaining(repository, request.scope),
+            session.progress("rehearse", wanted=wanted) as progress,
+        ):
+            return repository.loop.run(
+                rehearse(
+                    repository.asynchronous,
+                    request.scope,
+                    scratch=request.scratch,
+                    keep=request.keep,
+                    stores_at_once=request.at_once,
+                    slo_ms=request.slo_ms,
+                    ambient=ambient,
+                    progress=progress,
+                    **session.choose(repository, request.choice),
+                )
+            )
+    except (NotFoundError, UsageError):
+        raise
+    except (StoreError, EngineError, FormatError, OSError) as error:
+        failed = FailedRehearsal(
+            began_at_ms=began_at_ms,
+            release=release_of("tidemark"),
+            repository_id=repository.record.id,
+            job=request.scope.job,
+            task=request.scope.task,
+            error=type(error).__name__,
+            message=shortened(str(error), MESSAGE_LENGTH_MAX),
+        )
+        _tell(session, report_dir, failed)
+        raise
+
+
+def _tell(session: Session, report_dir: Path | None, entry: Entry) -> bool:
+    """Add to the history and draw the page; whether that is done, or was not asked for."""
+    if report_dir is None:
+        return True
+    try:
+        append(report_dir / HISTORY_NAME, entry)
+        history = read_history(report_dir / HISTORY_NAME)
+        write_page(report_dir / PAGE_NAME, history)
+    except OSError as error:
+        session.warn(f"there is no report of this rehearsal: {error}")
+        return False
+    for broken in history.broken:
+        session.warn(f"left out of the page, and still there: {broken}")
+    return True
+
+
+def _view(rehearsal: Rehearsal, verdict: Verdict, forecasts: tuple[Forecast, ...], page: Path | None) -> RehearsalView:
+    rows = figures(rehearsal, verdict)
+    return RehearsalView(
+        total_s=rehearsal.total_s,
+        slo_met=not rehearsal.is_slow if rehearsal.slo_ms is not None else None,
+        bound_by=verdict.bound.value,
+        explained=verdict.explained,
+        hint=verdict.hint,
+        bounds=tuple(BoundView(bound=bound.value, alone_s=s, figures=text) for bound, s, text in rows),
+        forecast=forecasts,
+        rehearsal=rehearsal,
+        page=str(page or ""),
+        history=str(page.with_name(HISTORY_NAME)) if page is not None else "",
+    )
+
+
+def _lines(rehearsal: Rehearsal, verdict: Verdict, forecasts: tuple[Forecast, ...], page: Path | None) -> list[str]:
+    slo = slo_line(rehearsal)
+    steps = [*phases(rehearsal), ("total", rehearsal.total_s)]
+    lines = [
+        headline(rehearsal),
+        "",
+        *table(("phase", "time"), [(name, seconds(s)) for name, s in steps], right=("time",)),
+        *([slo] if slo else []),
+        "",
+        verdict_line(verdict),
+        f"what would help: {verdict.hint}",
+        *table(
+            ("alone", "time", "figures"),
+            [(bound.value, seconds(s), behind) for bound, s, behind in figures(rehearsal, verdict)],
+            right=("time",),
+        ),
+        "",
+        *table(("forecast", *(count(n, "executor") for n in EXECUTORS)), forecast_rows(rehearsal, forecasts)),
+        ASSUMPTIONS,
+    ]
+    if rehearsal.kept_at:
+        lines.append(f"kept: {printable(rehearsal.kept_at)}")
+    if page is not None:
+        lines.append(f"report: {printable(str(page))}")
+    return lines

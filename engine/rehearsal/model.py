@@ -1,0 +1,115 @@
+"""What a rehearsal has measured, as it stands in the history (design 0009, H1 and H2)."""
+
+from enum import Enum
+from typing import Annotated, Final
+
+import msgspec
+
+SCHEMA: Final = 1
+
+# A number that a plot can be made of: JSON has no other infinities than those that overflow.
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Bound(Enum):
+    """What a restore can be bound by."""
+
+    NETWORK = "network"
+    DISK = "disk"
+    REQUESTS = "requests"
+    CPU = "cpu"
+    ROCKSDB_OPEN = "rocksdb_open"
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What was counted and timed; of what was not looked at, 0."""
+
+    # Of the restore: GETs of indexes and blobs, and their bytes as asked for.
+    requests_count: Count
+    bytes_fetched: Count
+    bytes_written: Count
+    files_written: Count
+    # From asking to the first chunk, over all GETs of the restore.
+    first_byte_p50_s: Amount
+    first_byte_p99_s: Amount
+    first_byte_max_s: Amount
+    # Sums over all GETs: until the first bytes; for further bytes; while whoever took them hashed and wrote.
+    answers_s: Amount
+    bytes_s: Amount
+    taker_s: Amount
+    # Programs that wanted a processor when it began, over the last minute; 0 where nobody knows.
+    load: Amount
+    # Processor time of the whole process in the restore, and of the event loop's thread alone.
+    cpu_s: Amount
+    loop_cpu_s: Amount
+    # By the probes: one small GET after another; many ranges at once, thrown away; files written and synced.
+    round_trip_s: Amount
+    network_bytes_per_s: Amount
+    # Share of the probe in which the processor was busy, 1 being all of it.
+    network_busy: Amount
+    disk_bytes_per_s: Amount
+    disk_file_s: Amount
+    opened_count: Count
+    open_slowest_s: Amount
+
+
+class Rehearsal(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="done"):
+    """One rehearsal that came to its end. Seconds of phases are wall time; what comes after `open_s` is not in them."""
+
+    schema: int = SCHEMA
+    # By this machine's clock: for people.
+    began_at_ms: Count
+    release: str
+    repository_id: str
+    job: str
+    # None: the job commits as a whole.
+    task: str | None
+    commit_number: Count
+    version: Count
+    # False: the store denied writing a pin.
+    pinned: bool
+    # False: everything was read and hashed, and nothing written.
+    to_disk: bool
+    # The directory, if it is still there: it was kept, or could not be removed.
+    kept_at: str = ""
+    cores_count: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    in_flight_max: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    stores_at_once: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    stores_count: Count
+    files_count: Count
+    size_bytes: Count
+    largest_store_bytes: Count
+    # Finding and pinning the commit; bringing back all its stores; opening what of it is RocksDB.
+    find_s: Amount
+    restore_s: Amount
+    open_s: Amount
+    measured: Measured
+    slo_ms: Count | None = None
+
+    @property
+    def total_s(self) -> float:
+        """What somebody who waits for the state would have waited."""
+        return self.find_s + self.restore_s + self.open_s
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it took longer than it may."""
+        return self.slo_ms is not None and self.total_s * 1000 > self.slo_ms
+
+
+class FailedRehearsal(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="failed"):
+    """One rehearsal that an error ended: the state could not have been restored then."""
+
+    schema: int = SCHEMA
+    began_at_ms: Count
+    release: str
+    repository_id: str
+    job: str
+    task: str | None
+    # The class of the error, and what it says.
+    error: str
+    message: str
+
+
+Entry = Rehearsal | FailedRehearsal

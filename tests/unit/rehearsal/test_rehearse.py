@@ -1,0 +1,269 @@
+import asyncio
+import os
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import BlobStore, RequestMetadata
+from blobstore.forwarding import ForwardingStore
+from blobstore.local import LocalStore
+from blobstore.memory import MemoryStore
+from blobstore.sinks import Sink, pour_chunks
+from engine import Repository
+from engine.errors import DamagedError, EngineError, IncompleteError, NotFoundError, TargetError
+from engine.rehearsal.model import Bound, Rehearsal
+from engine.rehearsal.probes import choose_pieces
+from engine.rehearsal.run import rehearse
+from engine.rehearsal.verdict import judge
+from engine.rocksdb import StoreWriter
+from engine.transfer_settings import KIB, MIB, TransferSettings
+from index.model import Scope
+from index.restore_plan import RestorePlan
+
+SCOPE = Scope("flights")
+RANDOM = random.Random(6)
+
+
+class SlowStore(ForwardingStore):
+    """Every get waits before its first byte, and before each chunk of it."""
+
+    def __init__(self, inner: BlobStore, *, answer_s: float = 0.0, chunk_s: float = 0.0) -> None:
+        super().__init__(inner)
+        self.answer_s = answer_s
+        self.chunk_s = chunk_s
+
+    @override
+    async def get(self, key: str, **options: Any) -> AsyncGenerator[bytes, None]:
+        await asyncio.sleep(self.answer_s)
+        async with aclosing(super().get(key, **options)) as chunks:
+            async for chunk in chunks:
+                for at in range(0, len(chunk), 64 * KIB):
+                    await asyncio.sleep(self.chunk_s)
+                    yield chunk[at : at + 64 * KIB]
+
+    @override
+    async def pour(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> None:
+        await pour_chunks(self.get(key, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata), sink)
+
+
+def _rocksdb(directory: Path, *, rows: int = 20) -> Path:
+    with StoreWriter.open(directory / "live") as store:
+        for number in range(rows):
+            store.put(number.to_bytes(4), RANDOM.randbytes(1000))
+        store.checkpoint(directory / "checkpoint")
+    return directory / "checkpoint"
+
+
+def _files(directory: Path, *, count: int, size_bytes: int) -> Path:
+    directory.mkdir(parents=True)
+    for number in range(count):
+        (directory / f"{number:04d}").write_bytes(RANDOM.randbytes(size_bytes))
+    return directory
+
+
+@asynccontextmanager
+async def _repository(store: BlobStore, *directories: Path, **settings: int) -> AsyncIterator[Repository]:
+    """A repository whose newest commit has a store for each directory."""
+    async with await Repository.init(store, settings=TransferSettings(**settings)) as repository:
+        results = [
+            await repository.backup(SCOPE, directory, task=str(number)) for number, directory in enumerate(directories)
+        ]
+        await repository.commit(SCOPE, results)
+        yield repository
+
+
+@pytest.fixture
+async def repository(tmp_path: Path) -> AsyncIterator[Repository]:
+    """Two RocksDB stores, one of them below the root of its snapshot, and one that only looks like one."""
+    below = tmp_path / "below"
+    _rocksdb(below)
+    (below / "live").rename(tmp_path / "live")
+    lookalike = _files(tmp_path / "lookalike", count=3, size_bytes=300 * KIB)
+    (lookalike / "CURRENT").write_text("somewhere")
+    async with _repository(
+        LocalStore(tmp_path / "repository"), _rocksdb(tmp_path / "root"), below, lookalike
+    ) as opened:
+        yield opened
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    return tmp_path / "scratch"
+
+
+def _left(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+
+
+async def test_all_stores_come_back_are_opened_and_go_again(repository: Repository, scratch: Path) -> None:
+    done = await rehearse(repository, SCOPE, scratch=scratch, slo_ms=60_000)
+    assert (done.stores_count, done.measured.opened_count, done.to_disk) == (3, 2, True)
+    assert done.measured.bytes_written == done.size_bytes > 900 * KIB
+    assert done.measured.requests_count >= 6
+    assert 0 < done.measured.first_byte_p50_s <= done.measured.first_byte_p99_s <= done.measured.first_byte_max_s
+    assert min(done.find_s, done.restore_s, done.open_s, done.measured.cpu_s) > 0
+    assert min(done.measured.network_bytes_per_s, done.measured.disk_bytes_per_s, done.measured.disk_file_s) > 0
+    assert not done.is_slow
+    assert done.kept_at == ""
+    assert _left(scratch) == []
+
+
+async def test_what_is_kept_is_the_state(repository: Repository, scratch: Path, tmp_path: Path) -> None:
+    done = await rehearse(repository, SCOPE, scratch=scratch, keep=True, stores_at_once=1)
+    kept = Path(done.kept_at)
+    assert kept.parent == scratch
+    assert (kept / "2" / "default" / "0001").read_bytes() == (tmp_path / "lookalike" / "0001").read_bytes()
+    assert _left(kept) == ["0", "1", "2"]
+
+
+async def test_to_nowhere_reads_what_a_restore_reads_and_writes_nothing(repository: Repository, scratch: Path) -> None:
+    to_disk = await rehearse(repository, SCOPE, scratch=scratch)
+    before = _left(scratch.parent)
+    nowhere = await rehearse(repository, SCOPE, scratch=None)
+    assert _left(scratch.parent) == before
+    assert nowhere.measured.requests_count == to_disk.measured.requests_count
+    assert nowhere.measured.bytes_fetched == to_disk.measured.bytes_fetched
+    assert (nowhere.to_disk, nowhere.open_s, nowhere.measured.bytes_written) == (False, 0, 0)
+    assert set(judge(nowhere).alone_s) == {Bound.NETWORK, Bound.REQUESTS, Bound.CPU}
+
+
+class _Heard:
+    def __init__(self) -> None:
+        self.totals: list[tuple[int, int]] = []
+        self.files = self.bytes = 0
+
+    def total(self, *, files: int, bytes_: int) -> None:
+        self.totals.append((files, bytes_))
+
+    def add(self, *, files: int = 0, bytes_: int = 0) -> None:
+        self.files += files
+        self.bytes += bytes_
+
+
+@pytest.mark.parametrize("to_disk", [True, False])
+async def test_progress_is_of_all_stores_together(repository: Repository, scratch: Path, *, to_disk: bool) -> None:
+    heard = _Heard()
+    done = await rehearse(repository, SCOPE, scratch=scratch if to_disk else None, progress=heard)
+    assert heard.totals == [(done.files_count, done.size_bytes)]
+    assert (heard.files, heard.bytes) == (done.files_count, done.size_bytes)
+
+
+def _largest_blob(tmp_path: Path) -> Path:
+    return max(
+        (p for p in (tmp_path / "repository" / "blobs").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size
+    )
+
+
+def _alter(blob: Path) -> None:
+    data = bytearray(blob.read_bytes())
+    data[100] ^= 1
+    blob.write_bytes(data)
+
+
+@pytest.mark.parametrize("to_disk", [True, False])
+@pytest.mark.parametrize("harm, kind", [(_alter, DamagedError), (Path.unlink, IncompleteError)])
+async def test_what_is_altered_or_missing_is_found_and_nothing_is_left(
+    repository: Repository,
+    scratch: Path,
+    tmp_path: Path,
+    harm: Callable[[Path], None],
+    kind: type[Exception],
+    *,
+    to_disk: bool,
+) -> None:
+    harm(_largest_blob(tmp_path))
+    with pytest.raises(kind):
+        await rehearse(repository, SCOPE, scratch=scratch if to_disk else None)
+    assert _left(scratch) == []
+
+
+async def test_a_rocksdb_that_does_not_open_is_found(tmp_path: Path, scratch: Path) -> None:
+    checkpoint = _rocksdb(tmp_path / "root")
+    next(checkpoint.glob("MANIFEST-*")).write_bytes(b"no manifest")
+    async with _repository(LocalStore(tmp_path / "repository"), checkpoint) as repository:
+        with pytest.raises(EngineError, match="open"):
+            await rehearse(repository, SCOPE, scratch=scratch, keep=True)
+    assert _left(scratch) == []
+
+
+async def test_too_little_room_for_all_stores_is_told_before_a_byte_is_fetched(
+    repository: Repository, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = _Heard()
+    full = os.statvfs_result((4096, 4096, 1000, 200, 200, 1000, 500, 500, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    with pytest.raises(TargetError, match="no room"):
+        await rehearse(repository, SCOPE, scratch=scratch, progress=heard)
+    assert heard.totals == []
+    assert _left(scratch) == []
+
+
+async def test_no_commit_is_told(repository: Repository, scratch: Path) -> None:
+    with pytest.raises(NotFoundError):
+        await rehearse(repository, SCOPE, scratch=scratch, number=9)
+
+
+async def test_who_is_cancelled_leaves_nothing(tmp_path: Path, scratch: Path) -> None:
+    state = _files(tmp_path / "state", count=4, size_bytes=300 * KIB)
+    slow = SlowStore(MemoryStore())
+    async with _repository(slow, state) as repository:
+        slow.chunk_s = 5
+        task = asyncio.create_task(rehearse(repository, SCOPE, scratch=scratch))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert _left(scratch) == []
+
+
+async def _rehearsed(slow: SlowStore, state: Path, *, answer_s: float, chunk_s: float, **settings: int) -> Rehearsal:
+    async with _repository(slow, state, **settings) as repository:
+        slow.answer_s, slow.chunk_s = answer_s, chunk_s
+        return await rehearse(repository, SCOPE, scratch=None)
+
+
+async def test_many_small_requests_to_a_far_store_are_bound_by_requests(tmp_path: Path) -> None:
+    state = _files(tmp_path / "state", count=40, size_bytes=5000)
+    sizes = {"pack_file_bytes_max": 0, "inline_file_bytes_max": 0, "in_flight_max": 2}
+    done = await _rehearsed(SlowStore(MemoryStore()), state, answer_s=0.02, chunk_s=0, **sizes)
+    verdict = judge(done)
+    assert done.measured.round_trip_s >= 0.02
+    assert verdict.bound is Bound.REQUESTS
+    assert verdict.explained > 0.7
+
+
+async def test_many_bytes_over_a_thin_line_are_bound_by_the_network(tmp_path: Path) -> None:
+    state = _files(tmp_path / "state", count=4, size_bytes=2 * MIB)
+    done = await _rehearsed(SlowStore(MemoryStore()), state, answer_s=0, chunk_s=0.01, in_flight_max=4)
+    verdict = judge(done)
+    # 64 KiB in 10 ms, four times at once.
+    assert 12 * MIB < done.measured.network_bytes_per_s < 26 * MIB
+    assert verdict.bound is Bound.NETWORK
+    assert verdict.explained > 0.7
+
+
+def test_without_anything_to_fetch_there_is_nothing_to_probe() -> None:
+    plan = RestorePlan(dirs=(), empty=(), inline=(), links=(), copies=(), runs=(), streams=())
+    assert choose_pieces([plan], fetch_bytes=100 * MIB, at_once=16) == ()
+
+
+async def test_a_commit_of_empty_files_is_rehearsed_too(tmp_path: Path, scratch: Path) -> None:
+    state = _files(tmp_path / "state", count=2, size_bytes=0)
+    async with _repository(LocalStore(tmp_path / "repository"), state) as repository:
+        done = await rehearse(repository, SCOPE, scratch=scratch)
+    assert done.measured.bytes_fetched == 0
+    assert judge(done).hint
