@@ -21,6 +21,7 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.errors import CapabilityMissingError, InvalidRequestError
+from blobstore.hedging import HedgedStore, HedgeSettings
 from blobstore.in_flight import InFlightLimit
 from blobstore.limited import LimitedStore
 from blobstore.local import LocalStore
@@ -48,6 +49,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetrySettings = RetrySettings()
     # How long a directory store keeps deleted blobs readable.
     deleted_retention_ms: int = 0
+    # When a read of a server is asked for a second time; None: never.
+    hedge: HedgeSettings | None = HedgeSettings()
     s3: S3Settings = S3Settings()
 
 
@@ -62,7 +65,8 @@ def open_store(
 
     From the outside in: `LimitedStore`, so that a request that waits to be repeated keeps its place and a store that
     asks for less gets less, and so that waiting in the queue is no part of a deadline; `RetryingStore`,
-    which hears what the store asks for and tells the limit; `MeteredStore`, which so counts every attempt; the store.
+    which hears what the store asks for and tells the limit; for a server, `HedgedStore`, so that both of two requests
+    are one attempt; `MeteredStore`, which so counts every request; the store.
 
     Args:
         url: See the grammar above.
@@ -75,9 +79,12 @@ def open_store(
         CapabilityMissingError: What the store needs is not installed.
     """
     settings = settings or StoreSettings()
-    metered = MeteredStore(_open_bare(url, settings), meter)
+    bare = _open_bare(url, settings)
+    store: BlobStore = MeteredStore(bare, meter)
+    if settings.hedge is not None and not isinstance(bare, LocalStore | MemoryStore):
+        store = HedgedStore(store, settings.hedge)
     limit = InFlightLimit(settings.in_flight_max)
-    return LimitedStore(RetryingStore(metered, settings.retry, limit=limit, chance=chance), limit)
+    return LimitedStore(RetryingStore(store, settings.retry, limit=limit, chance=chance), limit)
 
 
 def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile: bool = True) -> "S3Store":

@@ -5,7 +5,8 @@ class RetryBudget:
     """Bounds the retries of all operations together, where a count for each of them does not.
 
     While a store is down, every operation would be sent six times: the store that comes back meets six times its load,
-    and goes down again. With a budget the first operations use up the reserve, and the rest are tried once each.
+    and goes down again. With a budget the first operations use up the reserve, and the rest are tried once each. Second
+    requests for what is late are bounded in the same way (`HedgedStore`).
 
     Args:
         reserve: Retries that can be made without any success; the budget begins with them and never holds more.

@@ -10,6 +10,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, Created, CreateOutcome, RequestMetadata, Unknown
+from blobstore.bounded import give_up
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
 from blobstore.in_flight import InFlightLimit
@@ -344,9 +345,7 @@ class RetryingStore(ForwardingStore):
                     raise _too_slow(came_bytes / waited_s, settings, key)
                 has_begun = has_begun or came_bytes > 0
         finally:
-            if not pouring.done():
-                pouring.cancel()
-                await asyncio.wait({pouring})
+            await give_up(pouring)
 
     @override
     async def close(self) -> None:

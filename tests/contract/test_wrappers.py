@@ -7,6 +7,7 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore
+from blobstore.hedging import HedgedStore, HedgeSettings
 from blobstore.limited import LimitedStore
 from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
@@ -53,6 +54,15 @@ class TestLimitedStore(StoreContract):
     @override
     def store(self, inner: BlobStore) -> BlobStore:
         return LimitedStore(inner, 2)
+
+
+class TestHedgedStore(StoreContract):
+    """Everything that does not come at once is asked for twice."""
+
+    @pytest.fixture
+    @override
+    def store(self, inner: BlobStore) -> BlobStore:
+        return HedgedStore(inner, HedgeSettings(first_patience_s=1e-5, patience_min_s=1e-5, extra_in_reserve=1000))
 
 
 class TestMeteredStore(StoreContract):

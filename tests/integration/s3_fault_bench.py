@@ -6,7 +6,8 @@ row cannot apply here:
 - Rows 3, 8: no request carries `If-Match`; blobs are written once, so a range that is gone on with cannot be of
   another version (design 0003, options that lost).
 - Row 2: nothing is copied on the store.
-- Row 7: requests are not hedged; what hangs is cut off and sent again.
+- Row 7: what hangs is cut off and sent again; that reads are asked for a second time is `test_s3_pours`'s to show, and
+  switched off elsewhere, so that each fault meets the request that it is meant for.
 - Row 15: blobs have one copy; the way out is another commit, which the caller chooses.
 - Row 16: a store whose every list leaves out the same key for good is below what the protocol needs (design 0002).
 - Row 17: that a probe finds such a store out is the business of `doctor` and its tests; here, what a store does that
@@ -29,6 +30,7 @@ from typing import Any
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, read_blob
+from blobstore.hedging import HedgeSettings
 from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.retrying import RetrySettings
 from blobstore.s3_settings import S3Settings
@@ -88,9 +90,16 @@ class Bench:
         self._names = itertools.count()
         self._direct: BlobStore | None = None
 
-    def store(self, *, retry: RetrySettings = RETRY, s3: S3Settings = S3, in_flight_max: int = 16) -> BlobStore:
+    def store(
+        self,
+        *,
+        retry: RetrySettings = RETRY,
+        s3: S3Settings = S3,
+        in_flight_max: int = 16,
+        hedge: HedgeSettings | None = None,
+    ) -> BlobStore:
         """The whole stack, through the proxy."""
-        return self._open(self.proxy.endpoint_url, retry, s3, in_flight_max)
+        return self._open(self.proxy.endpoint_url, retry, s3, in_flight_max, hedge)
 
     def bare(self, s3: S3Settings = S3) -> BlobStore:
         """The S3 store alone, through the proxy: what one attempt comes to."""
@@ -157,9 +166,19 @@ class Bench:
     def strike(self, fault: Fault, *operations: str, key: str = "", **how: Any) -> Rule:
         return self.proxy.add(Rule(fault=fault, when=on(*operations, key=key), **how))
 
-    def _open(self, endpoint_url: str, retry: RetrySettings, s3: S3Settings, in_flight_max: int) -> BlobStore:
+    def _open(
+        self,
+        endpoint_url: str,
+        retry: RetrySettings,
+        s3: S3Settings,
+        in_flight_max: int,
+        hedge: HedgeSettings | None = None,
+    ) -> BlobStore:
         settings = StoreSettings(
-            retry=retry, s3=msgspec.structs.replace(s3, endpoint_url=endpoint_url), in_flight_max=in_flight_max
+            retry=retry,
+            s3=msgspec.structs.replace(s3, endpoint_url=endpoint_url),
+            in_flight_max=in_flight_max,
+            hedge=hedge,
         )
         return self._closed(open_store(self.url, settings, chance=Random(1).random))
 

@@ -1,12 +1,14 @@
 """Pours by threads behind a fault proxy: right bytes in the end, or the error that says why (design 0008)."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
 
 from blobstore.base import BlobStore
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, InvalidRequestError
+from blobstore.hedging import HedgeSettings
 from tests.contract.pouring_contract import Collecting
 from tests.fault_rules import (
     Break,
@@ -20,7 +22,7 @@ from tests.fault_rules import (
     slow_down,
     truncated,
 )
-from tests.integration.s3_fault_bench import IMPATIENT, MIB, RETRY, Bench, pattern
+from tests.integration.s3_fault_bench import IMPATIENT, MIB, RETRY, S3, Bench, now_s, pattern, read
 
 pytestmark = pytest.mark.s3
 
@@ -125,3 +127,23 @@ async def test_a_connection_serves_one_pour_after_another(bench: Bench) -> None:
     for _ in range(5):
         assert await poured(store) == DATA[START:]
     assert len({exchange.connection for exchange in bench.proxy.of("GetObject", key="/key")}) == 1
+
+
+READS: dict[str, Callable[[BlobStore], Awaitable[object]]] = {
+    "pour": poured,
+    "get": lambda store: read(store, "key"),
+    "stat": lambda store: store.stat("key"),
+    "list_page": lambda store: store.list_page(""),
+}
+
+
+@pytest.mark.parametrize("operation", READS)
+async def test_what_hangs_is_asked_for_once_more_beside_it(bench: Bench, operation: str) -> None:
+    """Row 7: the answer does not wait for the read timeout (design 0008, H1)."""
+    store = bench.store(hedge=HedgeSettings(first_patience_s=0.2))
+    expected = await READS[operation](store)
+    rule = bench.strike(Hang(at=Stage.ANSWER), "GetObject", "HeadObject", "ListObjectsV2", times=1)
+    began_s = now_s()
+    assert await READS[operation](store) == expected
+    assert rule.struck == 1
+    assert now_s() - began_s < S3.read_timeout_s

@@ -1,0 +1,245 @@
+"""Asking a second time while the first answer does not come: one request in a hundred that hangs holds nobody."""
+
+import asyncio
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any, Final, TypeVar
+
+import msgspec
+from typing_extensions import override
+
+from blobstore.base import LIST_PAGE_MAX, BlobInfo, BlobStore, ListPage, RequestMetadata
+from blobstore.bounded import give_up
+from blobstore.errors import StoreUnavailableError
+from blobstore.forwarding import ForwardingStore
+from blobstore.retry_budget import RetryBudget
+from blobstore.sinks import Buffer, Sink
+
+T = TypeVar("T")
+
+# Answers of which the times are kept, and how many make a habit.
+_KEPT_MAX: Final = 100
+_KNOWN_MIN: Final = 10
+
+
+class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """When a read is asked for a second time (design 0008, H1 to H3)."""
+
+    # The time within which this share of the last answers began to come, so many times.
+    share: float = 0.95
+    factor: float = 2.0
+    # Never sooner; and so long while too few answers are known.
+    patience_min_s: float = 0.1
+    first_patience_s: float = 0.5
+    # Second requests that may be sent at once, and the requests that pay for one more.
+    extra_in_reserve: int = 8
+    requests_per_extra: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ValueError: A number is out of range.
+        """
+        if not 0 < self.share < 1 or self.factor < 1:
+            raise ValueError("share is within 0 and 1, and factor is at least 1")
+        if self.extra_in_reserve < 0 or self.requests_per_extra < 1:
+            raise ValueError("extra_in_reserve is not negative and requests_per_extra is positive")
+        if min(self.patience_min_s, self.first_patience_s) <= 0:
+            raise ValueError("patience is positive")
+
+
+class HedgedStore(ForwardingStore):
+    """Sends a read again, beside the first, when its answer is late, and takes the one that begins to come first.
+
+    Reads are gets, pours, stats and lists. Whoever loses is given up. What was lost or refused is none of its business:
+    an error that is not `StoreUnavailableError` is an answer.
+
+    Args:
+        inner: The store, which does not try again by itself.
+        settings: How late is late, and how many second requests there may be.
+    """
+
+    def __init__(self, inner: BlobStore, settings: HedgeSettings | None = None) -> None:
+        super().__init__(inner)
+        self._settings = settings or HedgeSettings()
+        self._answers: defaultdict[str, _Answers] = defaultdict(lambda: _Answers(self._settings))
+        self._budget = RetryBudget(self._settings.extra_in_reserve, self._settings.requests_per_extra)
+
+    @override
+    async def get(
+        self,
+        key: str,
+        *,
+        start: int = 0,
+        size_bytes: int | None = None,
+        deleted: bool = False,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> AsyncGenerator[bytes, None]:
+        async def ask() -> tuple[AsyncGenerator[bytes, None], bytes]:
+            stream = self._inner.get(
+                key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh, metadata=metadata
+            )
+            return stream, await anext(stream, b"")
+
+        stream, first = await self._race("get", ask, lambda answer: answer[0].aclose())
+        async with aclosing(stream) as chunks:
+            if first:
+                yield first
+            async for chunk in chunks:
+                yield chunk
+
+    @override
+    async def pour(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> None:
+        mouth = _Mouth(sink)
+
+        async def ask() -> asyncio.Future[None]:
+            """A pour, once it has brought bytes or is at its end."""
+            lane = _Lane(mouth)
+            pour = self._inner.pour(key, lane, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)
+            pouring = asyncio.ensure_future(pour)
+            try:
+                await asyncio.wait({pouring, lane.is_taken}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                await give_up(pouring)
+                raise
+            if pouring.done():
+                pouring.result()
+            return pouring
+
+        pouring = await self._race("pour", ask, give_up)
+        try:
+            await asyncio.wait({pouring})
+        except asyncio.CancelledError:
+            await give_up(pouring)
+            raise
+        pouring.result()
+
+    @override
+    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+        return await self._race("stat", lambda: self._inner.stat(key, metadata=metadata))
+
+    @override
+    async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
+        return await self._race(
+            "list_page", lambda: self._inner.list_page(prefix, start_after=start_after, limit=limit)
+        )
+
+    async def _race(
+        self,
+        operation: str,
+        ask: Callable[[], Coroutine[Any, Any, T]],
+        discard: Callable[[T], Awaitable[None]] | None = None,
+    ) -> T:
+        """The first answer to one request or two.
+
+        Args:
+            operation: Whose answers tell how long to be patient.
+            ask: Sends the request.
+            discard: What is done with an answer that came second.
+        """
+        clock = asyncio.get_running_loop().time
+        answers, began_s = self._answers[operation], clock()
+        self._budget.refill()
+        asked = [asyncio.ensure_future(ask())]
+        winner: asyncio.Future[T] | None = None
+        try:
+            await asyncio.wait(asked, timeout=answers.patience_s)
+            if not asked[0].done() and self._budget.take():
+                asked.append(asyncio.ensure_future(ask()))
+            winner = await _first_answer(asked)
+        finally:
+            for loser in asked:
+                if loser is not winner:
+                    await _let_go(loser, discard)
+        result = winner.result()
+        answers.add(clock() - began_s)
+        return result
+
+
+async def _first_answer(asked: Sequence[asyncio.Future[T]]) -> asyncio.Future[T]:
+    """The first that is answered; if none is, the one whose error is to be told."""
+    left = set(asked)
+    while left:
+        _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        for request in asked:
+            if request.done() and not isinstance(request.exception(), StoreUnavailableError | _LateError):
+                return request
+    return next(request for request in asked if not isinstance(request.exception(), _LateError))
+
+
+async def _let_go(loser: asyncio.Future[T], discard: Callable[[T], Awaitable[None]] | None) -> None:
+    await give_up(loser)
+    if discard is not None and not loser.cancelled() and loser.exception() is None:
+        await discard(loser.result())
+
+
+class _Answers:
+    """How long the last answers to requests of one kind have taken to come."""
+
+    def __init__(self, settings: HedgeSettings) -> None:
+        self._settings = settings
+        self._last_s: deque[float] = deque(maxlen=_KEPT_MAX)
+
+    def add(self, seconds: float) -> None:
+        self._last_s.append(seconds)
+
+    @property
+    def patience_s(self) -> float:
+        """After how long an answer is late."""
+        settings, known = self._settings, sorted(self._last_s)
+        if len(known) < _KNOWN_MIN:
+            return settings.first_patience_s
+        return max(settings.patience_min_s, settings.factor * known[int(settings.share * len(known))])
+
+
+class _LateError(Exception):
+    """Another pour has the sink."""
+
+
+class _Mouth:
+    """What several pours of the same range lead to: the first that brings bytes has the sink (design 0008, H4)."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._lane: _Lane | None = None
+
+    def write(self, lane: "_Lane", data: Buffer) -> bool:
+        """Pass bytes on; whether they are the first."""
+        with self._lock:
+            is_first = self._lane is None
+            self._lane = self._lane or lane
+        if self._lane is not lane:
+            raise _LateError
+        self._sink.write(data)
+        return is_first
+
+
+class _Lane(Sink):
+    def __init__(self, mouth: _Mouth) -> None:
+        self._mouth = mouth
+        self._loop = asyncio.get_running_loop()
+        # Set once this one has the sink.
+        self.is_taken: asyncio.Future[None] = self._loop.create_future()
+
+    @override
+    def write(self, data: Buffer) -> None:
+        if self._mouth.write(self, data):
+            self._loop.call_soon_threadsafe(self._take)
+
+    def _take(self) -> None:
+        if not self.is_taken.done():
+            self.is_taken.set_result(None)

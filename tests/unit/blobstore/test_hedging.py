@@ -1,0 +1,227 @@
+"""A read whose answer is late is asked for again, and the one that comes first is taken (design 0008, H1 to H4)."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import BlobStore, BytesBody, RequestMetadata, read_blob
+from blobstore.errors import BlobNotFoundError, StoreUnavailableError
+from blobstore.hedging import HedgedStore, HedgeSettings
+from blobstore.memory import MemoryStore
+from blobstore.retrying import RetryingStore
+from blobstore.sinks import Sink
+from tests.contract.pouring_contract import Collecting
+from tests.simulation.virtual_loop import run_jumping
+from tests.unit.blobstore.scripted_store import OK, BreakAfter, ScriptedStore, Step
+
+DATA = b"0123456789"
+SETTINGS = HedgeSettings(first_patience_s=1, patience_min_s=0.1, extra_in_reserve=2, requests_per_extra=10)
+BROKEN = StoreUnavailableError("broken", operation="get", key="k")
+
+
+def after(seconds: float, error: Exception | None = None) -> Callable[[], Awaitable[None]]:
+    async def wait() -> None:
+        await asyncio.sleep(seconds)
+        if error is not None:
+            raise error
+
+    return wait
+
+
+HANG = after(1e9)
+
+
+async def poured(store: BlobStore) -> bytes:
+    sink = Collecting()
+    await store.pour("k", sink, size_bytes=len(DATA))
+    return bytes(sink.data)
+
+
+async def got(store: BlobStore) -> bytes:
+    return await read_blob(store, "k", size_bytes_max=100)
+
+
+READS: dict[str, Callable[[BlobStore], Awaitable[object]]] = {
+    "get": got,
+    "pour": poured,
+    "stat": lambda store: store.stat("k"),
+    "list_page": lambda store: store.list_page(""),
+}
+EVERY_READ = pytest.mark.parametrize("read", READS.values(), ids=READS)
+
+
+async def filled(*script: Step, settings: HedgeSettings = SETTINGS) -> tuple[ScriptedStore, HedgedStore]:
+    inner = ScriptedStore()
+    await inner.put("k", BytesBody(DATA))
+    inner.requests.clear()
+    inner.script = list(script)
+    return inner, HedgedStore(inner, settings)
+
+
+def run(read: Callable[[BlobStore], Awaitable[object]], *script: Step) -> tuple[object, int, float]:
+    """What it came to, how many requests it took, and the seconds."""
+
+    async def main() -> tuple[object, int]:
+        inner, store = await filled(*script)
+        outcome: object
+        try:
+            outcome = await read(store)
+        except StoreUnavailableError as error:
+            outcome = error
+        return outcome, len(inner.requests)
+
+    (outcome, requests), waited_s = run_jumping(main())
+    return outcome, requests, waited_s
+
+
+@EVERY_READ
+def test_what_hangs_is_asked_for_again_and_the_second_answer_taken(
+    read: Callable[[BlobStore], Awaitable[object]],
+) -> None:
+    expected, requests, _ = run(read)
+    assert requests == 1
+    assert run(read, HANG, OK) == (expected, 2, 1)
+
+
+@EVERY_READ
+def test_what_is_late_may_still_be_first(read: Callable[[BlobStore], Awaitable[object]]) -> None:
+    expected, _, _ = run(read)
+    assert run(read, after(1.5), after(3)) == (expected, 2, 1.5)
+
+
+@EVERY_READ
+def test_one_that_fails_leaves_it_to_the_other(read: Callable[[BlobStore], Awaitable[object]]) -> None:
+    expected, _, _ = run(read)
+    assert run(read, after(2, BROKEN), after(3)) == (expected, 2, 4)
+    assert run(read, after(5), after(2, BROKEN)) == (expected, 2, 5)
+
+
+@EVERY_READ
+def test_where_both_fail_the_first_error_is_told(read: Callable[[BlobStore], Awaitable[object]]) -> None:
+    other = StoreUnavailableError("other", operation="get", key="k")
+    assert run(read, after(2, BROKEN), after(3, other)) == (BROKEN, 2, 4)
+
+
+@EVERY_READ
+def test_an_error_in_time_is_nobody_elses_to_try_again(read: Callable[[BlobStore], Awaitable[object]]) -> None:
+    assert run(read, BROKEN) == (BROKEN, 1, 0)
+
+
+def test_a_refusal_is_an_answer() -> None:
+    async def main() -> None:
+        _, store = await filled(after(2, BlobNotFoundError("gone", operation="get", key="k")), HANG)
+        with pytest.raises(BlobNotFoundError):
+            await got(store)
+
+    assert run_jumping(main())[1] == 2
+
+
+def test_patience_follows_what_the_answers_take() -> None:
+    async def main() -> float:
+        _, store = await filled(*[after(0.5)] * 20, HANG, OK)
+        for _ in range(20):
+            await got(store)
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        await got(store)
+        return clock() - began_s
+
+    assert run_jumping(main())[0] == pytest.approx(1.0)  # twice the usual
+
+
+def test_there_are_only_so_many_second_requests() -> None:
+    async def main() -> list[int]:
+        inner, store = await filled()
+        counts = []
+        for _ in range(4):
+            before = len(inner.requests)
+            inner.script = [after(1.2)]
+            await got(store)
+            counts.append(len(inner.requests) - before)
+        for _ in range(10):
+            await got(store)
+        before = len(inner.requests)
+        inner.script = [after(5)]
+        await got(store)
+        return [*counts, len(inner.requests) - before]
+
+    assert run_jumping(main())[0] == [2, 2, 1, 1, 2]
+
+
+class TwoLanes(MemoryStore):
+    """Its first pour is late with its first bytes, and then as fast as the second."""
+
+    def __init__(self, waits_s: list[float]) -> None:
+        super().__init__()
+        self._waits_s = waits_s
+        self.open = 0
+        self.refused = 0
+
+    @override
+    async def pour(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> None:
+        wait_s = self._waits_s.pop(0)
+        self.open += 1
+        try:
+            for at in range(size_bytes):
+                await asyncio.sleep(wait_s)
+                try:
+                    sink.write(DATA[at : at + 1])
+                except Exception:
+                    self.refused += 1
+                    raise
+        finally:
+            self.open -= 1
+
+
+@pytest.mark.parametrize("waits_s", [[1.1, 0.2], [1.1, 0.1], [1.1, 5.0]], ids=["second", "both at once", "first"])
+def test_of_two_pours_one_alone_has_the_sink(waits_s: list[float]) -> None:
+    async def main() -> TwoLanes:
+        inner = TwoLanes(waits_s)
+        assert await poured(HedgedStore(inner, SETTINGS)) == DATA
+        assert inner.open == 0
+        return inner
+
+    assert run_jumping(main())[0].refused <= 1
+
+
+def test_a_pour_that_breaks_goes_on_in_the_layer_above() -> None:
+    async def main() -> list[str]:
+        inner, store = await filled(HANG, BreakAfter(4, BROKEN))
+        assert await poured(RetryingStore(store)) == DATA
+        return inner.requests
+
+    assert run_jumping(main())[0] == ["get 0+10", "get 0+10", "get 4+6"]
+
+
+@EVERY_READ
+def test_cancelled_at_any_moment_it_leaves_nothing_under_way(read: Callable[[BlobStore], Awaitable[object]]) -> None:
+    async def main() -> None:
+        for moment in range(12):
+            _, store = await filled(after(2), after(1), after(2), after(1))
+            task = asyncio.ensure_future(read(store))
+            await asyncio.sleep(moment / 4)
+            task.cancel()
+            await asyncio.wait([task])
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run_jumping(main())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"share": 1.0}, {"factor": 0.5}, {"extra_in_reserve": -1}, {"requests_per_extra": 0}, {"patience_min_s": 0.0}],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)).partition("_")[0]):
+        HedgeSettings(**wrong)  # type: ignore[arg-type]
