@@ -55,15 +55,27 @@ RUNS ?= 1000
 simulate: $(STAMP)  ## Run RUNS seeded schedules from SEED on against the protocol, and count what they have met
 	$(PYTHON) -m tests.simulation.campaign --seed $(SEED) --runs $(RUNS)
 
-# PART is a part of a benchmark's name (diff, collect, state_load, ...), or `peers` or `replay`, whose options go into ARGS:
-# make bench PART=peers ARGS="--work small --rounds 5"
+# PART chooses: `peers` or one of its works, `replay`, `summary`, `help`; else it is a part of the name of a benchmark of
+# our own (diff, collect, state_load, ...), all of them if it is empty. ARGS are the options of what runs:
+# make bench PART=small ARGS="--to disk --rounds 5"
 PART ?=
 ARGS ?=
-bench: $(STAMP)  ## Run the benchmarks (PART=peers: against rclone, restic and others)
-ifeq ($(PART),peers)
+PEER_WORKS := small mid big state incremental present stores spark hanging
+bench: $(STAMP)  ## Run the benchmarks (PART=help: which there are; PART=peers: against rclone, restic and others)
+ifeq ($(PART),help)
+	@echo "PART= of make bench, with options in ARGS= (ARGS=--help tells them):"
+	@echo "  peers       all works against the peers: $(PEER_WORKS); or one of these names"
+	@echo "  replay      restore against the replay of a changelog"
+	@echo "  summary     one table and one plot of the newest results"
+	@echo "  (empty)     our own, with nobody beside: $(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py))"
+else ifeq ($(PART),peers)
 	$(PYTHON) -m benchmarks.peers $(ARGS)
+else ifneq ($(filter $(PART),$(PEER_WORKS)),)
+	$(PYTHON) -m benchmarks.peers --work $(PART) $(ARGS)
 else ifeq ($(PART),replay)
 	$(PYTHON) -m benchmarks.bench_replay $(ARGS)
+else ifeq ($(PART),summary)
+	$(PYTHON) -m benchmarks.summary $(ARGS)
 else
 	$(WITH_JAVA) $(PYTEST) benchmarks -k "$(PART)" --timeout 1800 $(ARGS)
 endif

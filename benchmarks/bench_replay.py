@@ -10,7 +10,8 @@ settings and no write-ahead log, and is flushed:
 Against that, the restore of the same state from an S3 server on this machine: every byte verified, every file fsynced,
 the store opened and a key read. All in Python, whose share is largest where messages are smallest and go one by one.
 
-Run `make bench PART=replay`, or `python -m benchmarks.bench_replay --state-mb 20 --rounds 2` for a quick look.
+Run `make bench PART=replay`, or `python -m benchmarks.bench_replay --state-mb 20 --rounds 2` for a quick look; another
+size than that of a whole run is told in the names of the results.
 """
 
 import argparse
@@ -30,15 +31,16 @@ from benchmarks.peers import report
 from benchmarks.peers.clients.job import Job, main, opened
 from benchmarks.peers.clients.tidemark_client import SCOPE, open_repository
 from benchmarks.peers.contestants import OURS, Place, Tidemark
-from benchmarks.peers.figures import Sample
+from benchmarks.peers.figures import good
 from benchmarks.peers.outcome import Outcome, begin
-from benchmarks.peers.processes import ROOT, Command, end_in_order, run, sync
+from benchmarks.peers.processes import ROOT, Command, end_in_order, run, run_idle, sample_of_run, sync
 from benchmarks.peers.servers import BenchServer, open_server
 from benchmarks.peers.trees import tree_bytes
 from engine.rocksdb import MIB, StoreReader, StoreWriter, spark_settings
 
 KEY_BYTES = 16
 AT_ONCE = 10_000
+STATE_MB = 256
 VALUES_BYTES = (50, 200, 1024)
 OVERWRITES = (1, 5)
 ONE, BATCHED = "replay, one by one", "replay, batched"
@@ -48,6 +50,11 @@ ABOUT = {
     ONE: "a lower bound without a broker: one put for each message, no write-ahead log, then a flush",
     BATCHED: "a lower bound without a broker: 10,000 messages at a time, sorted, each key once, then a flush",
 }
+
+
+def label_of(value_bytes: int, overwrites: int) -> str:
+    """What a shape is called."""
+    return f"values of {value_bytes} B, {overwrites} write{'s' if overwrites > 1 else ''} per key"
 
 
 def write_changelog(path: Path, keys_count: int, value_bytes: int, overwrites: int) -> None:
@@ -136,7 +143,7 @@ class Replays:
 
     def run(self, value_bytes: int, overwrites: int) -> None:
         """All rounds of one shape."""
-        label = f"values of {value_bytes} B, {overwrites} write{'s' if overwrites > 1 else ''} per key"
+        label = label_of(value_bytes, overwrites)
         keys_count = self._state_bytes // (KEY_BYTES + value_bytes)
         changelog, source, target = (self._memory / name for name in ("changelog", "source", "target"))
         write_changelog(changelog, keys_count, value_bytes, overwrites)
@@ -148,6 +155,8 @@ class Replays:
         ours = Tidemark()
         ours.prepare(self._place)
         run(ours.upload(self._place, source))
+        # What a process holds before it works: Python, our imports and an open repository.
+        opened = run_idle(ours.open(self._place))
         for number in range(1, self._outcome.rounds + 1):
             for name, verb in VERBS.items():
                 shutil.rmtree(target, ignore_errors=True)
@@ -162,23 +171,19 @@ class Replays:
                 )
                 sync_s = sync(self._memory)
                 found = count_keys(target)
-                self._outcome.samples.append(
-                    Sample(
-                        step=label,
-                        contestant=name,
-                        round=number,
-                        wall_s=usage.wall_s,
-                        user_s=usage.user_s,
-                        system_s=usage.system_s,
-                        peak_bytes=usage.peak_bytes,
-                        size_bytes=tree_bytes(source),
-                        sync_s=sync_s,
-                        open_s=usage.opened_s,
-                        open_cpu_s=usage.opened_cpu_s,
-                        error="" if found == keys_count else f"{found} keys of {keys_count}",
-                    )
+                sample = sample_of_run(
+                    usage,
+                    opened,
+                    step=label,
+                    contestant=name,
+                    number=number,
+                    size_bytes=tree_bytes(source),
+                    files_count=len(list(source.iterdir())),
+                    sync_s=sync_s,
+                    error="" if found == keys_count else f"{found} keys of {keys_count}",
                 )
-                sys.stdout.write(f"{label} {number} {name:20} {self._outcome.samples[-1].work_s:.2f} s\n")
+                self._outcome.samples.append(sample)
+                sys.stdout.write(f"{label} {number} {name:20} {sample.work_s:.2f} s\n")
         for path in (source, target):
             shutil.rmtree(path)
         changelog.unlink()
@@ -192,7 +197,7 @@ def measure(options: argparse.Namespace) -> Outcome:
         with open_server(options.server, memory) as server:
             title = f"Restore of {options.state_mb} MB of state against replay of its changelog"
             make = partial(begin, "replay", title, server=server.kind, target="tmpfs", rounds=options.rounds)
-            outcome = make(scale=1.0, contestants=ABOUT)
+            outcome = make(scale=options.state_mb / STATE_MB, contestants=ABOUT)
             replays = Replays(server, memory, outcome, options.state_mb * MIB)
             for value_bytes in VALUES_BYTES:
                 for overwrites in OVERWRITES:
@@ -201,8 +206,9 @@ def measure(options: argparse.Namespace) -> Outcome:
 
 
 def _measure_all() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_replay")
-    parser.add_argument("--state-mb", type=int, default=256)
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_replay", description=description)
+    parser.add_argument("--state-mb", type=int, default=STATE_MB)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--server", choices=("rclone", "ceph"), default="rclone")
     parser.add_argument("--memory", default="/dev/shm", help="a directory in memory")
@@ -210,7 +216,28 @@ def _measure_all() -> None:
     options = parser.parse_args()
     end_in_order()
     outcome = measure(options)
-    sys.stdout.write(f"{report.markdown(outcome)}\nwritten: {report.write(outcome, options.results)}\n")
+    written = report.write(outcome, options.results, _plot_curve)
+    sys.stdout.write(f"{report.markdown(outcome)}\nwritten: {written}\n")
+
+
+def _plot_curve(outcome: Outcome, path: Path) -> None:
+    """One panel for each number of writes per key, and in it a line for each contestant."""
+    from benchmarks.peers.plot import Curve, plot_curves  # noqa: PLC0415  # matplotlib is in an extra
+
+    panels = {
+        f"{overwrites} write{'s' if overwrites > 1 else ''} per key": [
+            Curve(
+                name=name,
+                points=[
+                    (value_bytes, [s.work_s for s in good(outcome.of(label_of(value_bytes, overwrites), name))])
+                    for value_bytes in VALUES_BYTES
+                ],
+            )
+            for name in VERBS
+        ]
+        for overwrites in OVERWRITES
+    }
+    plot_curves(panels, path, title=outcome.title, x_label="bytes of a value")
 
 
 if __name__ == "__main__":

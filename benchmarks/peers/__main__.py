@@ -7,7 +7,9 @@ python -m benchmarks.peers --work big --to disk --scale 0.1 --only tidemark,rclo
 python -m benchmarks.peers --work mid --set in_flight_max=32       # a setting of ours
 ```
 
-Results: `benchmarks/results/<work>-<server>-<target>-<date>.md`, `.json` and `.svg`.
+Results: `benchmarks/results/<work>-<server>-<target>-<date>.md`, `.json` and `.svg`; `python -m benchmarks.summary`
+makes one table of the newest. A run with `--scale`, `--only` or `--set` says so in the names of its files, and is not
+in that table.
 """
 
 import argparse
@@ -20,10 +22,11 @@ import msgspec
 
 from benchmarks.peers import report
 from benchmarks.peers.contestants import Contestant
-from benchmarks.peers.processes import ROOT, end_in_order
+from benchmarks.peers.processes import ROOT, ContestantError, end_in_order
 from benchmarks.peers.programs import all_contestants
 from benchmarks.peers.run import Run
 from benchmarks.peers.works import WORKS
+from tests.servers.s3_server import ServerStartError
 
 RESULTS = ROOT / "benchmarks" / "results"
 DISK = ROOT / "build" / "peers" / "room"
@@ -34,6 +37,7 @@ def main() -> None:
     end_in_order()
     options = _options()
     settings = dict(_setting(text) for text in options.set)
+    failed: list[str] = []
     for work in options.work.split(","):
         with tempfile.TemporaryDirectory(prefix="tidemark-bench-", dir=options.memory) as memory:
             run = Run(
@@ -45,19 +49,28 @@ def main() -> None:
                 rounds=options.rounds,
                 scale=options.scale,
                 settings=settings,
+                only=options.only,
                 contestants=_chosen(all_contestants(settings), options.only),
                 told=_tell,
             )
             run.room.mkdir(parents=True, exist_ok=True)
-            outcome = WORKS[work](run)
+            try:
+                outcome = WORKS[work](run)
+            except (ContestantError, ServerStartError) as error:
+                # Hours of other works are not to be lost with it.
+                failed.append(work)
+                _tell(f"{work} FAILED, and has no result: {error}")
+                continue
         _tell(report.markdown(outcome))
         _tell(f"written: {report.write(outcome, options.results)}")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--work", default=",".join(WORKS), help=f"which, with commas: {', '.join(WORKS)}")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of each contestant; `hanging` has 200 of its own")
     parser.add_argument("--scale", type=float, default=1.0, help="0.1 is a tenth of all files or bytes")
     parser.add_argument("--to", choices=("tmpfs", "disk"), default="tmpfs", help="where trees are restored to")
     parser.add_argument("--server", choices=("rclone", "ceph"), default="rclone")

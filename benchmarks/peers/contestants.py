@@ -19,6 +19,8 @@ from benchmarks.peers.servers import BUCKET, BenchServer
 
 CONNECTIONS = 16
 OURS = "tidemark"
+AIOBOTOCORE = f"{OURS}-aiobotocore"
+REFERENCE = "reference copier"
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,10 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
             is_safe=server.is_safe,
             has_ranges=server.has_ranges,
         )
+
+    def at(self, endpoint_url: str) -> "Place":
+        """The same server, through a proxy."""
+        return msgspec.structs.replace(self, endpoint_url=endpoint_url)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -160,10 +166,20 @@ class Tidemark(PythonContestant):
         return self.command("upload", place, source)
 
 
+class TidemarkAiobotocore(Tidemark):
+    """Ours, with every byte through the event loop and aiobotocore."""
+
+    name = AIOBOTOCORE
+    about = "the same with `threaded_reads = false`: aiobotocore moves every byte"
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__({**(options or {}), "s3.threaded_reads": False})
+
+
 class Raw(PythonContestant):
     """The limit."""
 
-    name = "reference copier"
+    name = REFERENCE
     about = "16 sockets, signed ranged GETs of 8 MiB, pwrite, fsync; no hashing, no library; PUTs by sendfile"
     module = "raw_client"
 

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from benchmarks.peers.contestants import Contestant, Place
 from benchmarks.peers.counting import open_proxy
-from benchmarks.peers.figures import Sample
 from benchmarks.peers.outcome import Outcome, Requests
-from benchmarks.peers.processes import Command, ContestantError, Usage, run, run_idle, sync
+from benchmarks.peers.processes import Command, ContestantError, Usage, run, run_idle, sample_of_run, sync
 from benchmarks.peers.servers import BenchServer
 from benchmarks.peers.trees import difference, tree_bytes, tree_digests
 
@@ -61,8 +60,9 @@ class Copying:
         with open_proxy(self._place.endpoint_url) as proxy:
             counted_at = Place.of(self._server, proxy.endpoint_url)
             for contestant in self._contestants:
-                target = self._begin(contestant, counted_at)
+                target = self._begin()
                 try:
+                    contestant.prepare(counted_at)
                     for step, command in (
                         (UP, contestant.upload(counted_at, self._source)),
                         (DOWN, contestant.restore(counted_at, target)),
@@ -77,9 +77,10 @@ class Copying:
                 self._end(contestant, target)
 
     def _turn(self, contestant: Contestant, number: int) -> None:
-        target = self._begin(contestant, self._place)
+        target = self._begin()
         opened = _NOTHING
         try:
+            contestant.prepare(self._place)
             self._outcome.starts_s.setdefault(contestant.name, []).append(run(contestant.start(self._place)).wall_s)
             opened = run_idle(contestant.open(self._place))
             upload, restore = contestant.upload(self._place, self._source), contestant.restore(self._place, target)
@@ -90,9 +91,8 @@ class Copying:
             self._sample(DOWN, contestant, number, _NOTHING, opened, sync_s=0.0, error=str(error))
         self._end(contestant, target)
 
-    def _begin(self, contestant: Contestant, place: Place) -> Path:
+    def _begin(self) -> Path:
         self._server.empty()
-        contestant.prepare(place)
         target = self._room / "target"
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -116,19 +116,15 @@ class Copying:
     def _sample(
         self, step: str, contestant: Contestant, number: int, usage: Usage, opened: Usage, *, sync_s: float, error: str
     ) -> None:
-        sample = Sample(
+        sample = sample_of_run(
+            usage,
+            opened,
             step=step,
             contestant=contestant.name,
-            round=number,
-            wall_s=usage.wall_s,
-            user_s=usage.user_s,
-            system_s=usage.system_s,
-            peak_bytes=usage.peak_bytes,
+            number=number,
             size_bytes=self._size_bytes,
+            files_count=len(self._expected),
             sync_s=sync_s,
-            open_s=usage.opened_s or opened.wall_s,
-            open_cpu_s=usage.opened_cpu_s or opened.cpu_s,
-            open_peak_bytes=opened.peak_bytes,
             error=error,
         )
         self._outcome.samples.append(sample)

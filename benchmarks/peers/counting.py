@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from tests.fault_proxy import FaultProxy
 from tests.fault_rules import Rule
 
+CREATE = "PutObject if absent"
+
 
 class Proxy:
     """One proxy, seen from another thread."""
@@ -21,8 +23,11 @@ class Proxy:
         self.endpoint_url = proxy.endpoint_url
 
     def counted(self) -> Counter[str]:
-        """Requests since the last look, by S3's names."""
-        found = Counter(exchange.operation for exchange in self._proxy.exchanges)
+        """Requests since the last look, by S3's names; a PUT that creates only what is absent apart from others."""
+        found = Counter(
+            CREATE if exchange.operation == "PutObject" and exchange.header("If-None-Match") else exchange.operation
+            for exchange in self._proxy.exchanges
+        )
         self._proxy.clear_log()
         return found
 

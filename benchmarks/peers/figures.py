@@ -8,6 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 Key = Callable[["Sample"], float]
+KIB = 1024
+MIB = 1024 * KIB
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +32,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     open_s: float = 0.0
     open_cpu_s: float = 0.0
     open_peak_bytes: int = 0
+    # Of the directory at work.
+    files_count: int = 0
     # Why this sample does not count; empty if it does.
     error: str = ""
 
@@ -93,6 +97,25 @@ def ratio(ours: Sequence[Sample], theirs: Sequence[Sample], key: Key) -> Ratio |
         return None
     ours_middle, theirs_middle = quartiles([a for a, _ in pairs]), quartiles([b for _, b in pairs])
     return Ratio(quartiles([b / a for a, b in pairs]), ours_middle.overlaps(theirs_middle))
+
+
+class Memory(NamedTuple):
+    """What one step held at its peak over idle, and what the rule of the house allows it."""
+
+    over_idle_bytes: int
+    allowed_bytes: int
+
+
+def memory(samples: Sequence[Sample], in_flight_bytes: int) -> Memory | None:
+    """Of all rounds, the highest peak over the lowest idle; None where idle was not looked at.
+
+    The rule: 128 MiB, the bytes in flight, and 3 KiB for each file.
+    """
+    known = [sample for sample in good(samples) if sample.open_peak_bytes]
+    if not known:
+        return None
+    over_idle_bytes = max(s.peak_bytes for s in known) - min(s.open_peak_bytes for s in known)
+    return Memory(over_idle_bytes, 128 * MIB + in_flight_bytes + 3 * KIB * max(s.files_count for s in known))
 
 
 def good(samples: Sequence[Sample]) -> list[Sample]:

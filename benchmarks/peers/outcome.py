@@ -6,10 +6,12 @@ import platform
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from benchmarks.peers import packages
+from benchmarks.peers.clients.tidemark_client import transfer_settings_of
 from benchmarks.peers.figures import Sample
 
 OWN_PACKAGES = ("tidemark", "aiobotocore", "aiohttp", "obstore", "opendal", "blake3", "rocksdict")
@@ -44,6 +46,10 @@ class Outcome(msgspec.Struct, kw_only=True):
     versions: Mapping[str, str]
     # What each contestant does.
     contestants: dict[str, str]
+    # What `--set` said of ours; nothing, where figures are to be quoted.
+    settings: Mapping[str, Any] = {}
+    # What `--only` said: not everybody took part.
+    only: str = ""
     # Who could not take part, and why.
     missing: dict[str, str] = {}
     samples: list[Sample] = []
@@ -56,13 +62,31 @@ class Outcome(msgspec.Struct, kw_only=True):
         """All rounds of one step of one contestant."""
         return [s for s in self.samples if s.step == step and s.contestant == contestant]
 
+    def requests_of(self, step: str, contestant: str) -> Requests | None:
+        """What was counted of one step of one contestant."""
+        return next((r for r in self.requests if (r.step, r.contestant) == (step, contestant)), None)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """What ours may hold of bodies on their way."""
+        return transfer_settings_of(self.settings).memory_bytes_max
+
     def steps(self) -> list[str]:
         """In the order in which they came."""
         return list(dict.fromkeys(sample.step for sample in self.samples))
 
 
 def begin(
-    work: str, title: str, *, server: str, target: str, rounds: int, scale: float, contestants: Mapping[str, str]
+    work: str,
+    title: str,
+    *,
+    server: str,
+    target: str,
+    rounds: int,
+    scale: float,
+    contestants: Mapping[str, str],
+    settings: Mapping[str, Any] | None = None,
+    only: str = "",
 ) -> Outcome:
     """An outcome with nothing measured yet."""
     return Outcome(
@@ -76,6 +100,8 @@ def begin(
         machine=machine(),
         versions=own_versions() | packages.versions(),
         contestants=dict(contestants),
+        settings=dict(settings or {}),
+        only=only,
     )
 
 

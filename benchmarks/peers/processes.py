@@ -1,6 +1,7 @@
 """Starting a contestant as a process of its own, and reading from the operating system what it took."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.peers.clients.job import MARK
+from benchmarks.peers.figures import Sample
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = Path(__file__).with_name("launcher.py")
 TOLD_BYTES = 2000
 TOLD_LINES = 6
+# Results are published: what a program says is told without the paths of the machine.
+_PATH = re.compile(r"(?<![\w:/.])/[\w.+-]+(?:/[\w.+-]*)+")
 # Whoever takes longer hangs.
 TIMEOUT_S = 1800.0
 
@@ -82,7 +86,7 @@ def run(command: Command) -> Usage:
         if code != "0":
             lines = said.read_bytes()[-TOLD_BYTES:].decode(errors="replace").strip().splitlines()
             tail = " | ".join(line.strip() for line in lines[-TOLD_LINES:])
-            raise ContestantError(f"{Path(command.arguments[0]).name} ended with {code}: {tail}")
+            raise ContestantError(f"{Path(command.arguments[0]).name} ended with {code}: {without_paths(tail)}")
         opened_at_s, opened_cpu_s = map(float, mark.read_text().split()) if mark.exists() else (float(began_s), 0.0)
         return Usage(
             wall_s=float(wall_s),
@@ -94,9 +98,45 @@ def run(command: Command) -> Usage:
         )
 
 
+def without_paths(text: str) -> str:
+    """A text in which every absolute path of two names and more is `PATH`."""
+    return _PATH.sub("PATH", text)
+
+
 def run_idle(command: Command) -> Usage:
     """Run what has nothing to do three times, and take the run in the middle: it is subtracted from others."""
     return sorted((run(command) for _ in range(3)), key=lambda usage: usage.wall_s)[1]
+
+
+def sample_of_run(
+    usage: Usage,
+    opened: Usage,
+    *,
+    step: str,
+    contestant: str,
+    number: int,
+    size_bytes: int,
+    files_count: int,
+    sync_s: float = 0.0,
+    error: str = "",
+) -> Sample:
+    """What a process took, as a sample; `opened` is what the same one took with nothing to do."""
+    return Sample(
+        step=step,
+        contestant=contestant,
+        round=number,
+        wall_s=usage.wall_s,
+        user_s=usage.user_s,
+        system_s=usage.system_s,
+        peak_bytes=usage.peak_bytes,
+        size_bytes=size_bytes,
+        files_count=files_count,
+        sync_s=sync_s,
+        open_s=usage.opened_s or opened.wall_s,
+        open_cpu_s=usage.opened_cpu_s or opened.cpu_s,
+        open_peak_bytes=opened.peak_bytes,
+        error=error,
+    )
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,16 @@ from typing import Any
 from typing_extensions import override
 
 from benchmarks.peers import packages
-from benchmarks.peers.contestants import CONNECTIONS, Boto3, Contestant, Obstore, Place, Raw, Tidemark
+from benchmarks.peers.contestants import (
+    CONNECTIONS,
+    Boto3,
+    Contestant,
+    Obstore,
+    Place,
+    Raw,
+    Tidemark,
+    TidemarkAiobotocore,
+)
 from benchmarks.peers.processes import ROOT, Command, run
 from benchmarks.peers.servers import BUCKET
 
@@ -18,6 +27,7 @@ class Rclone(Contestant):
     """rclone."""
 
     name = "rclone"
+    prefix = "tree"
     about = (
         "rclone copy --transfers 16 --checkers 16; no fsync. Incremental: sync by one fast list and the server's times"
     )
@@ -52,17 +62,17 @@ class Rclone(Contestant):
 
     @override
     def upload(self, place: Place, source: Path) -> Command:
-        return self._command(place, "copy", str(source), f"peer:{BUCKET}/tree")
+        return self._command(place, "copy", str(source), f"peer:{BUCKET}/{self.prefix}")
 
     @override
     def restore(self, place: Place, target: Path) -> Command:
-        return self._command(place, "copy", f"peer:{BUCKET}/tree", str(target))
+        return self._command(place, "copy", f"peer:{BUCKET}/{self.prefix}", str(target))
 
     @override
     def update(self, place: Place, source: Path) -> Command:
         # The server keeps whole seconds: without the window everything would look newer here, and be sent again.
         by_server = ("--fast-list", "--update", "--use-server-modtime", "--modify-window", "1s")
-        return self._command(place, "sync", str(source), f"peer:{BUCKET}/tree", *by_server)
+        return self._command(place, "sync", str(source), f"peer:{BUCKET}/{self.prefix}", *by_server)
 
 
 class S5cmd(Contestant):
@@ -158,9 +168,10 @@ class Restic(Contestant):
 
 
 def all_contestants(options: Mapping[str, Any] | None = None) -> Sequence[Contestant]:
-    """Ours first, then the limit, then the peers."""
+    """Ours first, then ours by aiobotocore alone, then the limit, then the peers."""
     return (
         Tidemark(options),
+        TidemarkAiobotocore(options),
         Raw(),
         S5cmd(),
         Rclone(),

@@ -1,37 +1,45 @@
 """An outcome as Markdown, JSON and a plot."""
 
-from collections.abc import Sequence
+import importlib.util
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.peers.contestants import OURS
-from benchmarks.peers.figures import Key, Ratio, Sample, good, percentile, quartiles, ratio
+from benchmarks.peers.figures import MIB, Key, Ratio, Sample, good, memory, percentile, quartiles, ratio
 from benchmarks.peers.outcome import Outcome
 
-MIB = 2**20
 _LEGEND = (
     "Times are medians [quartiles] in seconds, without starting the process and opening what it works on, which stand "
     "below. `x` is how many times longer than tidemark, the median of the ratios of each round; `=` where quartiles "
-    "overlap. CPU is user and system of the client. Memory is the peak of the whole process; over idle is what it is "
-    "above the peak of the run with nothing to do. Whole is the process from start to end: where that is mostly start "
-    "and opening, as restic's is when little has changed, the wall time beside it is a difference of two noisy figures."
+    "overlap. CPU is user and system of the client. Memory is the peak of the whole process; over idle is the "
+    "highest peak above the lowest of the runs with nothing to do, or of a warm process before all work. Whole is the "
+    "process from start to end: where that is mostly start and opening, as restic's is when little has changed, the "
+    "wall time beside it is a difference of two noisy figures."
 )
 
 
-def write(outcome: Outcome, directory: Path) -> Path:
-    """Write `<work>-<server>-<target>-<date>.md`, `.json` and `.svg`; the first of them."""
+def result_name(outcome: Outcome) -> str:
+    """`<work>-<server>-<target>-<date>`, and more if it is no whole run: it never takes the place of one."""
+    name = f"{outcome.work}-{outcome.server.split()[0].lower()}-{outcome.target}-{outcome.began_at[:10]}"
+    name += f"-scale-{outcome.scale:g}" if outcome.scale != 1 else ""
+    name += f"-only-{outcome.only}" if outcome.only else ""
+    return name + "".join(f"-{key}-{value}" for key, value in outcome.settings.items())
+
+
+def write(outcome: Outcome, directory: Path, plot: Callable[[Outcome, Path], None] | None = None) -> Path:
+    """Write a result as Markdown, JSON and a plot, of bars if no other is given; the path of the first."""
     directory.mkdir(parents=True, exist_ok=True)
-    server = outcome.server.split()[0].lower()
-    name = f"{outcome.work}-{server}-{outcome.target}-{outcome.began_at[:10]}"
+    name = result_name(outcome)
     text = directory / f"{name}.md"
     text.write_text(markdown(outcome), encoding="utf-8")
     (directory / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcome)) + b"\n")
-    try:
-        from benchmarks.peers.plot import plot  # noqa: PLC0415  # matplotlib is in an extra
-    except ModuleNotFoundError:
-        return text
-    plot(outcome, directory / f"{name}.svg")
+    # matplotlib is in an extra.
+    if importlib.util.find_spec("matplotlib") is not None:
+        from benchmarks.peers.plot import plot_bars  # noqa: PLC0415  # as above
+
+        (plot or plot_bars)(outcome, directory / f"{name}.svg")
     return text
 
 
@@ -40,6 +48,8 @@ def markdown(outcome: Outcome) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in outcome.machine.items())
     versions = ", ".join(f"{name} {version}" for name, version in sorted(outcome.versions.items()))
     scale = "" if outcome.scale == 1 else f" Scaled to {outcome.scale:g}: no figure to quote."
+    if outcome.settings:
+        scale += f" Settings of ours: {', '.join(f'{name} = {value}' for name, value in outcome.settings.items())}."
     lines = [
         f"# {outcome.title}",
         "",
@@ -51,7 +61,7 @@ def markdown(outcome: Outcome) -> str:
     ]
     for step in outcome.steps():
         lines += ["", f"## {step}", "", *_step_table(outcome, step)]
-    lines += _opening(outcome) + _requests(outcome)
+    lines += _opening(outcome) + _requests(outcome) + _memory(outcome)
     lines += ["", "## Who does what", ""]
     lines += [f"- {name}: {about}." for name, about in outcome.contestants.items()]
     lines += [f"- {name}: MISSING: {why}" for name, why in outcome.missing.items()]
@@ -85,8 +95,7 @@ def _step_table(outcome: Outcome, step: str) -> list[str]:
         if not counted:
             rows.append((name, "failed", *[""] * (len(head) - 2)))
             continue
-        peak = max(s.peak_bytes for s in counted)
-        idle = max(s.open_peak_bytes for s in counted)
+        held, peak_bytes = memory(counted, outcome.in_flight_bytes), max(s.peak_bytes for s in counted)
         wall = quartiles([s.work_s for s in counted]).median
         rows.append(
             (
@@ -99,15 +108,15 @@ def _step_table(outcome: Outcome, step: str) -> list[str]:
                 f"{quartiles([s.cpu_s_per_gb for s in counted]).median:.2f}",
                 _times(ratio(ours, samples, lambda s: s.cpu_s), name),
                 f"{counted[0].size_bytes / wall / 1e6:.0f}" if counted[0].size_bytes else "",
-                f"{peak / MIB:.0f}",
-                f"{(peak - idle) / MIB:.0f}" if idle else "",
+                f"{peak_bytes / MIB:.0f}" if peak_bytes else "",
+                f"{held.over_idle_bytes / MIB:.0f}" if held else "",
                 f"{quartiles([s.wall_s for s in counted]).median:.3f}",
             )
         )
         if len(counted) >= 100:
             told = ", ".join(f"p{p} {percentile([s.work_s for s in counted], p):.3f} s" for p in (50, 95, 99))
             failures.append(f"{name}: {told}")
-    return _table(head, rows) + ([""] if failures else []) + [f"- {failure}" for failure in failures]
+    return table(head, rows) + ([""] if failures else []) + [f"- {failure}" for failure in failures]
 
 
 def _opening(outcome: Outcome) -> list[str]:
@@ -122,7 +131,7 @@ def _opening(outcome: Outcome) -> list[str]:
         rows.append((name, f"{start:.2f}", f"{max(opened - start, 0):.2f}", f"{cpu:.2f}"))
     head = ("contestant", "process start s", "opening s", "CPU s of both")
     told = "Opening is a listing or the repository's record; for restic it is the derivation of its key."
-    return ["", "## Apart: start and opening", "", told, "", *_table(head, rows)]
+    return ["", "## Apart: start and opening", "", told, "", *table(head, rows)]
 
 
 def _requests(outcome: Outcome) -> list[str]:
@@ -131,7 +140,20 @@ def _requests(outcome: Outcome) -> list[str]:
         for r in outcome.requests
     ]
     head = ("step", "contestant", "requests", "of which")
-    return ["", "## Requests, on the wire, opening included", "", *_table(head, rows)] if rows else []
+    return ["", "## Requests, on the wire, opening included", "", *table(head, rows)] if rows else []
+
+
+def _memory(outcome: Outcome) -> list[str]:
+    """Ours beside the rule of the house."""
+    rows = []
+    for step in outcome.steps():
+        for name in outcome.contestants:
+            held = memory(outcome.of(step, name), outcome.in_flight_bytes) if name.startswith(OURS) else None
+            if held is not None:
+                rows.append((step, name, f"{held.over_idle_bytes / MIB:.0f}", f"{held.allowed_bytes / MIB:.0f}"))
+    head = ("step", "contestant", "peak over idle, MiB", "allowed, MiB")
+    told = "Allowed: 128 MiB, the bytes in flight, and 3 KiB for each file."
+    return ["", "## Memory of ours", "", told, "", *table(head, rows)] if rows else []
 
 
 def _spread(samples: Sequence[Sample], key: Key) -> str:
@@ -145,6 +167,7 @@ def _times(found: Ratio | None, name: str) -> str:
     return f"{found.quartiles.median:.2f}{' =' if found.equal else ''}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     return lines + [f"| {' | '.join(row)} |" for row in rows]

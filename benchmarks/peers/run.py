@@ -25,6 +25,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     scale: float
     # What `--set` said of ours.
     settings: Mapping[str, Any]
+    # What `--only` said.
+    only: str
     contestants: Sequence[Contestant]
     told: Callable[[str], None]
 
@@ -43,5 +45,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     def begin(self, title: str, server: str) -> Outcome:
         """An outcome of this run."""
         return begin(
-            self.work, title, server=server, target=self.to, rounds=self.rounds, scale=self.scale, contestants={}
+            self.work,
+            title,
+            server=server,
+            target=self.to,
+            rounds=self.rounds,
+            scale=self.scale,
+            contestants={},
+            settings=self.settings,
+            only=self.only,
         )

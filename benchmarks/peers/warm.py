@@ -10,7 +10,7 @@ from typing_extensions import override
 from benchmarks.peers.clients.warm_client import Answer, Request
 from benchmarks.peers.contestants import Place, Tidemark
 from benchmarks.peers.figures import Sample
-from benchmarks.peers.processes import ContestantError, environment
+from benchmarks.peers.processes import ContestantError, environment, without_paths
 
 
 class WarmTidemark(Tidemark):
@@ -46,7 +46,7 @@ class WarmTidemark(Tidemark):
             raise ContestantError(f"the warm process ended at {verb}")
         answer = msgspec.json.decode(line, type=Answer)
         if answer.error:
-            raise ContestantError(f"{verb}: {answer.error}")
+            raise ContestantError(f"{verb}: {without_paths(answer.error)}")
         return answer
 
     def __enter__(self) -> Self:
@@ -80,7 +80,15 @@ def init_repository(place: Place, settings: dict[str, object]) -> None:
 
 
 def sample_of(
-    answer: Answer, *, step: str, contestant: str, number: int, size_bytes: int, sync_s: float = 0.0, error: str = ""
+    answer: Answer,
+    *,
+    step: str,
+    contestant: str,
+    number: int,
+    size_bytes: int,
+    files_count: int,
+    sync_s: float = 0.0,
+    error: str = "",
 ) -> Sample:
     """What a warm process took, as a sample: nothing is started or opened."""
     return Sample(
@@ -93,6 +101,7 @@ def sample_of(
         peak_bytes=answer.peak_bytes,
         open_peak_bytes=answer.idle_bytes,
         size_bytes=size_bytes,
+        files_count=files_count,
         sync_s=sync_s,
         error=error,
     )

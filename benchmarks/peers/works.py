@@ -10,6 +10,7 @@ from benchmarks.peers.outcome import Outcome
 from benchmarks.peers.present import restore_onto
 from benchmarks.peers.run import Run
 from benchmarks.peers.servers import open_server
+from benchmarks.peers.spark import restore_on_spark
 from benchmarks.peers.trees import SHAPES, make_tree
 
 TITLES = {
@@ -39,5 +40,6 @@ WORKS: Mapping[str, Callable[[Run], Outcome]] = {
     "incremental": update_trees,
     "present": restore_onto,
     "stores": commit_stores,
+    "spark": restore_on_spark,
     "hanging": restore_with_hangs,
 }

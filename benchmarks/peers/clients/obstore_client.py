@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import obstore
 from obstore.store import S3Store
+from typing_extensions import Buffer
 
 from benchmarks.peers.clients.job import Job, main, opened
 
@@ -105,7 +106,7 @@ async def copy_in_loop(job: Job, store: S3Store) -> None:
     close(parts)
 
 
-def write(file: int, data: obstore.Bytes, at: int) -> int:
+def write(file: int, data: Buffer, at: int) -> int:
     """Into its place; where the next one goes."""
     view = memoryview(data)
     while view:

@@ -1,9 +1,9 @@
 """tidemark as a job uses it: one process that backs a directory up and commits, or restores it."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from typing_extensions import override
@@ -30,7 +30,12 @@ def store_settings(job: Job) -> StoreSettings:
 
 def transfer_settings(job: Job) -> TransferSettings:
     """As everybody has them, but for `--set NAME=VALUE`."""
-    known = {name: value for name, value in job.options.items() if name in TransferSettings.__struct_fields__}
+    return transfer_settings_of(job.options)
+
+
+def transfer_settings_of(options: Mapping[str, Any]) -> TransferSettings:
+    """The same, of the options alone."""
+    known = {name: value for name, value in options.items() if name in TransferSettings.__struct_fields__}
     return msgspec.convert(known, TransferSettings)
 
 

@@ -17,9 +17,9 @@ from benchmarks.peers.clients.tidemark_client import SCOPE, open_repository
 from engine.backup import BackupResult
 from engine.repository import Repository
 
-_STATUS: Final = Path("/proc/self/status")
+STATUS: Final = Path("/proc/self/status")
 # Writing a 5 makes the kernel forget the peak of memory so far.
-_FORGET_PEAK: Final = Path("/proc/self/clear_refs")
+FORGET_PEAK: Final = Path("/proc/self/clear_refs")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     user_s: float = 0.0
     system_s: float = 0.0
     peak_bytes: int = 0
-    # Resident before the work began.
+    # Resident before any work began, with the repository open.
     idle_bytes: int = 0
     # Of a restore: from the store, and found in the directory.
     files_fetched: int = 0
@@ -54,29 +54,31 @@ class WarmClient:
         self._job = job
         self._repository: Repository | None = None
         self._results: list[BackupResult] = []
+        self._idle_bytes = 0
 
     async def serve(self) -> None:
         """Until the input ends."""
         while line := await asyncio.to_thread(sys.stdin.readline):
-            answer = await self._measure(msgspec.json.decode(line, type=Request))
+            answer = await self.measure(msgspec.json.decode(line, type=Request))
             sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
             sys.stdout.flush()
         if self._repository is not None:
             await self._repository.close()
 
-    async def _measure(self, request: Request) -> Answer:
+    async def measure(self, request: Request) -> Answer:
+        """Do it, and look what it took."""
         if request.verb == "reopen":
-            await self._reopen()
+            await self.reopen()
             return Answer()
         if self._repository is None:
-            await self._reopen()
-        _FORGET_PEAK.write_text("5")
-        idle_bytes = _memory_bytes("VmRSS")
+            await self.reopen()
+        FORGET_PEAK.write_text("5")
+        self._idle_bytes = self._idle_bytes or memory_bytes("VmRSS")
         before, began_s = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         fetched = reused = 0
         error = ""
         try:
-            fetched, reused = await self._work(request)
+            fetched, reused = await self.work(request)
         except Exception as failure:  # noqa: BLE001 - whatever it is, it is this sample's and no other's
             error = f"{type(failure).__name__}: {failure}"
         wall_s, after = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_SELF)
@@ -84,19 +86,21 @@ class WarmClient:
             wall_s=wall_s,
             user_s=after.ru_utime - before.ru_utime,
             system_s=after.ru_stime - before.ru_stime,
-            peak_bytes=_memory_bytes("VmHWM"),
-            idle_bytes=idle_bytes,
+            peak_bytes=memory_bytes("VmHWM"),
+            idle_bytes=self._idle_bytes,
             files_fetched=fetched,
             files_reused=reused,
             error=error,
         )
 
-    async def _reopen(self) -> None:
+    async def reopen(self) -> None:
+        """Forget everything that is in memory."""
         if self._repository is not None:
             await self._repository.close()
         self._repository = await open_repository(self._job)
 
-    async def _work(self, request: Request) -> tuple[int, int]:
+    async def work(self, request: Request) -> tuple[int, int]:
+        """Do it; of a restore, how many files were fetched and reused."""
         repository, directory = self._repository, Path(request.directory)
         assert repository is not None
         match request.verb:
@@ -115,8 +119,9 @@ class WarmClient:
         return 0, 0
 
 
-def _memory_bytes(name: str) -> int:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(name))
+def memory_bytes(name: str, status: Path = STATUS) -> int:
+    """One of the sizes that the kernel tells of a process."""
+    line = next(line for line in status.read_text().splitlines() if line.startswith(name))
     return int(line.split()[1]) * 1024
 
 

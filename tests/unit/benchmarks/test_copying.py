@@ -40,6 +40,9 @@ class Directory(S3Server):
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir()
 
+    def directory_of(self, prefix: str) -> Path | None:
+        return self.root / prefix
+
 
 class Copier(Contestant):
     """Copies well, or as it is told."""
@@ -143,3 +146,8 @@ def test_a_command_that_fails_says_what_it_said() -> None:
         run(shell("echo out of luck; exit 3"))
     with pytest.raises(ContestantError, match=r"nobody ended with 127"):
         run(Command(arguments=("/nobody",)))
+
+
+def test_what_a_program_says_is_told_without_the_paths_of_the_machine() -> None:
+    with pytest.raises(ContestantError, match=r"sh ended with 1: no PATH, but http://127.0.0.1:9/bucket and 3/4"):
+        run(shell("echo no /srv/some/where, but http://127.0.0.1:9/bucket and 3/4; exit 1"))

@@ -1,8 +1,9 @@
 """What the harness makes of its samples: quartiles, ratios of pairs, and when two are called equal."""
 
+import msgspec
 import pytest
 
-from benchmarks.peers.figures import Quartiles, Sample, percentile, quartiles, ratio
+from benchmarks.peers.figures import MIB, Memory, Quartiles, Sample, memory, percentile, quartiles, ratio
 
 
 def sample(contestant: str, number: int, wall_s: float, *, open_s: float = 0.0, error: str = "") -> Sample:
@@ -68,3 +69,12 @@ def test_percentiles_are_values_that_occurred() -> None:
     values = [float(n) for n in range(1, 201)]
     assert (percentile(values, 50), percentile(values, 99), percentile(values, 100)) == (100.0, 198.0, 200.0)
     assert percentile([3.0], 99) == 3.0
+
+
+def test_memory_is_the_highest_peak_over_the_lowest_idle_beside_the_rule() -> None:
+    samples = [
+        msgspec.structs.replace(sample("tidemark", n, 1.0), peak_bytes=peak, open_peak_bytes=idle, files_count=1024)
+        for n, (peak, idle) in enumerate([(300 * MIB, 120 * MIB), (200 * MIB, 100 * MIB)], 1)
+    ]
+    assert memory(samples, 64 * MIB) == Memory(200 * MIB, (128 + 64 + 3) * MIB)
+    assert memory([sample("tidemark", 1, 1.0)], 64 * MIB) is None

@@ -1,0 +1,124 @@
+"""The table and the plot of the newest results: `python -m benchmarks.summary`, or `make bench PART=summary`.
+
+Reads `benchmarks/results/*.json`; writes `benchmarks/results/README.md` and `summary.svg` beside it, and the table into
+the README of the project, between its two marks. Only whole runs count: those on another scale, of some contestants or
+with settings of ours are passed over. What was not measured says so.
+"""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.peers.outcome import Outcome
+from benchmarks.peers.processes import ROOT
+from benchmarks.peers.report import result_name, table
+from benchmarks.summary_rows import MISSED, REACHED, Newest, Row, all_ratios, all_rows, memory_rows, memory_told
+
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
+_HEAD = ("work", "goal", "tidemark", "others: times longer", "goal is", "run")
+_LEGEND = (
+    "Medians. Of the others: how many times longer than tidemark each took, the median of the ratios of the rounds of "
+    "one run in which all took turns; `=` where the quartiles overlap, so that neither is ahead. Process start and "
+    "opening are not in it."
+)
+
+
+def load_newest(directory: Path, *, any_scale: bool = False) -> Newest:
+    """The newest whole run of each work and target.
+
+    Args:
+        directory: Of the results.
+        any_scale: Take runs on another scale too, to try this out.
+
+    Raises:
+        DecodeError: A file is no result; its name is told.
+    """
+    newest: dict[tuple[str, str], Outcome] = {}
+    for path in sorted(directory.glob("*.json")):
+        try:
+            outcome = msgspec.json.decode(path.read_bytes(), type=Outcome)
+        except msgspec.DecodeError as error:
+            error.add_note(path.name)
+            raise
+        if outcome.settings or outcome.only or (outcome.scale != 1 and not any_scale):
+            continue
+        key = outcome.work, outcome.target
+        if key not in newest or newest[key].began_at <= outcome.began_at:
+            newest[key] = outcome
+    return newest
+
+
+def goals_table(rows: Sequence[Row], directory: str = "") -> str:
+    """Every line of the goals, with links to results in a directory as seen from the page."""
+    lines = [(r.work, r.goal, r.ours, r.others, _loud(r.verdict), _link(r.source, directory)) for r in rows]
+    return "\n".join(table(_HEAD, lines))
+
+
+def _link(source: Outcome | None, directory: str) -> str:
+    return f"[{source.server}]({directory}{result_name(source)}.md)" if source else ""
+
+
+def _loud(verdict: str) -> str:
+    return f"**{verdict}**" if verdict in (REACHED, MISSED) else verdict
+
+
+def markdown(newest: Newest) -> str:
+    """The page of the results."""
+    rows = all_rows(newest)
+    lines = ["# Results", "", _LEGEND, "", goals_table(rows), "", "![How many times longer others took](summary.svg)"]
+    held = [(row.work, row.step, row.contestant, *memory_told(row.held)) for row in memory_rows(newest)]
+    rule = "The peak over idle of ours; allowed are 128 MiB, the bytes in flight, and 3 KiB for each file. MiB."
+    head = ("work", "step", "contestant", "over idle", "allowed", "rule is")
+    lines += ["", "## Memory", "", rule, "", *(table(head, held) if held else ["not measured"])]
+    lines += ["", "## Where the figures are from", ""]
+    for outcome in newest.values():
+        machine = ", ".join(f"{name} {value}" for name, value in outcome.machine.items())
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(outcome.versions.items()))
+        name = result_name(outcome)
+        lines.append(
+            f"- [{name}]({name}.md): {outcome.title}; {outcome.began_at}, {outcome.server}, {outcome.rounds} rounds. "
+            f"Machine: {machine}. Versions: {versions}."
+        )
+    return "\n".join(lines if newest else [*lines, "Nothing was measured yet."]) + "\n"
+
+
+def put_between_marks(text: str, content: str) -> str:
+    """A page with other content between its marks; as it is if it has none."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{begin}\n{content}\n{end}{after}" if end else text
+
+
+def main() -> None:
+    """Write the page, the plot, and the table in the README."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.summary", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="gets the table between its marks")
+    parser.add_argument("--any-scale", action="store_true", help="take scaled runs too, and leave the README alone")
+    options = parser.parse_args()
+    newest = load_newest(options.results, any_scale=options.any_scale)
+    options.results.mkdir(parents=True, exist_ok=True)
+    page = options.results / "README.md"
+    page.write_text(markdown(newest), encoding="utf-8")
+    sys.stdout.write(goals_table(all_rows(newest)) + "\n")
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.stdout.write("no plot: matplotlib is not installed\n")
+    else:
+        from benchmarks.peers.plot import Line, plot_lines  # noqa: PLC0415  # matplotlib is in an extra
+
+        lines = [Line(label, others) for label, others in all_ratios(newest).items()]
+        plot_lines(lines, options.results / "summary.svg")
+    if not options.any_scale and options.readme.exists():
+        text = options.readme.read_text(encoding="utf-8")
+        options.readme.write_text(
+            put_between_marks(text, goals_table(all_rows(newest), "benchmarks/results/")), encoding="utf-8"
+        )
+
+
+if __name__ == "__main__":
+    main()

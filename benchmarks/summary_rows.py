@@ -1,0 +1,333 @@
+"""The lines of the table that the project measures itself by: of each work the goal, our figure, the peers', a verdict.
+
+What was not measured says so. Two contestants whose quartiles overlap are called equal: neither is ahead.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from benchmarks import bench_replay
+from benchmarks.peers.contestants import AIOBOTOCORE, OURS, REFERENCE
+from benchmarks.peers.copying import DOWN, UP
+from benchmarks.peers.figures import MIB, Key, Memory, Ratio, Sample, good, memory, percentile, quartiles, ratio
+from benchmarks.peers.hanging import HANGING
+from benchmarks.peers.hanging import STEP as HANGING_STEP
+from benchmarks.peers.incremental import COUNTS, LOOK, REQUESTS_TIMES_MAX, SAMZA, changed, unchanged
+from benchmarks.peers.many_stores import COMMIT, is_as_wanted
+from benchmarks.peers.outcome import Outcome
+from benchmarks.peers.present import READING, SHAPE_NAMES, TRUSTED, VERIFIED, step_of
+from benchmarks.peers.spark import ONE, TWO
+from benchmarks.peers.spark import STEPS as SPARK_STEPS
+from benchmarks.peers.trees import SHAPES
+
+REACHED, EQUAL, MISSED, NOT_MEASURED, NO_GOAL = "reached", "equal", "missed", "not measured", "shown"
+LARGE = {"mid": "40 files of 32 MiB", "big": "one file of 1 GiB", "state": "RocksDB state of 4 GiB"}
+# What the plot shows, and how it is called there.
+PLOTTED = {"small": "2,000 files of 64 KiB, ", **{work: f"{name}, " for work, name in LARGE.items()}, "incremental": ""}
+# Verified by hash is bound by local reads if it takes at most so many times what trusting and reading take together.
+BOUND_TIMES = 1.25
+NO_CHANGE_MS = 40
+P99_TIMES_MAX = 1.5
+CORES_TIMES = 1.8
+
+
+class Row(NamedTuple):
+    """One line."""
+
+    work: str
+    goal: str
+    ours: str = ""
+    others: str = ""
+    verdict: str = NOT_MEASURED
+    source: Outcome | None = None
+
+
+class MemoryRow(NamedTuple):
+    """What one step of ours held, beside the rule."""
+
+    work: str
+    step: str
+    contestant: str
+    held: Memory
+
+
+# By work, or by work and target where trees go both to disk and to memory.
+Newest = Mapping[tuple[str, str], Outcome]
+
+
+def wall_s(sample: Sample) -> float:
+    """Of the work itself."""
+    return sample.work_s
+
+
+def durable_s(sample: Sample) -> float:
+    """With the sync."""
+    return sample.durable_s
+
+
+def cpu_s(sample: Sample) -> float:
+    """Of the client; all have the same bytes."""
+    return sample.cpu_s
+
+
+def all_rows(newest: Newest) -> list[Row]:
+    """Every line, in the order of the goals."""
+    on_disk = (row for work in LARGE for row in _large_to_disk(work, newest.get((work, "disk"))))
+    in_memory = (row for work in LARGE for row in _large_to_tmpfs(work, newest.get((work, "tmpfs"))))
+    return [
+        *on_disk,
+        *in_memory,
+        *_small(_any(newest, "small")),
+        *_incremental(_any(newest, "incremental")),
+        *_present(_any(newest, "present")),
+        _stores(_any(newest, "stores")),
+        _hanging(_any(newest, "hanging")),
+        *_replay(_any(newest, "replay")),
+        *_spark(_any(newest, "spark")),
+        _memory(newest),
+    ]
+
+
+def memory_rows(newest: Newest) -> list[MemoryRow]:
+    """Of every step of ours that was measured."""
+    rows = []
+    for (work, _), outcome in sorted(newest.items()):
+        for step in outcome.steps():
+            for name in outcome.contestants:
+                held = memory(outcome.of(step, name), outcome.in_flight_bytes) if name.startswith(OURS) else None
+                if held is not None:
+                    rows.append(MemoryRow(work, step, name, held))
+    return rows
+
+
+def all_ratios(newest: Newest) -> dict[str, dict[str, Ratio]]:
+    """How many times longer everybody took than ours, by what was to be done: what the plot shows."""
+    found: dict[str, dict[str, Ratio]] = {}
+    for (work, target), outcome in newest.items():
+        for step in outcome.steps():
+            others = {name: times(outcome, step, name) for name in outcome.contestants if name != OURS}
+            known = {name: one for name, one in others.items() if one is not None}
+            if work in PLOTTED and known:
+                found[f"{PLOTTED[work]}{step}, {target}"] = known
+    return found
+
+
+def peers_of(outcome: Outcome, step: str) -> list[str]:
+    """Everybody but ours and the limit."""
+    names = dict.fromkeys(sample.contestant for sample in outcome.samples if sample.step == step)
+    return [name for name in names if not name.startswith(OURS) and name != REFERENCE]
+
+
+def times(outcome: Outcome, step: str, name: str, key: Key = wall_s, ours: str = OURS) -> Ratio | None:
+    """How many times longer somebody took than we did."""
+    return ratio(outcome.of(step, ours), outcome.of(step, name), key)
+
+
+def _any(newest: Newest, work: str) -> Outcome | None:
+    found = [outcome for (name, _), outcome in newest.items() if name == work]
+    return max(found, key=lambda outcome: outcome.began_at, default=None)
+
+
+def _seconds(outcome: Outcome, step: str, name: str, key: Key = wall_s) -> str:
+    samples = good(outcome.of(step, name))
+    return f"{quartiles([key(sample) for sample in samples]).median:.3g} s" if samples else "failed"
+
+
+def _told(found: Ratio | None) -> str:
+    if found is None:
+        return "failed"
+    return f"{found.quartiles.median:.2f}{' =' if found.equal else ''}"
+
+
+def _at_least(found: Sequence[Ratio | None], wanted: float) -> str:
+    """All of those that ended well; with none there is nothing to say."""
+    known = [one.quartiles.median for one in found if one is not None]
+    if not known:
+        return NOT_MEASURED
+    return REACHED if min(known) >= wanted else MISSED
+
+
+def _ahead(found: Sequence[Ratio | None]) -> str:
+    known = [one for one in found if one is not None]
+    if not known:
+        return NOT_MEASURED
+    if any(one.quartiles.median < 1 and not one.equal for one in known):
+        return MISSED
+    return EQUAL if any(one.equal for one in known) else REACHED
+
+
+def _large_to_disk(work: str, outcome: Outcome | None) -> Iterator[Row]:
+    label, goal = f"full restore to disk, {LARGE[work]}", "at least 0.9 of the reference copier"
+    if outcome is None:
+        yield Row(label, goal)
+        return
+    found = times(outcome, DOWN, REFERENCE)
+    yield Row(label, goal, _seconds(outcome, DOWN, OURS), f"reference {_told(found)}", _at_least([found], 0.9), outcome)
+
+
+def _large_to_tmpfs(work: str, outcome: Outcome | None) -> Iterator[Row]:
+    label = f"full restore to tmpfs, {LARGE[work]}"
+    limit, ahead = "at least 0.85 of the reference copier", "ahead of s5cmd and rclone, wall time"
+    cheaper, bare = "ahead of s5cmd and rclone, client CPU per GB", "within 10 % of bare obstore"
+    if outcome is None:
+        yield from (Row(label, goal) for goal in (limit, ahead, cheaper, bare))
+        return
+    reference = times(outcome, DOWN, REFERENCE)
+    alone = times(outcome, DOWN, AIOBOTOCORE)
+    beside = f"reference {_told(reference)}" + (f", {AIOBOTOCORE} {_told(alone)}" if alone else "")
+    ours_s = _seconds(outcome, DOWN, OURS)
+    yield Row(label, limit, ours_s, beside, _at_least([reference], 0.85), outcome)
+    rivals = [name for name in peers_of(outcome, DOWN) if name in ("s5cmd", "rclone")]
+    for goal, key, mine in ((ahead, wall_s, ours_s), (cheaper, cpu_s, _cpu_told(outcome))):
+        found = {name: times(outcome, DOWN, name, key) for name in rivals}
+        yield Row(label, goal, mine, _list(found), _ahead(list(found.values())), outcome)
+    found = {name: times(outcome, DOWN, name) for name in peers_of(outcome, DOWN) if name.startswith("obstore")}
+    yield Row(label, bare, ours_s, _list(found), _at_least(list(found.values()), 1 / 1.1), outcome)
+
+
+def _cpu_told(outcome: Outcome) -> str:
+    samples = good(outcome.of(DOWN, OURS))
+    return f"{quartiles([s.cpu_s_per_gb for s in samples]).median:.2f} s/GB" if samples else "failed"
+
+
+def _list(found: Mapping[str, Ratio | None]) -> str:
+    return ", ".join(f"{name} {_told(one)}" for name, one in found.items())
+
+
+def _small(outcome: Outcome | None) -> Iterator[Row]:
+    for told, step, key, wanted in (
+        ("upload", UP, wall_s, 3.0),
+        ("restore", DOWN, wall_s, 3.0),
+        ("restore with the sync", DOWN, durable_s, 1.5),
+    ):
+        label, goal = f"2,000 files of 64 KiB, {told}", f"at least {wanted:g} times the fastest peer"
+        if outcome is None:
+            yield Row(label, goal)
+            continue
+        found = {name: times(outcome, step, name, key) for name in peers_of(outcome, step)}
+        verdict = _at_least(list(found.values()), wanted)
+        yield Row(label, goal, _seconds(outcome, step, OURS, key), _list(found), verdict, outcome)
+
+
+def _incremental(outcome: Outcome | None) -> Iterator[Row]:
+    for count in COUNTS:
+        label, goal = f"incremental, {changed(count)}", "at least 10 times rclone and restic"
+        step = changed(count)
+        if outcome is None or not outcome.of(step, OURS):
+            yield Row(label, goal)
+            continue
+        found = {name: times(outcome, step, name) for name in peers_of(outcome, step)}
+        whole = {name: times(outcome, step, name, lambda s: s.wall_s) for name in found}
+        others = f"{_list(found)}; with process start: {_list(whole)}"
+        verdict = _at_least(list(found.values()), 10)
+        yield Row(label, goal, _seconds(outcome, step, OURS), others, verdict, outcome)
+    few, many = (outcome.requests_of(changed(count), OURS) if outcome else None for count in COUNTS)
+    label = f"incremental, requests for {COUNTS[1]:,} files"
+    goal = f"at most {REQUESTS_TIMES_MAX} times those for {COUNTS[0]:,}"
+    if outcome is None or few is None or many is None:
+        yield Row(label, goal)
+    else:
+        verdict = REACHED if many.total <= REQUESTS_TIMES_MAX * few.total else MISSED
+        peers = [r for r in outcome.requests if r.step == changed(COUNTS[1]) and r.contestant != OURS]
+        others = ", ".join(f"{r.contestant} {r.total:,}" for r in peers)
+        yield Row(label, goal, f"{many.total} against {few.total}", others, verdict, outcome)
+    looks = good(outcome.of(LOOK, OURS)) if outcome else []
+    label, goal = f"{LOOK}, warm", f"under {NO_CHANGE_MS} ms"
+    if outcome is None or not looks:
+        yield Row(label, goal)
+        return
+    took_ms = quartiles([sample.work_s for sample in looks]).median * 1000
+    whole_s = _seconds(outcome, unchanged(COUNTS[0]), OURS)
+    others = f"{SAMZA} {_told(times(outcome, LOOK, SAMZA))}; our whole backup and commit {whole_s}"
+    yield Row(label, goal, f"{took_ms:.0f} ms", others, REACHED if took_ms < NO_CHANGE_MS else MISSED, outcome)
+
+
+def _present(outcome: Outcome | None) -> Iterator[Row]:
+    for name in SHAPE_NAMES:
+        step = step_of(SHAPES[name])
+        label = f"restore onto 90 % present, {step}"
+        goals = (
+            "trusted by stat: at least 8 times a full one",
+            f"verified by hash: bound by local reads (at most {BOUND_TIMES:g} times trusting and reading)",
+        )
+        if outcome is None or not outcome.of(step, OURS):
+            yield from (Row(label, goal) for goal in goals)
+            continue
+        trusted = times(outcome, step, OURS, ours=TRUSTED)
+        others = {peer: times(outcome, step, peer, ours=TRUSTED) for peer in peers_of(outcome, step) if peer != READING}
+        told = f"full {_told(trusted)}, {_list(others)}"
+        yield Row(label, goals[0], _seconds(outcome, step, TRUSTED), told, _at_least([trusted], 8), outcome)
+        parts = [good(outcome.of(step, contestant)) for contestant in (VERIFIED, TRUSTED, READING)]
+        if not all(parts):
+            yield Row(label, goals[1])
+            continue
+        verified_s, trusted_s, reading_s = (quartiles([s.work_s for s in part]).median for part in parts)
+        verdict = REACHED if verified_s <= BOUND_TIMES * (trusted_s + reading_s) else MISSED
+        told = f"trusting {trusted_s:.3g} s, reading and hashing {reading_s:.3g} s"
+        yield Row(label, goals[1], f"{verified_s:.3g} s", told, verdict, outcome)
+
+
+def _stores(outcome: Outcome | None) -> Row:
+    row = Row("commit of 256 stores", "one conditional PUT and one LIST after the index PUTs")
+    asked = outcome.requests_of(COMMIT, OURS) if outcome else None
+    if outcome is None or asked is None:
+        return row
+    told = ", ".join(f"{name} {count}" for name, count in sorted(asked.counts.items()))
+    verdict = REACHED if is_as_wanted(asked.counts) else MISSED
+    return row._replace(ours=_seconds(outcome, COMMIT, OURS), others=told, verdict=verdict, source=outcome)
+
+
+def _hanging(outcome: Outcome | None) -> Row:
+    row = Row("1 % of requests hang for 2 s", f"p99 within {P99_TIMES_MAX} times the fault-free run")
+    found = [good(outcome.of(HANGING_STEP, name)) if outcome else [] for name in (HANGING, OURS)]
+    if outcome is None or not all(found):
+        return row
+    hanging_s, calm_s = (percentile([sample.work_s for sample in samples], 99) for samples in found)
+    others = f"fault-free p99 {calm_s:.3g} s: {hanging_s / calm_s:.2f} times; {len(found[0])} restores each"
+    verdict = REACHED if hanging_s <= P99_TIMES_MAX * calm_s else MISSED
+    return row._replace(ours=f"p99 {hanging_s:.3g} s", others=others, verdict=verdict, source=outcome)
+
+
+def _replay(outcome: Outcome | None) -> Iterator[Row]:
+    for value_bytes in bench_replay.VALUES_BYTES:
+        for overwrites in bench_replay.OVERWRITES:
+            step = bench_replay.label_of(value_bytes, overwrites)
+            row = Row(f"blob restore against replay, {step}", "the curve")
+            if outcome is None or not outcome.of(step, OURS):
+                yield row
+                continue
+            found = {name: times(outcome, step, name) for name in (bench_replay.ONE, bench_replay.BATCHED)}
+            yield row._replace(ours=_seconds(outcome, step, OURS), others=_list(found), verdict=NO_GOAL, source=outcome)
+
+
+def _spark(outcome: Outcome | None) -> Iterator[Row]:
+    for step in SPARK_STEPS:
+        row = Row(f"Spark, 64 stores, 20 ms per request, {step}", f"2 cores at least {CORES_TIMES} times 1")
+        found = times(outcome, step, ONE, ours=TWO) if outcome else None
+        if outcome is None or found is None:
+            yield row
+            continue
+        yield row._replace(
+            ours=_seconds(outcome, step, TWO),
+            others=f"1 core {_told(found)}",
+            verdict=_at_least([found], CORES_TIMES),
+            source=outcome,
+        )
+
+
+def _memory(newest: Newest) -> Row:
+    row = Row("memory over idle, in all of these", "128 MiB, the bytes in flight, 3 KiB for each file")
+    held = memory_rows(newest)
+    if not held:
+        return row
+    worst = max(held, key=lambda one: one.held.over_idle_bytes / one.held.allowed_bytes)
+    over_idle, allowed, _ = memory_told(worst.held)
+    verdict = REACHED if all(memory_told(one.held)[2] == REACHED for one in held) else MISSED
+    told = f"allowed {allowed} MiB; in {worst.work}, {worst.step}, where it is nearest; all of them are listed"
+    return row._replace(ours=f"{over_idle} MiB", others=told, verdict=verdict)
+
+
+def memory_told(held: Memory) -> tuple[str, str, str]:
+    """Over idle, allowed, and whether it is within."""
+    verdict = REACHED if held.over_idle_bytes <= held.allowed_bytes else MISSED
+    return f"{held.over_idle_bytes / MIB:.0f}", f"{held.allowed_bytes / MIB:.0f}", verdict

@@ -1,0 +1,131 @@
+"""The table of the newest results: what counts, what is missing, and when a goal is reached."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.peers.contestants import OURS, REFERENCE
+from benchmarks.peers.copying import DOWN
+from benchmarks.peers.counting import CREATE
+from benchmarks.peers.figures import Sample
+from benchmarks.peers.hanging import HANGING
+from benchmarks.peers.hanging import STEP as HANGING_STEP
+from benchmarks.peers.many_stores import COMMIT, is_as_wanted
+from benchmarks.peers.outcome import Outcome, Requests
+from benchmarks.peers.report import result_name
+from benchmarks.summary import BEGIN, END, load_newest, markdown, put_between_marks
+from benchmarks.summary_rows import EQUAL, MISSED, NOT_MEASURED, REACHED, Row, all_rows
+
+AHEAD = "ahead of s5cmd and rclone, wall time"
+
+
+def sample(step: str, contestant: str, number: int, wall_s: float) -> Sample:
+    return Sample(
+        step=step,
+        contestant=contestant,
+        round=number,
+        wall_s=wall_s,
+        user_s=wall_s,
+        system_s=0.0,
+        peak_bytes=200 << 20,
+        open_peak_bytes=100 << 20,
+        files_count=1,
+        size_bytes=10**9,
+    )
+
+
+def outcome(work: str, step: str, times: dict[str, list[float]], **more: Any) -> Outcome:
+    fields: dict[str, Any] = {
+        "work": work,
+        "title": "A title",
+        "server": "rclone serve s3",
+        "target": "tmpfs",
+        "began_at": "2026-01-02T00:00:00+00:00",
+        "rounds": 3,
+        "scale": 1.0,
+        "machine": {"cores": "2"},
+        "versions": {"tidemark": "1"},
+        "contestants": dict.fromkeys(times, "does it"),
+        "samples": [sample(step, n, number, s) for n, all_s in times.items() for number, s in enumerate(all_s, 1)],
+    }
+    return Outcome(**(fields | more))
+
+
+def rows_of(*outcomes: Outcome) -> list[Row]:
+    return all_rows({(one.work, one.target): one for one in outcomes})
+
+
+def test_without_results_every_line_says_so(tmp_path: Path) -> None:
+    newest = load_newest(tmp_path)
+    rows = all_rows(newest)
+    assert {row.verdict for row in rows} == {NOT_MEASURED}
+    assert len({(row.work, row.goal) for row in rows}) == len(rows)
+    assert "Nothing was measured yet" in markdown(newest)
+
+
+@pytest.mark.parametrize(
+    "rclone_s, verdict",
+    [([3.0, 3.1, 3.2], REACHED), ([1.0, 1.05, 1.1], EQUAL), ([0.5, 0.6, 0.7], MISSED)],
+)
+def test_ahead_is_only_who_is_clear_of_the_others_quartiles(rclone_s: list[float], verdict: str) -> None:
+    times = {OURS: [1.0, 1.1, 1.0], "s5cmd": [5.0, 5.0, 5.0], "rclone": rclone_s, REFERENCE: [1.0, 1.0, 1.0]}
+    (row,) = [row for row in rows_of(outcome("big", DOWN, times)) if row.goal == AHEAD and row.source]
+    assert row.verdict == verdict
+    assert ("=" in row.others) is (verdict == EQUAL)
+
+
+def test_a_share_of_the_reference_is_a_share_of_its_speed() -> None:
+    times = {OURS: [1.0, 1.0, 1.0], REFERENCE: [0.8, 0.8, 0.8]}
+    rows = [row for row in rows_of(outcome("mid", DOWN, times)) if row.source and "reference" in row.goal]
+    assert [(row.others, row.verdict) for row in rows] == [("reference 0.80", MISSED)]
+
+
+def test_only_the_newest_whole_run_counts(tmp_path: Path) -> None:
+    times = {OURS: [1.0], REFERENCE: [1.0]}
+    kept = outcome("big", DOWN, times, began_at="2026-01-03T00:00:00+00:00")
+    later = "2026-02-01T00:00:00+00:00"
+    for one in (
+        outcome("big", DOWN, times),
+        kept,
+        outcome("big", DOWN, times, began_at=later, scale=0.1),
+        outcome("big", DOWN, times, began_at=later, settings={"in_flight_max": 4}),
+        outcome("big", DOWN, times, began_at=later, only="rclone"),
+    ):
+        (tmp_path / f"{result_name(one)}.json").write_bytes(msgspec.json.encode(one))
+    assert len(list(tmp_path.glob("*.json"))) == 5
+    assert load_newest(tmp_path) == {("big", "tmpfs"): msgspec.json.decode(msgspec.json.encode(kept), type=Outcome)}
+    assert "| big | down | tidemark | 100 | 192 |" in markdown(load_newest(tmp_path))
+
+
+def test_p99_is_held_against_the_run_without_faults() -> None:
+    def verdict(hanging_s: float) -> str:
+        times = {OURS: [1.0] * 100, HANGING: [1.0] * 98 + [hanging_s] * 2}
+        (row,) = [row for row in rows_of(outcome("hanging", HANGING_STEP, times)) if row.source]
+        return row.verdict
+
+    assert (verdict(1.4), verdict(1.6)) == (REACHED, MISSED)
+
+
+@pytest.mark.parametrize(
+    "counts, wanted",
+    [
+        ({CREATE: 1, "ListObjectsV2": 1, "HeadObject": 256}, True),
+        ({CREATE: 1, "ListObjectsV2": 1, "GetObjectTagging": 256, "PutObjectTagging": 256}, True),
+        ({CREATE: 1, "ListObjectsV2": 2}, False),
+        ({"PutObject": 1, "ListObjectsV2": 1}, False),
+        ({CREATE: 1, "ListObjectsV2": 1, "GetObject": 1}, False),
+    ],
+)
+def test_a_commit_is_one_conditional_put_and_one_list(counts: dict[str, int], wanted: bool) -> None:
+    assert is_as_wanted(counts) is wanted
+    requests = [Requests(step=COMMIT, contestant=OURS, counts=counts)]
+    (row,) = [row for row in rows_of(outcome("stores", COMMIT, {OURS: [1.0]}, requests=requests)) if row.source]
+    assert row.verdict == (REACHED if wanted else MISSED)
+
+
+def test_the_table_goes_between_its_marks_and_nowhere_else() -> None:
+    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert put_between_marks(page, "new") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    assert put_between_marks("no marks\n", "new") == "no marks\n"
