@@ -107,7 +107,7 @@ async def gather_facts(
     if anew is not None:
         scanned = anew
         compared = await compare(scanned)
-    of_base = blob_keys(previous) if previous is not None else frozenset[BlobKey]()
+    of_base = blob_keys(previous) if missing and previous is not None else frozenset[BlobKey]()
     return Facts(
         looked_at_ms=looked_at_ms,
         scanned=scanned,
@@ -184,6 +184,7 @@ def _compare(
     diff = diff_dir(local, remote)
     plan = plan_backup(local, previous, diff, limits)
     cache.trim(all_files(scanned))
-    added = [(item.path, item.file) for item in plan.files if item.expected is None]
+    # Small files are read as a whole when they are sent, and tell then.
+    added = [(item.file.path, item.file.file) for item in plan.blobs if item.file.expected is None]
     ssts = identify_ssts(directory, added, cache, looked_at_ms=looked_at_ms, stop=stop)
     return _Compared(local=local, previous=previous, diff=diff, limits=limits, plan=plan, ssts=ssts)

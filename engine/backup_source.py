@@ -102,6 +102,7 @@ class WholeDirectory(BackupSource):
     @override
     async def check_held_still(self) -> None:
         """Compare the whole directory with the scan."""
-        difference = await asyncio.to_thread(lambda: find_difference(self._scanned, scan_dir(self._directory)))
+        before = self._scanned
+        difference = await asyncio.to_thread(lambda: find_difference(before, scan_dir(self._directory, before)))
         if difference is not None:
             raise changed_error(self._directory.joinpath(*difference))

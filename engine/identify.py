@@ -22,12 +22,11 @@ from engine.local_stat import (
     READ_FLAGS,
     FilePath,
     changed_error,
-    is_unchanged,
-    local_file,
+    is_still,
     refusing,
     unreadable_error,
 )
-from index.dir_diff import files_to_identify
+from index.dir_diff import pairs_to_identify
 from index.local_tree import LocalDir, LocalFile
 from index.model import DirIndex, FileIndex, SstIdentity
 from index.sst_properties import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
@@ -84,27 +83,21 @@ def identify(
         UnsafeSourceError: A file cannot be read, or has changed since the scan (I3).
         StoppedError: `stop` was set.
     """
-    asked: dict[FilePath, set[str]] = {}
-    for path in files_to_identify(local, remote):
-        asked.setdefault(path[:-1], set()).add(path[-1])
-    known: dict[FilePath, LocalFile] = {}
+    known: dict[FilePath, dict[str, LocalFile]] = {}
     wanted: list[Wanted] = []
-    for parents, files, entries in _pairs(local, remote, ()):
-        names = asked.get(parents)
-        if names is None:
-            continue
-        by_name = {entry.name: entry for entry in entries}
-        for file in files:
+    for parents, pairs in pairs_to_identify(local, remote):
+        known_here = known[parents] = {}
+        for file, entry in pairs:
             # What carries its hash already is known by its name.
-            if file.name in names and file.blake3 is None:
-                path = (*parents, file.name)
-                found = _from_cache(path, file, by_name[file.name], cache)
+            if file.blake3 is None:
+                found = _from_cache(parents, file, entry, cache)
                 if isinstance(found, LocalFile):
-                    known[path] = found
+                    known_here[file.name] = found
                 else:
                     wanted.append(found)
-    known.update(_read(root, wanted, cache, looked_at_ms, stop))
-    return _with_files(local, known, ()) if known else local
+    for path, file in _read(root, wanted, cache, looked_at_ms, stop).items():
+        known[path[:-1]][path[-1]] = file
+    return _with_files(local, known, ())
 
 
 def identify_ssts(
@@ -180,13 +173,13 @@ def find_present(
     return present
 
 
-def _from_cache(path: FilePath, file: LocalFile, entry: FileIndex, cache: DigestCache) -> LocalFile | Wanted:
+def _from_cache(parents: FilePath, file: LocalFile, entry: FileIndex, cache: DigestCache) -> LocalFile | Wanted:
     """The file with the fact that decides, if the cache has it; otherwise what to read."""
     known = cache.find(file)
     by_sst = entry.sst is not None and (known is None or not known.sst_read or known.sst is not None)
     if known is not None and (known.sst_read if by_sst else known.blake3 is not None):
         return _with_facts(file, known.sst, known.blake3, known.crc32)
-    return Wanted(path, file, sst=by_sst, digest=True)
+    return Wanted((*parents, file.name), file, sst=by_sst, digest=True)
 
 
 def _read(
@@ -239,14 +232,12 @@ def _read_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wan
     try:
         descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=root_descriptor)
         try:
-            held_still = is_unchanged(item.file, local_file(item.file.name, os.fstat(descriptor)))
+            held_still = is_still(item.file, os.fstat(descriptor))
             if held_still and item.sst:
                 sst = read_sst(descriptor, size_bytes)
             if held_still and item.digest and sst is None:
                 digest = _read_digest(descriptor, size_bytes, stop)
-                held_still = digest is not None and is_unchanged(
-                    item.file, local_file(item.file.name, os.fstat(descriptor))
-                )
+                held_still = digest is not None and is_still(item.file, os.fstat(descriptor))
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -266,6 +257,12 @@ def read_sst(descriptor: int, size_bytes: int) -> SstIdentity | None:
             return answer
         tail_bytes = answer.tail_bytes
     return None
+
+
+def parse_sst(name: str, data: bytes) -> SstIdentity | None:
+    """What the bytes of a whole file say of it, as `read_sst`; None unless its name is an SST's."""
+    answer = parse_sst_tail(data, len(data)) if name.endswith(".sst") else None
+    return None if isinstance(answer, MoreBytesNeeded) else answer
 
 
 def _read_digest(descriptor: int, size_bytes: int, stop: threading.Event) -> Digest | None:
@@ -294,20 +291,10 @@ def _with_facts(file: LocalFile, sst: SstIdentity | None, blake3: bytes | None, 
     )
 
 
-def _pairs(
-    local: LocalDir, remote: DirIndex, path: FilePath
-) -> Iterator[tuple[FilePath, tuple[LocalFile, ...], tuple[FileIndex, ...]]]:
-    """The directories that are on both sides."""
-    yield path, local.files, remote.files_present
-    remote_dirs = {sub.name: sub for sub in remote.sub_dirs_present}
-    for sub in local.sub_dirs:
-        if sub.name in remote_dirs:
-            yield from _pairs(sub, remote_dirs[sub.name], (*path, sub.name))
-
-
-def _with_files(local: LocalDir, known: dict[FilePath, LocalFile], path: FilePath) -> LocalDir:
+def _with_files(local: LocalDir, known: dict[FilePath, dict[str, LocalFile]], path: FilePath) -> LocalDir:
+    known_here = known.get(path)
     return LocalDir(
         name=local.name,
-        files=tuple(known.get((*path, file.name), file) for file in local.files),
+        files=tuple([known_here.get(file.name, file) for file in local.files]) if known_here else local.files,
         sub_dirs=tuple(_with_files(sub, known, (*path, sub.name)) for sub in local.sub_dirs),
     )

@@ -11,18 +11,22 @@ from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequest
 from blobstore.local_files import run_blocking
 from engine.errors import DamagedError
 from engine.transfer import put_new
+from index.bounds import HASH_BYTES
 from index.codec import INDEX_BYTES_MAX, decode_index, encode_index
 from index.delta import INDEX_DELTAS_MAX, make_delta, resolve_deltas
 from index.errors import IndexInvariantError
+from index.invariants import check_snapshot_index
 from index.keys import INDEXES, upload_key
 from index.model import IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex
+from index.reachable import files_of
 
 # A smaller index is always stored whole: a delta would save less than the request costs that it adds to a reading.
 WHOLE_BYTES_MAX: Final = 256 * 1024
 # A delta has to be this many times smaller than the whole.
 DELTA_GAIN_MIN: Final = 4
-# How many indexes an `IndexCache` holds.
+# How many indexes an `IndexCache` holds, however large; and files and steps of lineages of more, if they are small.
 CACHED_MAX: Final = 4
+CACHED_ENTRIES_MAX: Final = 20_000
 
 PAYLOAD: Final = "snapshot-index"
 
@@ -41,21 +45,25 @@ class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexCache:
-    """The few indexes that a process has read or written last: the next backup's base is nearly always among them."""
+    """The indexes that a process has read or written last: the next backup's base is nearly always among them."""
 
     def __init__(self) -> None:
         self._snapshots: OrderedDict[IndexReference, StoredSnapshot] = OrderedDict()
+        self._entries: dict[IndexReference, int] = {}
 
     def find(self, reference: IndexReference) -> StoredSnapshot | None:
         """The index that this very reference names."""
         return self._snapshots.get(reference)
 
     def keep(self, snapshot: StoredSnapshot) -> None:
-        """Remember an index; the one that was remembered longest ago goes if there is no room."""
-        self._snapshots[snapshot.chain[0]] = snapshot
-        self._snapshots.move_to_end(snapshot.chain[0])
-        if len(self._snapshots) > CACHED_MAX:
-            self._snapshots.popitem(last=False)
+        """Remember an index; those that were remembered longest ago go if there is no room."""
+        reference, index = snapshot.chain[0], snapshot.index
+        self._snapshots[reference] = snapshot
+        self._snapshots.move_to_end(reference)
+        self._entries[reference] = 1 + len(index.metadata.lineage) + sum(1 for _ in files_of(index.dir))
+        while len(self._snapshots) > CACHED_MAX and sum(self._entries.values()) > CACHED_ENTRIES_MAX:
+            oldest, _ = self._snapshots.popitem(last=False)
+            del self._entries[oldest]
 
 
 async def read_index(store: BlobStore, reference: IndexReference) -> SnapshotIndex:
@@ -163,15 +171,30 @@ async def write_index(
 
 def _encode(index: SnapshotIndex, base: StoredSnapshot | None) -> tuple[bytes, bool]:
     """The bytes to store, and whether they are a delta. Blocks: an index of many files takes its time."""
-    whole = encode_index(index)
-    if base is None or base.depth >= INDEX_DELTAS_MAX or len(whole) <= WHOLE_BYTES_MAX:
-        return whole, False
+    if base is None:
+        return encode_index(index), False
+    if base.depth >= INDEX_DELTAS_MAX:
+        return encode_index(index, base.index), False
+    # So much at least: hashes do not become smaller.
+    least_bytes = HASH_BYTES * sum(1 for _ in files_of(index.dir))
+    delta = _encode_delta(index, base) if least_bytes > WHOLE_BYTES_MAX else None
+    if delta is not None and delta_pays(whole_bytes=least_bytes, delta_bytes=len(delta)):
+        check_snapshot_index(index, base.index)
+        return delta, True
+    whole = encode_index(index, base.index)
+    if delta is None and least_bytes <= WHOLE_BYTES_MAX < len(whole):
+        delta = _encode_delta(index, base)
+    if delta is not None and delta_pays(whole_bytes=len(whole), delta_bytes=len(delta)):
+        return delta, True
+    return whole, False
+
+
+def _encode_delta(index: SnapshotIndex, base: StoredSnapshot) -> bytes | None:
+    """The bytes of a delta; None where the index does not follow from its base alone (design 0001, X3)."""
     try:
-        delta = encode_index(make_delta(base.index, base.chain[0], base.depth, index))
+        return encode_index(make_delta(base.index, base.chain[0], base.depth, index))
     except IndexInvariantError:
-        # Not every index follows from its base alone (design 0001, X3); every one can be stored whole.
-        return whole, False
-    return (delta, True) if delta_pays(whole_bytes=len(whole), delta_bytes=len(delta)) else (whole, False)
+        return None
 
 
 async def _read_stored(store: BlobStore, reference: IndexReference) -> StoredIndex:

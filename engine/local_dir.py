@@ -10,7 +10,16 @@ from operator import attrgetter
 from pathlib import Path
 
 from engine.errors import UnsafeSourceError
-from engine.local_stat import DIR_FLAGS, FilePath, is_unchanged, local_file, refusing, special_error, unreadable_error
+from engine.local_stat import (
+    DIR_FLAGS,
+    FilePath,
+    is_unchanged,
+    is_untouched,
+    local_file,
+    refusing,
+    special_error,
+    unreadable_error,
+)
 from index.errors import UnsafeNameError
 from index.invariants import DEPTH_MAX
 from index.keys import check_file_name
@@ -21,8 +30,13 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 _name = attrgetter("name")
 
 
-def scan_dir(path: Path) -> LocalDir:
+def scan_dir(path: Path, known: LocalDir | None = None) -> LocalDir:
     """What stands in a directory and below: names and stats, no contents. Symbolic links are never followed.
+
+    Args:
+        path: The directory.
+        known: An earlier scan of it. Its files stand in the result themselves where their stat is still the same, to
+            the ctime, which is quicker than to describe them anew.
 
     Returns:
         Files and sub-directories, each sorted by name; the root's name is empty.
@@ -33,7 +47,7 @@ def scan_dir(path: Path) -> LocalDir:
     """
     with refusing(path):
         descriptor = os.open(path, DIR_FLAGS)
-    return _scan(descriptor, "", path, 0)
+    return _scan(descriptor, path, known or LocalDir(name=""), 0)
 
 
 def all_files(local: LocalDir) -> list[LocalFile]:
@@ -67,8 +81,10 @@ def find_difference(before: LocalDir, after: LocalDir) -> FilePath | None:
     return None
 
 
-def _scan(descriptor: int, name: str, path: Path, depth: int) -> LocalDir:
-    """Scan an open directory, and close it."""
+def _scan(descriptor: int, path: Path, known: LocalDir, depth: int) -> LocalDir:
+    """Scan an open directory, which has the name of the known one, and close it."""
+    known_files = {file.name: file for file in known.files}
+    known_dirs = {sub.name: sub for sub in known.sub_dirs}
     files: list[LocalFile] = []
     sub_dirs: list[LocalDir] = []
     try:
@@ -82,23 +98,26 @@ def _scan(descriptor: int, name: str, path: Path, depth: int) -> LocalDir:
                     raise unreadable_error(path / entry.name, error) from error
                 mode = status.st_mode
                 if stat.S_ISREG(mode):
-                    files.append(local_file(entry.name, status))
+                    name = entry.name
+                    file = known_files.get(name)
+                    if file is None or not is_untouched(file, status):
+                        _check_name(path, name)
+                        file = local_file(name, status)
+                    files.append(file)
                 elif stat.S_ISDIR(mode):
-                    below = path / entry.name
+                    name = entry.name
+                    _check_name(path, name)
+                    below = path / name
                     with refusing(below):
-                        opened = os.open(entry.name, DIR_FLAGS, dir_fd=descriptor)
-                    sub_dirs.append(_scan(opened, entry.name, below, depth + 1))
+                        opened = os.open(name, DIR_FLAGS, dir_fd=descriptor)
+                    sub_dirs.append(_scan(opened, below, known_dirs.get(name) or LocalDir(name=name), depth + 1))
                 else:
                     raise special_error(path / entry.name, mode)
     finally:
         os.close(descriptor)
-    for file in files:
-        _check_name(path, file.name)
-    for sub in sub_dirs:
-        _check_name(path, sub.name)
     files.sort(key=_name)
     sub_dirs.sort(key=_name)
-    return LocalDir(name=name, files=tuple(files), sub_dirs=tuple(sub_dirs))
+    return LocalDir(name=known.name, files=tuple(files), sub_dirs=tuple(sub_dirs))
 
 
 def _check_name(path: Path, name: str) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,13 +13,10 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, Created, Lost, RequestMetadata, Unknown
 from blobstore.errors import BlobCorruptError, StoreUnavailableError
-from blobstore.local_files import LocalFile as OpenFile
-from blobstore.local_files import open_to_read, run_blocking
 from blobstore.sinks import Buffer, Sink
 from engine.errors import DamagedError
-from engine.hashing import ContentHasher, Digest, FileHasher
-from engine.local_stat import DIR_FLAGS, FilePath, changed_error, check_unchanged, refusing
-from index.local_tree import LocalFile
+from engine.hashing import ContentHasher
+from engine.local_stat import DIR_FLAGS, refusing
 from index.model import BlobKey
 
 
@@ -95,74 +92,6 @@ class SourceDir:
         """Close it."""
         os.close(self.descriptor)
         self.descriptor = -1
-
-
-class FileRunBody:
-    """A `Body`: a run of bytes of a file that was scanned, hashed while it is read.
-
-    Attributes:
-        digest: The hashes of the run, once it has been read to its end; a later reading starts over.
-    """
-
-    def __init__(
-        self,
-        source: SourceDir,
-        path: FilePath,
-        file: LocalFile,
-        *,
-        start: int,
-        size_bytes: int,
-        chunk_bytes: int,
-    ) -> None:
-        self._path = source.path.joinpath(*path)
-        self._name = "/".join(path)
-        self._source = source
-        self._file = file
-        self._start = start
-        self._size_bytes = size_bytes
-        self._chunk_bytes = chunk_bytes
-        self.digest: Digest | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the run."""
-        return self._size_bytes
-
-    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        """The bytes of the run.
-
-        Raises:
-            UnsafeSourceError: The file is no longer what was scanned, at the start or at the end (design 0002, I3).
-        """
-        hasher = FileHasher()
-        with refusing(self._path):
-            async with open_to_read(self._name, dir_fd=self._source.descriptor) as source:
-                check_unchanged(self._path, self._file, await source.stat())
-                while hasher.size_bytes < self._size_bytes:
-                    left = self._size_bytes - hasher.size_bytes
-                    at = self._start + hasher.size_bytes
-                    chunk = await run_blocking(_read_hashed, source, at, min(left, self._chunk_bytes), hasher)
-                    if not chunk:
-                        raise changed_error(self._path)
-                    if hasher.size_bytes == self._size_bytes:
-                        # Before the last chunk is handed out: a store that has all it asked for comes for no more.
-                        check_unchanged(self._path, self._file, await source.stat())
-                        self.digest = hasher.digest
-                    yield chunk
-
-    async def read_digest(self) -> Digest:
-        """The hashes of the run; it is read now if no store has read it to its end.
-
-        Raises:
-            UnsafeSourceError: As `read_chunks`.
-        """
-        if self.digest is None:
-            async with aclosing(self.read_chunks()) as chunks:
-                async for _ in chunks:
-                    pass
-        if self.digest is None:
-            raise changed_error(self._path)
-        return self.digest
 
 
 class PartsBody:
@@ -270,10 +199,3 @@ class _Run(Sink):
             raise self.wrong(end)
         self.data[self.size_bytes : end] = data
         self.size_bytes = end
-
-
-def _read_hashed(source: OpenFile, at: int, size_bytes: int, hasher: FileHasher) -> bytes:
-    """Read and hash one chunk in one hop to a thread."""
-    chunk = os.pread(source.descriptor, size_bytes, at)
-    hasher.update(chunk)
-    return chunk

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,9 +13,17 @@ from blobstore.local_files import run_blocking
 from engine.digest_cache import DigestCache
 from engine.errors import UnsafeSourceError
 from engine.hashing import ContentHasher, Digest, hash_bytes
-from engine.local_stat import READ_FLAGS, FilePath, changed_error, check_unchanged, refusing
+from engine.identify import parse_sst
+from engine.local_stat import (
+    READ_FLAGS,
+    FilePath,
+    changed_error,
+    is_still,
+    unreadable_error,
+)
 from engine.progress import Progress
-from engine.transfer import ByteBudget, FileRunBody, PartsBody, SourceDir, put_new
+from engine.run_body import FileRunBody, read_twice_error
+from engine.transfer import ByteBudget, PartsBody, SourceDir, put_new
 from engine.transfer_settings import TransferSettings
 from index.backup_plan import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
 from index.keys import BLOBS, upload_key
@@ -99,7 +108,7 @@ class Uploader:
             session: Whose keys.
             source: Where from, entered.
             settings: Limits of memory and parallelism.
-            ssts: The identities of those planned files that have one.
+            ssts: The identities of those files in blobs of their own that have one; small files are asked here.
             cache: Told the hashes that were taken.
             looked_at_ms: This machine's clock before the source was scanned.
             progress: Told files and bytes.
@@ -134,12 +143,13 @@ class Uploader:
         self._progress.total(files=plan.files_count, bytes_=plan.upload_bytes + plan.inline_bytes)
         nothing = hash_bytes(b"")
         for empty in plan.empty:
-            self._enter(empty, nothing)
+            self._enter(empty, nothing, None)
         self._progress.add(files=len(plan.empty))
         await carry_out_all(self._carry_out, _jobs(plan), in_flight_max=self._settings.in_flight_max)
         for planned in plan.blobs:
             self._check_runs(planned)
-            self._enter(planned.file, self._whole[planned.counter], blobs=tuple(self._blobs_of(planned)))
+            sst = self._ssts.get(planned.file.path)
+            self._enter(planned.file, self._whole[planned.counter], sst, blobs=tuple(self._blobs_of(planned)))
         return Uploaded(
             files=self._files,
             packs=tuple(Pack(self._session.key(pack.counter), pack.size_bytes) for pack in plan.packs),
@@ -156,20 +166,20 @@ class Uploader:
             case _WholeFile(item=planned):
                 await self._hash_whole(planned)
             case _Inline(items=items):
-                parts = await run_blocking(_read_files, self._source, items)
-                for item, data in zip(items, parts, strict=True):
-                    self._enter(item, hash_bytes(data), inline=data)
-                self._progress.add(files=len(items), bytes_=sum(map(len, parts)))
+                read = await run_blocking(_read_files, self._source, items)
+                for item, one in zip(items, read, strict=True):
+                    self._enter(item, one.digest, one.sst, inline=one.data)
+                self._progress.add(files=len(items), bytes_=sum(item.size_bytes for item in items))
 
     async def _put_pack(self, pack: PlannedPack) -> None:
         key = self._session.key(pack.counter)
         async with self._budget.hold(pack.size_bytes):
-            parts, digests = await run_blocking(_read_pack, self._source, pack)
-            body = PartsBody(parts, self._settings.chunk_bytes)
-            await self._put(key, body, f"pack of {len(parts)} files")
+            read = await run_blocking(_read_files, self._source, pack.files)
+            body = PartsBody([one.data for one in read], self._settings.chunk_bytes)
+            await self._put(key, body, f"pack of {len(read)} files")
         offset = 0
-        for item, digest in zip(pack.files, digests, strict=True):
-            self._enter(item, digest, blobs=(FileBlob(key, 0, offset, item.size_bytes),))
+        for item, one in zip(pack.files, read, strict=True):
+            self._enter(item, one.digest, one.sst, blobs=(FileBlob(key, 0, offset, item.size_bytes),))
             offset += item.size_bytes
         self._progress.add(files=len(pack.files), bytes_=pack.size_bytes)
 
@@ -199,12 +209,7 @@ class Uploader:
         """Refuse a file of several blobs of which the whole hash is not of the bytes that were sent."""
         again = self._runs_read_again.get(planned.counter, [])
         if again != [self._run_hashes[self._session.key(planned.counter + i)] for i in range(len(again))]:
-            raise UnsafeSourceError(
-                "was read twice and did not have the same bytes, though its stat says that it has not changed",
-                operation="backup",
-                subject=str(self._source.path.joinpath(*planned.file.path)),
-                hint="see that the disk, the memory and the file system are well",
-            )
+            raise read_twice_error(str(self._source.path.joinpath(*planned.file.path)))
 
     async def _put(self, key: BlobKey, body: Body, payload: str) -> None:
         metadata = self._session.metadata(payload, body.size_bytes)
@@ -224,7 +229,13 @@ class Uploader:
             yield FileBlob(key, start, 0, size_bytes, self._run_hashes.get(key, b""))
 
     def _enter(
-        self, item: PlannedFile, digest: Digest, *, blobs: tuple[FileBlob, ...] = (), inline: bytes | None = None
+        self,
+        item: PlannedFile,
+        digest: Digest,
+        sst: SstIdentity | None,
+        *,
+        blobs: tuple[FileBlob, ...] = (),
+        inline: bytes | None = None,
     ) -> None:
         """Make the entry of a file, once its bytes are known to be the ones that were meant."""
         if item.expected is not None and item.expected.blake3 != digest.blake3:
@@ -234,12 +245,11 @@ class Uploader:
                 subject=str(self._source.path.joinpath(*item.path)),
                 hint="the file is damaged or was exchanged; restore the last commit, or back up without a base",
             )
-        sst = self._ssts.get(item.path) if item.expected is None else item.expected.sst
-        self._files[item.path] = FileIndex(
-            item.file.name, item.file.metadata, digest.blake3, digest.crc32, blobs, inline, sst
-        )
-        known = msgspec.structs.replace(item.file, blake3=digest.blake3, crc32=digest.crc32)
-        self._cache.record(known, looked_at_ms=self._looked_at_ms)
+        file = msgspec.structs.replace(item.file, blake3=digest.blake3, crc32=digest.crc32, sst=sst or item.file.sst)
+        self._cache.record(file, looked_at_ms=self._looked_at_ms, sst_read=sst is not None)
+        if item.expected is not None:
+            sst = item.expected.sst
+        self._files[item.path] = FileIndex(file.name, file.metadata, digest.blake3, digest.crc32, blobs, inline, sst)
 
 
 class _RunHasher:
@@ -274,27 +284,32 @@ def _jobs(plan: BackupPlan) -> Iterator[_Job]:
             yield _WholeFile(item)
 
 
-def _read_pack(source: SourceDir, pack: PlannedPack) -> tuple[list[bytes], list[Digest]]:
-    parts = _read_files(source, pack.files)
-    return parts, [hash_bytes(part) for part in parts]
+class _Read(NamedTuple):
+    """A small file, read at once."""
+
+    data: bytes
+    digest: Digest
+    sst: SstIdentity | None
 
 
-def _read_files(source: SourceDir, items: tuple[PlannedFile, ...]) -> list[bytes]:
-    """The bytes of small files, each checked to be the one that was scanned (I3); in a thread, all at once."""
+def _read_files(source: SourceDir, items: tuple[PlannedFile, ...]) -> list[_Read]:
+    """Small files, each checked to be the one that was scanned (I3); in a thread, all at once."""
     return [_read_file(source, item) for item in items]
 
 
-def _read_file(source: SourceDir, item: PlannedFile) -> bytes:
-    path = source.path.joinpath(*item.path)
-    with refusing(path):
+def _read_file(source: SourceDir, item: PlannedFile) -> _Read:
+    file, size_bytes = item.file, item.file.metadata.size_bytes
+    try:
         descriptor = os.open("/".join(item.path), READ_FLAGS, dir_fd=source.descriptor)
         try:
-            check_unchanged(path, item.file, os.fstat(descriptor))
             # One byte more than there should be, so that a file that grows is noticed.
-            data = os.read(descriptor, item.size_bytes + 1)
-            check_unchanged(path, item.file, os.fstat(descriptor))
+            data = os.read(descriptor, size_bytes + 1)
+            # A stat behind the only reading tells of all that came before it, and costs half of two.
+            status = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-    if len(data) != item.size_bytes:
-        raise changed_error(path)
-    return data
+    except OSError as error:
+        raise unreadable_error(source.path.joinpath(*item.path), error) from error
+    if len(data) != size_bytes or not is_still(file, status):
+        raise changed_error(source.path.joinpath(*item.path))
+    return _Read(data, hash_bytes(data), parse_sst(file.name, data))

@@ -32,7 +32,7 @@ class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
     inline_bytes_max: int
 
 
-class PlannedFile(msgspec.Struct, frozen=True):
+class PlannedFile(msgspec.Struct, frozen=True, gc=False):
     """One file whose bytes the new snapshot takes from the disk."""
 
     path: FilePath
@@ -125,7 +125,7 @@ class BackupPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def blobs_retained(self) -> dict[BlobKey, int]:
         """The blobs of the previous snapshot that the new one uses, each with the bytes that it must at least have."""
-        return bytes_needed(file for _, file in _retained(self.diff, ()))
+        return bytes_needed(_retained_files(self.diff))
 
 
 def plan_backup(
@@ -152,15 +152,13 @@ def plan_backup(
     Raises:
         IndexInvariantError: The three arguments do not belong together.
     """
-    retained = dict(_retained(diff, ()))
     packs = {pack.key: pack.size_bytes for pack in (previous.packs if previous is not None else ())}
-    thin = _thin_packs(packs, retained.values())
-    healed = {path for path, file in retained.items() if any(blob.key in missing for blob in file.blobs)}
-    repacked = healed | {path for path, file in retained.items() if any(blob.key in thin for blob in file.blobs)}
-    to_store = sorted((*_added(diff, ()), *_found(local, retained, repacked)), key=lambda item: item.path)
-    in_index_bytes = sum(
-        len(file.inline) for path, file in retained.items() if file.inline is not None and path not in repacked
-    )
+    live_bytes = _live_bytes(diff)
+    healed = _with_bytes_in(diff, live_bytes.keys() & missing)
+    repacked = healed | _with_bytes_in(diff, live_bytes.keys() & _thin_packs(packs, live_bytes))
+    to_store = sorted((*_added(diff, ()), *_found(local, repacked)), key=lambda item: item.path)
+    # What is packed again has blobs, and so nothing inline.
+    in_index_bytes = sum(len(file.inline) for file in _retained_files(diff) if file.inline is not None)
     empty, inline, small, large = _choose_forms(to_store, limits, limits.inline_bytes_max - in_index_bytes)
     shared, alone = _fill_packs(small, limits.pack_bytes_max)
     large = sorted((*large, *alone), key=lambda item: item.path)
@@ -173,9 +171,10 @@ def plan_backup(
     for item in large:
         planned_blobs.append(PlannedBlobs(counter=counter, file=item, blob_bytes=limits.blob_bytes_max))
         counter += len(planned_blobs[-1].runs)
-    used = {blob.key for path, file in retained.items() if path not in repacked for blob in file.blobs}
+    moved = _move_repacked(diff, previous.dir, repacked, to_store) if previous is not None and repacked else diff
+    used = live_bytes if moved is diff else _live_bytes(moved)
     return BackupPlan(
-        diff=_move_repacked(diff, previous.dir, repacked, to_store) if previous is not None and repacked else diff,
+        diff=moved,
         empty=tuple(empty),
         inline=tuple(inline),
         packs=planned_packs,
@@ -183,9 +182,9 @@ def plan_backup(
         packs_kept=tuple(Pack(key, size_bytes) for key, size_bytes in packs.items() if key in used),
         changes=diff_stats(diff),
         files_repacked=len(repacked),
-        bytes_repacked=sum(retained[path].metadata.size_bytes for path in repacked),
+        bytes_repacked=sum(file.metadata.size_bytes for file in repacked.values()),
         files_healed=len(healed),
-        bytes_healed=sum(retained[path].metadata.size_bytes for path in healed),
+        bytes_healed=sum(file.metadata.size_bytes for file in healed.values()),
     )
 
 
@@ -231,23 +230,38 @@ def _retained(diff: DirDiff, path: FilePath) -> Iterator[tuple[FilePath, FileInd
         yield from _retained(sub, (*path, sub.name))
 
 
-def _thin_packs(packs: Mapping[BlobKey, int], retained: Iterable[FileIndex]) -> set[BlobKey]:
-    """The packs of which less than half would be live in the new tree (design 0002, P1)."""
-    live_bytes = dict.fromkeys(packs, 0)
-    for file in retained:
+def _retained_files(diff: DirDiff) -> Iterator[FileIndex]:
+    yield from diff.files_retained
+    for sub in diff.sub_dirs_retained:
+        yield from _retained_files(sub)
+
+
+def _live_bytes(diff: DirDiff) -> dict[BlobKey, int]:
+    """The blobs that retained files have bytes in, and how many."""
+    live_bytes: dict[BlobKey, int] = {}
+    for file in _retained_files(diff):
         for blob in file.blobs:
-            if blob.key in live_bytes:
-                live_bytes[blob.key] += blob.size_bytes
-    return {key for key, size_bytes in packs.items() if live_bytes[key] * LIVE_SHARE_MIN < size_bytes}
+            live_bytes[blob.key] = live_bytes.get(blob.key, 0) + blob.size_bytes
+    return live_bytes
 
 
-def _found(
-    local: LocalDir, retained: Mapping[FilePath, FileIndex], repacked: Collection[FilePath]
-) -> tuple[PlannedFile, ...]:
+def _thin_packs(packs: Mapping[BlobKey, int], live_bytes: Mapping[BlobKey, int]) -> set[BlobKey]:
+    """The packs of which less than half would be live in the new tree (design 0002, P1)."""
+    return {key for key, size_bytes in packs.items() if live_bytes.get(key, 0) * LIVE_SHARE_MIN < size_bytes}
+
+
+def _with_bytes_in(diff: DirDiff, keys: Collection[str]) -> dict[FilePath, FileIndex]:
+    """The retained files that have bytes in one of these blobs."""
+    if not keys:
+        return {}
+    return {path: file for path, file in _retained(diff, ()) if any(blob.key in keys for blob in file.blobs)}
+
+
+def _found(local: LocalDir, repacked: Mapping[FilePath, FileIndex]) -> tuple[PlannedFile, ...]:
     """The local files of the entries that are packed again."""
     if not repacked:
         return ()
-    found = tuple(PlannedFile(path, file, retained[path]) for path, file in _local_files(local, ()) if path in repacked)
+    found = tuple(PlannedFile(path, file, repacked[path]) for path, file in _local_files(local, ()) if path in repacked)
     if len(found) != len(repacked):
         raise IndexInvariantError("the diff retains files that the scan did not see", subject="backup plan")
     return found

@@ -59,14 +59,18 @@ _name_decoder = msgspec.msgpack.Decoder(NameRecord)
 _repository_decoder = msgspec.msgpack.Decoder(RepositoryRecord)
 
 
-def encode_index(index: StoredIndex) -> bytes:
+def encode_index(index: StoredIndex, base: SnapshotIndex | None = None) -> bytes:
     """The stored bytes of an index or an index delta.
+
+    Args:
+        index: What to store.
+        base: As for `check_snapshot_index`.
 
     Raises:
         IndexInvariantError: It breaks an invariant, or is too large to be read back.
         UnsafeNameError: A name or key has a form that none has.
     """
-    _check_index(index)
+    _check_index(index, base)
     payload = _pack(index)
     return seal(KIND_INDEX, payload, bytes_max=INDEX_BYTES_MAX, raw_bytes_max=INDEX_RAW_BYTES_MAX)
 
@@ -151,9 +155,9 @@ def _unpack(payload: bytes, decode: Callable[[bytes], _Value], check: Callable[[
     return value
 
 
-def _check_index(index: StoredIndex) -> None:
+def _check_index(index: StoredIndex, base: SnapshotIndex | None = None) -> None:
     if isinstance(index, SnapshotIndex):
-        check_snapshot_index(index)
+        check_snapshot_index(index, base)
     else:
         check_index_delta(index)
 

@@ -1,6 +1,6 @@
 """Splitting a directory into files to upload, to keep and to drop: Samza's `DirDiff`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Final, TypeVar
 
@@ -28,6 +28,7 @@ __all__ = [
     "files_to_identify",
     "is_same_file",
     "is_same_file_samza_v1",
+    "pairs_to_identify",
     "strip_removed",
 ]
 
@@ -158,9 +159,27 @@ def files_to_identify(local: LocalDir, remote: DirIndex) -> tuple[Path, ...]:
     Raises:
         IndexInvariantError: The tree is deeper than DEPTH_MAX.
     """
-    paths: list[Path] = []
-    _collect_to_identify(local, remote, (), paths)
-    return tuple(paths)
+    return tuple((*path, file.name) for path, pairs in pairs_to_identify(local, remote) for file, _ in pairs)
+
+
+def pairs_to_identify(
+    local: LocalDir, remote: DirIndex, path: Path = ()
+) -> Iterator[tuple[Path, list[tuple[LocalFile, FileIndex]]]]:
+    """The files that `files_to_identify` names, by directory, each with the entry that it may be equal to."""
+    _check_depth(path)
+    entries = {file.name: file for file in remote.files_present}
+    pairs = []
+    for file in local.files:
+        entry = entries.get(file.name)
+        size_bytes = file.metadata.size_bytes
+        if entry is not None and size_bytes and entry.metadata.size_bytes == size_bytes:
+            pairs.append((file, entry))
+    yield path, pairs
+    remote_dirs = {sub.name: sub for sub in remote.sub_dirs_present}
+    for sub in local.sub_dirs:
+        known = remote_dirs.get(sub.name)
+        if known is not None:
+            yield from pairs_to_identify(sub, known, (*path, sub.name))
 
 
 def strip_removed(directory: DirIndex) -> DirIndex:
@@ -283,21 +302,6 @@ def _add_removed_dir(directory: DirIndex, sums: dict[str, int]) -> None:
 
 def _size_bytes(files: Iterable[LocalFile | FileIndex]) -> int:
     return sum(file.metadata.size_bytes for file in files)
-
-
-def _collect_to_identify(local: LocalDir, remote: DirIndex, path: Path, paths: list[Path]) -> None:
-    _check_depth(path)
-    sizes = {file.name: file.metadata.size_bytes for file in remote.files_present}
-    paths.extend(
-        (*path, file.name)
-        for file in local.files
-        if file.metadata.size_bytes and sizes.get(file.name) == file.metadata.size_bytes
-    )
-    remote_dirs = {sub.name: sub for sub in remote.sub_dirs_present}
-    for sub in local.sub_dirs:
-        known = remote_dirs.get(sub.name)
-        if known is not None:
-            _collect_to_identify(sub, known, (*path, sub.name), paths)
 
 
 def _by_name(entries: tuple[_Entry, ...], path: Path) -> dict[str, _Entry]:

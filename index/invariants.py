@@ -4,6 +4,7 @@ The same checks run before a value is written and after it is read, so that neit
 get any further. Rules about records stand in `record_invariants` and are offered here too.
 """
 
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -67,7 +68,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 Path = tuple[str, ...]
 
 
-def check_snapshot_index(index: SnapshotIndex) -> None:
+def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None) -> None:
     """Refuse a whole index that breaks one of these rules.
 
     - M1. The root's name is empty; every other name is one safe path component (N1).
@@ -93,6 +94,11 @@ def check_snapshot_index(index: SnapshotIndex) -> None:
       it. It need not end with the base: a lineage of Spark's knows nothing of what was backed up.
     - M14. A session is 20 lower-case hexadecimal digits.
 
+    Args:
+        index: The index.
+        base: An index that was checked: of the files that are its very values (values do not change), what M1 and M4 to
+            M8 say of a file by itself is not asked again.
+
     Raises:
         IndexInvariantError: One of them is broken; its number is in the message.
         UnsafeNameError: M1 or M8 is.
@@ -103,7 +109,7 @@ def check_snapshot_index(index: SnapshotIndex) -> None:
     """
     _check_snapshot_metadata(index.metadata)
     check_session(index.session, "M14", "session")
-    walk = _IndexWalk(_check_packs(index.packs))
+    walk = _IndexWalk(_check_packs(index.packs), _files_by_id(base.dir) if base is not None else {})
     if index.dir.name:
         raise broken("M1", "has a name", f"root {index.dir.name!r}")
     walk.check_present(index.dir, ())
@@ -136,14 +142,16 @@ def check_index_delta(delta: IndexDelta) -> None:
             raise broken("M15", "is both set and dropped", f"pack {key}")
     if delta.dir.name:
         raise broken("M1", "has a name", f"root {delta.dir.name!r}")
-    _IndexWalk(packs).check_delta(delta.dir, ())
+    _IndexWalk(packs, {}).check_delta(delta.dir, ())
 
 
 class _IndexWalk:
     """Everything that is summed up or compared across the directories of one index."""
 
-    def __init__(self, packs: dict[str, int]) -> None:
+    def __init__(self, packs: dict[str, int], checked: dict[int, FileIndex]) -> None:
         self._packs = packs
+        # Files that were checked before, by what `id` says of them: they live for as long as they stand here.
+        self._checked = checked
         self._packs_used: set[str] = set()
         # Key -> size of every blob that is no pack.
         self._whole_blobs: dict[str, int] = {}
@@ -221,14 +229,18 @@ class _IndexWalk:
             raise broken("M3", f"more than {ENTRIES_MAX} entries", _join(path))
 
     def _check_files(self, files: tuple[FileIndex, ...], path: Path) -> None:
-        _check_names((file.name for file in files), path)
-        for file in files:
+        checked = self._checked
+        unchecked = [file for file in files if id(file) not in checked] if checked else files
+        _check_names((file.name for file in unchecked), path)
+        for file in unchecked:
             try:
                 _check_file(file)
             except FormatError as error:
                 error.add_note(f"in file {_join(path, file.name)!r}")
                 raise
-            self._size_bytes += file.metadata.size_bytes
+        if checked:
+            _check_order((file.name for file in files), path)
+        self._size_bytes += sum([file.metadata.size_bytes for file in files])
         if self._size_bytes > SIZE_BYTES_MAX:
             raise broken("M3", "all sizes together do not fit 63 bits", _join(path))
 
@@ -243,6 +255,13 @@ class _IndexWalk:
             raise broken("M9", f"is a part of {blob.key}, which is no pack", _join(path, name))
 
 
+def _files_by_id(directory: DirIndex) -> dict[int, FileIndex]:
+    found = {id(file): file for file in directory.files_present}
+    for sub in directory.sub_dirs_present:
+        found |= _files_by_id(sub)
+    return found
+
+
 def _check_names(names: Iterable[str], path: Path) -> None:
     previous = ""
     for name in names:
@@ -251,6 +270,12 @@ def _check_names(names: Iterable[str], path: Path) -> None:
         if name <= previous:
             raise broken("M2", f"stands after {previous!r}", _join(path, name))
         previous = name
+
+
+def _check_order(names: Iterable[str], path: Path) -> None:
+    for previous, name in itertools.pairwise(names):
+        if name <= previous:
+            raise broken("M2", f"stands after {previous!r}", _join(path, name))
 
 
 def _check_file(file: FileIndex) -> None:

@@ -7,7 +7,7 @@ import msgspec
 from index.model import FileMetadata, SstIdentity
 
 
-class LocalFile(msgspec.Struct, frozen=True, kw_only=True):
+class LocalFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One regular file as a scan saw it.
 
     The identity facts stay None until somebody asks for them: a scan reads no contents.

@@ -36,6 +36,7 @@ from index.model import (
     Scope,
     SnapshotIndex,
     SnapshotMetadata,
+    StoredIndex,
     UniqueId,
 )
 from tests.doubles import InterposedStore
@@ -201,6 +202,30 @@ class TestDeltas:
         for stored in written:
             assert await read_stored_snapshot(store, stored.chain[0]) == stored
 
+    async def test_whole_of_an_index_whose_hashes_alone_are_large_is_checked_and_not_made(
+        self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (first,) = await chain_of(store, 1, files=600)
+        made: list[type] = []
+
+        def watched(index: StoredIndex, base: SnapshotIndex | None = None) -> bytes:
+            made.append(type(index))
+            return encode_index(index, base)
+
+        monkeypatch.setattr(index_io, "encode_index", watched)
+        index = snapshot(2, 600, changed=1, before=first.index)
+        stored, _ = await write_index(store, index, scope=SCOPE, ttl_ms=TTL_MS, base=first)
+        assert made == [IndexDelta]
+        assert stored.depth == 1
+        # Of a blob that is no pack, not its beginning: no file that is new shows it, nor a delta.
+        files = index.dir.files_present
+        torn = msgspec.structs.replace(
+            files[9], blobs=(msgspec.structs.replace(files[9].blobs[0], blob_offset_bytes=1),)
+        )
+        bad = msgspec.structs.replace(index, dir=DirIndex("", (*files[:9], torn, *files[10:]), (), (files[9],)))
+        with pytest.raises(IndexInvariantError, match="M9"):
+            await write_index(store, bad, scope=SCOPE, ttl_ms=TTL_MS, base=first, counter=1)
+
     async def test_large_index_with_many_changes_is_stored_whole(self, store: MemoryStore) -> None:
         (first,) = await chain_of(store, 1)
         index = snapshot(2, 400, changed=200, before=first.index)
@@ -273,8 +298,13 @@ async def test_index_that_breaks_an_invariant_is_not_written(store: MemoryStore)
     assert (await store.list_page("")).blobs == ()
 
 
-def test_cache_of_indexes_keeps_the_newest_and_tells_same_keys_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("entries_max, kept", [(0, 2), (11, 2), (12, 3), (99, 3)])
+def test_cache_of_indexes_keeps_the_newest_and_tells_same_keys_apart(
+    monkeypatch: pytest.MonkeyPatch, entries_max: int, kept: int
+) -> None:
+    """Each has three files, and counts as one entry more."""
     monkeypatch.setattr(index_io, "CACHED_MAX", 2)
+    monkeypatch.setattr(index_io, "CACHED_ENTRIES_MAX", entries_max)
     cache = IndexCache()
     stored = [
         StoredSnapshot(
@@ -285,7 +315,7 @@ def test_cache_of_indexes_keeps_the_newest_and_tells_same_keys_apart(monkeypatch
     ]
     for one in stored:
         cache.keep(one)
-    assert [cache.find(one.chain[0]) for one in stored] == [None, *stored[1:]]
+    assert [cache.find(one.chain[0]) for one in stored] == [*[None] * (3 - kept), *stored[3 - kept :]]
     assert cache.find(msgspec.structs.replace(stored[2].chain[0], sha256=b"x")) is None
 
 

@@ -181,7 +181,23 @@ def test_every_change_of_a_directory_is_found(
     (tmp_path / "sub" / "f").write_bytes(b"f")
     before = scan_dir(tmp_path)
     change(tmp_path)
-    assert find_difference(before, scan_dir(tmp_path)) == where
+    after = scan_dir(tmp_path)
+    assert find_difference(before, after) == where
+    # Whoever knows how it was sees the same.
+    assert scan_dir(tmp_path, before) == after
+
+
+def test_what_has_not_changed_is_what_is_known_of_it(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("same", "other", "sub/same"):
+        (tmp_path / name).write_bytes(b"1")
+    before = scan_dir(tmp_path)
+    (tmp_path / "other").write_bytes(b"22")
+    after = scan_dir(tmp_path, before)
+    other, same = after.files
+    assert same is before.files[1]
+    assert other != before.files[0]
+    assert after.sub_dirs[0].files[0] is before.sub_dirs[0].files[0]
 
 
 def _unlink_twin(root: Path) -> None:

@@ -3,8 +3,6 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +12,13 @@ from blobstore.base import BytesBody, RequestMetadata
 from blobstore.bounded import carry_out_all
 from blobstore.errors import BlobCorruptError, StoreUnavailableError
 from blobstore.memory import MemoryStore
-from engine.errors import DamagedError, UnsafeSourceError, UsageError
+from engine.errors import DamagedError, UsageError
 from engine.hashing import FileHasher, hash_bytes
-from engine.local_dir import scan_dir
-from engine.transfer import ByteBudget, FileRunBody, PartsBody, SourceDir, get_run, put_new
+from engine.transfer import ByteBudget, PartsBody, get_run, put_new
 from engine.transfer_settings import TransferSettings, share_among
 from index.keys import BLOBS, upload_key
 from index.model import Scope
 from tests.doubles import InterposedStore
-from tests.unit.engine.workbench import open_descriptors
 
 KEY = upload_key(BLOBS, Scope("job"), "0" * 20, 0)
 OTHERS = RequestMetadata()
@@ -118,87 +114,6 @@ class TestByteBudget:
         await asyncio.gather(waiting, return_exceptions=True)
         async with asyncio.timeout(1), budget.hold(10):
             pass
-
-
-class TestFileRunBody:
-    async def read(self, body: FileRunBody) -> bytes:
-        async with aclosing(body.read_chunks()) as chunks:
-            return b"".join([chunk async for chunk in chunks])
-
-    def body(self, source: SourceDir, start: int = 0, size_bytes: int = 10_000) -> FileRunBody:
-        (file,) = scan_dir(source.path).files
-        return FileRunBody(source, (file.name,), file, start=start, size_bytes=size_bytes, chunk_bytes=4096)
-
-    @pytest.mark.parametrize("start, size", [(0, 10_000), (0, 4096), (4096, 4096), (8192, 1808), (9999, 1)])
-    async def test_run_is_read_and_hashed_as_often_as_asked(self, tmp_path: Path, start: int, size: int) -> None:
-        data = os.urandom(10_000)
-        (tmp_path / "f").write_bytes(data)
-        with SourceDir(tmp_path) as source:
-            body = self.body(source, start, size)
-            assert body.digest is None
-            for _ in range(2):
-                assert await self.read(body) == data[start : start + size]
-                assert body.digest == hash_bytes(data[start : start + size])
-            assert await body.read_digest() == body.digest
-
-    async def test_digest_is_known_before_a_store_that_has_enough_lets_go(self, tmp_path: Path) -> None:
-        (tmp_path / "f").write_bytes(b"x" * 10_000)
-        before = open_descriptors()
-        with SourceDir(tmp_path) as source:
-            body = self.body(source)
-            seen = 0
-            async with aclosing(body.read_chunks()) as chunks:
-                async for chunk in chunks:
-                    seen += len(chunk)
-                    if seen == 10_000:
-                        break
-            assert body.digest == hash_bytes(b"x" * 10_000)
-        assert open_descriptors() == before
-
-    async def test_digest_is_read_if_no_store_did(self, tmp_path: Path) -> None:
-        (tmp_path / "f").write_bytes(b"x" * 10_000)
-        with SourceDir(tmp_path) as source:
-            assert await self.body(source).read_digest() == hash_bytes(b"x" * 10_000)
-
-    @pytest.mark.parametrize("after_chunks", [0, 1, 2])
-    @pytest.mark.parametrize("change", ["cut", "grown", "rewritten", "gone", "touched"])
-    async def test_file_that_does_not_hold_still_is_refused(
-        self, tmp_path: Path, change: str, after_chunks: int
-    ) -> None:
-        path = tmp_path / "f"
-        path.write_bytes(b"x" * 10_000)
-        with SourceDir(tmp_path) as source:
-            body = self.body(source)
-            if after_chunks == 0:
-                self.change(path, change)
-
-            async def read() -> None:
-                seen = 0
-                async with aclosing(body.read_chunks()) as chunks:
-                    async for _ in chunks:
-                        seen += 1
-                        if seen == after_chunks:
-                            self.change(path, change)
-
-            with pytest.raises(UnsafeSourceError) as raised:
-                await read()
-            assert raised.value.subject == str(path)
-            assert body.digest is None
-
-    def change(self, path: Path, change: str) -> None:
-        match change:
-            case "cut":
-                os.truncate(path, 100)
-            case "grown":
-                with path.open("ab") as file:
-                    file.write(b"more")
-            case "rewritten":
-                with path.open("r+b") as file:
-                    file.write(b"y")
-            case "gone":
-                path.unlink()
-            case "touched":
-                os.utime(path)
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1], [5000], [100] * 99, [4096, 1, 4096, 0, 4095, 1]])

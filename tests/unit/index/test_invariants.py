@@ -289,6 +289,29 @@ def test_error_tells_the_path_of_the_file() -> None:
     assert caught.value.__notes__ == ["in file 'd/f'"]
 
 
+class TestWithABaseThatWasChecked:
+    def test_its_own_files_are_not_asked_again_and_all_others_are(self) -> None:
+        bad, other = change(FILE, blake3=b""), change(FILE, name="g", blobs=(FileBlob(blob_key(3), 0, 0, 3),))
+        base = index_of(bad, sub_dirs_present=(DirIndex("d", (bad,)),))
+        check_snapshot_index(index_of(bad, other, sub_dirs_present=(DirIndex("d", (bad,)),)), base)
+        refuses("M5", lambda index: check_snapshot_index(index, base), index_of(change(bad, crc32=7)))
+        refuses("M5", lambda index: check_snapshot_index(index, base), index_of(bad, change(other, blake3=b"")))
+
+    @pytest.mark.parametrize(
+        "rule, bad",
+        [
+            ("M2", DirIndex("", (PACKED[1], PACKED[0]))),
+            ("M2", DirIndex("", PACKED, (DirIndex("f"),))),
+            ("M9", DirIndex("", PACKED)),
+            ("M11", DirIndex("", (FILE,), (), (change(FILE, name="x"),))),
+        ],
+    )
+    def test_what_ties_files_together_is_asked_of_all(self, rule: str, bad: DirIndex) -> None:
+        base = index_of(FILE, sub_dirs_present=(DirIndex("d", PACKED),))
+        packs = (Pack(PACK, 6),) if rule == "M2" else ()
+        refuses(rule, lambda index: check_snapshot_index(index, base), change(index_of(), dir=bad, packs=packs))
+
+
 def test_mutable_file_may_be_present_and_removed_with_different_blobs_only() -> None:
     """`TestDirIndex.testDirIndexValidationForFileAddedAndRemovedChecksBlobsAndMetadataToo`."""
     present = file_index("mutableFile", b"123", counter=1)
