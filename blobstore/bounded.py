@@ -66,16 +66,25 @@ def first_error(group: BaseExceptionGroup) -> BaseException:
     return error
 
 
-async def give_up(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, and wait until it has ended even if this call is cancelled meanwhile."""
-    task.cancel()
+async def to_its_end(work: Awaitable[Result]) -> Result:
+    """The result of something that must not be left halfway: a call that is cancelled raises once it is done."""
+    task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             cancelled = error
+    if cancelled is None:
+        return task.result()
     if not task.cancelled():
-        task.exception()  # seen: nobody wants it
-    if cancelled is not None:
-        raise cancelled
+        # Seen: the cancellation is what counts now.
+        task.exception()
+    raise cancelled
+
+
+async def give_up(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks, all of them first, and wait until they have ended even if this call is cancelled meanwhile."""
+    for task in tasks:
+        task.cancel()
+    await to_its_end(asyncio.gather(*tasks, return_exceptions=True))

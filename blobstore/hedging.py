@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import LIST_PAGE_MAX, BlobInfo, BlobStore, ListPage, RequestMetadata
-from blobstore.bounded import give_up
+from blobstore.bounded import give_up, to_its_end
 from blobstore.errors import StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
 from blobstore.retry_budget import RetryBudget
@@ -51,6 +51,54 @@ class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("patience is positive")
 
 
+class Hedge:
+    """Races two requests for one answer, when the first is late.
+
+    Args:
+        settings: How late is late, and how many second requests there may be.
+    """
+
+    def __init__(self, settings: HedgeSettings | None = None) -> None:
+        self._settings = settings or HedgeSettings()
+        self._answers: defaultdict[str, _Answers] = defaultdict(lambda: _Answers(self._settings))
+        self._budget = RetryBudget(self._settings.extra_in_reserve, self._settings.requests_per_extra)
+
+    async def race(
+        self,
+        operation: str,
+        ask: Callable[[], Coroutine[Any, Any, T]],
+        discard: Callable[[T], Awaitable[None]] | None = None,
+    ) -> T:
+        """The first answer to one request or two.
+
+        On an error and on a cancellation, no request is under way and no answer is left open.
+
+        Args:
+            operation: Whose answers tell how long to be patient.
+            ask: Sends the request.
+            discard: What is done with an answer that came second.
+        """
+        clock = asyncio.get_running_loop().time
+        answers, began_s = self._answers[operation], clock()
+        self._budget.refill()
+        asked = [asyncio.ensure_future(ask())]
+        winner: asyncio.Future[T] | None = None
+        try:
+            await asyncio.wait(asked, timeout=answers.patience_s)
+            if not asked[0].done() and self._budget.take():
+                asked.append(asyncio.ensure_future(ask()))
+            winner = await _first_answer(asked)
+            if len(asked) > 1:
+                await to_its_end(_let_go([request for request in asked if request is not winner], discard))
+        except BaseException:
+            # Whatever has come, nobody will take it: also what has won, which may go on by itself.
+            await to_its_end(_let_go(asked, discard))
+            raise
+        result = winner.result()
+        answers.add(clock() - began_s)
+        return result
+
+
 class HedgedStore(ForwardingStore):
     """Sends a read again, beside the first, when its answer is late, and takes the one that begins to come first.
 
@@ -59,14 +107,12 @@ class HedgedStore(ForwardingStore):
 
     Args:
         inner: The store, which does not try again by itself.
-        settings: How late is late, and how many second requests there may be.
+        settings: As for `Hedge`.
     """
 
     def __init__(self, inner: BlobStore, settings: HedgeSettings | None = None) -> None:
         super().__init__(inner)
-        self._settings = settings or HedgeSettings()
-        self._answers: defaultdict[str, _Answers] = defaultdict(lambda: _Answers(self._settings))
-        self._budget = RetryBudget(self._settings.extra_in_reserve, self._settings.requests_per_extra)
+        self._hedge = Hedge(settings)
 
     @override
     async def get(
@@ -85,7 +131,7 @@ class HedgedStore(ForwardingStore):
             )
             return stream, await anext(stream, b"")
 
-        stream, first = await self._race("get", ask, lambda answer: answer[0].aclose())
+        stream, first = await self._hedge.race("get", ask, lambda answer: answer[0].aclose())
         async with aclosing(stream) as chunks:
             if first:
                 yield first
@@ -119,7 +165,7 @@ class HedgedStore(ForwardingStore):
                 pouring.result()
             return pouring
 
-        pouring = await self._race("pour", ask, give_up)
+        pouring = await self._hedge.race("pour", ask, give_up)
         try:
             await asyncio.wait({pouring})
         except asyncio.CancelledError:
@@ -129,44 +175,13 @@ class HedgedStore(ForwardingStore):
 
     @override
     async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
-        return await self._race("stat", lambda: self._inner.stat(key, metadata=metadata))
+        return await self._hedge.race("stat", lambda: self._inner.stat(key, metadata=metadata))
 
     @override
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
-        return await self._race(
+        return await self._hedge.race(
             "list_page", lambda: self._inner.list_page(prefix, start_after=start_after, limit=limit)
         )
-
-    async def _race(
-        self,
-        operation: str,
-        ask: Callable[[], Coroutine[Any, Any, T]],
-        discard: Callable[[T], Awaitable[None]] | None = None,
-    ) -> T:
-        """The first answer to one request or two.
-
-        Args:
-            operation: Whose answers tell how long to be patient.
-            ask: Sends the request.
-            discard: What is done with an answer that came second.
-        """
-        clock = asyncio.get_running_loop().time
-        answers, began_s = self._answers[operation], clock()
-        self._budget.refill()
-        asked = [asyncio.ensure_future(ask())]
-        winner: asyncio.Future[T] | None = None
-        try:
-            await asyncio.wait(asked, timeout=answers.patience_s)
-            if not asked[0].done() and self._budget.take():
-                asked.append(asyncio.ensure_future(ask()))
-            winner = await _first_answer(asked)
-        finally:
-            for loser in asked:
-                if loser is not winner:
-                    await _let_go(loser, discard)
-        result = winner.result()
-        answers.add(clock() - began_s)
-        return result
 
 
 async def _first_answer(asked: Sequence[asyncio.Future[T]]) -> asyncio.Future[T]:
@@ -180,10 +195,12 @@ async def _first_answer(asked: Sequence[asyncio.Future[T]]) -> asyncio.Future[T]
     return next(request for request in asked if not isinstance(request.exception(), _LateError))
 
 
-async def _let_go(loser: asyncio.Future[T], discard: Callable[[T], Awaitable[None]] | None) -> None:
-    await give_up(loser)
-    if discard is not None and not loser.cancelled() and loser.exception() is None:
-        await discard(loser.result())
+async def _let_go(asked: Sequence[asyncio.Future[T]], discard: Callable[[T], Awaitable[None]] | None) -> None:
+    """Give requests up, and the answers that they have had."""
+    await give_up(*asked)
+    for request in asked:
+        if discard is not None and not request.cancelled() and request.exception() is None:
+            await discard(request.result())
 
 
 class _Answers:

@@ -13,12 +13,14 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 import aiofiles
+
+from blobstore.bounded import to_its_end
 
 CHUNK_BYTES: Final = 1 << 20
 
@@ -35,7 +37,7 @@ T = TypeVar("T")
 async def run_blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function in a thread, to its end even if this call is cancelled meanwhile."""
     call = functools.partial(function, *args, **kwargs)
-    return await _to_its_end(asyncio.get_running_loop().run_in_executor(None, call))
+    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, call))
 
 
 class LocalFile:
@@ -264,16 +266,16 @@ async def _opened(
         made.append(await aiofiles.open(path, mode, buffering=0, opener=opener))
 
     try:
-        await _to_its_end(open_it())
+        await to_its_end(open_it())
         yield LocalFile(made[0].fileno())
     except BaseException:
         for file in made:
             # What went wrong first is what the caller has to know.
             with suppress(OSError):
-                await _to_its_end(file.close())
+                await to_its_end(file.close())
         raise
     else:
-        await _to_its_end(made[0].close())
+        await to_its_end(made[0].close())
 
 
 def _write_all(descriptor: int, offset: int, data: bytes) -> None:
@@ -282,19 +284,3 @@ def _write_all(descriptor: int, offset: int, data: bytes) -> None:
         written = os.pwrite(descriptor, view, offset)
         offset += written
         view = view[written:]
-
-
-async def _to_its_end(work: Awaitable[T]) -> T:
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is None:
-        return task.result()
-    if not task.cancelled():
-        # Seen: the cancellation is what counts now.
-        task.exception()
-    raise cancelled

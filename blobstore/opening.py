@@ -111,7 +111,8 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
             f"{error.name} is not installed", operation="open", key="s3://", hint="pip install 'tidemark[s3]'"
         ) from error
     prefix = parts.path.removeprefix("/").removesuffix("/")
-    return S3Store(parts.netloc, prefix, (settings or StoreSettings()).s3, bound_by_profile=bound_by_profile)
+    settings = settings or StoreSettings()
+    return S3Store(parts.netloc, prefix, settings.s3, bound_by_profile=bound_by_profile, hedge=settings.hedge)
 
 
 def local_path_of(location: str | Path) -> Path | None:

@@ -29,6 +29,7 @@ from blobstore.errors import (
     InvalidRequestError,
     StoreUnavailableError,
 )
+from blobstore.hedging import Hedge, HedgeSettings
 from blobstore.s3_answers import (
     answers,
     read_created_at_ms,
@@ -67,13 +68,20 @@ class S3Store(BlobStore):
         prefix: Everything is below it; empty for the whole bucket.
         settings: How the server is reached; bound to the event loop of the first call.
         bound_by_profile: Read the profile that `doctor` wrote, and use nothing that it denies (design 0003, P1).
+        hedge: When the profile is asked for a second time: a second request for what waits for it waits, too.
 
     Raises:
         InvalidRequestError: The bucket or the prefix is no valid name.
     """
 
     def __init__(
-        self, bucket: str, prefix: str = "", settings: S3Settings | None = None, *, bound_by_profile: bool = True
+        self,
+        bucket: str,
+        prefix: str = "",
+        settings: S3Settings | None = None,
+        *,
+        bound_by_profile: bool = True,
+        hedge: HedgeSettings | None = None,
     ) -> None:
         if not _BUCKET.fullmatch(bucket):
             raise InvalidRequestError(
@@ -93,6 +101,7 @@ class S3Store(BlobStore):
         self._profile: StoreProfile | None = None
         self._is_ready = False
         self._readying = asyncio.Lock()
+        self._hedge = None if hedge is None else Hedge(hedge)
 
     @property
     @override
@@ -397,7 +406,8 @@ class S3Store(BlobStore):
         async with self._readying:
             if not self._is_ready:
                 if self._bound_by_profile:
-                    self._profile = await self._read_profile()
+                    read = self._read_profile
+                    self._profile = await (self._hedge.race("profile", read) if self._hedge else read())
                 self._is_ready = True
 
     async def _read_profile(self) -> StoreProfile | None:

@@ -12,7 +12,6 @@ import ipaddress
 import os
 import ssl
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -38,7 +37,7 @@ from blobstore.s3_errors import (
     showable,
 )
 from blobstore.s3_settings import S3Settings
-from blobstore.s3_threads import THREADS, ThreadedSession, pour
+from blobstore.s3_threads import IN_THREAD, ThreadedSession, pour
 from blobstore.sinks import Buffer, Sink
 
 Answer = dict[str, Any]
@@ -138,14 +137,10 @@ class S3Client:
         self._is_proven = False
         self._exits = contextlib.AsyncExitStack()
         self._retired: list[contextlib.AsyncExitStack] = []
-        self._threads: ThreadPoolExecutor | None = None
 
     async def close(self) -> None:
         """Close every connection; closing twice is fine."""
         self._client = None
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
-            self._threads = None
         for exits in (*self._retired, self._exits):
             await exits.aclose()
 
@@ -223,20 +218,15 @@ class S3Client:
 
     async def fetch(self, **arguments: Any) -> Answer:
         """`call` of `get_object` in a thread: the body of the answer is for `pour`, and not for `read`."""
-        way = THREADS.set(self._thread_pool())
+        way = IN_THREAD.set(True)
         try:
             return await self.call("get_object", **arguments)
         finally:
-            THREADS.reset(way)
+            IN_THREAD.reset(way)
 
     async def pour(self, answer: Answer, sink: Sink, *, size_bytes: int) -> None:
         """Give the body of an answer of `fetch` to a sink; errors as `s3_threads.pour`."""
-        await pour(self._thread_pool(), answer["Body"].raw_stream, sink, size_bytes=size_bytes)
-
-    def _thread_pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._settings.connections_max, thread_name_prefix="tidemark-s3")
-        return self._threads
+        await pour(answer["Body"].raw_stream, sink, size_bytes=size_bytes)
 
     async def _renew(self, client: Any) -> bool:
         """Whether asking again makes sense: credentials that were good have ended, and new ones may be there."""
@@ -463,7 +453,10 @@ def _was_connected(error: botocore.exceptions.EndpointConnectionError) -> bool:
 
 def _is_untrusted(error: botocore.exceptions.SSLError) -> bool:
     """Whether it is the certificate, and not a connection that broke in the handshake."""
-    return isinstance(error.kwargs.get("error"), aiohttp.ClientConnectorCertificateError)
+    cause = error.kwargs.get("error")
+    # urllib3 has what the system said in its own error's arguments.
+    reasons = (cause, *getattr(cause, "args", ()))
+    return any(isinstance(it, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError) for it in reasons)
 
 
 def _told(error: BaseException) -> str:

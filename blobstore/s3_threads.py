@@ -6,9 +6,9 @@ the SDK's as ever: endpoint, credentials, signature, certificates, proxies, and 
 """
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from contextlib import suppress
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
@@ -24,29 +24,33 @@ from blobstore.sinks import HELD_S, POURED_BYTES, Gate, ShutError, Sink
 
 T = TypeVar("T")
 
-# The threads for the request that is made in this context; None: it goes through the event loop.
-THREADS: Final = ContextVar[Executor | None]("THREADS", default=None)
+# Whether the request that is made in this context is sent by a thread; otherwise it goes through the event loop.
+IN_THREAD: Final = ContextVar("IN_THREAD", default=False)
 _REFUSED: Final = 300
 # What is read at first; more at a time while that comes fast, so that of a slow body the sink hears in time.
 _FIRST_BYTES: Final = 64 * 1024
 _FAST_S: Final = HELD_S / 8
+# Connections that nobody used for so long are not trusted: what stands between may have forgotten them.
+_IDLE_MAX_S: Final = 12.0
 
 
 class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no types
-    """The SDK's HTTP client, which sends in a thread what `THREADS` says so of."""
+    """The SDK's HTTP client, which sends in a thread what `IN_THREAD` says so of."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         settings.pop("connector_args", None)
         self._settings = settings
+        self._making = threading.Lock()
         self._blocking: URLLib3Session | None = None
+        self._used_at_s = 0.0
 
     @override
     async def send(self, request: Any) -> Any:
-        threads = THREADS.get()
-        if threads is None:
+        if not IN_THREAD.get():
             return await super().send(request)
-        return await _in_thread(threads, lambda: self._send(request), _close_answer)
+        now_s = asyncio.get_running_loop().time()
+        return await _in_thread(lambda: self._send(request, now_s), _close_answer)
 
     @override
     async def close(self) -> None:
@@ -54,14 +58,24 @@ class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no t
             self._blocking.close()
         await super().close()
 
-    def _send(self, request: Any) -> AioAWSResponse:
-        if self._blocking is None:
-            # Two threads may make one each: then the first one's connections end with their answers.
-            self._blocking = URLLib3Session(**self._settings)
-        answer = self._blocking.send(request)
+    def _send(self, request: Any, now_s: float) -> AioAWSResponse:
+        answer = self._session(now_s).send(request)
         headers = {name.lower(): value for name, value in answer.headers.items()}
-        raw = answer.raw if answer.status_code < _REFUSED else _ReadBody(answer.content)
-        return AioAWSResponse(answer.url, answer.status_code, headers, raw)
+        if request.stream_output and answer.status_code < _REFUSED:
+            return AioAWSResponse(answer.url, answer.status_code, headers, answer.raw)
+        try:
+            content = answer.content
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise BrokenError(f"a refusal broke off: {type(error).__name__}") from None
+        return AioAWSResponse(answer.url, answer.status_code, headers, _ReadBody(content))
+
+    def _session(self, now_s: float) -> URLLib3Session:
+        with self._making:
+            if self._blocking is None or now_s > self._used_at_s + _IDLE_MAX_S:
+                # Those that are still at work have the old one, and close with their answers.
+                self._blocking = URLLib3Session(**self._settings)
+            self._used_at_s = max(now_s, self._used_at_s)
+            return self._blocking
 
 
 class _ReadBody:
@@ -77,13 +91,13 @@ class _ReadBody:
         """There is nothing to close."""
 
 
-async def pour(threads: Executor, body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) -> None:
+async def pour(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) -> None:
     """Give the body of an answer to a sink, in a thread.
 
-    Cancelled, it leaves that thread alone, which has no way to the sink any more and ends soon.
+    Cancelled, it leaves that thread alone, which has no way to the sink any more and ends with its piece or the read
+    timeout. (Closing its socket from here would, over TLS, give it the ciphertext to read.)
 
     Args:
-        threads: One of them.
         body: Not read yet; given up if it is not read to its end.
         sink: For the bytes.
         size_bytes: How many were announced.
@@ -94,10 +108,9 @@ async def pour(threads: Executor, body: urllib3.HTTPResponse, sink: Sink, *, siz
     """
     gate, clock = Gate(sink), asyncio.get_running_loop().time
     try:
-        await _in_thread(threads, lambda: _pour(body, gate, size_bytes, clock), lambda _: body.close())
+        await _in_thread(lambda: _pour(body, gate, size_bytes, clock))
     except asyncio.CancelledError:
-        with suppress(Exception):  # it is between two pieces, or at its end
-            body.shutdown()
+        gate.refuse()
         await run_blocking(gate.shut)
         raise
 
@@ -127,15 +140,27 @@ def _pour(body: urllib3.HTTPResponse, sink: Sink, size_bytes: int, clock: Callab
             body.close()
 
 
-async def _in_thread(threads: Executor, work: Callable[[], T], undo: Callable[["Future[T]"], None] | None = None) -> T:
+async def _in_thread(work: Callable[[], T], undo: Callable[["Future[T]"], None] | None = None) -> T:
     """The result of a function that runs in a thread; one that is cancelled meanwhile does not wait for it.
 
+    Nor does the end of the process: the thread is its own, where those of a pool would be waited for.
+
     Args:
-        threads: One of them.
         work: The function.
         undo: What happens, in the thread, to a result for which nobody waits.
     """
-    future = threads.submit(work)
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - whoever waits has it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    future.set_running_or_notify_cancel()
+    threading.Thread(target=run, name="tidemark-s3", daemon=True).start()
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
@@ -145,5 +170,5 @@ async def _in_thread(threads: Executor, work: Callable[[], T], undo: Callable[["
 
 
 def _close_answer(answered: "Future[AioAWSResponse]") -> None:
-    if not answered.cancelled() and answered.exception() is None:
+    if answered.exception() is None:
         answered.result().raw.close()

@@ -66,10 +66,15 @@ class Gate(Sink):
                 raise ShutError
             self._sink.write(data)
 
+    def refuse(self) -> None:
+        """Let nothing through any more that has not begun."""
+        self._is_shut = True
+
     def shut(self) -> None:
-        """Let nothing through any more. Waits for a write that is under way."""
+        """`refuse`, and wait for a write that is under way."""
+        self.refuse()
         with self._lock:
-            self._is_shut = True
+            pass
 
 
 async def pour_chunks(chunks: AsyncGenerator[bytes, None], sink: Sink) -> None:
@@ -80,7 +85,7 @@ async def pour_chunks(chunks: AsyncGenerator[bytes, None], sink: Sink) -> None:
     """
     clock = asyncio.get_running_loop().time
     held: list[bytes] = []
-    held_bytes, since_s = 0, clock()
+    held_bytes, since_s = 0, 0.0  # what comes first is handed on at once: somebody may wait for it
 
     async def write() -> None:
         nonlocal held, held_bytes, since_s

@@ -20,24 +20,22 @@ from engine.local_writing import (
     copy_file,
     copy_small_files,
     create_file,
-    find_wrong_piece,
     link_file,
     seal_file,
     write_files,
-    write_pieces,
 )
+from engine.pack_reading import PackWriter
 from engine.progress import Progress
 from engine.staging import target_errors
-from engine.transfer import ByteBudget, get_run
+from engine.transfer import ByteBudget
 from engine.transfer_settings import TransferSettings
 from index.model import FileBlob, SnapshotMetadata
 from index.restore_plan import FetchedRun, RestoredFile, RestorePlan, ReusedFile
 
 # Bytes that turn out wrong are fetched so often in all: a fault on the way is not yet a fault of the blob.
 FETCHES_MAX: Final = 2
-# Small files go to a thread so many at a time, and those of one range to so many threads at once.
+# Small files go to a thread so many at a time.
 FILES_PER_HOP: Final = 256
-HOPS_PER_RANGE_MAX: Final = 4
 # Local files up to this size are copied through memory, so many bytes at a time.
 SMALL_BYTES_MAX: Final = 256 * 1024
 HOP_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -217,44 +215,45 @@ class Downloader:
             await self._fetch_blob(stream, blob)
 
     async def _fetch_run(self, run: FetchedRun) -> None:
-        """Fetch a range of a pack, and write its files once all of them are known to be right."""
-        async with self._budget.hold(run.size_bytes):
-            data = await self._get_verified_run(run)
-
-            async def write(files: Sequence[RestoredFile]) -> None:
-                with target_errors(self._target):
-                    written = await run_blocking(write_pieces, self._root, run, files, data, self._owners)
-                self._written.extend(written)
-
-            await carry_out_all(write, _groups(run.files), in_flight_max=HOPS_PER_RANGE_MAX)
-        self._files_fetched += len(run.files)
-        self._progress.add(files=len(run.files), bytes_=sum(file.size_bytes for file in run.files))
-
-    async def _get_verified_run(self, run: FetchedRun) -> bytearray:
-        wrong = run.files[0]
+        """Fetch a range of a pack, and write its files as they come; only what is right stays."""
+        wrong: Sequence[RestoredFile] = run.files
         cause: StoreError | None = None
         for attempt in range(FETCHES_MAX):
             self._count_request(run.size_bytes)
-            metadata = self._metadata(wrong, run.size_bytes)
+            writer = PackWriter(self._root, run, wrong, self._owners)
             try:
-                data = await get_run(
-                    self._store,
-                    run.key,
-                    start=run.start,
-                    size_bytes=run.size_bytes,
-                    fresh=attempt > 0,
-                    metadata=metadata,
-                )
-            except BlobNotFoundError as error:
-                raise self._damaged(wrong, run.key, "its blob is missing") from error
-            except (BlobCorruptError, InvalidRequestError) as error:
-                cause = error
-                continue
-            found = await run_blocking(find_wrong_piece, run, data)
-            if found is None:
-                return data
-            wrong, cause = found, None
-        raise self._damaged(wrong, run.key, "its bytes are not the ones that were backed up") from cause
+                cause = await self._pour_run(run, writer, fresh=attempt > 0)
+            finally:
+                writer.close()
+            self._written.extend(writer.written)
+            self._files_fetched += len(writer.written)
+            size_bytes = sum(written.file.size_bytes for written in writer.written)
+            self._progress.add(files=len(writer.written), bytes_=size_bytes)
+            wrong = writer.wrong
+            if not wrong:
+                return
+        raise self._damaged(wrong[0], run.key, "its bytes are not the ones that were backed up") from cause
+
+    async def _pour_run(self, run: FetchedRun, writer: PackWriter, *, fresh: bool) -> StoreError | None:
+        """Give a range to its writer; the error that may go away if it is fetched once more."""
+        broken: StoreError | None = None
+        async with self._budget.hold(2 * self._settings.chunk_bytes):
+            with target_errors(self._target):
+                try:
+                    await self._store.pour(
+                        run.key,
+                        writer,
+                        start=run.start,
+                        size_bytes=run.size_bytes,
+                        fresh=fresh,
+                        metadata=self._metadata(run.files[0], run.size_bytes),
+                    )
+                except BlobNotFoundError as error:
+                    raise self._damaged(run.files[0], run.key, "its blob is missing") from error
+                except (BlobCorruptError, InvalidRequestError) as error:
+                    broken = error
+                await run_blocking(writer.end)
+        return broken
 
     async def _fetch_blob(self, stream: _Stream, blob: FileBlob) -> None:
         """Fetch one blob of a file straight into its place; whoever brings the last one seals the file."""

@@ -17,16 +17,20 @@ from index.delta import INDEX_DELTAS_MAX, make_delta, resolve_deltas
 from index.errors import IndexInvariantError
 from index.invariants import check_snapshot_index
 from index.keys import INDEXES, upload_key
-from index.model import IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex
+from index.model import DirIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex
 from index.reachable import files_of
 
 # A smaller index is always stored whole: a delta would save less than the request costs that it adds to a reading.
 WHOLE_BYTES_MAX: Final = 256 * 1024
 # A delta has to be this many times smaller than the whole.
 DELTA_GAIN_MIN: Final = 4
-# How many indexes an `IndexCache` holds, however large; and files and steps of lineages of more, if they are small.
+# What `_weigh` counts as one takes less than that in an index before compression: most take half of it.
+WEIGHT_BYTES_MAX: Final = 512
+# Bytes of files that stand in an index itself and weigh as much as an entry.
+INLINE_BYTES_PER_WEIGHT: Final = 256
+# How many indexes an `IndexCache` holds, however large; and what more of them weigh together, if they are small.
 CACHED_MAX: Final = 4
-CACHED_ENTRIES_MAX: Final = 20_000
+CACHED_WEIGHT_MAX: Final = 20_000
 
 PAYLOAD: Final = "snapshot-index"
 
@@ -49,7 +53,8 @@ class IndexCache:
 
     def __init__(self) -> None:
         self._snapshots: OrderedDict[IndexReference, StoredSnapshot] = OrderedDict()
-        self._entries: dict[IndexReference, int] = {}
+        self._weights: dict[IndexReference, int] = {}
+        self._weight = 0
 
     def find(self, reference: IndexReference) -> StoredSnapshot | None:
         """The index that this very reference names."""
@@ -57,13 +62,15 @@ class IndexCache:
 
     def keep(self, snapshot: StoredSnapshot) -> None:
         """Remember an index; those that were remembered longest ago go if there is no room."""
-        reference, index = snapshot.chain[0], snapshot.index
+        reference = snapshot.chain[0]
         self._snapshots[reference] = snapshot
         self._snapshots.move_to_end(reference)
-        self._entries[reference] = 1 + len(index.metadata.lineage) + sum(1 for _ in files_of(index.dir))
-        while len(self._snapshots) > CACHED_MAX and sum(self._entries.values()) > CACHED_ENTRIES_MAX:
+        self._weight -= self._weights.pop(reference, 0)
+        self._weights[reference] = _weigh(snapshot.index)
+        self._weight += self._weights[reference]
+        while len(self._snapshots) > CACHED_MAX and self._weight > CACHED_WEIGHT_MAX:
             oldest, _ = self._snapshots.popitem(last=False)
-            del self._entries[oldest]
+            self._weight -= self._weights.pop(oldest)
 
 
 async def read_index(store: BlobStore, reference: IndexReference) -> SnapshotIndex:
@@ -178,7 +185,9 @@ def _encode(index: SnapshotIndex, base: StoredSnapshot | None) -> tuple[bytes, b
     # So much at least: hashes do not become smaller.
     least_bytes = HASH_BYTES * sum(1 for _ in files_of(index.dir))
     delta = _encode_delta(index, base) if least_bytes > WHOLE_BYTES_MAX else None
-    if delta is not None and delta_pays(whole_bytes=least_bytes, delta_bytes=len(delta)):
+    # Near the cap the whole is made, so that an index too large for it is refused now, not at the end of the chain.
+    fits = _weigh(index) * WEIGHT_BYTES_MAX <= INDEX_BYTES_MAX // 2
+    if fits and delta is not None and delta_pays(whole_bytes=least_bytes, delta_bytes=len(delta)):
         check_snapshot_index(index, base.index)
         return delta, True
     whole = encode_index(index, base.index)
@@ -187,6 +196,18 @@ def _encode(index: SnapshotIndex, base: StoredSnapshot | None) -> tuple[bytes, b
     if delta is not None and delta_pays(whole_bytes=len(whole), delta_bytes=len(delta)):
         return delta, True
     return whole, False
+
+
+def _weigh(index: SnapshotIndex) -> int:
+    """How large an index is: entries present and removed, their blobs and bytes inline, packs, steps of its lineage."""
+    return len(index.metadata.lineage) + len(index.packs) + _weigh_dir(index.dir)
+
+
+def _weigh_dir(directory: DirIndex) -> int:
+    weight = 1
+    for file in (*directory.files_present, *directory.files_removed):
+        weight += max(1, len(file.blobs)) + (len(file.inline) // INLINE_BYTES_PER_WEIGHT if file.inline else 0)
+    return weight + sum(map(_weigh_dir, (*directory.sub_dirs_present, *directory.sub_dirs_removed)))
 
 
 def _encode_delta(index: SnapshotIndex, base: StoredSnapshot) -> bytes | None:

@@ -24,7 +24,7 @@ from engine.hashing import ContentHasher, hash_content
 from engine.local_stat import READ_FLAGS, is_untouched, local_file
 from index.local_tree import LocalFile
 from index.model import FileIndex, FileMetadata
-from index.restore_plan import FetchedRun, RestoredFile, ReusedFile
+from index.restore_plan import RestoredFile, ReusedFile
 
 # Files are made in groups of this size and then synced: the first sync of a group does most of the work for all.
 SYNC_GROUP_MAX: Final = 64
@@ -125,20 +125,6 @@ def write_files(
             for descriptor, _ in opened:
                 os.close(descriptor)
     return written
-
-
-def find_wrong_piece(run: FetchedRun, data: bytearray) -> RestoredFile | None:
-    """The first file of a range whose bytes do not have the file's hash; None if all have."""
-    view = memoryview(data)
-    return next((f for f in run.files if hash_content(_piece(run, f, view)) != f.entry.blake3), None)
-
-
-def write_pieces(
-    root: int, run: FetchedRun, files: Sequence[RestoredFile], data: bytearray, owners: OwnerPolicy
-) -> list[WrittenFile]:
-    """Write some files of a range that was verified."""
-    view = memoryview(data)
-    return write_files(root, [(file, _piece(run, file, view)) for file in files], owners)
 
 
 def link_file(root: int, source: int, reused: ReusedFile) -> WrittenFile | None:
@@ -262,11 +248,6 @@ def _copy(reader: int, writer: int, size_bytes: int) -> bytes:
         write_at(writer, hasher.size_bytes, chunk)
         hasher.update(chunk)
     return hasher.blake3
-
-
-def _piece(run: FetchedRun, file: RestoredFile, view: memoryview) -> memoryview:
-    start = file.entry.blobs[0].blob_offset_bytes - run.start
-    return view[start : start + file.size_bytes]
 
 
 def _content_stamp(status: os.stat_result) -> tuple[int, int]:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack
@@ -62,10 +62,12 @@ class LoopThread:
         try:
             self._loop.call_soon_threadsafe(begin)
             ended.get()
-        except BaseException:
+        except BaseException as interrupt:
             self._loop.call_soon_threadsafe(cancel)
             with contextlib.suppress(queue.Empty):
                 ended.get(timeout=CLEANUP_S_MAX)
+            for note in _notes_of(begun):
+                interrupt.add_note(note)
             raise
         return begun[0].result()
 
@@ -75,6 +77,16 @@ class LoopThread:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+
+def _notes_of(begun: Sequence[asyncio.Task[Any]]) -> list[str]:
+    """What the cleaning up of an interrupted task noted on its error, such as what it has left behind."""
+    try:
+        for task in begun:
+            task.result()
+    except BaseException as error:  # noqa: BLE001  (its own caller is told of the interrupt)
+        return list(getattr(error, "__notes__", ()))
+    return []
 
 
 class Closing(Protocol):

@@ -12,7 +12,7 @@ from typing import Self
 from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, Created, Lost, RequestMetadata, Unknown
-from blobstore.errors import BlobCorruptError, StoreUnavailableError
+from blobstore.errors import StoreUnavailableError
 from blobstore.sinks import Buffer, Sink
 from engine.errors import DamagedError
 from engine.hashing import ContentHasher
@@ -152,22 +152,6 @@ async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int, me
             return Created(created_at_ms=found.created_at_ms)
 
 
-async def get_run(
-    store: BlobStore, key: BlobKey, *, start: int, size_bytes: int, fresh: bool = False, metadata: RequestMetadata
-) -> bytearray:
-    """A run of bytes of a blob in memory.
-
-    Raises:
-        BlobCorruptError: The store yields another number of bytes.
-        StoreError: As `BlobStore.get`.
-    """
-    run = _Run(key, size_bytes)
-    await store.pour(key, run, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)
-    if run.size_bytes != size_bytes:
-        raise run.wrong(run.size_bytes)
-    return run.data
-
-
 class HashingSink(Sink):
     """Hashes bytes and keeps none of them: for whoever only looks."""
 
@@ -177,25 +161,3 @@ class HashingSink(Sink):
     @override
     def write(self, data: Buffer) -> None:
         self._hasher.update(data)
-
-
-class _Run(Sink):
-    """Bytes that are to stand in memory, so many as are known."""
-
-    def __init__(self, key: BlobKey, size_bytes: int) -> None:
-        self._key = key
-        self.data = bytearray(size_bytes)
-        self.size_bytes = 0
-
-    def wrong(self, size_bytes: int) -> BlobCorruptError:
-        return BlobCorruptError(
-            f"yields {size_bytes} bytes instead of {len(self.data)}", operation="get", key=self._key
-        )
-
-    @override
-    def write(self, data: Buffer) -> None:
-        end = self.size_bytes + len(data)
-        if end > len(self.data):
-            raise self.wrong(end)
-        self.data[self.size_bytes : end] = data
-        self.size_bytes = end

@@ -207,8 +207,11 @@ class Uploader:
 
     def _check_runs(self, planned: PlannedBlobs) -> None:
         """Refuse a file of several blobs of which the whole hash is not of the bytes that were sent."""
-        again = self._runs_read_again.get(planned.counter, [])
-        if again != [self._run_hashes[self._session.key(planned.counter + i)] for i in range(len(again))]:
+        runs_count = len(planned.runs)
+        if runs_count == 1:
+            return
+        sent = [self._run_hashes[self._session.key(planned.counter + i)] for i in range(runs_count)]
+        if self._runs_read_again.get(planned.counter) != sent:
             raise read_twice_error(str(self._source.path.joinpath(*planned.file.path)))
 
     async def _put(self, key: BlobKey, body: Body, payload: str) -> None:

@@ -36,7 +36,7 @@ class ReusedFile(msgspec.Struct, frozen=True):
 
 
 class FetchedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of a pack, with the files that stand in it in the order of their offsets."""
+    """A range of a pack, with the files that stand in it in the order of their offsets; they do not overlap."""
 
     key: BlobKey
     start: int
@@ -53,7 +53,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     # Immutable files that get a second name.
     links: tuple[ReusedFile, ...]
     copies: tuple[ReusedFile, ...]
-    # Small files, by ranges of packs; all bytes of a range are held in memory at once.
+    # Small files, by ranges of packs.
     runs: tuple[FetchedRun, ...]
     # Files that are fetched blob by blob and written as they come.
     streams: tuple[RestoredFile, ...]
@@ -117,7 +117,7 @@ def plan_restore(
     Args:
         index: The snapshot.
         present: Local files by path, their content known to be that of the snapshot's file of the path (I2).
-        range_bytes: The largest range of a pack to ask for at once, and to hold in memory.
+        range_bytes: The largest range of a pack to ask for at once.
         owners_count: Whether a file of another owner or group is not the same file.
 
     Returns:
@@ -199,19 +199,19 @@ def _is_linkable(local: LocalFile, entry: FileIndex, *, owners_count: bool) -> b
 
 
 def _runs(key: BlobKey, files: Collection[RestoredFile], range_bytes: int) -> Iterator[FetchedRun]:
-    """Join the files of a pack to ranges, bridging small gaps, none longer than `range_bytes`."""
+    """Join the files of a pack to ranges, bridging small gaps, none longer than `range_bytes`, none with an overlap."""
     run: list[RestoredFile] = []
     start = end = 0
     for file in sorted(files, key=_blob_offset_bytes):
         at = _blob_offset_bytes(file)
         file_end = at + file.size_bytes
-        if run and (at - end > GAP_BYTES_MAX or max(end, file_end) - start > range_bytes):
+        if run and (not 0 <= at - end <= GAP_BYTES_MAX or file_end - start > range_bytes):
             yield _run(key, start, end, run)
             run = []
         if not run:
             start = end = at
         run.append(file)
-        end = max(end, file_end)
+        end = file_end
     if run:
         yield _run(key, start, end, run)
 

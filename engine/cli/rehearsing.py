@@ -4,7 +4,7 @@ import os
 import tempfile
 from importlib.metadata import version as release_of
 from pathlib import Path
-from typing import Final, cast
+from typing import cast
 
 import click
 import msgspec
@@ -19,7 +19,7 @@ from engine.config import CommitChoice, Moment, state_path
 from engine.errors import EngineError, NotFoundError, UsageError
 from engine.rehearsal.forecast import EXECUTORS, Forecast, forecast
 from engine.rehearsal.history import HISTORY_NAME, append, read_history
-from engine.rehearsal.model import Entry, FailedRehearsal, Rehearsal
+from engine.rehearsal.model import MESSAGE_LENGTH_MAX, Entry, FailedRehearsal, Rehearsal
 from engine.rehearsal.page import PAGE_NAME, write_page
 from engine.rehearsal.run import rehearse
 from engine.rehearsal.telling import (
@@ -40,8 +40,6 @@ from engine.transfer_settings import STORES_AT_ONCE
 from engine.words import count, printable, shortened, table
 from index.errors import FormatError
 from index.model import Scope
-
-MESSAGE_LENGTH_MAX: Final = 1000
 
 
 class BoundView(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +113,7 @@ def bench(ctx: click.Context) -> None:
     "--to",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Restore to a fresh directory in DIR, removed at the end: on which disk?  [default: $TMPDIR, else /tmp]",
+    help="Restore to a fresh directory in DIR, which is there; removed at the end.  [default: $TMPDIR, else /tmp]",
 )
 @click.option("--to-nowhere", is_flag=True, help="Read and hash everything; write and open nothing.")
 @click.option("--keep", is_flag=True, help="Leave the fresh directory; RocksDB was open in it.")
@@ -182,6 +180,8 @@ def bench_restore(
         rehearsal = _rehearse(session, repository, request, report_dir, wanted=not one_line)
     if load := load_line(rehearsal):
         session.warn(load)
+    for warning in rehearsal.warnings:
+        session.warn(warning)
     if not rehearsal.pinned:
         session.warn("the store denied writing a pin: a collection at the same time could have taken the commit")
     if rehearsal.kept_at and not keep:

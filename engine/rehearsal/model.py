@@ -6,6 +6,8 @@ from typing import Annotated, Final
 import msgspec
 
 SCHEMA: Final = 1
+# Of an error or a warning, so that a line of the history keeps within its cap.
+MESSAGE_LENGTH_MAX: Final = 1000
 
 # A number that a plot can be made of: JSON has no other infinities than those that overflow.
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
@@ -86,6 +88,8 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", 
     open_s: Amount
     measured: Measured
     slo_ms: Count | None = None
+    # Why a probe measured nothing; its figures are 0.
+    warnings: tuple[str, ...] = ()
 
     @property
     def total_s(self) -> float:

@@ -8,13 +8,12 @@ import msgspec
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.bounded import carry_out_all
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
-from blobstore.local_files import run_blocking
 from engine.errors import DamagedError
 from engine.hashing import ContentHasher
-from engine.local_writing import find_wrong_piece
+from engine.pack_reading import PackReader
 from engine.progress import Progress
 from engine.restore import read_index_of
-from engine.transfer import ByteBudget, HashingSink, get_run
+from engine.transfer import ByteBudget, HashingSink
 from engine.transfer_settings import TransferSettings
 from index.model import FileBlob, StoreReference
 from index.restore_plan import FetchedRun, RestoredFile, RestorePlan, plan_restore
@@ -70,10 +69,10 @@ class _Reader:
     async def read(self, job: FetchedRun | tuple[RestoredFile, FileBlob]) -> None:
         """Fetch and hash a range of a pack, or a blob of a file."""
         if isinstance(job, FetchedRun):
-            key, size_bytes, held_bytes = job.key, job.size_bytes, job.size_bytes
+            key, size_bytes = job.key, job.size_bytes
         else:
-            key, size_bytes, held_bytes = job[1].key, job[1].size_bytes, 2 * self._settings.chunk_bytes
-        async with self._budget.hold(held_bytes):
+            key, size_bytes = job[1].key, job[1].size_bytes
+        async with self._budget.hold(2 * self._settings.chunk_bytes):
             await self._read_right(job, key, size_bytes)
         if isinstance(job, FetchedRun):
             self._progress.add(files=len(job.files), bytes_=sum(file.size_bytes for file in job.files))
@@ -102,10 +101,11 @@ class _Reader:
         raise DamagedError(message, operation="rehearse", subject=key) from cause
 
     async def _run_is_right(self, run: FetchedRun, *, fresh: bool) -> bool:
-        data = await get_run(
-            self._store, run.key, start=run.start, size_bytes=run.size_bytes, fresh=fresh, metadata=_REHEARSAL
+        files = PackReader(run, run.files)
+        await self._store.pour(
+            run.key, files, start=run.start, size_bytes=run.size_bytes, fresh=fresh, metadata=_REHEARSAL
         )
-        return await run_blocking(find_wrong_piece, run, data) is None
+        return not files.wrong
 
     async def _blob_is_right(self, file: RestoredFile, blob: FileBlob, *, fresh: bool) -> bool:
         hasher = ContentHasher()

@@ -127,6 +127,7 @@ def _last(rehearsal: Rehearsal) -> str:
             "<h3>Phases</h3>",
             svg.rows(steps, whole=0),
             f"<p class=bad>{escape(load_line(rehearsal))}</p>",
+            *(f"<p class=bad>{_text(warning)}</p>" for warning in rehearsal.warnings),
             f"<h3>What bound it</h3><p>{escape(verdict_line(verdict))}. What would help: {escape(verdict.hint)}.</p>",
             "<p class=note>How long each would have taken by itself; the dashed line is what it took together.</p>",
             svg.rows(alone, whole=of),

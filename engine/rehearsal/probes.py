@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
@@ -139,7 +140,7 @@ def probe_disk(directory: Path, *, size_bytes: int, monotonic_s: Callable[[], fl
     """Measure how fast files are written and synced in a directory, by several threads; they are removed again.
 
     Args:
-        directory: There already.
+        directory: There already; they are written to a fresh one in it.
         size_bytes: What a restore writes; no more than that, nor than `PROBE_BYTES_MAX`, is written in large files.
         monotonic_s: Seconds that never go backwards.
         into: What else was measured.
@@ -150,8 +151,9 @@ def probe_disk(directory: Path, *, size_bytes: int, monotonic_s: Callable[[], fl
     data = pattern(MIB, "rehearsal")
     small = data[:SMALL_FILE_BYTES]
     megabytes = max(1, min(size_bytes, PROBE_BYTES_MAX) // MIB // WRITERS_COUNT)
-    paths = [directory / f"probe-{number:02d}" for number in range(SMALL_FILES_COUNT)]
-    try:
+    # No encoded name of a task, which may stand beside it, begins with a dot.
+    with TemporaryDirectory(prefix=".probe-", dir=directory) as room:
+        paths = [Path(room, str(number)) for number in range(SMALL_FILES_COUNT)]
         with ThreadPoolExecutor(WRITERS_COUNT) as pool:
             began_s = monotonic_s()
             list(pool.map(lambda path: _write(path, [small]), paths))
@@ -159,9 +161,6 @@ def probe_disk(directory: Path, *, size_bytes: int, monotonic_s: Callable[[], fl
             began_s = monotonic_s()
             list(pool.map(lambda path: _write(path, [data] * megabytes), paths[:WRITERS_COUNT]))
             large_s = monotonic_s() - began_s
-    finally:
-        for path in paths:
-            path.unlink(missing_ok=True)
     file_s = small_s / SMALL_FILES_COUNT
     # The large files are files too: what each costs as such is not the bytes'.
     moving_s = max(large_s / 10, large_s - WRITERS_COUNT * file_s)

@@ -1,10 +1,8 @@
 """A rehearsal: the restore of a whole commit, to a directory that goes again or to nowhere, looked at closely."""
 
 import os
-import shutil
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Unpack
@@ -12,21 +10,25 @@ from typing import Final, Unpack
 import msgspec
 
 from blobstore.bounded import map_bounded
+from blobstore.errors import StoreError
 from blobstore.local_files import run_blocking
 from engine.clock import Ambient, SystemAmbient
 from engine.complete import naming_complete
 from engine.digest_cache import DigestCache
-from engine.errors import TargetError
+from engine.errors import EngineError
 from engine.progress import NO_PROGRESS, Progress
-from engine.rehearsal.model import Measured, Rehearsal
+from engine.rehearsal.model import MESSAGE_LENGTH_MAX, Measured, Rehearsal
 from engine.rehearsal.nowhere import Fetched, restore_to_nowhere
-from engine.rehearsal.probes import PROBE_BYTES_MAX, choose_pieces, cores_count, probe_disk, probe_store
+from engine.rehearsal.probes import choose_pieces, cores_count, probe_disk, probe_store
+from engine.rehearsal.scratch import scratch_directory
 from engine.rehearsal.timed_store import TimedStore
 from engine.repository_reading import Choice, ReadingRepository
 from engine.restore import read_index_of, restore_store
 from engine.rocksdb import StoreReader, spark_settings
 from engine.staging import target_errors
 from engine.transfer_settings import STORES_AT_ONCE, TransferSettings, share_among
+from engine.words import shortened
+from index.errors import FormatError
 from index.keys import encode_component
 from index.log import Commit
 from index.model import Scope, StoreReference
@@ -34,7 +36,6 @@ from index.restore_plan import plan_restore
 
 # The indexes of so many stores are read for the network's probe.
 PROBED_STORES_MAX: Final = 8
-SCRATCH_PREFIX: Final = "tidemark-rehearsal-"
 # An operator that reads whatever operands a store holds; nothing is read but what an opening reads.
 _OPENING: Final = spark_settings(merge_delimiter=b",")
 _NOTHING: Final = Measured(
@@ -81,8 +82,9 @@ async def rehearse(
     Args:
         repository: Where from.
         scope: Whose commit; `choice` says which, as for `Repository.find`.
-        scratch: A fresh directory is made in it, which it has room for, and removed at the end, also after an error.
-            None: everything is read and hashed, and nothing is written or opened.
+        scratch: A directory that is there. A fresh one is made in it, which it has room for, and removed at the end,
+            also after an error; if it does not go, a note on the error names it. None: everything is read and hashed,
+            and nothing is written or opened.
         keep: Leave the fresh directory where it is. RocksDB was open in it: it is not byte for byte what was backed up.
         stores_at_once: So many stores share the requests and the memory of `repository.settings`, as on an executor.
         slo_ms: What it may take; nothing but noted.
@@ -90,11 +92,11 @@ async def rehearse(
         progress: Told what there is to do and what is done.
 
     Returns:
-        What was measured.
+        What was measured; what a probe could not find out is 0, and its warnings say so.
 
     Raises:
         NotFoundError: No commit fits.
-        TargetError: The scratch directory cannot be used, or has no room.
+        TargetError: The scratch directory is not there, cannot be used, or has no room.
         DamagedError: Something is missing or altered, or a RocksDB does not open.
         StoreError: As the store says.
     """
@@ -105,7 +107,7 @@ async def rehearse(
         find_s = ambient.monotonic_s() - began_s
         stores = commit.record.stores
         at_once, settings = share_among(repository.settings, max(1, min(stores_at_once, len(stores))))
-        async with _scratch_directory(scratch, commit, ambient, keep=keep) as directory:
+        async with scratch_directory(scratch, commit, ambient, keep=keep) as directory:
             run = _Run(
                 repository,
                 commit=commit,
@@ -142,6 +144,7 @@ async def rehearse(
         open_s=open_s,
         measured=run.measured,
         slo_ms=slo_ms,
+        warnings=tuple(run.warnings),
     )
 
 
@@ -164,16 +167,28 @@ class _Run:
         self._all_settings = repository.settings
         self._commit = commit
         self._stores = commit.record.stores
+        self._size_bytes = sum(store.size_bytes for store in self._stores)
         self._directory = directory
         self._ambient = ambient
         self._at_once = at_once
         self._settings = settings
         self._progress = progress
         self.measured = _NOTHING
+        self.warnings: list[str] = []
 
     async def probe(self) -> None:
-        """Look at the store and at the disk by themselves; last, so that the restore makes its own connections."""
-        size_bytes = sum(store.size_bytes for store in self._stores)
+        """Look at the store and at the disk by themselves; last, so that the restore makes its own connections.
+
+        The rehearsal has come to its end by then: a probe that fails leaves its figures at 0, and is warned of.
+        """
+        for name, probe in (("network and requests", self._probe_store), ("disk", self._probe_disk)):
+            try:
+                await probe()
+            except (StoreError, EngineError, FormatError, OSError) as error:
+                warning = f"not measured, and no part of the verdict: {name}: {error}"
+                self.warnings.append(shortened(warning, MESSAGE_LENGTH_MAX))
+
+    async def _probe_store(self) -> None:
         chosen = self._stores[:: max(1, len(self._stores) // PROBED_STORES_MAX)][:PROBED_STORES_MAX]
         plans = []
         for reference in chosen:
@@ -181,26 +196,28 @@ class _Run:
             plans.append(plan_restore(index, {}, range_bytes=self._settings.range_bytes, owners_count=False))
         self.measured = await probe_store(
             self._bare_store,
-            choose_pieces(plans, fetch_bytes=size_bytes, at_once=self._all_settings.in_flight_max),
+            choose_pieces(plans, fetch_bytes=self._size_bytes, at_once=self._all_settings.in_flight_max),
             in_flight_max=self._all_settings.in_flight_max,
             monotonic_s=self._ambient.monotonic_s,
             into=self.measured,
         )
-        if self._directory is not None:
-            with target_errors(self._directory):
-                self.measured = await run_blocking(
-                    probe_disk,
-                    self._directory,
-                    size_bytes=size_bytes,
-                    monotonic_s=self._ambient.monotonic_s,
-                    into=self.measured,
-                )
+
+    async def _probe_disk(self) -> None:
+        if self._directory is None:
+            return
+        with target_errors(self._directory):
+            self.measured = await run_blocking(
+                probe_disk,
+                self._directory,
+                size_bytes=self._size_bytes,
+                monotonic_s=self._ambient.monotonic_s,
+                into=self.measured,
+            )
 
     async def restore(self) -> float:
         """Bring back all stores, so many at once; how long that took."""
         files_count = sum(store.files_count for store in self._stores)
-        size_bytes = sum(store.size_bytes for store in self._stores)
-        self._progress.total(files=files_count, bytes_=size_bytes)
+        self._progress.total(files=files_count, bytes_=self._size_bytes)
         load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
         began_s, cpu_s, loop_cpu_s = self._ambient.monotonic_s(), time.process_time(), time.thread_time()
         done = await map_bounded(self._restore_one, self._stores, in_flight_max=self._at_once)
@@ -210,7 +227,7 @@ class _Run:
             self.measured,
             requests_count=sum(one.requests for one in done),
             bytes_fetched=sum(one.bytes_fetched for one in done),
-            bytes_written=size_bytes if written else 0,
+            bytes_written=self._size_bytes if written else 0,
             files_written=files_count if written else 0,
             first_byte_p50_s=waits.first_byte_s(0.5),
             first_byte_p99_s=waits.first_byte_s(0.99),
@@ -274,48 +291,6 @@ def _open_and_close(directory: Path, monotonic_s: Callable[[], float]) -> float:
     began_s = monotonic_s()
     with StoreReader.open(directory, _OPENING):
         return monotonic_s() - began_s
-
-
-@asynccontextmanager
-async def _scratch_directory(
-    scratch: Path | None, commit: Commit, ambient: Ambient, *, keep: bool
-) -> AsyncIterator[Path | None]:
-    """A fresh directory with room for a commit, which is removed at the end unless all went well and it is kept."""
-    if scratch is None:
-        yield None
-        return
-    directory = await run_blocking(scratch.absolute) / f"{SCRATCH_PREFIX}{ambient.session()}"
-    kept = False
-    try:
-        with target_errors(directory):
-            await run_blocking(_make_with_room, directory, commit)
-        yield directory
-        kept = keep
-    finally:
-        if not kept:
-            await run_blocking(shutil.rmtree, directory, ignore_errors=True)
-
-
-def _make_with_room(directory: Path, commit: Commit) -> None:
-    """Refuse before the first byte is fetched what the file system has no room for, all stores together.
-
-    Raises:
-        TargetError: Too little space is left.
-    """
-    directory.mkdir(mode=0o700, parents=True)
-    room = os.statvfs(directory)
-    size_bytes = sum(store.size_bytes for store in commit.record.stores)
-    files_count = sum(store.files_count for store in commit.record.stores)
-    # A file takes whole blocks: half a block more on average.
-    needed_bytes = size_bytes + files_count * room.f_frsize // 2 + min(size_bytes, PROBE_BYTES_MAX)
-    free_bytes = room.f_bavail * room.f_frsize
-    if needed_bytes > free_bytes:
-        raise TargetError(
-            f"there is no room: needs {needed_bytes:,} bytes and {free_bytes:,} are free",
-            operation="rehearse",
-            subject=str(directory.parent),
-            hint="choose another disk with --to, or rehearse with --to-nowhere",
-        )
 
 
 class _Adding:

@@ -68,9 +68,11 @@ def _near(alone_s: Mapping[Bound, float], longest: Bound) -> tuple[Bound, ...]:
 def _alone_s(rehearsal: Rehearsal) -> dict[Bound, float]:
     """B2 to B6; none of the first four took longer than the restore, whatever a probe saw (B7)."""
     measured, most_s = rehearsal.measured, rehearsal.restore_s
-    requests_s = measured.requests_count * measured.round_trip_s / rehearsal.in_flight_max
     cpu_s = max(measured.loop_cpu_s, measured.cpu_s / rehearsal.cores_count)
-    alone_s = {Bound.REQUESTS: min(most_s, requests_s), Bound.CPU: min(most_s, cpu_s)}
+    alone_s = {Bound.CPU: min(most_s, cpu_s)}
+    if measured.round_trip_s:
+        requests_s = measured.requests_count * measured.round_trip_s / rehearsal.in_flight_max
+        alone_s[Bound.REQUESTS] = min(most_s, requests_s)
     if measured.network_bytes_per_s:
         network_s = measured.bytes_fetched / measured.network_bytes_per_s
         waits_s = measured.answers_s + measured.bytes_s

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any, ClassVar
 
 import pytest
 from typing_extensions import override
@@ -193,6 +194,37 @@ def test_of_two_pours_one_alone_has_the_sink(waits_s: list[float]) -> None:
         return inner
 
     assert run_jumping(main())[0].refused <= 1
+
+
+def test_a_caller_that_goes_away_while_the_loser_ends_takes_the_winner_along() -> None:
+    class Clinging(TwoLanes):
+        """Its first pour takes a second to end."""
+
+        @override
+        async def pour(self, key: str, sink: Sink, **how: Any) -> None:
+            is_first = not self.starts
+            self.starts.append(0)
+            try:
+                await super().pour(key, sink, **how)
+            finally:
+                if is_first:
+                    await asyncio.sleep(1)
+
+        starts: ClassVar[list[int]] = []
+
+    async def main() -> int:
+        inner, sink = Clinging([1e9, 0.5]), Collecting()
+        task = asyncio.ensure_future(HedgedStore(inner, SETTINGS).pour("k", sink, size_bytes=len(DATA)))
+        await asyncio.sleep(2)  # the second has begun, at 1.5, and the first is being ended until 2.5
+        task.cancel()
+        await asyncio.wait([task])
+        had = len(sink.data)
+        await asyncio.sleep(100)
+        assert inner.open == 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return len(sink.data) - had
+
+    assert run_jumping(main())[0] == 0
 
 
 def test_a_pour_that_breaks_goes_on_in_the_layer_above() -> None:

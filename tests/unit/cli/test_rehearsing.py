@@ -1,5 +1,6 @@
 """`tidemark bench restore`, as its user has it."""
 
+import errno
 import json
 import random
 from pathlib import Path
@@ -19,6 +20,7 @@ HOSTILE = "<script>alert(1)</script>"
 def url(tmp_path: Path) -> str:
     """A repository with a job of two RocksDB stores, and one with a name that is made to do harm."""
     url = f"file://{tmp_path}/repository"
+    (tmp_path / "scratch").mkdir()
     chance = random.Random(7)
     with StoreWriter.open(tmp_path / "live") as store:
         for number in range(100):
@@ -122,6 +124,20 @@ def test_without_a_place_the_report_stands_below_the_home(run: Run, url: str, tm
     kept = next((tmp_path / "scratch").iterdir())
     assert f"kept: {kept}" in result.stdout
     assert run("bench", "restore", url, "-j", "flights", "--to-nowhere", "--no-report").stdout.count("report") == 0
+
+
+def test_a_probe_that_fails_is_warned_of_and_the_slo_is_met(
+    run: Run, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr("engine.rehearsal.run.probe_disk", full)
+    result = _bench(run, url, "--slo", "5m")
+    assert result.exit_code == 0, result.output
+    told = "not measured, and no part of the verdict: disk: "
+    assert f"warning: {told}" in result.stderr
+    assert told in _page(tmp_path)
 
 
 def test_the_group_by_itself_shows_its_help(run: Run) -> None:

@@ -313,6 +313,15 @@ async def test_file_of_several_blobs_that_is_not_read_alike_twice_is_refused(
     assert read_tree(bench.target) == read_tree(bench.directory)
 
 
+async def test_file_of_several_blobs_whose_second_reading_said_nothing_of_them_is_refused(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.write({"big": os.urandom(20_000)})
+    monkeypatch.setattr("engine.upload._RunHasher.update", lambda *_: None)
+    with pytest.raises(UnsafeSourceError, match="read twice"):
+        await bench.backup()
+
+
 class TestPacks:
     """P1: a pack of which less than half is live is packed again from the local files."""
 

@@ -21,6 +21,7 @@ from engine.index_io import (
     read_stored_snapshot,
     write_index,
 )
+from index import codec
 from index.codec import decode_index, encode_index
 from index.delta import make_delta
 from index.errors import FormatError, IndexInvariantError
@@ -226,6 +227,16 @@ class TestDeltas:
         with pytest.raises(IndexInvariantError, match="M9"):
             await write_index(store, bad, scope=SCOPE, ttl_ms=TTL_MS, base=first, counter=1)
 
+    async def test_an_index_that_is_too_large_whole_is_refused_before_its_chain_is_full(
+        self, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (first,) = await chain_of(store, 1, files=600)
+        index = snapshot(2, 601, changed=1, before=first.index)
+        monkeypatch.setattr(index_io, "INDEX_BYTES_MAX", first.chain[0].size_bytes)
+        monkeypatch.setattr(codec, "INDEX_BYTES_MAX", first.chain[0].size_bytes)
+        with pytest.raises(IndexInvariantError, match="F4"):
+            await write_index(store, index, scope=SCOPE, ttl_ms=TTL_MS, base=first)
+
     async def test_large_index_with_many_changes_is_stored_whole(self, store: MemoryStore) -> None:
         (first,) = await chain_of(store, 1)
         index = snapshot(2, 400, changed=200, before=first.index)
@@ -298,25 +309,52 @@ async def test_index_that_breaks_an_invariant_is_not_written(store: MemoryStore)
     assert (await store.list_page("")).blobs == ()
 
 
-@pytest.mark.parametrize("entries_max, kept", [(0, 2), (11, 2), (12, 3), (99, 3)])
+def stored(index: SnapshotIndex) -> StoredSnapshot:
+    key = upload_key(INDEXES, SCOPE, index.session, 0)
+    return StoredSnapshot(index=index, chain=(IndexReference(key=key, sha256=b"", size_bytes=1),))
+
+
+@pytest.mark.parametrize("weight_max, kept", [(0, 2), (11, 2), (12, 3), (99, 3)])
 def test_cache_of_indexes_keeps_the_newest_and_tells_same_keys_apart(
-    monkeypatch: pytest.MonkeyPatch, entries_max: int, kept: int
+    monkeypatch: pytest.MonkeyPatch, weight_max: int, kept: int
 ) -> None:
-    """Each has three files, and counts as one entry more."""
+    """Each has three files in a directory."""
     monkeypatch.setattr(index_io, "CACHED_MAX", 2)
-    monkeypatch.setattr(index_io, "CACHED_ENTRIES_MAX", entries_max)
+    monkeypatch.setattr(index_io, "CACHED_WEIGHT_MAX", weight_max)
     cache = IndexCache()
-    stored = [
-        StoredSnapshot(
-            index=snapshot(v),
-            chain=(IndexReference(key=upload_key(INDEXES, SCOPE, session(v), 0), sha256=b"", size_bytes=1),),
-        )
-        for v in (1, 2, 3)
-    ]
-    for one in stored:
+    offered = [stored(snapshot(v)) for v in (1, 2, 3)]
+    for one in offered:
         cache.keep(one)
-    assert [cache.find(one.chain[0]) for one in stored] == [*[None] * (3 - kept), *stored[3 - kept :]]
-    assert cache.find(msgspec.structs.replace(stored[2].chain[0], sha256=b"x")) is None
+    assert [cache.find(one.chain[0]) for one in offered] == [*[None] * (3 - kept), *offered[3 - kept :]]
+    assert cache.find(msgspec.structs.replace(offered[2].chain[0], sha256=b"x")) is None
+
+
+FILES = snapshot(9).dir.files_present
+
+
+@pytest.mark.parametrize(
+    "root, weight",
+    [
+        (DirIndex("", FILES), 4),
+        (DirIndex("", FILES[:1], (), FILES[1:]), 4),
+        (DirIndex("", (), (DirIndex("a", FILES[:2]),), (), (DirIndex("b", FILES[2:]),)), 6),
+        (DirIndex("", (msgspec.structs.replace(FILES[0], blobs=(), inline=bytes(10 * 256)),)), 12),
+        (DirIndex("", (msgspec.structs.replace(FILES[0], blobs=FILES[0].blobs * 10),)), 11),
+    ],
+    ids=["present", "removed", "below", "inline", "blobs"],
+)
+def test_cache_of_indexes_weighs_all_that_they_hold(
+    monkeypatch: pytest.MonkeyPatch, root: DirIndex, weight: int
+) -> None:
+    """A light one stays beside a heavy one that just has room, however often that is offered."""
+    monkeypatch.setattr(index_io, "CACHED_MAX", 1)
+    light, heavy = stored(snapshot(1)), stored(msgspec.structs.replace(snapshot(2), dir=root))
+    for room, stays in ((0, True), (-1, False)):
+        monkeypatch.setattr(index_io, "CACHED_WEIGHT_MAX", 4 + weight + room)
+        cache = IndexCache()
+        for one in (light, heavy, heavy):
+            cache.keep(one)
+        assert (cache.find(light.chain[0]) is not None, cache.find(heavy.chain[0])) == (stays, heavy)
 
 
 def test_stored_form_of_a_delta_says_that_it_is_one() -> None:

@@ -64,14 +64,17 @@ def test_what_is_interrupted_cleans_up_before_the_caller_goes_on() -> None:
     async def work() -> None:
         try:
             await asyncio.Event().wait()
-        finally:
+        except asyncio.CancelledError as error:
             await asyncio.sleep(0.2)
             cleaned.append("all")
+            error.add_note("but one")
+            raise
 
     interrupt_soon()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as raised:
         loop.run(work())
     assert cleaned == ["all"]
+    assert raised.value.__notes__ == ["but one"]
     loop.stop()
     loop.stop()
 

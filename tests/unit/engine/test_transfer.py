@@ -2,19 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
-from typing import Any
 
 import pytest
-from typing_extensions import override
 
 from blobstore.base import BytesBody, RequestMetadata
 from blobstore.bounded import carry_out_all
-from blobstore.errors import BlobCorruptError, StoreUnavailableError
+from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, UsageError
 from engine.hashing import FileHasher, hash_bytes
-from engine.transfer import ByteBudget, PartsBody, get_run, put_new
+from engine.transfer import ByteBudget, PartsBody, put_new
 from engine.transfer_settings import TransferSettings, share_among
 from index.keys import BLOBS, upload_key
 from index.model import Scope
@@ -166,23 +163,6 @@ class TestPutNew:
         store.lose_answer("put_if_absent", KEY)
         with pytest.raises(StoreUnavailableError):
             await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
-
-
-async def test_run_of_a_blob_is_exactly_what_was_asked() -> None:
-    store = MemoryStore(chunk_bytes=3)
-    await store.put(KEY, BytesBody(b"0123456789"))
-    assert await get_run(store, KEY, start=2, size_bytes=5, metadata=OTHERS) == b"23456"
-
-
-@pytest.mark.parametrize("given", [b"", b"abc", b"abcdef"])
-async def test_store_that_breaks_its_word_about_a_range_is_found_out(given: bytes) -> None:
-    class Careless(MemoryStore):
-        @override
-        async def get(self, key: str, **_: Any) -> AsyncGenerator[bytes, None]:
-            yield given
-
-    with pytest.raises(BlobCorruptError):
-        await get_run(Careless(), KEY, start=0, size_bytes=5, metadata=OTHERS)
 
 
 def test_hash_of_pieces_is_hash_of_the_whole() -> None:

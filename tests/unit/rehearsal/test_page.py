@@ -42,7 +42,15 @@ def _page(*entries: Entry, broken: tuple[FormatError, ...] = ()) -> tuple[str, _
 
 
 def _hostile(**changes: Any) -> Entry:
-    return rehearsal(job=HOSTILE, task=HOSTILE, release=HOSTILE, repository_id=HOSTILE, kept_at=HOSTILE, **changes)
+    return rehearsal(
+        job=HOSTILE,
+        task=HOSTILE,
+        release=HOSTILE,
+        repository_id=HOSTILE,
+        kept_at=HOSTILE,
+        warnings=(HOSTILE,),
+        **changes,
+    )
 
 
 def test_names_of_others_are_nothing_but_text() -> None:

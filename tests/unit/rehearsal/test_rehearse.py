@@ -1,6 +1,8 @@
 import asyncio
+import errno
 import os
 import random
+import shutil
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -10,15 +12,19 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore, RequestMetadata
+from blobstore.errors import StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
 from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.sinks import Sink, pour_chunks
 from engine import Repository
 from engine.errors import DamagedError, EngineError, IncompleteError, NotFoundError, TargetError
+from engine.rehearsal import probes
+from engine.rehearsal.forecast import forecast
 from engine.rehearsal.model import Bound, Rehearsal
 from engine.rehearsal.probes import choose_pieces
 from engine.rehearsal.run import rehearse
+from engine.rehearsal.scratch import SCRATCH_PREFIX
 from engine.rehearsal.verdict import judge
 from engine.rocksdb import StoreWriter
 from engine.transfer_settings import KIB, MIB, TransferSettings
@@ -102,7 +108,9 @@ async def repository(tmp_path: Path) -> AsyncIterator[Repository]:
 
 @pytest.fixture
 def scratch(tmp_path: Path) -> Path:
-    return tmp_path / "scratch"
+    directory = tmp_path / "scratch"
+    directory.mkdir()
+    return directory
 
 
 def _left(directory: Path) -> list[str]:
@@ -210,6 +218,84 @@ async def test_too_little_room_for_all_stores_is_told_before_a_byte_is_fetched(
         await rehearse(repository, SCOPE, scratch=scratch, progress=heard)
     assert heard.totals == []
     assert _left(scratch) == []
+
+
+async def test_a_scratch_directory_that_is_not_there_is_not_made(repository: Repository, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="no such directory") as raised:
+        await rehearse(repository, SCOPE, scratch=tmp_path / "not mounted")
+    assert "mounted" in raised.value.hint
+    assert not (tmp_path / "not mounted").exists()
+
+
+@pytest.fixture
+def nothing_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.rmtree
+
+    def refuse(path: Path | str, **options: Any) -> None:
+        if not Path(path).name.startswith(SCRATCH_PREFIX):
+            real(path, **options)
+        elif not options.get("ignore_errors"):
+            raise OSError(errno.EIO, "the disk went away", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+
+
+@pytest.mark.usefixtures("nothing_goes")
+async def test_what_stays_after_an_error_is_named_by_it(repository: Repository, scratch: Path, tmp_path: Path) -> None:
+    _largest_blob(tmp_path).unlink()
+    with pytest.raises(IncompleteError) as raised:
+        await rehearse(repository, SCOPE, scratch=scratch)
+    (left,) = _left(scratch)
+    assert raised.value.__notes__ == [f"could not be removed: {scratch / left}: the disk went away"]
+
+
+class ForgetfulStore(ForwardingStore):
+    """Gives every index so many times."""
+
+    gives_max = 10**6
+
+    @override
+    async def get(self, key: str, **options: Any) -> AsyncGenerator[bytes, None]:
+        if key.startswith("indexes/"):
+            self.gives_max -= 1
+            if self.gives_max < 0:
+                raise StoreUnavailableError("went away", operation="get", key=key)
+        async with aclosing(super().get(key, **options)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+
+async def test_a_probe_that_fails_is_a_warning_and_no_failure(
+    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    store = ForgetfulStore(MemoryStore())
+    async with _repository(store, _files(tmp_path / "state", count=2, size_bytes=9000)) as repository:
+        store.gives_max = 1
+        monkeypatch.setattr(probes, "_write", full)
+        done = await rehearse(repository, SCOPE, scratch=scratch, keep=True, slo_ms=60_000)
+    assert not done.is_slow
+    network, disk = done.warnings
+    assert "network and requests: " in network
+    assert "went away" in network
+    assert "disk: " in disk
+    assert "full" in disk
+    assert set(judge(done).alone_s) == {Bound.CPU}
+    assert forecast(done)
+    # Nor has the probe of the disk left anything beside the state.
+    assert _left(Path(done.kept_at)) == ["0"]
+
+
+async def test_a_task_may_be_called_as_anything(tmp_path: Path, scratch: Path) -> None:
+    state = _files(tmp_path / "state", count=1, size_bytes=9000)
+    async with await Repository.init(MemoryStore()) as repository:
+        tasks = ("probe-00", ".probe", "0")
+        await repository.commit(SCOPE, [await repository.backup(SCOPE, state, task=task) for task in tasks])
+        done = await rehearse(repository, SCOPE, scratch=scratch)
+    assert done.warnings == ()
+    assert done.measured.disk_bytes_per_s > 0
 
 
 async def test_no_commit_is_told(repository: Repository, scratch: Path) -> None:

@@ -50,6 +50,7 @@ def test_nothing_alone_takes_longer_than_all_together(changes: dict[str, Any]) -
 def test_what_was_not_looked_at_is_no_bound() -> None:
     verdict = judge(rehearsal(disk_bytes_per_s=0, disk_file_s=0, opened_count=0, open_s=0))
     assert set(verdict.alone_s) == {Bound.NETWORK, Bound.REQUESTS, Bound.CPU}
+    assert Bound.REQUESTS not in judge(rehearsal(round_trip_s=0)).alone_s
 
 
 def test_two_that_are_as_good_as_equal_are_both_told() -> None:

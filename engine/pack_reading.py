@@ -1,0 +1,153 @@
+"""The files in a range of a pack, as its bytes come: told apart, hashed, and for a restore written.
+
+Everything here blocks and is made for the thread that reads the bytes (design 0008, B7).
+"""
+
+import os
+from collections import deque
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from blobstore.errors import BlobCorruptError
+from blobstore.sinks import Buffer, Sink
+from engine.hashing import ContentHasher, hash_content
+from engine.local_writing import SYNC_GROUP_MAX, OwnerPolicy, WrittenFile, create_file, seal_file, write_at
+from index.restore_plan import FetchedRun, RestoredFile
+
+
+class PackReader(Sink):
+    """Tells which files of a range are right.
+
+    Args:
+        run: The range.
+        files: Those of its files that are wanted; bytes of others, and dead ones, pass by.
+    """
+
+    def __init__(self, run: FetchedRun, files: Sequence[RestoredFile]) -> None:
+        self._run = run
+        self._at = run.start
+        # They stand in the order of their offsets and do not overlap, as `plan_restore` has it.
+        self._next = deque(files)
+        self._hasher: ContentHasher | None = None
+        self._wrong: list[RestoredFile] = []
+
+    @property
+    def wrong(self) -> tuple[RestoredFile, ...]:
+        """The files whose bytes are not theirs, or have not come."""
+        return (*self._wrong, *self._next)
+
+    @override
+    def write(self, data: Buffer) -> None:
+        view = memoryview(data)
+        if self._at + len(view) > self._run.start + self._run.size_bytes:
+            raise BlobCorruptError(f"yields more than {self._run.size_bytes} bytes", operation="get", key=self._run.key)
+        while view and self._next:
+            file = self._next[0]
+            at = self._at - file.entry.blobs[0].blob_offset_bytes
+            if at < 0:
+                taken = min(-at, len(view))
+            elif at and self._hasher is None:
+                self._wrong.append(self._next.popleft())  # its first bytes have passed by
+                continue
+            else:
+                taken = min(file.size_bytes - at, len(view))
+                self._take(file, at, view[:taken])
+            self._at += taken
+            view = view[taken:]
+        self._at += len(view)
+
+    def _take(self, file: RestoredFile, at: int, piece: memoryview) -> None:
+        """Take a piece of a file, which is often all of it."""
+        self.on_piece(file, at, piece)
+        if len(piece) == file.size_bytes:
+            blake3 = hash_content(piece)
+        else:
+            self._hasher = hasher = self._hasher or ContentHasher()
+            hasher.update(piece)
+            if hasher.size_bytes < file.size_bytes:
+                return
+            blake3, self._hasher = hasher.blake3, None
+        self._next.popleft()
+        is_right = blake3 == file.entry.blake3
+        if not is_right:
+            self._wrong.append(file)
+        self.on_end(file, is_right=is_right)
+
+    def on_piece(self, file: RestoredFile, at: int, piece: memoryview) -> None:
+        """Bytes of a file, from `at` on; nobody knows yet whether they are right."""
+
+    def on_end(self, file: RestoredFile, *, is_right: bool) -> None:
+        """All bytes of a file have come."""
+
+
+class PackWriter(PackReader):
+    """Writes those files of a range that are right into a directory that is being built.
+
+    `end` has to be called once no bytes come any more, and `close` whatever happened.
+
+    Args:
+        root: Descriptor of the directory.
+        run: See `PackReader`.
+        files: See `PackReader`.
+        owners: What to do about owners.
+
+    Attributes:
+        written: The files that stand there, synced.
+    """
+
+    def __init__(self, root: int, run: FetchedRun, files: Sequence[RestoredFile], owners: OwnerPolicy) -> None:
+        super().__init__(run, files)
+        self._root = root
+        self._owners = owners
+        self._unsynced: list[tuple[int, RestoredFile]] = []
+        self._open: tuple[int, RestoredFile] | None = None
+        self.written: list[WrittenFile] = []
+
+    @override
+    def on_piece(self, file: RestoredFile, at: int, piece: memoryview) -> None:
+        if self._open is None:
+            self._open = create_file(self._root, file), file
+        write_at(self._open[0], at, piece)
+
+    @override
+    def on_end(self, file: RestoredFile, *, is_right: bool) -> None:
+        if self._open is None or not is_right:
+            self._discard()
+            return
+        self._unsynced.append(self._open)
+        self._open = None
+        # Together: the first sync of a group does most of the work for all.
+        if len(self._unsynced) == SYNC_GROUP_MAX:
+            self._seal()
+
+    def end(self) -> None:
+        """Sync what is right, and remove what came in part.
+
+        Raises:
+            OSError: The target cannot be written.
+            TargetError: As `seal_file`.
+        """
+        self._discard()
+        self._seal()
+
+    def close(self) -> None:
+        """Close every file."""
+        for descriptor, _ in (*self._unsynced, *filter(None, (self._open,))):
+            os.close(descriptor)
+        self._unsynced.clear()
+        self._open = None
+
+    def _discard(self) -> None:
+        if self._open is not None:
+            descriptor, file = self._open
+            self._open = None
+            os.close(descriptor)
+            os.unlink("/".join(file.path), dir_fd=self._root)
+
+    def _seal(self) -> None:
+        for descriptor, file in self._unsynced:
+            self.written.append(seal_file(descriptor, file, self._owners))
+        for descriptor, _ in self._unsynced:
+            os.close(descriptor)
+        self._unsynced.clear()

@@ -1,0 +1,57 @@
+"""Answers that only threads meet, over real connections."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from blobstore.errors import StoreUnavailableError
+from blobstore.s3 import S3Store
+from blobstore.s3_settings import MIB, S3Settings
+from tests.contract.pouring_contract import poured
+
+
+class Raw:
+    """Answers every request with the same bytes, and closes."""
+
+    def __init__(self) -> None:
+        self.answer = b""
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(self.answer)
+        writer.close()
+
+
+@pytest.fixture
+async def raw(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Raw]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    raw = Raw()
+    server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
+    raw.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield raw
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 503 Slow Down\r\nTransfer-Encoding: chunked\r\n\r\n50\r\nabc",
+        b"HTTP/1.1 503 Slow Down\r\nContent-Length: 3\r\n\r\nabc",
+        b"HTTP/1.1 206 Partial Content\r\nContent-Length: 2097152\r\nContent-Range: bytes 0-2097151/2097152\r\n\r\nabc",
+        b"HTTP/1.1 206 Partial Content\r\nTransfer-Encoding: chunked\r\n\r\n50\r\nabc",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2097152\r\n\r\nabc",
+        b"nonsense\r\n\r\n",
+        b"",
+    ],
+    ids=["refusal breaks off", "refusal", "body ends", "no length", "no range", "nonsense", "nothing"],
+)
+async def test_whatever_an_answer_lacks_it_is_an_error_that_may_go_away(raw: Raw, answer: bytes) -> None:
+    raw.answer = answer
+    settings = S3Settings(endpoint_url=raw.url, path_style=True, read_timeout_s=2)
+    store = S3Store("bucket", settings=settings, bound_by_profile=False)
+    with pytest.raises(StoreUnavailableError):
+        await poured(store, 0, 2 * MIB)
+    await store.close()
