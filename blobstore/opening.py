@@ -49,8 +49,8 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetrySettings = RetrySettings()
     # How long a directory store keeps deleted blobs readable.
     deleted_retention_ms: int = 0
-    # When a read of a server is asked for a second time; None: never.
-    hedge: HedgeSettings | None = HedgeSettings()
+    # When a read of a server is asked for a second time, unless `s3.hedged_reads` is switched off.
+    hedge: HedgeSettings = HedgeSettings()
     s3: S3Settings = S3Settings()
 
 
@@ -81,7 +81,7 @@ def open_store(
     settings = settings or StoreSettings()
     bare = _open_bare(url, settings)
     store: BlobStore = MeteredStore(bare, meter)
-    if settings.hedge is not None and not isinstance(bare, LocalStore | MemoryStore):
+    if settings.s3.hedged_reads and not isinstance(bare, LocalStore | MemoryStore):
         store = HedgedStore(store, settings.hedge)
     limit = InFlightLimit(settings.in_flight_max)
     return LimitedStore(RetryingStore(store, settings.retry, limit=limit, chance=chance), limit)
@@ -112,7 +112,8 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
         ) from error
     prefix = parts.path.removeprefix("/").removesuffix("/")
     settings = settings or StoreSettings()
-    return S3Store(parts.netloc, prefix, settings.s3, bound_by_profile=bound_by_profile, hedge=settings.hedge)
+    hedge = settings.hedge if settings.s3.hedged_reads else None
+    return S3Store(parts.netloc, prefix, settings.s3, bound_by_profile=bound_by_profile, hedge=hedge)
 
 
 def local_path_of(location: str | Path) -> Path | None:

@@ -15,6 +15,7 @@ from blobstore.metered import MeteredStore
 from blobstore.opening import open_store
 from blobstore.retrying import RetryingStore
 from blobstore.s3 import S3Store
+from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server
 
@@ -56,8 +57,8 @@ class TestLimitedStore(StoreContract):
         return LimitedStore(inner, 2)
 
 
-class TestHedgedStore(StoreContract):
-    """Everything that does not come at once is asked for twice."""
+class TestHedgedStore(ReadingContract, ListingContract):
+    """Every read that does not come at once is asked for twice."""
 
     @pytest.fixture
     @override

@@ -176,9 +176,9 @@ class Bench:
     ) -> BlobStore:
         settings = StoreSettings(
             retry=retry,
-            s3=msgspec.structs.replace(s3, endpoint_url=endpoint_url),
+            s3=msgspec.structs.replace(s3, endpoint_url=endpoint_url, hedged_reads=hedge is not None),
             in_flight_max=in_flight_max,
-            hedge=hedge,
+            hedge=hedge or HedgeSettings(),
         )
         return self._closed(open_store(self.url, settings, chance=Random(1).random))
 
