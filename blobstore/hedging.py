@@ -1,4 +1,4 @@
-"""Asking a second time while the first answer does not come: one request in a hundred that hangs holds nobody."""
+"""Asking once more while the answer does not come: one request in a hundred that hangs holds nobody."""
 
 import asyncio
 import threading
@@ -25,7 +25,10 @@ _KNOWN_MIN: Final = 10
 
 
 class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """When a read is asked for a second time (design 0008, H1 to H3)."""
+    """When a read is asked for once more (design 0008, H1 to H3)."""
+
+    # For one answer, in all.
+    requests_max: int = 3
 
     # The time within which this share of the last answers began to come, so many times.
     share: float = 0.95
@@ -33,7 +36,7 @@ class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
     # Never sooner; and so long while too few answers are known.
     patience_min_s: float = 0.1
     first_patience_s: float = 0.5
-    # Second requests that may be sent at once, and the requests that pay for one more.
+    # More requests that may be sent at once, and those that pay for one more.
     extra_in_reserve: int = 8
     requests_per_extra: int = 20
 
@@ -45,6 +48,8 @@ class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not 0 < self.share < 1 or self.factor < 1:
             raise ValueError("share is within 0 and 1, and factor is at least 1")
+        if self.requests_max < 1:
+            raise ValueError("requests_max is positive")
         if self.extra_in_reserve < 0 or self.requests_per_extra < 1:
             raise ValueError("extra_in_reserve is not negative and requests_per_extra is positive")
         if min(self.patience_min_s, self.first_patience_s) <= 0:
@@ -52,10 +57,10 @@ class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hedge:
-    """Races two requests for one answer, when the first is late.
+    """Races requests for one answer, when the first is late.
 
     Args:
-        settings: How late is late, and how many second requests there may be.
+        settings: How late is late, and how many more requests there may be.
     """
 
     def __init__(self, settings: HedgeSettings | None = None) -> None:
@@ -69,14 +74,14 @@ class Hedge:
         ask: Callable[[], Coroutine[Any, Any, T]],
         discard: Callable[[T], Awaitable[None]] | None = None,
     ) -> T:
-        """The first answer to one request or two.
+        """The first answer to one request or a few.
 
         On an error and on a cancellation, no request is under way and no answer is left open.
 
         Args:
             operation: Whose answers tell how long to be patient.
             ask: Sends the request.
-            discard: What is done with an answer that came second.
+            discard: What is done with an answer that came too late.
         """
         clock = asyncio.get_running_loop().time
         answers, began_s = self._answers[operation], clock()
@@ -84,8 +89,10 @@ class Hedge:
         asked = [asyncio.ensure_future(ask())]
         winner: asyncio.Future[T] | None = None
         try:
-            await asyncio.wait(asked, timeout=answers.patience_s)
-            if not asked[0].done() and self._budget.take():
+            while len(asked) < self._settings.requests_max:
+                answered, _ = await asyncio.wait(asked, timeout=answers.patience_s, return_when=asyncio.FIRST_COMPLETED)
+                if answered or not self._budget.take():
+                    break
                 asked.append(asyncio.ensure_future(ask()))
             winner = await _first_answer(asked)
             if len(asked) > 1:

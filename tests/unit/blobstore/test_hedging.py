@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 from typing_extensions import override
 
@@ -18,7 +19,9 @@ from tests.simulation.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, ScriptedStore, Step
 
 DATA = b"0123456789"
-SETTINGS = HedgeSettings(first_patience_s=1, patience_min_s=0.1, extra_in_reserve=2, requests_per_extra=10)
+SETTINGS = HedgeSettings(
+    requests_max=2, first_patience_s=1, patience_min_s=0.1, extra_in_reserve=2, requests_per_extra=10
+)
 BROKEN = StoreUnavailableError("broken", operation="get", key="k")
 
 
@@ -61,11 +64,13 @@ async def filled(*script: Step, settings: HedgeSettings = SETTINGS) -> tuple[Scr
     return inner, HedgedStore(inner, settings)
 
 
-def run(read: Callable[[BlobStore], Awaitable[object]], *script: Step) -> tuple[object, int, float]:
+def run(
+    read: Callable[[BlobStore], Awaitable[object]], *script: Step, settings: HedgeSettings = SETTINGS
+) -> tuple[object, int, float]:
     """What it came to, how many requests it took, and the seconds."""
 
     async def main() -> tuple[object, int]:
-        inner, store = await filled(*script)
+        inner, store = await filled(*script, settings=settings)
         outcome: object
         try:
             outcome = await read(store)
@@ -84,6 +89,14 @@ def test_what_hangs_is_asked_for_again_and_the_second_answer_taken(
     expected, requests, _ = run(read)
     assert requests == 1
     assert run(read, HANG, OK) == (expected, 2, 1)
+
+
+@EVERY_READ
+def test_where_both_hang_there_is_a_third_and_no_fourth(read: Callable[[BlobStore], Awaitable[object]]) -> None:
+    three = msgspec.structs.replace(SETTINGS, requests_max=3)
+    expected, _, _ = run(read)
+    assert run(read, HANG, HANG, OK, settings=three) == (expected, 3, 2)
+    assert run(read, after(9), HANG, HANG, OK, settings=three) == (expected, 3, 9)
 
 
 @EVERY_READ
@@ -252,7 +265,14 @@ def test_cancelled_at_any_moment_it_leaves_nothing_under_way(read: Callable[[Blo
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"share": 1.0}, {"factor": 0.5}, {"extra_in_reserve": -1}, {"requests_per_extra": 0}, {"patience_min_s": 0.0}],
+    [
+        {"share": 1.0},
+        {"requests_max": 0},
+        {"factor": 0.5},
+        {"extra_in_reserve": -1},
+        {"requests_per_extra": 0},
+        {"patience_min_s": 0.0},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).partition("_")[0]):
