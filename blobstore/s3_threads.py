@@ -5,6 +5,7 @@ itself reads from the socket, which takes less than half of the CPU (design 0008
 the SDK's as ever: endpoint, credentials, signature, certificates, proxies, and what a refusal says.
 """
 
+import _thread
 import asyncio
 import threading
 from collections.abc import Callable
@@ -143,7 +144,8 @@ def _pour(body: urllib3.HTTPResponse, sink: Sink, size_bytes: int, clock: Callab
 async def _in_thread(work: Callable[[], T], undo: Callable[["Future[T]"], None] | None = None) -> T:
     """The result of a function that runs in a thread; one that is cancelled meanwhile does not wait for it.
 
-    Nor does the end of the process: the thread is its own, where those of a pool would be waited for.
+    Nor does the end of the process: those of a pool would be waited for. And nobody waits for the thread to begin, as
+    `threading.Thread.start` does: where many compete for the interpreter that holds the event loop for 5 ms each time.
 
     Args:
         work: The function.
@@ -160,7 +162,7 @@ async def _in_thread(work: Callable[[], T], undo: Callable[["Future[T]"], None] 
             future.set_result(result)
 
     future.set_running_or_notify_cancel()
-    threading.Thread(target=run, name="tidemark-s3", daemon=True).start()
+    _thread.start_new_thread(run, ())
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
