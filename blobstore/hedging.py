@@ -29,7 +29,6 @@ class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     # For one answer, in all.
     requests_max: int = 3
-
     # The time within which this share of the last answers began to come, so many times.
     share: float = 0.95
     factor: float = 2.0
@@ -87,7 +86,6 @@ class Hedge:
         answers, began_s = self._answers[operation], clock()
         self._budget.refill()
         asked = [asyncio.ensure_future(ask())]
-        winner: asyncio.Future[T] | None = None
         try:
             while len(asked) < self._settings.requests_max:
                 answered, _ = await asyncio.wait(asked, timeout=answers.patience_s, return_when=asyncio.FIRST_COMPLETED)

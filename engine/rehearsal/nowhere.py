@@ -8,6 +8,7 @@ import msgspec
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.bounded import carry_out_all
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
+from engine.download import FETCHES_MAX
 from engine.errors import DamagedError
 from engine.hashing import ContentHasher
 from engine.pack_reading import PackReader
@@ -17,9 +18,6 @@ from engine.transfer import ByteBudget, HashingSink
 from engine.transfer_settings import TransferSettings
 from index.model import FileBlob, StoreReference
 from index.restore_plan import FetchedRun, RestoredFile, RestorePlan, plan_restore
-
-# As in a restore: bytes that turn out wrong are fetched once more before it is called damage.
-FETCHES_MAX: Final = 2
 
 _REHEARSAL: Final = RequestMetadata(payload_path="rehearsal")
 
