@@ -73,21 +73,27 @@ class TestS3InParts(InParts, WritingContract):
     async def test_a_put_cancelled_while_it_completes_leaves_no_parts_behind(
         self, store: BlobStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        call, is_completing = S3Bucket.call, asyncio.Event()
+        call, is_completing, is_cancelled = S3Bucket.call, asyncio.Event(), asyncio.Event()
 
-        async def noticed(bucket: S3Bucket, operation: str, **parameters: Any) -> Answer:
-            if operation == "complete_multipart_upload":
-                is_completing.set()
-            return await call(bucket, operation, **parameters)
+        async def held(bucket: S3Bucket, operation: str, **parameters: Any) -> Answer:
+            if operation != "complete_multipart_upload":
+                return await call(bucket, operation, **parameters)
+            is_completing.set()
+            answer = await call(bucket, operation, **parameters)
+            # However soon the server answers, the put is cancelled before it knows.
+            await is_cancelled.wait()
+            return answer
 
-        monkeypatch.setattr(S3Bucket, "call", noticed)
+        monkeypatch.setattr(S3Bucket, "call", held)
         for turns in range(10):
             is_completing.clear()
+            is_cancelled.clear()
             putting = asyncio.ensure_future(store.put(KEY, BytesBody(b"new")))
             await is_completing.wait()
             for _ in range(turns):
                 await asyncio.sleep(0)
             putting.cancel()
+            is_cancelled.set()
             with pytest.raises(asyncio.CancelledError):
                 await putting
 
