@@ -5,8 +5,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-from blobstore.base import BlobStore, BytesBody
+from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import AccessDeniedError, StoreError
+from blobstore.hedging import Hedge, HedgeSettings
 from engine.clock import Ambient
 from engine.errors import CollectedError
 from engine.log_io import list_log, read_boundaries, repeat_reading
@@ -19,6 +20,9 @@ from index.model import Pin
 
 PIN_DURATION_MS: Final = 3_600_000
 RENEWALS_PER_DURATION: Final = 3
+
+# When a pin's put is sent once more (design 0008, H6).
+_LATE: Final = HedgeSettings(requests_max=2, first_patience_s=0.3)
 
 
 class PinLease:
@@ -39,6 +43,7 @@ class PinLease:
         self._margin_ms = margin_ms
         self._ends_at_ms = 0
         self._kept = False
+        self._hedge = Hedge(_LATE)
         self.pinned = False
         self.valid_until_ms = 0
         self.last_error: StoreError | None = None
@@ -53,7 +58,7 @@ class PinLease:
 
     async def begin(self) -> None:
         """Write the pin for the first time."""
-        created = await self._store.put(pin_key(self._pin.id), BytesBody(encode_record(self._pin)))
+        created = await self._put(self._pin)
         self.pinned = True
         self._ends_at_ms = created.created_at_ms + self._pin.duration_ms
         self.valid_until_ms = self._ends_at_ms - self._margin_ms
@@ -65,14 +70,14 @@ class PinLease:
         released = Pin(
             id=self._pin.id, scope=self._pin.scope, source=self._pin.source, duration_ms=0, purpose=self._pin.purpose
         )
-        await self._store.put(pin_key(self._pin.id), BytesBody(encode_record(released)))
+        await self._put(released)
 
     async def renew_for_ever(self) -> None:
         """Renew three times per duration until cancelled or lapsed; a failed renewal is remembered and tried again."""
         while self.pinned:
             await asyncio.sleep(self._pin.duration_ms / RENEWALS_PER_DURATION / 1000)
             try:
-                created = await self._store.put(pin_key(self._pin.id), BytesBody(encode_record(self._pin)))
+                created = await self._put(self._pin)
             except StoreError as error:
                 self.last_error = error
                 continue
@@ -80,6 +85,11 @@ class PinLease:
             # A pin that was over when it was renewed may have been overtaken by a collection: it protects nothing.
             self.pinned = created.created_at_ms < self._ends_at_ms
             self._ends_at_ms = created.created_at_ms + self._pin.duration_ms
+
+    async def _put(self, pin: Pin) -> Created:
+        """Put the pin's record, once more where the answer is late: a copy that arrives later lets it end no sooner."""
+        key, data = pin_key(pin.id), encode_record(pin)
+        return await self._hedge.race("put", lambda: self._store.put(key, BytesBody(data)))
 
 
 @contextlib.asynccontextmanager

@@ -6,17 +6,19 @@ import gc
 import hashlib
 import pickle
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
+from botocore.utils import parse_timestamp
 
 from blobstore.base import BytesBody
 from blobstore.errors import AccessDeniedError, InvalidRequestError
 from blobstore.s3 import S3Store
-from blobstore.s3_client import S3Client, SentBody, check_endpoint
+from blobstore.s3_client import S3Client, SentBody, check_endpoint, read_time
 from blobstore.s3_errors import BrokenError, RefusedError
 from blobstore.s3_settings import S3Settings
 
@@ -404,3 +406,35 @@ async def test_a_profile_that_is_not_there_is_none_however_the_store_says_so(ser
     store = S3Store("bucket", settings=S3Settings(endpoint_url=server.url))
     assert await store.stat("k") is None
     await store.close()
+
+
+async def test_requests_name_tidemark_and_the_sdk(server: ScriptedServer, client: S3Client) -> None:
+    await client.call("head_bucket", Bucket="b")
+    named = server.requests[0][1]["User-Agent"].split()
+    assert [name.split("/")[0] for name in named[:2]] == ["tidemark", "aiobotocore"]
+
+
+MOMENT = datetime(2026, 11, 22, 14, 2, 21, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("Sun, 22 Nov 2026 14:02:21 GMT", MOMENT),
+        ("Sun, 22 Nov 2026 14:02:21 -0000", MOMENT),
+        ("2026-11-22T14:02:21Z", MOMENT),
+        ("2026-11-22T14:02:21.250Z", MOMENT.replace(microsecond=250_000)),
+        ("2026-11-22T16:02:21+02:00", MOMENT),
+        ("20261122T140221Z", MOMENT),
+        (str(int(MOMENT.timestamp())), MOMENT),
+    ],
+)
+def test_times_are_read_in_every_form_that_the_sdk_reads(text: str, expected: datetime) -> None:
+    assert read_time(text) == expected == parse_timestamp(text)
+
+
+@pytest.mark.parametrize("text", ["", "never", "2026-13-40T00:00:00Z"])
+def test_what_is_no_time_is_an_error_as_the_sdk_s(text: str) -> None:
+    for read in (read_time, parse_timestamp):
+        with pytest.raises(ValueError, match=r"[Tt]imestamp"):
+            read(text)

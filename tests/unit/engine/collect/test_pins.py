@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from blobstore.base import BytesBody
+from blobstore.base import BytesBody, read_blob
 from blobstore.errors import AccessDeniedError
 from engine.clock import SystemAmbient
 from engine.errors import CollectedError, DamagedError
 from engine.pins import PIN_DURATION_MS
 from index.codec import encode_record
 from index.collect_plan import DeleteReason
-from index.keys import commit_key, pin_key
+from index.keys import PINS, commit_key, pin_key
 from index.log import Commit
 from index.model import Pin, Scope
 from tests.unit.engine.collect.judging import LAST, check_exact, check_kept, keys
@@ -133,6 +133,48 @@ async def test_fork_between_the_collectors_second_readings_is_spared(world: Worl
     await forker.restore(forks[0].result(), target)
     assert (target / "CURRENT").read_text() == "one"
     await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+@pytest.mark.parametrize("hanging", [1, 2], ids=["written", "released"])
+async def test_a_put_of_a_pin_that_hangs_is_sent_once_more(world: World, hanging: int) -> None:
+    """Design 0008, H6. It hangs longer than a test may take."""
+    repository = await world.process()
+    await world.history(repository, "one")
+    puts = []
+
+    async def hang() -> None:
+        puts.append("hangs")
+        await asyncio.sleep(3600)
+
+    async def pass_by() -> None:
+        puts.append("passes")
+
+    world.store.before("put", "pins/", hang if hanging == 1 else pass_by)
+    if hanging == 2:
+        world.store.before("put", "pins/", hang)
+    restored = await repository.find_and_restore(JOB, world.target())
+    assert restored.pinned
+    assert puts[-1] == "hangs"
+    report = await repository.collect(LAST)
+    assert [d.reason for d in report.deletes if d.key.startswith(PINS)] == [DeleteReason.EXPIRED_PIN]
+
+
+async def test_a_copy_of_a_pin_that_lands_after_its_release_ends_with_its_time(world: World) -> None:
+    """Design 0002, refinement 25."""
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    one = await repository.find(JOB, version=1)
+    async with repository.pinned(one):
+        (key,) = await world.keys(PINS)
+        record = await read_blob(world.store, key, size_bytes_max=10_000)
+    await world.store.inner.put(key, BytesBody(record))
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert [d.reason for d in report.deletes] == [DeleteReason.CLOSED_COMMIT]
+    await check_exact(world)
+    world.clock.advance(10 * PIN_DURATION_MS)
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert DeleteReason.EXPIRED_PIN in {d.reason for d in report.deletes}
     await check_exact(world)
 
 
