@@ -4,7 +4,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 # More than a small machine has cores: a good part of the tests waits for servers, for Spark and for TTLs.
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST := $(PYTHON) -m pytest
 
 # Spark's Python workers must be this environment's, its Java one that scripts/java_home.py vouches for, and its network
