@@ -10,7 +10,7 @@ import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.bounded import carry_out_all
-from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
+from blobstore.errors import BlobCorruptError, InvalidRequestError
 from blobstore.local_files import run_blocking
 from engine.errors import DamagedError
 from engine.local_writing import (
@@ -27,13 +27,11 @@ from engine.local_writing import (
 from engine.pack_reading import PackWriter
 from engine.progress import Progress
 from engine.staging import target_errors
-from engine.transfer import ByteBudget
+from engine.transfer import ByteBudget, fetch_right
 from engine.transfer_settings import TransferSettings
 from index.model import FileBlob, SnapshotMetadata
 from index.restore_plan import FetchedRun, RestoredFile, RestorePlan, ReusedFile
 
-# Bytes that turn out wrong are fetched so often in all: a fault on the way is not yet a fault of the blob.
-FETCHES_MAX: Final = 2
 # Small files go to a thread so many at a time.
 FILES_PER_HOP: Final = 256
 # Local files up to this size are copied through memory, so many bytes at a time.
@@ -217,26 +215,24 @@ class Downloader:
     async def _fetch_run(self, run: FetchedRun) -> None:
         """Fetch a range of a pack, and write its files as they come; only what is right stays."""
         wrong: Sequence[RestoredFile] = run.files
-        cause: StoreError | None = None
-        for attempt in range(FETCHES_MAX):
+
+        async def fetch(*, fresh: bool) -> bool:
+            nonlocal wrong
             self._count_request(run.size_bytes)
             writer = PackWriter(self._root, run, wrong, self._owners)
             try:
-                cause = await self._pour_run(run, writer, fresh=attempt > 0)
+                await self._pour_run(run, writer, fresh=fresh)
             finally:
+                # What has come right stays, also where the rest broke off.
+                wrong = writer.wrong
                 writer.close()
-            self._written.extend(writer.written)
-            self._files_fetched += len(writer.written)
-            size_bytes = sum(written.file.size_bytes for written in writer.written)
-            self._progress.add(files=len(writer.written), bytes_=size_bytes)
-            wrong = writer.wrong
-            if not wrong:
-                return
-        raise self._damaged(wrong[0], run.key, "its bytes are not the ones that were backed up") from cause
+                self._add_written(writer.written)
+            return not wrong
 
-    async def _pour_run(self, run: FetchedRun, writer: PackWriter, *, fresh: bool) -> StoreError | None:
-        """Give a range to its writer; the error that may go away if it is fetched once more."""
-        broken: StoreError | None = None
+        await fetch_right(fetch, lambda reason: self._damaged(wrong[0], run.key, reason))
+
+    async def _pour_run(self, run: FetchedRun, writer: PackWriter, *, fresh: bool) -> None:
+        """Give a range to its writer, and sync what is right even if it broke off."""
         async with self._budget.hold(2 * self._settings.chunk_bytes):
             with target_errors(self._target):
                 try:
@@ -248,12 +244,15 @@ class Downloader:
                         fresh=fresh,
                         metadata=self._metadata(run.files[0], run.size_bytes),
                     )
-                except BlobNotFoundError as error:
-                    raise self._damaged(run.files[0], run.key, "its blob is missing") from error
-                except (BlobCorruptError, InvalidRequestError) as error:
-                    broken = error
+                except (BlobCorruptError, InvalidRequestError):
+                    await run_blocking(writer.end)
+                    raise
                 await run_blocking(writer.end)
-        return broken
+
+    def _add_written(self, files: Sequence[WrittenFile]) -> None:
+        self._written.extend(files)
+        self._files_fetched += len(files)
+        self._progress.add(files=len(files), bytes_=sum(written.file.size_bytes for written in files))
 
     async def _fetch_blob(self, stream: _Stream, blob: FileBlob) -> None:
         """Fetch one blob of a file straight into its place; whoever brings the last one seals the file."""
@@ -282,20 +281,12 @@ class Downloader:
     async def _stream_verified(self, stream: _Stream, blob: FileBlob) -> None:
         # The hash of a file's only blob is the file's.
         expected = blob.blake3 or stream.file.entry.blake3
-        cause: StoreError | None = None
-        for attempt in range(FETCHES_MAX):
+
+        async def fetch(*, fresh: bool) -> bool:
             self._count_request(blob.size_bytes)
-            try:
-                found = await self._stream(stream, blob, fresh=attempt > 0)
-            except BlobNotFoundError as error:
-                raise self._damaged(stream.file, blob.key, "its blob is missing") from error
-            except (BlobCorruptError, InvalidRequestError) as error:
-                cause = error
-                continue
-            if found == expected:
-                return
-            cause = None
-        raise self._damaged(stream.file, blob.key, "its bytes are not the ones that were backed up") from cause
+            return await self._stream(stream, blob, fresh=fresh) == expected
+
+        await fetch_right(fetch, lambda reason: self._damaged(stream.file, blob.key, reason))
 
     async def _stream(self, stream: _Stream, blob: FileBlob, *, fresh: bool) -> bytes:
         """Write a blob's bytes as they come; their hash."""

@@ -3,21 +3,54 @@
 import asyncio
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, Created, Lost, RequestMetadata, Unknown
-from blobstore.errors import StoreUnavailableError
+from blobstore.errors import (
+    BlobCorruptError,
+    BlobNotFoundError,
+    InvalidRequestError,
+    StoreError,
+    StoreUnavailableError,
+)
 from blobstore.sinks import Buffer, Sink
 from engine.errors import DamagedError
 from engine.hashing import ContentHasher
 from engine.local_stat import DIR_FLAGS, refusing
 from index.model import BlobKey
+
+
+class Fetch(Protocol):
+    """Fetches once; whether the bytes were right. `fresh`: by a connection of its own."""
+
+    def __call__(self, *, fresh: bool) -> Awaitable[bool]:
+        """Fetch."""
+        ...
+
+
+async def fetch_right(fetch: Fetch, damaged: Callable[[str], DamagedError]) -> None:
+    """Fetch what has to have certain bytes; once more if they are wrong: a fault on the way is not yet one of the blob.
+
+    Raises:
+        DamagedError: As `damaged` makes it from a reason. The blob is missing, or was wrong both times.
+    """
+    cause: StoreError | None = None
+    for fresh in (False, True):
+        cause = None
+        try:
+            if await fetch(fresh=fresh):
+                return
+        except BlobNotFoundError as error:
+            raise damaged("its blob is missing") from error
+        except (BlobCorruptError, InvalidRequestError) as error:
+            cause = error
+    raise damaged("its bytes are not the ones that were backed up") from cause
 
 
 class ByteBudget:

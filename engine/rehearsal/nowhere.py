@@ -7,14 +7,12 @@ import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.bounded import carry_out_all
-from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
-from engine.download import FETCHES_MAX
 from engine.errors import DamagedError
 from engine.hashing import ContentHasher
 from engine.pack_reading import PackReader
 from engine.progress import Progress
 from engine.restore import read_index_of
-from engine.transfer import ByteBudget, HashingSink
+from engine.transfer import ByteBudget, HashingSink, fetch_right
 from engine.transfer_settings import TransferSettings
 from index.model import FileBlob, StoreReference
 from index.restore_plan import FetchedRun, RestoredFile, RestorePlan, plan_restore
@@ -78,25 +76,14 @@ class _Reader:
             self._progress.add(bytes_=size_bytes)
 
     async def _read_right(self, job: FetchedRun | tuple[RestoredFile, FileBlob], key: str, size_bytes: int) -> None:
-        cause: StoreError | None = None
-        for attempt in range(FETCHES_MAX):
+        async def fetch(*, fresh: bool) -> bool:
             self.requests += 1
             self.bytes_fetched += size_bytes
-            try:
-                if isinstance(job, FetchedRun):
-                    right = await self._run_is_right(job, fresh=attempt > 0)
-                else:
-                    right = await self._blob_is_right(*job, fresh=attempt > 0)
-            except BlobNotFoundError as error:
-                raise DamagedError("a blob is missing", operation="rehearse", subject=key) from error
-            except (BlobCorruptError, InvalidRequestError) as error:
-                cause = error
-                continue
-            if right:
-                return
-            cause = None
-        message = "its bytes are not the ones that were backed up"
-        raise DamagedError(message, operation="rehearse", subject=key) from cause
+            if isinstance(job, FetchedRun):
+                return await self._run_is_right(job, fresh=fresh)
+            return await self._blob_is_right(*job, fresh=fresh)
+
+        await fetch_right(fetch, lambda reason: DamagedError(reason, operation="rehearse", subject=key))
 
     async def _run_is_right(self, run: FetchedRun, *, fresh: bool) -> bool:
         files = PackReader(run, run.files)
