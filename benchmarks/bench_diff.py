@@ -14,7 +14,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from index.codec import decode_index, encode_index
 from index.delta import apply_delta, make_delta
-from index.dir_diff import LocalDir, LocalFile, build_dir_index, diff_dir, diff_stats, files_to_identify
+from index.dir_diff import LocalDir, LocalFile, build_dir_index, diff_dir, diff_stats, pairs_to_identify
 from index.invariants import check_snapshot_index
 from index.keys import BLOBS, INDEXES, upload_key
 from index.model import (
@@ -97,9 +97,10 @@ def test_no_change_diff(benchmark: BenchmarkFixture, index: SnapshotIndex) -> No
     measure_no_change(benchmark, lambda: local, index.dir)
 
 
-def test_files_to_identify(benchmark: BenchmarkFixture, index: SnapshotIndex) -> None:
+def test_which_files_are_identified(benchmark: BenchmarkFixture, index: SnapshotIndex) -> None:
     local = local_of(index)
-    assert len(benchmark(lambda: files_to_identify(local, index.dir))) == len(local.files)
+    found = benchmark(lambda: list(pairs_to_identify(local, index.dir)))
+    assert sum(len(pairs) for _, pairs in found) == len(local.files)
 
 
 def test_build_of_an_unchanged_index(benchmark: BenchmarkFixture, index: SnapshotIndex) -> None:

@@ -76,7 +76,7 @@ def identify(
         stop: Set by a caller that does not want the result any more.
 
     Returns:
-        `local` with `sst`, or `blake3` and `crc32`, for the files that `files_to_identify` names and that do not have
+        `local` with `sst`, or `blake3` and `crc32`, for the files that `pairs_to_identify` names and that do not have
         their `blake3` yet.
 
     Raises:

@@ -25,7 +25,6 @@ __all__ = [
     "diff_dir",
     "diff_indexes",
     "diff_stats",
-    "files_to_identify",
     "is_same_file",
     "is_same_file_samza_v1",
     "pairs_to_identify",
@@ -142,8 +141,10 @@ def diff_stats(diff: DirDiff) -> DiffStats:
     return DiffStats(**sums)
 
 
-def files_to_identify(local: LocalDir, remote: DirIndex) -> tuple[Path, ...]:
-    """The files whose identity `is_same_file` will ask for.
+def pairs_to_identify(
+    local: LocalDir, remote: DirIndex, path: Path = ()
+) -> Iterator[tuple[Path, list[tuple[LocalFile, FileIndex]]]]:
+    """The files whose identity `is_same_file` will ask for, by directory, each with the entry that it may be equal to.
 
     Only a file that has the same name, place and size in the snapshot and is not empty: every other one is decided by
     its size or absence. Where the remote entry has an SST identity, the local SST identity answers; where it has none,
@@ -152,20 +153,11 @@ def files_to_identify(local: LocalDir, remote: DirIndex) -> tuple[Path, ...]:
     Args:
         local: What is on disk now.
         remote: The previous snapshot.
-
-    Returns:
-        Paths from the root as their components, in the order of a walk that lists files before sub-directories.
+        path: Where both stand, from the root.
 
     Raises:
         IndexInvariantError: The tree is deeper than DEPTH_MAX.
     """
-    return tuple((*path, file.name) for path, pairs in pairs_to_identify(local, remote) for file, _ in pairs)
-
-
-def pairs_to_identify(
-    local: LocalDir, remote: DirIndex, path: Path = ()
-) -> Iterator[tuple[Path, list[tuple[LocalFile, FileIndex]]]]:
-    """The files that `files_to_identify` names, by directory, each with the entry that it may be equal to."""
     _check_depth(path)
     entries = {file.name: file for file in remote.files_present}
     pairs = []

@@ -22,7 +22,7 @@ def is_same_file(local: LocalFile, remote: FileIndex) -> bool:
     local fact that is missing is never taken for equality: the file is uploaded again, which costs and harms nothing.
 
     Args:
-        local: The file on disk, with the identity that `files_to_identify` asked for.
+        local: The file on disk, with the identity that `pairs_to_identify` asked for.
         remote: The entry of the previous snapshot.
 
     Returns:

@@ -24,7 +24,7 @@ from index.dir_diff import (
     diff_dir,
     diff_indexes,
     diff_stats,
-    files_to_identify,
+    pairs_to_identify,
     strip_removed,
 )
 from index.envelope import seal, unseal
@@ -152,9 +152,9 @@ def test_tree_that_did_not_change_uploads_and_removes_nothing(before: Tree, tree
 @calmly
 @given(trees, trees)
 def test_only_identified_files_can_be_retained_and_all_others_may_stay_unread(before: Tree, after: Tree) -> None:
-    """`files_to_identify` asks for no fact too few: a diff with only those facts equals one with all of them."""
+    """`pairs_to_identify` asks for no fact too few: a diff with only those facts equals one with all of them."""
     remote, local = backup(before).dir, local_dir(after)
-    asked = set(files_to_identify(local, remote))
+    asked = {(*path, file.name) for path, pairs in pairs_to_identify(local, remote) for file, _ in pairs}
 
     def forget(directory: LocalDir, path: tuple[str, ...] = ()) -> LocalDir:
         return msgspec.structs.replace(

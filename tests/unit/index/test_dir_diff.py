@@ -10,7 +10,7 @@ from index.dir_diff import (
     diff_dir,
     diff_indexes,
     diff_stats,
-    files_to_identify,
+    pairs_to_identify,
     strip_removed,
 )
 from index.errors import IndexInvariantError
@@ -203,7 +203,7 @@ def test_tree_that_nests_too_deep_is_refused() -> None:
     with pytest.raises(IndexInvariantError, match="deeper than 64"):
         diff_dir(local, remote)
     with pytest.raises(IndexInvariantError, match="deeper than 64"):
-        files_to_identify(local, remote)
+        list(pairs_to_identify(local, remote))
 
 
 def test_stats_count_everything_below_a_removed_directory() -> None:
@@ -238,7 +238,10 @@ def test_only_files_whose_size_does_not_decide_are_identified() -> None:
         }
     )
     remote = backup({"same": b"123", "other": b"321", "size": b"123", "empty": b"", "d": {"x": b"12"}, "gone": {}}).dir
-    assert files_to_identify(local, remote) == (("other",), ("same",), ("d", "x"))
+    asked = [
+        ((*path, file.name), entry.name) for path, pairs in pairs_to_identify(local, remote) for file, entry in pairs
+    ]
+    assert asked == [(("other",), "other"), (("same",), "same"), (("d", "x"), "x")]
 
 
 def test_two_snapshots_are_compared_file_by_file() -> None:
