@@ -21,6 +21,8 @@ TOLD_BYTES = 2000
 TOLD_LINES = 6
 # Results are published: what a program says is told without the paths of the machine.
 _PATH = re.compile(r"(?<![\w:/.])/[\w.+-]+(?:/[\w.+-]*)+")
+# Opened, and done.
+MARKS = 2
 # Whoever takes longer hangs.
 TIMEOUT_S = 1800.0
 
@@ -40,7 +42,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     user_s: float
     system_s: float
     peak_bytes: int
-    # Of that, what went by until the client said that it was open; 0 if it does not say.
+    # Of that, what went by until the client said that it was open, and after it said that it was done: what starting,
+    # opening and ending a process take, as a run with nothing to do tells it of others. 0 if it does not say.
     opened_s: float = 0.0
     opened_cpu_s: float = 0.0
 
@@ -82,19 +85,20 @@ def run(command: Command) -> Usage:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
-        began_s, wall_s, user_s, system_s, peak_bytes, code = report.read_text().split()
+        wall_s, user_s, system_s, peak_bytes, code = report.read_text().split()
         if code != "0":
             lines = said.read_bytes()[-TOLD_BYTES:].decode(errors="replace").strip().splitlines()
             tail = " | ".join(line.strip() for line in lines[-TOLD_LINES:])
             raise ContestantError(f"{Path(command.arguments[0]).name} ended with {code}: {without_paths(tail)}")
-        opened_at_s, opened_cpu_s = map(float, mark.read_text().split()) if mark.exists() else (float(began_s), 0.0)
-        return Usage(
-            wall_s=float(wall_s),
-            user_s=float(user_s),
-            system_s=float(system_s),
-            peak_bytes=int(peak_bytes),
-            opened_s=opened_at_s - float(began_s),
-            opened_cpu_s=opened_cpu_s,
+        usage = Usage(wall_s=float(wall_s), user_s=float(user_s), system_s=float(system_s), peak_bytes=int(peak_bytes))
+        marks = [tuple(map(float, line.split())) for line in mark.read_text().splitlines()] if mark.exists() else []
+        if len(marks) != MARKS:
+            return usage
+        (opened_at_s, opened_cpu_s), (done_at_s, done_cpu_s) = marks
+        return msgspec.structs.replace(
+            usage,
+            opened_s=usage.wall_s - (done_at_s - opened_at_s),
+            opened_cpu_s=usage.cpu_s - (done_cpu_s - opened_cpu_s),
         )
 
 

@@ -11,12 +11,12 @@ from benchmarks.peers.figures import MIB, Key, Ratio, Sample, good, memory, perc
 from benchmarks.peers.outcome import Outcome
 
 _LEGEND = (
-    "Times are medians [quartiles] in seconds, without starting the process and opening what it works on, which stand "
-    "below. `x` is how many times longer than tidemark, the median of the ratios of each round; `=` where quartiles "
-    "overlap. CPU is user and system of the client. Memory is the peak of the whole process; over idle is the "
-    "highest peak above the lowest of the runs with nothing to do, or of a warm process before all work. Whole is the "
-    "process from start to end: where that is mostly start and opening, as restic's is when little has changed, the "
-    "wall time beside it is a difference of two noisy figures."
+    "Times are medians [quartiles] in seconds, without starting and ending the process and opening what it works "
+    "on, which stand below. `x` is how many times longer than tidemark, the median of the ratios of each round; "
+    "`=` where quartiles overlap. CPU is user and system of the client. Memory is the peak of the whole process; "
+    "over idle is the highest peak above the lowest of the runs with nothing to do, or of a warm process before "
+    "all work. Whole is the process from start to end: where that is mostly start and opening, as restic's is "
+    "when little has changed, the wall time beside it is a difference of two noisy figures."
 )
 
 
@@ -129,9 +129,9 @@ def _opening(outcome: Outcome) -> list[str]:
         cpu = quartiles([s.open_cpu_s for s in opens]).median if opens else 0.0
         start = quartiles(starts_s).median
         rows.append((name, f"{start:.2f}", f"{max(opened - start, 0):.2f}", f"{cpu:.2f}"))
-    head = ("contestant", "process start s", "opening s", "CPU s of both")
+    head = ("contestant", "process start and end s", "opening s", "CPU s of both")
     told = "Opening is a listing or the repository's record; for restic it is the derivation of its key."
-    return ["", "## Apart: start and opening", "", told, "", *table(head, rows)]
+    return ["", "## Apart: start, end and opening", "", told, "", *table(head, rows)]
 
 
 def _requests(outcome: Outcome) -> list[str]:

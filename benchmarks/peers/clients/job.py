@@ -64,10 +64,16 @@ def opened() -> None:
 
     Exact, where a run with nothing to do is an estimate. The clock is the system's, the same in all processes.
     """
-    if path := os.environ.get(MARK):
-        Path(path).write_text(f"{time.clock_gettime(time.CLOCK_MONOTONIC)} {time.process_time()}", encoding="ascii")
+    _mark()
 
 
 def main(steps: Callable[[Job], None]) -> None:
-    """Carry out the job of the command line."""
+    """Carry out the job of the command line, and say that it is done: what is left is the end of the process."""
     steps(Job(**json.loads(sys.argv[1])))
+    _mark()
+
+
+def _mark() -> None:
+    if path := os.environ.get(MARK):
+        with Path(path).open("a", encoding="ascii") as marks:
+            marks.write(f"{time.clock_gettime(time.CLOCK_MONOTONIC)} {time.process_time()}\n")

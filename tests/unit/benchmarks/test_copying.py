@@ -1,6 +1,7 @@
 """A turn of the harness with contestants of a few lines of shell: who restores wrong bytes is told, and not timed."""
 
 import shutil
+import sys
 from pathlib import Path
 from typing import ClassVar
 
@@ -151,3 +152,20 @@ def test_a_command_that_fails_says_what_it_said() -> None:
 def test_what_a_program_says_is_told_without_the_paths_of_the_machine() -> None:
     with pytest.raises(ContestantError, match=r"sh ended with 1: no PATH, but http://127.0.0.1:9/bucket and 3/4"):
         run(shell("echo no /srv/some/where, but http://127.0.0.1:9/bucket and 3/4; exit 1"))
+
+
+def test_starting_and_ending_a_process_are_not_its_work() -> None:
+    lines = (
+        "import atexit, sys, time",
+        "from benchmarks.peers.clients import job",
+        "atexit.register(time.sleep, 0.3)",
+        "time.sleep(0.2)",
+        "job.opened()",
+        "sys.argv[1:] = ['{}']",
+        "job.Job = dict",
+        "job.main(lambda _: time.sleep(0.1))",
+    )
+    usage = run(Command(arguments=(sys.executable, "-c", "\n".join(lines))))
+    assert usage.opened_s >= 0.5
+    assert 0.1 <= usage.wall_s - usage.opened_s < usage.opened_s
+    assert 0 < usage.opened_cpu_s <= usage.cpu_s
