@@ -15,6 +15,8 @@ from typing_extensions import override
 from engine.cli.caring import fork, name, rewind, unname, verify
 from engine.cli.collecting import collect
 from engine.cli.committing import commit
+from engine.cli.completing import completion
+from engine.cli.configuring import config
 from engine.cli.doctoring import doctor
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.exporting import export
@@ -138,7 +140,7 @@ def tidemark(ctx: click.Context) -> None:
 
 for _verb in (
     *(init, backup, commit, restore, list_, show, diff, verify, collect, rewind, fork, name, unname, forget, export),
-    *(doctor, lifecycle, bench, spark),
+    *(doctor, lifecycle, bench, spark, config, completion),
 ):
     tidemark.add_command(cast("click.Command", _verb))
 

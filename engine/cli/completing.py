@@ -1,0 +1,42 @@
+"""`completion`: what a shell reads to complete command lines."""
+
+from typing import Final
+
+import click
+import msgspec
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
+
+from engine.cli.options import Verb, common_options
+from engine.cli.session import Session, with_session
+
+SHELLS: Final[dict[str, type[ShellComplete]]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+_VARIABLE: Final = "_TIDEMARK_COMPLETE"
+
+
+class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
+    """`completion`."""
+
+    shell: str
+    # To be read by the shell.
+    script: str
+
+
+@click.command(
+    "completion",
+    cls=Verb,
+    needs_repository=False,
+    short_help="Print what makes a shell complete verbs and options.",
+    example="tidemark completion bash > ~/.local/share/bash-completion/completions/tidemark",
+)
+@click.argument("shell", type=click.Choice(list(SHELLS)))
+@common_options
+@with_session
+def completion(session: Session, shell: str) -> None:
+    """Print a script for SHELL that completes verbs, options, their choices, and paths.
+
+    For zsh write it to a file `_tidemark` in a directory of $fpath, for fish to
+    ~/.config/fish/completions/tidemark.fish; or try it once with `source <(tidemark completion bash)`.
+    """
+    root = click.get_current_context().find_root().command
+    script = SHELLS[shell](root, {}, "tidemark", _VARIABLE).source()
+    session.show(CompletionView(shell=shell, script=script), script.splitlines())

@@ -1,0 +1,227 @@
+"""The group `config`, with the verb `config show`: what is set, and where each value comes from."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import click
+import msgspec
+
+from blobstore.s3_settings import S3Settings
+from engine.cli.exit_codes import ExitCode
+from engine.cli.options import CONFIG_META, Setting, Verb, common_options, setting_keys, table_name, walk_verbs
+from engine.cli.session import Session, with_session
+from engine.config import S3, S3_KEYS, TRANSFER, TRANSFER_KEYS, Config, Value, config_paths
+from engine.errors import UsageError
+from engine.transfer_settings import TransferSettings
+from engine.words import table
+
+DEFAULT: Final = "default"
+ENVIRONMENT: Final = "environment"
+FILE: Final = "file"
+
+# A URL that has credentials in it is refused everywhere, and not printed on the way.
+_URL_CREDENTIALS: Final = re.compile(r"//[^/\s]*@")
+
+
+class SettingView(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting, or option of a verb."""
+
+    # As in the settings file: `job`, `[transfer] in_flight_max`, `[backup] job`.
+    key: str
+    flag: str
+    # The variables that are looked at, the first that is set winning.
+    variables: tuple[str, ...]
+    # None: nothing is set, and there is no default.
+    value: Value | None
+    # default, environment or file.
+    origin: str
+    # The variable, or the table of the file; empty for a default.
+    place: str
+    # Why the value would be refused.
+    problem: str
+
+
+class ConfigView(msgspec.Struct, frozen=True, kw_only=True):
+    """`config show`."""
+
+    # Whose options; empty for the settings of all verbs.
+    of: str
+    # The settings file that is read; empty if there is none.
+    file: str
+    # Where one is looked for, the first that is there winning.
+    looked_at: tuple[str, ...]
+    settings: tuple[SettingView, ...]
+
+
+@click.group(
+    "config",
+    invoke_without_command=True,
+    subcommand_metavar="VERB [ARGS]...",
+    short_help="Tell what is set: show, with where each value comes from.",
+)
+@click.pass_context
+def config(ctx: click.Context) -> None:
+    """Tell what is set, on the command line, in the environment and in the settings file.
+
+    Run `tidemark config VERB --help` for the options of a verb.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@click.command(
+    "show",
+    cls=Verb,
+    group="config",
+    needs_repository=False,
+    short_help="Every setting, its value and where that comes from.",
+    example="tidemark config show --origin backup",
+)
+@click.argument("of", nargs=-1, metavar="[VERB]...")
+@click.option("--origin", is_flag=True, help="Tell where each value comes from, and where else it could stand.")
+@click.option("--set", "only_set", is_flag=True, help="Leave out what has its default.")
+@common_options
+@with_session
+def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set: bool) -> ExitCode:
+    """Show the settings that verbs share or, with VERB, all options of that verb.
+
+    No request is made. A value that its verb would refuse is told, and makes the exit code 2.
+    """
+    ctx = click.get_current_context()
+    root = cast("click.Group", ctx.find_root().command)
+    settings_file = ctx.obj.get(CONFIG_META) or Config()
+    words = " ".join(of)
+    rows = tuple(_settings(root, words, settings_file, ctx))
+    view = ConfigView(
+        of=words,
+        file=str(settings_file.path or ""),
+        looked_at=tuple(map(str, config_paths(os.environ, Path.cwd()))),
+        settings=tuple(row for row in rows if row.origin != DEFAULT or not only_set),
+    )
+    session.show(view, list(_lines(view, origin=origin)))
+    return ExitCode.USAGE if any(row.problem for row in rows) else ExitCode.OK
+
+
+def _settings(root: click.Group, words: str, settings_file: Config, ctx: click.Context) -> Iterator[SettingView]:
+    """The options of a verb, or the settings of all of them."""
+    verbs = {verb.words: verb for verb in walk_verbs(root)}
+    if words and words not in verbs:
+        raise UsageError("no such verb", operation="config show", subject=words, hint=f"there are {', '.join(verbs)}")
+    chosen = [verbs[words]] if words else list(verbs.values())
+    found: dict[str, click.Option] = {}
+    for verb in chosen:
+        for param in verb.params:
+            wanted = (
+                isinstance(param, click.Option) and param.name != "config" and (words or isinstance(param, Setting))
+            )
+            if wanted and param.name not in found:
+                found[str(param.name)] = cast("click.Option", param)
+    shared, _ = setting_keys(root)
+    table = table_name(chosen[0]) if words else ""
+    for name, param in sorted(found.items(), key=lambda item: _order(item[0])):
+        variables = tuple(param.envvar if isinstance(param.envvar, list) else ())
+        yield _setting(
+            param,
+            variables=variables if words else variables[-1:],
+            places=_places(name, table, is_shared=name in shared),
+            settings_file=settings_file,
+            ctx=ctx,
+        )
+
+
+def _order(name: str) -> tuple[int, str]:
+    """Shared settings first, then transfers, then S3."""
+    return (1 if name in TRANSFER_KEYS else 2 if name.startswith(f"{S3}_") else 0), name
+
+
+def _places(name: str, table: str, *, is_shared: bool) -> list[tuple[str, str]]:
+    """Where an option may stand in a settings file, as table and key; the first that is there wins."""
+    places = [(table, name)] if table else []
+    if name in TRANSFER_KEYS:
+        return [*places, (TRANSFER, name)]
+    if name.startswith(f"{S3}_") and name.removeprefix(f"{S3}_") in S3_KEYS:
+        return [*places, (S3, name.removeprefix(f"{S3}_"))]
+    return [*places, ("", name)] if is_shared else places
+
+
+def _setting(
+    param: click.Option,
+    *,
+    variables: tuple[str, ...],
+    places: list[tuple[str, str]],
+    settings_file: Config,
+    ctx: click.Context,
+) -> SettingView:
+    value, origin, place = _default(param), DEFAULT, ""
+    problem = ""
+    variable = next((name for name in variables if os.environ.get(name)), None)
+    at = next(((t, key) for t, key in places if key in _table(settings_file, t)), None)
+    if variable is not None:
+        value, origin, place = os.environ[variable], ENVIRONMENT, variable
+    elif at is not None:
+        value, origin, place = _table(settings_file, at[0])[at[1]], FILE, _named(*at)
+    if origin != DEFAULT:
+        try:
+            param.type_cast_value(ctx, value)
+        except click.BadParameter as error:
+            problem = error.message
+    return SettingView(
+        key=_named(*places[-1]),
+        flag=max(param.opts, key=len),
+        variables=variables,
+        value=_URL_CREDENTIALS.sub("//***@", value) if isinstance(value, str) else value,
+        origin=origin,
+        place=place,
+        problem=problem,
+    )
+
+
+def _table(settings_file: Config, name: str) -> Mapping[str, Value]:
+    return settings_file.by_table.get(name, {}) if name else settings_file.shared
+
+
+def _named(table: str, key: str) -> str:
+    return f"[{table}] {key}" if table else key
+
+
+def _default(param: click.Option) -> Value | None:
+    """What holds if nobody says anything: some have theirs in the structs that they end up in."""
+    name = str(param.name)
+    if name in TRANSFER_KEYS:
+        value: Any = getattr(TransferSettings(), name)
+    elif name.startswith(f"{S3}_"):
+        value = getattr(S3Settings(), name.removeprefix(f"{S3}_"))
+    else:
+        value = bool(param.default is True) if param.is_flag else param.default
+    return value if isinstance(value, str | int | float | bool) else None
+
+
+def _lines(view: ConfigView, *, origin: bool) -> Iterator[str]:
+    missing = f"no settings file: {' and '.join(view.looked_at)} are not there"
+    yield f"settings file: {view.file}" if view.file else missing
+    yield ""
+    rows = [
+        (s.key, _told(s.value), f"{s.origin} {s.place}".strip(), ", ".join((s.flag, *s.variables)))
+        for s in view.settings
+    ]
+    headers = ("setting", "value", "from", "could stand in")
+    yield from table(headers if origin else headers[:2], [row if origin else row[:2] for row in rows])
+    for setting in view.settings:
+        if setting.problem:
+            yield f"WRONG: {setting.key}: {setting.problem} (from {setting.origin} {setting.place})"
+
+
+def _told(value: Value | None) -> str:
+    match value:
+        case None | "":
+            return "-"
+        case bool():
+            return "true" if value else "false"
+        case _:
+            return str(value)
+
+
+config.add_command(cast("click.Command", config_show))

@@ -1,0 +1,122 @@
+"""`config show` and `completion`: what is set, whence, and what a shell is told."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cli.conftest import Run
+
+
+def shown(run: Run, *words: str, code: int = 0, **environment: str) -> dict[str, Any]:
+    result = run("config", "show", "--json", *words, **environment)
+    assert result.exit_code == code, result.stderr
+    told = json.loads(result.stdout)
+    return told | {"by_key": {setting["key"]: setting for setting in told["settings"]}}
+
+
+def test_what_is_not_set_has_its_default_and_tells_where_it_could_stand(run: Run) -> None:
+    told = shown(run)
+    assert told["file"] == ""
+    assert told["by_key"]["[transfer] in_flight_max"] == {
+        "key": "[transfer] in_flight_max",
+        "flag": "--in-flight-max",
+        "variables": ["TIDEMARK_IN_FLIGHT_MAX"],
+        "value": 16,
+        "origin": "default",
+        "place": "",
+        "problem": "",
+    }
+    assert told["by_key"]["quiet"]["value"] is False
+    assert told["by_key"]["job"]["value"] is None
+    assert shown(run, "--set")["settings"] == []
+
+
+def test_each_value_says_where_it_comes_from(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "tidemark.toml"
+    file.write_text('job = "flights"\ntask = "3"\n[s3]\nregion = "eu"\n[backup]\njob = "own"\n')
+    told = shown(run, TIDEMARK_TASK="4", TIDEMARK_S3_REGION="us")["by_key"]
+    assert (told["job"]["value"], told["job"]["origin"], told["job"]["place"]) == ("flights", "file", "job")
+    assert (told["task"]["value"], told["task"]["origin"], told["task"]["place"]) == (
+        "4",
+        "environment",
+        "TIDEMARK_TASK",
+    )
+    assert told["[s3] region"]["value"] == "us"
+    of_backup = shown(run, "backup", TIDEMARK_BACKUP_TASK="5", TIDEMARK_TASK="4")
+    by_key = of_backup["by_key"]
+    assert (by_key["job"]["value"], by_key["job"]["place"]) == ("own", "[backup] job")
+    assert (by_key["task"]["value"], by_key["task"]["place"]) == ("5", "TIDEMARK_BACKUP_TASK")
+    assert of_backup["file"] == str(file)
+
+
+def test_what_it_says_is_what_a_verb_takes(run: Run, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    (tmp_path / "tidemark.toml").write_text(
+        'repository = "memory://a"\n[s3]\nconnections_max = 9\n[list]\nquiet = true\n'
+    )
+    environment = {"TIDEMARK_REPOSITORY": "memory://b", "TIDEMARK_LIST_REPOSITORY": "memory://c"}
+    told = shown(run, "list", "--set", **environment)["by_key"]
+    assert {key: setting["value"] for key, setting in told.items()} == {
+        "repository": "memory://c",
+        "quiet": True,
+        "[s3] connections_max": 9,
+    }
+    seen = request.getfixturevalue("seen")
+    run("list", **environment)
+    assert (seen[0].repository, seen[0].quiet, seen[0].s3.connections_max) == ("memory://c", True, 9)
+
+
+def test_a_value_that_would_be_refused_is_told_and_ends_with_2(run: Run) -> None:
+    told = shown(run, code=2, TIDEMARK_IN_FLIGHT_MAX="many")
+    assert "not a valid integer" in told["by_key"]["[transfer] in_flight_max"]["problem"]
+    result = run("config", "show", TIDEMARK_IN_FLIGHT_MAX="many")
+    assert "WRONG: [transfer] in_flight_max" in result.stdout
+    assert "TIDEMARK_IN_FLIGHT_MAX" in result.stdout
+
+
+def test_credentials_in_a_url_are_not_printed(run: Run) -> None:
+    for words in ((), ("--json",), ("--origin",)):
+        result = run("config", "show", *words, TIDEMARK_REPOSITORY="s3://canary:secret@bucket/p")
+        assert "***@bucket/p" in result.stdout
+        assert "secret" not in result.stdout + result.stderr
+
+
+def test_a_verb_of_a_group_is_named_by_its_words_and_an_unknown_one_is_refused(run: Run) -> None:
+    told = shown(run, "spark", "backup")
+    assert told["of"] == "spark backup"
+    assert any(key.startswith("[spark-backup] ") for key in told["by_key"])
+    result = run("config", "show", "bakcup")
+    assert result.exit_code == 2
+    assert "no such verb" in result.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_asks_tidemark(run: Run, shell: str) -> None:
+    result = run("completion", shell)
+    assert result.exit_code == 0
+    assert "_TIDEMARK_COMPLETE" in result.stdout
+    if program := shutil.which(shell):
+        subprocess.run([program, "-n"], input=result.stdout, text=True, check=True)
+
+
+def test_a_shell_is_told_verbs_and_options() -> None:
+    def completed(*words: str) -> list[str]:
+        told = subprocess.run(
+            [sys.executable, "-m", "engine.cli"],
+            env={
+                "_TIDEMARK_COMPLETE": "bash_complete",
+                "COMP_WORDS": " ".join(words),
+                "COMP_CWORD": f"{len(words) - 1}",
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return [line.partition(",")[2] for line in told.stdout.split()]
+
+    assert completed("tidemark", "re") == ["restore", "rewind"]
+    assert "--owners" in completed("tidemark", "restore", "--ow")
