@@ -50,6 +50,8 @@ _ONE_MS: Final = timedelta(milliseconds=1)
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _DURATION: Final = re.compile(r"(?:[0-9]{1,9}(?:ms|[wdhms]))+")
 _DURATION_PART: Final = re.compile(r"([0-9]+)(ms|[wdhms])")
+_DAYS_AGO: Final = {"today": 0, "yesterday": 1}
+_DAY: Final = re.compile(r"(today|yesterday) ([01]?[0-9]|2[0-3]):([0-5][0-9])")
 _UNIT_BYTES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
 _SIZE: Final = re.compile(r"([0-9]{1,12}) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _SHARE: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)(%?)")
@@ -61,14 +63,19 @@ _CREDENTIAL: Final = re.compile(r"access_?key|secret|session_?token|^token|passw
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A time that somebody asked for: absolute, or so long before the store's present."""
+    """A time that somebody asked for: absolute, so long before the store's present, or a time of a day before it."""
 
     at_ms: int | None = None
     ago_ms: int = 0
+    # So long after the beginning of that day, `ago_ms` being whole days; None: no time of day was named.
+    of_day_ms: int | None = None
 
     def resolve_ms(self, now_ms: int) -> int:
-        """The time in milliseconds since the epoch, given the store's clock."""
-        return self.at_ms if self.at_ms is not None else max(0, now_ms - self.ago_ms)
+        """The time in milliseconds since the epoch, given the store's clock. Days are those of UTC."""
+        if self.at_ms is not None:
+            return self.at_ms
+        begin_ms = now_ms if self.of_day_ms is None else now_ms - now_ms % _UNIT_MS["d"] + self.of_day_ms
+        return max(0, begin_ms - self.ago_ms)
 
 
 class CommitChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,13 +218,16 @@ def parse_duration_ms(text: str) -> int:
 
 
 def parse_moment(text: str) -> Moment:
-    """A time in ISO 8601, UTC unless it names a zone; or a duration, which means so long ago.
+    """A time in ISO 8601, UTC unless it names a zone; a duration, which means so long ago; or `yesterday 18:00` (UTC).
 
     Raises:
-        UsageError: It is neither.
+        UsageError: It is none of these.
     """
     if _DURATION.fullmatch(text) is not None:
         return Moment(ago_ms=parse_duration_ms(text))
+    if (day := _DAY.fullmatch(text)) is not None:
+        of_day_ms = int(day[2]) * _UNIT_MS["h"] + int(day[3]) * _UNIT_MS["m"]
+        return Moment(ago_ms=_DAYS_AGO[day[1]] * _UNIT_MS["d"], of_day_ms=of_day_ms)
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -225,7 +235,7 @@ def parse_moment(text: str) -> Moment:
             "is neither a time nor a duration",
             operation="read",
             subject=repr(text),
-            hint="write 2026-05-01T12:30:00Z, or 36h for 36 hours ago",
+            hint="write 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00'",
         ) from None
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return Moment(at_ms=(at - _EPOCH) // _ONE_MS)

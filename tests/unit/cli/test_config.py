@@ -93,6 +93,23 @@ def test_a_duration_is_a_time_so_long_ago_and_never_before_the_epoch() -> None:
     assert parse_moment("1970-01-01T00:00:01Z").resolve_ms(999_999) == 1000
 
 
+def test_a_time_of_a_day_is_that_of_today_or_yesterday_by_the_store_and_in_utc() -> None:
+    now_ms = parse_moment("2026-05-02T00:00:01Z").resolve_ms(0)
+    for text, expected in {
+        "yesterday 18:00": "2026-05-01T18:00:00Z",
+        "yesterday 0:05": "2026-05-01T00:05:00Z",
+        "today 06:30": "2026-05-02T06:30:00Z",
+    }.items():
+        assert parse_moment(text).resolve_ms(now_ms) == parse_moment(expected).resolve_ms(0)
+    assert parse_moment("yesterday 18:00").resolve_ms(1000) == 0
+
+
+@pytest.mark.parametrize("text", ["yesterday 24:00", "yesterday 18", "tomorrow 18:00", "today", "yesterday 18:60"])
+def test_what_is_no_time_of_a_day_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="neither a time"):
+        parse_moment(text)
+
+
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "12:30", "2026-05-01T25:00", "1777638600250123456789"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as refused:
@@ -108,6 +125,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         ("v8", CommitChoice(version=8)),
         ("8_0f-a_b", CommitChoice(version=8, unique_id=UniqueId("0f-a_b"))),
         ("@36h", CommitChoice(at=Moment(ago_ms=129_600_000))),
+        ("@yesterday 18:00", CommitChoice(at=Moment(ago_ms=86_400_000, of_day_ms=64_800_000))),
         ("@1970-01-02", CommitChoice(at=Moment(at_ms=86_400_000))),
         ("before-upgrade", CommitChoice(name="before-upgrade")),
         ("version8", CommitChoice(name="version8")),
