@@ -1,7 +1,7 @@
 """The side of a repository that restores: finds a commit, protects it, and brings back what it holds."""
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -43,6 +43,7 @@ class RestoringRepository(ReadingRepository):
         store: str = "default",
         owners: OwnerPolicy = OwnerPolicy.IGNORE,
         replace: bool = False,
+        files: Sequence[str] = (),
         pin: bool = True,
         progress: Progress = NO_PROGRESS,
     ) -> RestoreResult:
@@ -51,10 +52,11 @@ class RestoringRepository(ReadingRepository):
         Args:
             target: Absent, or empty, or with `replace` any directory: then its files are reused where they fit (I2).
             owners: What to do about the recorded owners.
+            files: Patterns such as `*.sst`, matched from the right: only what one of them matches. None: all files.
             pin: Protect the commit meanwhile; False if the caller holds a pin already.
 
         Raises:
-            NotFoundError: The commit has no such store, or was collected meanwhile.
+            NotFoundError: The commit has no such store or was collected meanwhile, or a pattern matches nothing.
             IncompleteError: A blob or an index is missing; the target is as it was.
             DamagedError: A blob is altered; the target is as it was.
             TargetError: The target cannot be used.
@@ -64,7 +66,9 @@ class RestoringRepository(ReadingRepository):
         async with self._naming_complete(commit.scope), contextlib.AsyncExitStack() as stack:
             if pin:
                 await stack.enter_async_context(self.pinned(commit, purpose=f"restore {task}/{store}"))
-            return await self.restore_reference(reference, target, owners=owners, replace=replace, progress=progress)
+            return await self.restore_reference(
+                reference, target, owners=owners, replace=replace, files=files, progress=progress
+            )
 
     async def find_and_restore(
         self,
@@ -75,6 +79,7 @@ class RestoringRepository(ReadingRepository):
         store: str = "default",
         owners: OwnerPolicy = OwnerPolicy.IGNORE,
         replace: bool = False,
+        files: Sequence[str] = (),
         or_newest_complete: bool = False,
         progress: Progress = NO_PROGRESS,
         **choice: Unpack[Choice],
@@ -91,7 +96,9 @@ class RestoringRepository(ReadingRepository):
 
         async def restore(commit: Commit) -> RestoreResult:
             reference = require_store(commit, task, store)
-            return await self.restore_reference(reference, target, owners=owners, replace=replace, progress=progress)
+            return await self.restore_reference(
+                reference, target, owners=owners, replace=replace, files=files, progress=progress
+            )
 
         purpose = f"restore {task}/{store}"
         try:
@@ -129,6 +136,7 @@ class RestoringRepository(ReadingRepository):
         *,
         owners: OwnerPolicy = OwnerPolicy.IGNORE,
         replace: bool = False,
+        files: Sequence[str] = (),
         progress: Progress = NO_PROGRESS,
     ) -> RestoreResult:
         """As `restore`, for a caller that holds the pin and the reference: no log is read."""
@@ -143,6 +151,7 @@ class RestoringRepository(ReadingRepository):
                     cache=cache,
                     owners=owners,
                     replace=replace,
+                    files=files,
                     progress=progress,
                 )
 
@@ -237,6 +246,7 @@ class RestoringRepository(ReadingRepository):
         *,
         owners: OwnerPolicy = OwnerPolicy.IGNORE,
         replace: bool = False,
+        files: Sequence[str] = (),
     ) -> RestorePlan:
         """What `restore_reference` would do; nothing is written. Arguments and errors as there."""
         async with self._digests.of(target) as cache:
@@ -248,4 +258,5 @@ class RestoringRepository(ReadingRepository):
                 cache=cache,
                 owners=owners,
                 replace=replace,
+                files=files,
             )

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ from blobstore.local_files import run_blocking
 from engine.clock import Ambient
 from engine.digest_cache import DigestCache
 from engine.download import Downloaded, Downloader
-from engine.errors import DamagedError, TargetError, UnsafeSourceError
+from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError
 from engine.hashing import Digest
 from engine.identify import find_present
 from engine.index_io import IndexCache, read_stored_snapshot
@@ -24,6 +24,7 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.rocksdb_lock import check_none_held_below
 from engine.staging import Staging, target_errors
 from engine.transfer_settings import TransferSettings
+from index.chosen_files import choose_files
 from index.local_tree import LocalFile
 from index.model import SnapshotIndex, StoreReference
 from index.restore_plan import RestorePlan, choose_candidates, plan_restore
@@ -65,6 +66,7 @@ async def restore_store(
     cache: DigestCache,
     owners: OwnerPolicy = OwnerPolicy.IGNORE,
     replace: bool = False,
+    files: Sequence[str] = (),
     progress: Progress = NO_PROGRESS,
     unless: Callable[[], Awaitable[None]] | None = None,
     indexes: IndexCache | None = None,
@@ -82,6 +84,7 @@ async def restore_store(
         cache: What earlier restores wrote and this one may trust (I2); told what this one writes.
         owners: What to do about recorded owners.
         replace: Whether a directory with content may be replaced. Its files are reused where they are the right ones.
+        files: Patterns, as of `index.chosen_files`: only files that one of them matches are restored. None: all.
         progress: Told what there is to do and what is done.
         unless: Awaited last, before the target is touched; raises if the restore is not wanted any more.
         indexes: Indexes that this process knows already.
@@ -90,13 +93,27 @@ async def restore_store(
         What was done. On any error, and if this is cancelled, the target is what it was, or complete.
 
     Raises:
-        TargetError: The target is no directory, has content that may not be replaced, is in use, or there is no room.
+        TargetError: The target is no directory, has content that may not be replaced, is in use, or there is no room;
+            or `replace` would put a few files into the place of a whole directory.
+        NotFoundError: One of the patterns matches no file.
         DamagedError: The index or a blob is missing or altered. The cause is a `BlobNotFoundError` if it is missing.
         StoreError: As the store says.
     """
+    if files and replace:
+        raise TargetError(
+            "a few files would take the place of the whole directory",
+            operation="restore",
+            subject=str(target),
+            hint="restore them to a new directory, and copy what you need",
+        )
+
+    async def choose() -> ReadIndex:
+        index, requests = await read_index_of(store, reference, indexes)
+        return choose_or_refuse(index, files, reference), requests
+
     return await restore_index(
         store,
-        choose=lambda: read_index_of(store, reference, indexes),
+        choose=choose,
         target=target,
         settings=settings,
         ambient=ambient,
@@ -168,6 +185,25 @@ async def restore_index(
         seconds=ambient.monotonic_s() - begun_s,
         leftovers=tuple(staging.leftovers),
     )
+
+
+def choose_or_refuse(index: SnapshotIndex, patterns: Sequence[str], reference: StoreReference) -> SnapshotIndex:
+    """The files of a snapshot that patterns match; without patterns, all.
+
+    Raises:
+        NotFoundError: One of the patterns matches none.
+    """
+    if not patterns:
+        return index
+    chosen, unmatched = choose_files(index, patterns)
+    if unmatched:
+        raise NotFoundError(
+            f"no file matches {unmatched[0]!r}",
+            operation="restore",
+            subject=f"{reference.task}/{reference.store}",
+            hint="`tidemark show` lists the files; `*` matches within one directory",
+        )
+    return chosen
 
 
 async def read_index_of(store: BlobStore, reference: StoreReference, indexes: IndexCache | None = None) -> ReadIndex:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from blobstore.base import BlobStore
@@ -11,7 +12,7 @@ from engine.identify import find_present
 from engine.index_io import read_index
 from engine.local_dir import scan_dir
 from engine.local_stat import FilePath
-from engine.restore import OwnerPolicy
+from engine.restore import OwnerPolicy, choose_or_refuse
 from engine.rocksdb_lock import check_not_held
 from engine.transfer_settings import TransferSettings
 from index.local_tree import LocalFile
@@ -28,11 +29,13 @@ async def plan_restore_store(
     cache: DigestCache,
     owners: OwnerPolicy = OwnerPolicy.IGNORE,
     replace: bool = False,
+    files: Sequence[str] = (),
 ) -> RestorePlan:
     """The plan of `restore_store` with the same arguments.
 
     Raises:
         TargetError: The target has content that may not be replaced, or a RocksDB has it open.
+        NotFoundError: One of the patterns matches no file.
         DamagedError: The index is missing or altered.
         StoreError: As the store says.
     """
@@ -43,6 +46,7 @@ async def plan_restore_store(
             operation="restore",
             subject=reference.index.key,
         )
+    index = choose_or_refuse(index, files, reference)
     stop = threading.Event()
     try:
         present = await asyncio.to_thread(_look, target, index, cache, replace=replace, stop=stop)

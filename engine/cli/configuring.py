@@ -164,8 +164,10 @@ def _setting(
     elif at is not None:
         value, origin, place = _table(settings_file, at[0])[at[1]], FILE, _named(*at)
     if origin != DEFAULT:
+        # An option that may be repeated is, in the environment, several words.
+        words = param.type.split_envvar_value(value) if param.multiple and isinstance(value, str) else value
         try:
-            param.type_cast_value(ctx, value)
+            param.type_cast_value(ctx, words)
         except click.BadParameter as error:
             problem = error.message
     return SettingView(

@@ -97,6 +97,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     target: Path
     owners: OwnerPolicy
     replace: bool
+    files: tuple[str, ...]
     or_newest_complete: bool
 
 
@@ -111,6 +112,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
 @store_options(default=True)
 @commit_options
 @click.option("--all", "all_stores", is_flag=True, help="All stores of the commit, to TARGET/<task>/<store>.")
+@click.option("--files", multiple=True, metavar="GLOB", help="Only files that match, such as '*.sst'; may be repeated.")
 @click.option("--replace", is_flag=True, help="TARGET may have content: it is replaced, files that fit are reused.")
 @click.option(
     "--owners",
@@ -138,6 +140,7 @@ def restore(
     at: Moment | None,
     name: str | None,
     all_stores: bool,
+    files: tuple[str, ...],
     replace: bool,
     owners: str,
     or_newest_complete: bool,
@@ -155,6 +158,7 @@ def restore(
         target=target,
         owners=OwnerPolicy(owners),
         replace=replace,
+        files=files,
         or_newest_complete=or_newest_complete,
     )
     with session.open() as repository:
@@ -202,6 +206,7 @@ def _restore_one(session: Session, repository: SyncRepository, request: _Request
             store=store,
             owners=request.owners,
             replace=request.replace,
+            files=request.files,
             or_newest_complete=request.or_newest_complete,
             progress=progress,
             **session.choose(repository, request.choice),
@@ -244,7 +249,12 @@ def _restore_stores(
         try:
             with session.progress("restore") as progress:
                 result = repository.restore_reference(
-                    reference, target, owners=request.owners, replace=request.replace, progress=progress
+                    reference,
+                    target,
+                    owners=request.owners,
+                    replace=request.replace,
+                    files=request.files,
+                    progress=progress,
                 )
         except (StoreError, EngineError, FormatError, OSError) as error:
             named = error
@@ -319,7 +329,9 @@ def _preview(session: Session, repository: SyncRepository, request: _Request) ->
             _view_plan(
                 reference,
                 target,
-                repository.plan_restore(reference, target, owners=request.owners, replace=request.replace),
+                repository.plan_restore(
+                    reference, target, owners=request.owners, replace=request.replace, files=request.files
+                ),
             )
             for reference, target in targets
         )

@@ -168,6 +168,18 @@ def test_a_dry_run_of_a_restore_writes_nothing_and_tells_what_would_be_reused(tw
     assert shell.refused("restore", "target", "-n", code=9)["error"] == "TargetError"
 
 
+def test_some_files_alone_come_back(two_commits: Shell) -> None:
+    shell = two_commits
+    plan = shell.told("restore", "some", "--files", "*.sst", "--files", "small/*", "--dry-run")["stores"][0]
+    assert plan["fetched"] == ["000001.sst", "000002.sst", "small/b"]
+    shell.run("restore", "some", "--files", "*.sst", "--files", "small/*", "--version", "8")
+    assert content(shell.directory / "some") == {path: data for path, data in FIRST.items() if path != "CURRENT"}
+    refused = shell.refused("restore", "none", "--files", "*.log", code=7)
+    assert "no file matches '*.log'" in refused["message"]
+    assert not (shell.directory / "none").exists()
+    shell.refused("restore", "some", "--files", "*.sst", "--replace", code=9)
+
+
 def test_several_backups_become_one_commit(shell: Shell) -> None:
     shell.run("init")
     results = []

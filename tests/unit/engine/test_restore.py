@@ -13,7 +13,7 @@ import pytest
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
 from engine import index_io, local_stat
-from engine.errors import DamagedError, EngineError, TargetBusyError, TargetError
+from engine.errors import DamagedError, EngineError, NotFoundError, TargetBusyError, TargetError
 from engine.index_io import IndexCache, read_index
 from engine.restore import OwnerPolicy
 from index.envelope import KIND_INDEX, seal
@@ -382,3 +382,30 @@ class TestRequests:
         assert bench.meter.requests["get"] == 3 + 3 + 1
         gets = [blob.key async for blob in list_blobs(bench.inner, "indexes/")]
         assert len(gets) == 3
+
+
+class TestSomeFiles:
+    async def test_only_what_matches_is_fetched_and_stands_as_in_a_whole_restore(self, bench: Workbench) -> None:
+        result = await bench.restore(files=["*.sst", "sub/packed-*", "inline"])
+        chosen = {"000007.sst", "sub/packed-2", "inline"}
+        assert read_tree(bench.target) == {
+            path: data for path, data in read_tree(bench.directory).items() if path in chosen
+        }
+        assert stamps(bench.target).items() <= stamps(bench.directory).items()
+        assert (result.files_total, result.files_fetched, result.files_inline) == (3, 2, 1)
+        assert result.bytes_total == sum(len(FORMS[path]) for path in chosen)
+        assert bench.beside_target() == []
+
+    async def test_a_pattern_that_matches_nothing_leaves_the_target_alone(self, bench: Workbench) -> None:
+        with pytest.raises(NotFoundError, match=r"no file matches '\*\.log'"):
+            await bench.restore(files=["*.sst", "*.log"])
+        assert not bench.target.exists()
+        assert bench.beside_target() == []
+
+    async def test_a_few_files_never_take_the_place_of_a_directory(self, bench: Workbench) -> None:
+        await bench.restore()
+        bench.store.requests.clear()
+        with pytest.raises(TargetError, match="the whole directory"):
+            await bench.restore(files=["*.sst"], replace=True)
+        assert restored_whole(bench)
+        assert not bench.store.requests
