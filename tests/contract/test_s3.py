@@ -81,8 +81,8 @@ class WithoutTags(S3Fixtures):
         return store
 
 
-class TestS3WithoutTags(WithoutTags, WritingContract, ReadingContract, KeepingContract):
-    """All but the lists, which ask for no tags."""
+class TestS3WithoutTags(WithoutTags, WritingContract, KeepingContract):
+    """What writes tags, or would."""
 
     async def test_a_ttl_stays_and_nothing_is_tagged(self, server: S3Server, bucket: str, store: BlobStore) -> None:
         assert not store.capabilities.removes_ttl
@@ -93,8 +93,8 @@ class TestS3WithoutTags(WithoutTags, WritingContract, ReadingContract, KeepingCo
         assert server.client.get_object_tagging(Bucket=bucket, Key=KEY)["TagSet"] == []
 
 
-@pytest.mark.soak  # lists ask for no tags
-class TestListsWithoutTags(WithoutTags, ListingContract):
+@pytest.mark.soak  # reads and lists ask for no tags
+class TestReadsWithoutTags(WithoutTags, ReadingContract, ListingContract):
     pass
 
 

@@ -19,14 +19,15 @@ from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server
 
-# A server's tests take ten times those of a directory: in `make test` the S3 store is held to the contract by itself
-# (`test_s3`), and used with all wrappers around it by the integration tests; here, in `make endure`.
+# In `make test` each wrapper stands around a store in memory, and all together around that and a directory. The tests
+# of a server take ten times as long: there the S3 store is held to the contract by itself (`test_s3`), and used with
+# all wrappers around it by the integration tests. Everything around every store is for `make endure`.
 ON_SERVERS = [
     pytest.param(server, marks=[pytest.mark.s3, pytest.mark.soak]) for server in ("ceph_server", "moto_server")
 ]
 
 
-@pytest.fixture(params=["memory", "local", *ON_SERVERS])
+@pytest.fixture(params=["memory", pytest.param("local", marks=pytest.mark.soak), *ON_SERVERS])
 def made(request: pytest.FixtureRequest, tmp_path: Path, new_bucket: Callable[[S3Server], str]) -> BlobStore:
     match request.param:
         case "memory":

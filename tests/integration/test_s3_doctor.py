@@ -358,7 +358,15 @@ def test_a_repository_below_another_with_a_longer_ttl_is_not_cut_short(shell: Sh
     assert _verdicts(shell.told("doctor", outer, "--no-save"))["lifecycle"] == "ok"
 
 
-@pytest.mark.parametrize("fails, code", [(AccessDeniedError, 8), (StoreUnavailableError, 5), (StoreFullError, 5)])
+# Each is a whole examination of a store; which error has which code, tests of the codes say of all.
+@pytest.mark.parametrize(
+    "fails, code",
+    [
+        (AccessDeniedError, 8),
+        pytest.param(StoreUnavailableError, 5, marks=pytest.mark.soak),
+        pytest.param(StoreFullError, 5, marks=pytest.mark.soak),
+    ],
+)
 def test_a_profile_that_cannot_be_written_has_the_code_of_its_reason(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, fails: type[StoreError], code: int
 ) -> None:

@@ -15,6 +15,7 @@ from blobstore.s3_client import Answer, ReadBody, SentBody
 from blobstore.s3_errors import NOT_FOUND, RANGE_NOT_SATISFIABLE, BrokenError
 from blobstore.s3_lifecycle import KEPT, TTL_TAG
 from blobstore.s3_settings import S3Settings
+from blobstore.sinks import Sink
 from tests.simulation.faults import Fault, Request
 from tests.simulation.sim_s3 import SimObject, SimServer
 
@@ -265,6 +266,19 @@ class SimS3Store(S3Store):
     ) -> AsyncGenerator[bytes, None]:
         # `fresh` would open another, real, client: here every request has a connection of its own.
         return super().get(key, start=start, size_bytes=size_bytes, deleted=deleted)
+
+    @override
+    async def pour(
+        self,
+        key: str,
+        sink: Sink,
+        *,
+        start: int = 0,
+        size_bytes: int,
+        fresh: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> None:
+        await super().pour(key, sink, start=start, size_bytes=size_bytes)
 
 
 def _born(wanted: Answer, data: bytes, born_ms: int) -> SimObject:

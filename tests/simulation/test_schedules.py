@@ -72,6 +72,17 @@ def test_a_trap_leads_to_the_moment_that_it_is_set_for() -> None:
     assert coverage.counts[Moment.ZOMBIE_AFTER_BOUNDARY] == 1
 
 
+@pytest.mark.parametrize("store", ["s3", "memory"])
+def test_bytes_that_are_altered_on_their_way_are_fetched_again(store: str) -> None:
+    flip = Trap(process=READER, operation="get", prefix="blobs/", phase="before", effect="flip")
+    steps = (Do(process=WRITER, verb="push"), flip, Do(process=READER, verb="restore"))
+    outcome = simulate(msgspec.structs.replace(EMPTY, store=store, steps=steps), keep_history=True)
+    assert outcome.violations == ()
+    flipped = [line.split()[3] for line in outcome.history if line.endswith(" flipped")]
+    assert len(flipped) == 1
+    assert sum(f" {flipped[0]} " in line and " get" in line for line in outcome.history) == 2
+
+
 def test_what_breaks_a_rule_is_told_with_the_shortest_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collector that keeps nothing of what it found reachable (D2)."""
 
