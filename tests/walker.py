@@ -2,9 +2,10 @@
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 
 from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
-from index.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin
+from index.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin, decode_repository
 from index.delta import apply_delta
 from index.model import CommitPointer, CommitRecord, DirIndex, IndexReference, SnapshotIndex, StoreReference
 
@@ -19,8 +20,10 @@ async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:
 def keys_to_keep(found: Mapping[str, BlobInfo], data: Mapping[str, bytes], now_ms: int) -> set[str]:
     """`expected_keys` of what was read: every object as it is listed, and the bytes of all but blobs."""
     # Audit records are evidence; of what a collection writes down for itself nothing stays when it has ended.
+    margin_ms = decode_repository(data["repository"], subject="repository").margin_ms
     keep = {"repository", *(key for key in found if key.startswith("audit/"))}
     references: list[StoreReference] = []
+    pinned: list[StoreReference] = []
     for keep_log, kept in read_logs(found, data).values():
         keep |= keep_log
         references += [s for record in kept for s in record.stores]
@@ -30,16 +33,29 @@ def keys_to_keep(found: Mapping[str, BlobInfo], data: Mapping[str, bytes], now_m
             keep |= {key} if stays else set()
             references += stores
         if key.startswith("pins/"):
-            pin = decode_pin(stored, subject=key)
-            if pin.duration_ms and found[key].created_at_ms + pin.duration_ms > now_ms:
-                keep.add(key)
-                references += pin.stores
+            stays, stores = _pin(key, stored, found[key].created_at_ms, now_ms, margin_ms)
+            keep |= {key} if stays else set()
+            pinned += stores
     for reference in references:
         keep |= _reach(reference.index, data)
+    for reference in pinned:
+        # Collected before a late copy of the pin landed, maybe (design 0002, refinement 7).
+        with suppress(KeyError):
+            keep |= _reach(reference.index, data) & found.keys()
     for key, blob in found.items():
         if key.startswith(("blobs/", "indexes/")) and blob.expires_at_ms is not None and blob.expires_at_ms > now_ms:
             keep.add(key)
     return keep
+
+
+def _pin(
+    key: str, stored: bytes, created_at_ms: int, now_ms: int, margin_ms: int
+) -> tuple[bool, tuple[StoreReference, ...]]:
+    pin = decode_pin(stored, subject=key)
+    ends_at_ms = created_at_ms + pin.duration_ms
+    # For a margin longer a renewal may be on its way.
+    stays = pin.duration_ms > 0 and now_ms < ends_at_ms + margin_ms
+    return stays, pin.stores if now_ms < ends_at_ms else ()
 
 
 async def _looked_at(store: BlobStore, blob: BlobInfo) -> BlobInfo:

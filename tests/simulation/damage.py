@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from blobstore.s3_lifecycle import EXPIRING
 from engine.errors import EngineError
 from engine.repository import Repository
+from engine.verify import Level
 from index.model import CommitRecord, Scope, StoreReference, UniqueId
 from tests.simulation.chronicle import Chronicle
 from tests.simulation.ledger import Ledger
@@ -43,6 +45,11 @@ class Damage:
                 violations.append(f"7 untold: {min(way & lost)} is missing, and verify does not tell")
         if report.damaged and not lost:
             violations.append(f"7 told: nothing is missing, and verify tells {report.problems[:2]}")
+        at_risk = {key for way in map(known.way, stores) for key in way & known.tampered if self._carries_ttl(key)}
+        if at_risk and not lost:
+            report = await repository.verify(level=Level.CONTENT)
+            untold = at_risk - {problem.key for problem in report.problems}
+            violations += [f"7 untold: {key} carries a TTL, and verify does not tell" for key in sorted(untold)]
         return violations
 
     async def check_is_made_good(self, repository: Repository) -> list[str]:
@@ -61,6 +68,10 @@ class Damage:
     def is_of_roots(self, key: str) -> bool:
         """Whether what a collection stumbled over is gone for a reason, and still asked for."""
         return key in self._chronicle.tampered and key in self._chronicle.reachable()
+
+    def _carries_ttl(self, key: str) -> bool:
+        stored = self._server.objects.get(f"{PREFIX}/{key}")
+        return stored is not None and stored.tag == EXPIRING
 
     def _lost(self, stores: list[StoreReference] | tuple[StoreReference, ...]) -> set[str]:
         known = self._chronicle

@@ -1,6 +1,7 @@
 """The simulation itself: its clock, its order, its processes and its bucket are what they say."""
 
 import asyncio
+import gc
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import StoreUnavailableError
+from blobstore.local_files import open_to_read
 from blobstore.retrying import RetrySettings
 from engine.errors import CommitUnknownError, UnsafeStoreError
 from index.model import Scope
@@ -132,6 +134,34 @@ def test_a_killed_process_sends_nothing_and_a_stopped_one_waits(fast_directory: 
 
     with watched_locks():
         run_virtual(live(), seed=1, start_s=EPOCH_S)
+
+
+def test_what_a_killed_process_had_just_opened_is_closed_at_the_end(fast_directory: Path) -> None:
+    path = fast_directory / "file"
+    path.write_bytes(b"bytes")
+    opened_when_killed = []
+
+    async def die_while_opening() -> None:
+        process = SimProcess(SimServer(seed=1, clock=asyncio.get_running_loop().time), "writer")
+
+        def kill_after_opening(moment: str, name: str) -> None:
+            if moment == "after" and name == "open":
+                opened_when_killed.append(name)
+                process.kill()
+
+        async def read() -> None:
+            async with open_to_read(path):
+                pass
+
+        process.on_blocking = kill_after_opening
+        with pytest.raises(KilledError):
+            await process.run(read())
+
+    for seed in (None, *range(10)):
+        opened_when_killed.clear()
+        run_virtual(die_while_opening(), seed=seed)
+        assert opened_when_killed
+        gc.collect()  # a file that nobody closed is told of here
 
 
 def test_on_stale_lists_collect_refuses() -> None:

@@ -1,6 +1,8 @@
 """Hypothesis chooses who does what next, on the simulated bucket, against the judge's plain dicts (design 0007)."""
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +128,61 @@ def test_histories_that_hypothesis_finds() -> None:
     )
 
 
+def test_a_put_that_lands_after_somebody_deleted_its_object_is_told() -> None:
+    with begun(seed=0) as machine:
+        machine.set_trap(effect="late", operation="", phase="before", process=1, skip=2)
+        machine.write(process=1, store=0, verb="push")
+        machine.tamper(choice=1, once_in=0)
+
+
+def test_a_copy_of_a_pin_that_lands_after_its_commit_was_collected_keeps_nothing() -> None:
+    with begun(seed=984) as machine:
+        machine.write(process=0, store=0, verb="push")
+        machine.heal(process=0)
+        machine.write_beside_others(process=0, wait=False)
+        machine.set_trap(effect="late", operation="", phase="before", process=2, skip=4)
+        machine.restore(choice=1, process=2, where=0)
+        for ms in (3_600_000, 3_600_000, 14_400_000):
+            machine.wait(ms=ms)
+        machine.collect(keep_last=1, process=0, wait=False)
+
+
+def test_a_copy_of_a_pin_that_lands_while_all_is_at_rest_stays_for_its_time_and_the_margin() -> None:
+    with begun(seed=522) as machine:
+        machine.wait(ms=1000)
+        machine.write_beside_others(process=2, wait=False)
+        machine.wait(ms=1000)
+        machine.set_trap(effect="late", operation="", phase="before", process=2, skip=2)
+        for _ in range(4):
+            machine.wait(ms=1000)
+        machine.restore(choice=0, process=2, where=0)
+        machine.wait(ms=1000)
+        machine.wait(ms=14_400_000)
+
+
+@contextmanager
+def begun(*, seed: int) -> Iterator[RepositoryMachine]:
+    """A machine whose rules are called one by one, as they were when one of its histories failed; judged at the end."""
+    machine = RepositoryMachine()
+    machine.begin(seed=seed, store="memory", faults=0)
+    try:
+        yield machine
+        machine.nothing_is_lost()
+    finally:
+        machine.teardown()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_many_histories_that_hypothesis_finds() -> None:
+def test_many_histories_that_hypothesis_finds(request: pytest.FixtureRequest) -> None:
+    """The same ones every time, unless others are asked for by `--hypothesis-seed`."""
     run_state_machine_as_test(
         RepositoryMachine,
-        settings=settings(max_examples=1000, stateful_step_count=40, deadline=None, suppress_health_check=QUIET),
+        settings=settings(
+            max_examples=1000,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=request.config.getoption("--hypothesis-seed") is None,
+            suppress_health_check=QUIET,
+        ),
     )

@@ -10,7 +10,7 @@ import contextvars
 import functools
 import heapq
 from asyncio import base_events
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from random import Random
@@ -31,6 +31,7 @@ _WAITING_CALLS: Final = 1 / 4
 STEPS_MAX: Final = 20_000_000
 _CLEANING_S: Final = 1e6
 _CLEANING_ROUNDS: Final = 5
+_A_MOMENT_S: Final = 1e-3
 _TOLD_FRAMES: Final = 8
 # Tasks of a process above which those that are done are forgotten.
 _TASKS_KEPT: Final = 512
@@ -113,6 +114,8 @@ class VirtualLoop(base_events.BaseEventLoop):
         self._lifelines: dict[str, Lifeline] = {}
         # Kept, so that the garbage collector does not unwind what was killed; with whose it is.
         self._tasks: list[tuple[asyncio.Task[Any], Lifeline | None]] = []
+        # Those of them that a process began with; the others are theirs.
+        self._begun: list[asyncio.Task[Any]] = []
         self._tasks_kept = _TASKS_KEPT
         self.is_ending = False
         self.steps = 0
@@ -163,8 +166,11 @@ class VirtualLoop(base_events.BaseEventLoop):
         context = options.get("context")
         if len(self._tasks) >= self._tasks_kept:
             self._tasks = [known for known in self._tasks if not known[0].done()]
+            self._begun = [task for task in self._begun if not task.done()]
             self._tasks_kept = max(_TASKS_KEPT, 2 * len(self._tasks))
         self._tasks.append((task, LIFELINE.get() if context is None else context.get(LIFELINE)))
+        if context is not None:
+            self._begun.append(task)
         return task
 
     @override
@@ -266,14 +272,16 @@ class VirtualLoop(base_events.BaseEventLoop):
             self._ready.extend(lifeline.parked)
             lifeline.parked.clear()
         self._dropped.clear()
-        # Whoever cleans up may begin something for it.
+        # First what processes began with: it cancels what it must, and leaves alone what has to come to its end, which
+        # may be the closing of a file. Whoever cleans up may begin something for it.
+        left = [task for task in self._begun if not task.done()]
         for _ in range(_CLEANING_ROUNDS):
+            for task in left:
+                task.cancel()
+            self.run_until_complete(_wait_for(left))
             left = [task for task, _ in self._tasks if not task.done()]
             if not left:
                 break
-            for task in left:
-                task.cancel()
-            self.run_until_complete(asyncio.wait(left, timeout=_CLEANING_S))
         self.close()
 
     def _told(self) -> str:
@@ -299,6 +307,13 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Nobody sleeps who could be woken."""
+
+
+async def _wait_for(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CLEANING_S)
+    # Time passes once nothing is ready any more.
+    await asyncio.sleep(_A_MOMENT_S)
 
 
 def _frames(task: asyncio.Task[Any]) -> list[Any]:
