@@ -17,7 +17,7 @@ WITH_JAVA = java_home="$$($(PYTHON) scripts/java_home.py)" && JAVA_HOME="$$java_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv test demo lint soak endure bench simulate clean
+.PHONY: help venv test demo lint soak endure bench simulate docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' Makefile
@@ -79,6 +79,10 @@ else ifeq ($(PART),summary)
 else
 	$(WITH_JAVA) $(PYTEST) benchmarks -k "$(PART)" --timeout 1800 $(ARGS)
 endif
+
+docs: $(STAMP)  ## Write the reference, and what the commands in the documents print, anew
+	$(PYTHON) -m tests.docs.reference
+	$(PYTHON) -m tests.docs.console README.md $$(find docs -name '*.md' -not -path 'docs/reference/*')
 
 clean:  ## Remove everything that was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks

@@ -5,9 +5,10 @@ how late they were. A `BackupListener` takes a picture of the query's checkpoint
 query. Then the checkpoint is lost. It is restored to another place, the query goes on with the month after the picture,
 and what it comes to is compared with plain SQL over the whole year.
 
-Run it with `python examples/streaming_backup.py [DIRECTORY]`; everything it makes is below that directory.
+Run it with `python examples/streaming_backup.py [DIRECTORY] [--months N]`; everything it makes is below that directory.
 """
 
+import argparse
 import os
 import shutil
 import sys
@@ -43,12 +44,18 @@ CONF: Final = {
 
 def main() -> int:
     """Tell the story; 0 if its end is the expected one."""
-    root = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="tidemark-")).absolute()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", nargs="?", type=Path)
+    parser.add_argument("--months", type=int, choices=range(EVERY + 1, MONTHS + 1), default=MONTHS, metavar="N")
+    options = parser.parse_args()
+    root = (options.directory or Path(tempfile.mkdtemp(prefix="tidemark-"))).absolute()
+    root.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", 2).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
-        return 0 if tell(spark, root) else 1
+        lost_after = min(LOST_AFTER, options.months - 1)
+        return 0 if tell(spark, root, months=options.months, lost_after=lost_after) else 1
     finally:
         spark.stop()
 

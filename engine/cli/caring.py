@@ -50,6 +50,7 @@ class VerifyView(msgspec.Struct, frozen=True, kw_only=True):
     "verify",
     cls=Verb,
     short_help="Check that what is committed is there and whole.",
+    prints=(VerifyView,),
     example="tidemark verify -r file:///backups --level content --sample 10%",
 )
 @click.argument("commits", type=COMMIT, nargs=-1, metavar="[COMMIT]...")
@@ -207,6 +208,7 @@ class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
     "rewind",
     cls=Verb,
     short_help="Make an older commit the newest again.",
+    prints=(CommittedView,),
     example="tidemark rewind -r file:///backups --job flights v7",
 )
 @click.argument("commit", type=COMMIT)
@@ -233,6 +235,7 @@ def rewind(session: Session, *, commit: CommitChoice, job: str, commit_per_task:
     "fork",
     cls=Verb,
     short_help="Begin a new job with the stores of a commit.",
+    prints=(CommittedView,),
     example="tidemark fork -r file:///backups --job flights v7 flights-replay",
 )
 @click.argument("commit", type=COMMIT)
@@ -270,6 +273,7 @@ def fork(
     "name",
     cls=Verb,
     short_help="Keep a commit under a name.",
+    prints=(NameView,),
     example="tidemark name -r file:///backups --job flights latest before-upgrade",
 )
 @click.argument("commit", type=COMMIT)
@@ -304,6 +308,7 @@ def name(
     "unname",
     cls=Verb,
     short_help="Release a name.",
+    prints=(ReleasedView,),
     example="tidemark unname -r file:///backups --job flights before-upgrade",
 )
 @click.argument("name")

@@ -57,6 +57,7 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
     cls=Verb,
     group="collect",
     short_help="Say what leads to a key, and what collect would do with it.",
+    prints=(ExplainView,),
     example="tidemark collect explain -r file:///backups --keep-last 30 KEY",
 )
 @click.argument("key")

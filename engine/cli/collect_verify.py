@@ -56,6 +56,7 @@ class VerifyPlanView(msgspec.Struct, frozen=True, kw_only=True):
     cls=Verb,
     group="collect",
     short_help="Check the plan of a dry run by deriving it another way.",
+    prints=(VerifyPlanView,),
     example="tidemark collect verify-plan -r file:///backups plan/",
 )
 @click.argument("plan", type=click.Path(exists=True, file_okay=False, path_type=Path))

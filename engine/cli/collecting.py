@@ -41,6 +41,7 @@ _TOO_MUCH_HINT: Final = "look at the plan with -n; if it is right, say --delete-
     "collect",
     cls=VerbGroup,
     short_help="Delete what no commit, name or reader needs.",
+    prints=(CollectView,),
     example="tidemark collect -r file:///backups --keep-last 30 --keep-since 7d -n",
 )
 @retention_options

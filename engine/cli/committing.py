@@ -71,6 +71,7 @@ class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
     "commit",
     cls=Verb,
     short_help="Make several backups visible as one commit.",
+    prints=(CommitResultView,),
     example="tidemark commit task-*.json -r file:///backups -j flights --offsets 42",
 )
 @click.argument("results", type=_FILE, nargs=-1, metavar="[RESULT]...")

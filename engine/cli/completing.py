@@ -26,6 +26,7 @@ class CompletionView(msgspec.Struct, frozen=True, kw_only=True):
     cls=Verb,
     needs_repository=False,
     short_help="Print what makes a shell complete verbs and options.",
+    prints=(CompletionView,),
     example="tidemark completion bash > ~/.local/share/bash-completion/completions/tidemark",
 )
 @click.argument("shell", type=click.Choice(list(SHELLS)))

@@ -78,6 +78,7 @@ def config(ctx: click.Context) -> None:
     group="config",
     needs_repository=False,
     short_help="Every setting, its value and where that comes from.",
+    prints=(ConfigView,),
     example="tidemark config show --origin backup",
 )
 @click.argument("of", nargs=-1, metavar="[VERB]...")

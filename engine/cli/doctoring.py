@@ -88,6 +88,7 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
     "doctor",
     cls=Verb,
     short_help="Find out whether a store is safe, and what it can do.",
+    prints=(DoctorView, PolicyView),
     example="tidemark doctor s3://bucket/prefix",
 )
 @click.argument("url", required=False)
@@ -247,9 +248,9 @@ def _show_policy(session: Session, role: Role) -> None:
     region = s3.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
     partition = partition_of(region)
     made = role_policy(role, bucket=store.bucket, prefix=store.prefix, kms_key_id=s3.kms_key_id, partition=partition)
+    lines = msgspec.json.format(msgspec.json.encode(made), indent=2).decode().splitlines()
+    session.show(PolicyView(role=role.value, policy=made), lines)
     if session.common.json:
-        session.show(PolicyView(role=role.value, policy=made))
         return
-    session.show({}, msgspec.json.format(msgspec.json.encode(made), indent=2).decode().splitlines())
     if not session.common.quiet:
         click.echo(f"{role.value}: {ROLES[role]}", err=True)

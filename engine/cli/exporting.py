@@ -32,6 +32,7 @@ class ExportView(msgspec.Struct, frozen=True, kw_only=True):
     "export",
     cls=Verb,
     short_help="Write a snapshot's index in Samza's form.",
+    prints=(ExportView,),
     example="tidemark export -r file:///backups --job flights latest index.json --unpack",
 )
 @click.argument("commit", type=COMMIT)

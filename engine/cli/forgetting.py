@@ -42,6 +42,7 @@ class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
     "forget",
     cls=Verb,
     short_help="Give up a job: close all its commits for ever.",
+    prints=(ForgetView,),
     example="tidemark forget flights -r file:///backups --yes",
 )
 @click.argument("job")

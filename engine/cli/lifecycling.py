@@ -53,6 +53,7 @@ class LifecycleView(msgspec.Struct, frozen=True, kw_only=True):
     "lifecycle",
     cls=Verb,
     short_help="Show, install or remove the lifecycle rules of a bucket.",
+    prints=(LifecycleView,),
     example="tidemark lifecycle s3://bucket/prefix --install",
 )
 @click.argument("url", required=False)

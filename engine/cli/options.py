@@ -93,12 +93,14 @@ class Verb(click.Command):
 
     Attributes:
         words: As people say it: "backup", or "spark backup" of the group `spark`.
+        prints: What it shows, one of these each time: with `--json`, the fields of the object.
         needs_repository: Whether it cannot do without one.
     """
 
     def __init__(
         self,
         *args: Any,  # noqa: ANN401  (click passes them on)
+        prints: tuple[type[msgspec.Struct], ...],
         example: str = "",
         group: str = "",
         needs_repository: bool = True,
@@ -106,6 +108,7 @@ class Verb(click.Command):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.words = f"{group} {self.name}".strip()
+        self.prints = prints
         self.needs_repository = needs_repository
         self.example = example
         for param in self.params:

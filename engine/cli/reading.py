@@ -77,6 +77,7 @@ class DiffView(msgspec.Struct, frozen=True, kw_only=True):
     "list",
     cls=Verb,
     short_help="List jobs, or the commits of a job.",
+    prints=(CommitsView, ScopesView),
     example="tidemark list -r file:///backups --job flights",
 )
 @scope_options(job_required=False)
@@ -127,6 +128,7 @@ def _list_commits(session: Session, repository: SyncRepository, scope: Scope) ->
     "show",
     cls=Verb,
     short_help="Show what a commit holds.",
+    prints=(ShowView,),
     example="tidemark show -r file:///backups --job flights v8 --files",
 )
 @click.argument("commit", type=COMMIT, default="latest")
@@ -192,6 +194,7 @@ def _show_lines(commit: Commit, view: ShowView) -> list[str]:
     "diff",
     cls=Verb,
     short_help="Show which files differ between two commits.",
+    prints=(DiffView,),
     example="tidemark diff -r file:///backups --job flights 11 latest",
 )
 @click.argument("a", type=COMMIT)

@@ -103,6 +103,7 @@ def bench(ctx: click.Context) -> None:
     cls=Verb,
     group="bench",
     short_help="Rehearse the restore of a job: time, what bound it, forecast.",
+    prints=(RehearsalView,),
     example="tidemark bench restore file:///backups -j flights --to /var/state --slo 5m",
 )
 @click.argument("url", required=False)

@@ -105,6 +105,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     "restore",
     cls=Verb,
     short_help="Bring a store back into a directory.",
+    prints=(RestoreView, RestorePlanView),
     example="tidemark restore /state/new -r file:///backups -j flights --version 8",
 )
 @click.argument("target", type=click.Path(path_type=Path), metavar="TARGET")

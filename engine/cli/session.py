@@ -4,9 +4,9 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import click
 import msgspec
@@ -41,9 +41,10 @@ class Session:
         common: The options that every verb has.
     """
 
-    def __init__(self, verb: str, common: Common) -> None:
-        self.verb = verb
+    def __init__(self, verb: Verb, common: Common) -> None:
+        self.verb = verb.words
         self.common = common
+        self._prints = verb.prints
         self._ambient = SystemAmbient()
 
     @contextlib.contextmanager
@@ -129,8 +130,14 @@ class Session:
         with TerminalProgress(sys.stderr, self._ambient.monotonic_s, what=what) as progress:
             yield progress
 
-    def show(self, view: msgspec.Struct | Mapping[str, Any], lines: Sequence[str] = ()) -> None:
-        """The result: one JSON object, or lines for people."""
+    def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
+        """The result: one JSON object, or lines for people.
+
+        Raises:
+            TypeError: The verb does not say that it prints this: the reference is made of what verbs say.
+        """
+        if not isinstance(view, self._prints):
+            raise TypeError(f"{self.verb} prints a {type(view).__name__} that it does not declare")
         if self.common.json:
             fields = msgspec.to_builtins(view)
             click.echo(msgspec.json.encode({"schema": SCHEMA, "verb": self.verb, **fields}))
@@ -208,8 +215,7 @@ def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., Exit
         ctx = click.get_current_context()
         if ctx.invoked_subcommand is not None:
             return None  # a verb below this one was asked for
-        command = ctx.command
-        verb = command.words if isinstance(command, Verb) else command.name or ""
+        verb = cast("Verb", ctx.command)
         common = take_common(values)
         return function(Session(verb, common), **values)
 

@@ -70,6 +70,7 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
     cls=Verb,
     group="spark",
     short_help="Back a checkpoint up while its query runs.",
+    prints=(SparkBackupView, SparkBackupPlanView),
     example="tidemark spark backup /checkpoints/flights file:///backups",
 )
 @checkpoint_and_repository

@@ -53,6 +53,7 @@ class SparkCheckView(msgspec.Struct, frozen=True, kw_only=True):
     group="spark",
     needs_repository=False,
     short_help="Find out whether all that is committed is there and whole.",
+    prints=(SparkCheckView,),
     example="tidemark spark check /checkpoints/flights --json",
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")

@@ -87,6 +87,7 @@ _MOVE_ASIDE = (
     cls=Verb,
     group="spark",
     short_help="Bring a checkpoint back as one of its batches left it.",
+    prints=(SparkRestoreView, SparkRestorePlanView),
     example="tidemark spark restore file:///backups /checkpoints/new --batch 41",
 )
 @repository_and_checkpoint

@@ -41,7 +41,7 @@ class InitView(msgspec.Struct, frozen=True, kw_only=True):
     collection_period_ms: int
 
 
-@click.command("init", cls=Verb, example="tidemark init -r file:///backups --ttl 2d")
+@click.command("init", cls=Verb, prints=(InitView,), example="tidemark init -r file:///backups --ttl 2d")
 @click.option("--ttl", type=DURATION, default="24h", show_default=True, help="Life of an upload that is not committed.")
 @click.option(
     "--margin", type=DURATION, default="1h", show_default=True, help="How much of it a commit must have left."
@@ -120,6 +120,7 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
     "backup",
     cls=Verb,
     short_help="Upload what changed in a directory, and commit it.",
+    prints=(BackupView, PlanView),
     example="tidemark backup /state/checkpoint -r file:///backups --job flights",
 )
 @click.argument("directory", type=_DIRECTORY, metavar="DIR")
