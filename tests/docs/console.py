@@ -10,6 +10,7 @@ What is printed is compared by its shape: sizes, counts, times and ids differ fr
     python -m tests.docs.console FILE...    # run documents, and write what their commands print into them
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -172,7 +173,7 @@ _SHAPES: Final = (
 )
 
 
-def shape(line: str) -> str:
+def shape_of(line: str) -> str:
     """A line without what differs from run to run."""
     for pattern, replacement in _SHAPES:
         line = pattern.sub(replacement, line)
@@ -180,15 +181,28 @@ def shape(line: str) -> str:
 
 
 def agrees(expected: Sequence[str], printed: Sequence[str]) -> bool:
-    """Whether the shapes of some lines are those expected, where `...` are any lines."""
+    """Whether the shapes of some lines are those expected, where `...` are any lines.
+
+    How many lines of one shape follow each other does not count: how many files a RocksDB has differs from run to run.
+    """
+    return _agree(_shapes(expected), _shapes(printed))
+
+
+def _shapes(lines: Sequence[str]) -> list[str]:
+    return [shape for shape, _ in itertools.groupby(map(shape_of, lines))]
+
+
+def _agree(expected: Sequence[str], printed: Sequence[str]) -> bool:
     if not expected:
         return not printed
-    if expected[0].strip() == ANY_LINES:
-        return any(agrees(expected[1:], printed[n:]) for n in range(len(printed) + 1))
-    return bool(printed) and shape(expected[0]) == shape(printed[0]) and agrees(expected[1:], printed[1:])
+    if expected[0] == ANY_LINES:
+        return any(_agree(expected[1:], printed[n:]) for n in range(len(printed) + 1))
+    return bool(printed) and expected[0] == printed[0] and _agree(expected[1:], printed[1:])
 
 
-def run(text: str, home: Path, environment: Mapping[str, str] | None = None) -> Iterator[tuple[Command, int, list[str]]]:
+def run(
+    text: str, home: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Command, int, list[str]]]:
     """Each command of a document with its exit code and what it printed."""
     shell = Shell(home, environment)
     try:
@@ -216,7 +230,7 @@ def rewrite(path: Path, environment: Mapping[str, str] | None = None) -> None:
             code, printed = outcomes[command.line]
             if code != command.code:
                 print(f"{path}:{command.line}: ended with {code}: {command.text}\n{os.linesep.join(printed)}")
-            if command.printed is None or agrees(command.printed, printed):
+            if code != command.code or command.printed is None or agrees(command.printed, printed):
                 continue
             height = command.text.count("\n") + 1
             written += lines[done : command.line - 1 + height]

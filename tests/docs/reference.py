@@ -1,6 +1,6 @@
 """`docs/reference/`, made of what the code says: the help of each verb, the structs behind `--json`, the public names.
 
-    python -m tests.docs.reference    # write it anew
+python -m tests.docs.reference    # write it anew
 """
 
 import ast
@@ -8,7 +8,7 @@ import inspect
 import os
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
@@ -22,7 +22,7 @@ import engine.rehearsal
 import engine.spark
 import index.errors
 from engine.cli.app import tidemark
-from engine.cli.exit_codes import MEANINGS
+from engine.cli.exit_codes import CODES, MEANINGS
 from engine.cli.failures import Failure
 from engine.cli.options import Setting, Verb, table_name, walk_verbs
 from engine.views import SCHEMA
@@ -57,11 +57,16 @@ def _commands() -> str:
     verbs = list(walk_verbs(tidemark))
     root = click.Context(tidemark, info_name="tidemark", terminal_width=WIDTH, max_content_width=WIDTH)
     lines = ["# Commands", "", MADE, "", "Each verb as `tidemark VERB --help` has it.", ""]
-    lines += [f"- [{verb.words}](#{verb.words.replace(' ', '-')}): {verb.get_short_help_str(limit=200)}" for verb in verbs]
+    lines += [
+        f"- [{verb.words}](#{verb.words.replace(' ', '-')}): {verb.get_short_help_str(limit=200)}" for verb in verbs
+    ]
     lines += ["", "## tidemark", "", "```text", *_help(root), "```"]
     for verb in verbs:
         lines += ["", f"## {verb.words}", "", "```text", *_help(_context_of(verb, root)), "```", ""]
-        lines += [f"Variables `TIDEMARK_{verb.words.replace(' ', '_').upper()}_<OPTION>`, table `[{table_name(verb)}]`.", ""]
+        lines += [
+            f"Variables `TIDEMARK_{verb.words.replace(' ', '_').upper()}_<OPTION>`, table `[{table_name(verb)}]`.",
+            "",
+        ]
         shared = [p.name for p in verb.params if isinstance(p, Setting) and p.name and not p.hidden]
         if shared:
             names = ", ".join(f"`{name}`" for name in sorted(shared))
@@ -113,7 +118,17 @@ def _json() -> str:
     lines += [f"| `{verb.words}` | {_views(verb.prints).replace('json.md', '')} |" for verb in walk_verbs(tidemark)]
     lines += ["", "## Exit codes", "", "| code | meaning |", "|---|---|"]
     lines += [f"| {int(code)} | {meaning} |" for code, meaning in MEANINGS.items()]
-    lines += ["", "## Failure", "", *_fields(Failure), "", "Which error has which code:", "", "| error | code | hint |", "|---|---|---|"]
+    lines += [
+        "",
+        "## Failure",
+        "",
+        *_fields(Failure),
+        "",
+        "Which error has which code:",
+        "",
+        "| error | code | hint |",
+        "|---|---|---|",
+    ]
     lines += list(_errors())
     for struct in _reachable(by_view):
         used = f"`{'`, `'.join(by_view[struct])}`. " if struct in by_view else ""
@@ -123,8 +138,6 @@ def _json() -> str:
 
 
 def _errors() -> Iterator[str]:
-    from engine.cli.exit_codes import choose_exit_code  # noqa: PLC0415  (beside its only use)
-
     modules = (engine.errors, blobstore.errors, index.errors)
     found = {
         error.__name__: error
@@ -133,9 +146,9 @@ def _errors() -> Iterator[str]:
         if isinstance(error, type) and issubclass(error, Exception) and not error.__name__.startswith("_")
     }
     for name, error in sorted(found.items()):
-        blank = error.__new__(error)
+        code = next(CODES[kind] for kind in error.__mro__ if kind in CODES)
         hint = str(getattr(error, "default_hint", "") or "").replace("|", "\\|")
-        yield f"| `{name}` | {int(choose_exit_code(blank))} | {hint} |"
+        yield f"| `{name}` | {int(code)} | {hint} |"
 
 
 def _reachable(views: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
@@ -168,21 +181,30 @@ def _fields(struct: type[msgspec.Struct]) -> list[str]:
 
 def _type(kind: Any) -> str:
     """A type in JSON's words."""
-    if get_origin(kind) in {typing.Union, types.UnionType}:
-        return " or ".join(_type(inner) for inner in get_args(kind))
-    plain = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null"}
-    if kind in plain:
-        return plain[kind]
-    origin = get_origin(kind)
-    if origin is not None and issubclass(origin, (list, tuple, frozenset, set)):
-        return f"[{', '.join(_type(a) for a in get_args(kind) if a is not Ellipsis)}]"
-    if origin is not None and issubclass(origin, typing.cast("type", typing.get_origin(typing.Mapping[str, str]))):
-        return f"object of {_type(get_args(kind)[1])} by name"
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in {typing.Union, types.UnionType}:
+        return " or ".join(map(_type, inner))
     if origin is typing.Literal:
-        return " or ".join(f'"{value}"' for value in get_args(kind))
+        return " or ".join(f'"{value}"' for value in inner)
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if isinstance(origin, type):
+        if issubclass(origin, Mapping):
+            return f"object of {_type(inner[1])} by name"
+        return f"[{', '.join(_type(a) for a in inner if a is not Ellipsis)}]"
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return f"[{kind.__name__}](#{kind.__name__.lower()})"
-    return "any" if kind is Any else f"`{getattr(kind, '__name__', kind)}`"
+    return f"`{getattr(kind, '__name__', kind)}`"
+
+
+_PLAIN: Final = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    type(None): "null",
+    Any: "any",
+}
 
 
 def _comments(struct: type[msgspec.Struct]) -> dict[str, str]:

@@ -135,5 +135,7 @@ class TestBlocks:
         assert block.commands() == []
 
     def test_a_command_that_fails_is_told(self, tmp_path: Path) -> None:
-        [(command, code, printed)] = run("```console\n$ echo said; exit_with() { return 3; }; exit_with\n```\n", tmp_path)
+        [(command, code, printed)] = run(
+            "```console\n$ echo said; exit_with() { return 3; }; exit_with\n```\n", tmp_path
+        )
         assert (command.code, code, printed) == (0, 3, ["said"])
