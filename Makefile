@@ -13,6 +13,8 @@ export PYSPARK_PYTHON := $(CURDIR)/$(PYTHON)
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 unexport SPARK_HOME
+# Tests and benchmarks start hundreds of processes; none of them is to compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
 WITH_JAVA = java_home="$$($(PYTHON) scripts/java_home.py)" && JAVA_HOME="$$java_home"
 
 .DEFAULT_GOAL := help

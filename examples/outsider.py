@@ -21,6 +21,8 @@ import msgspec
 ENVELOPE_BYTES: Final = 52
 INDEX_BYTES_MAX: Final = 2**30
 RECORD_BYTES_MAX: Final = 2**27
+NAME_BYTES_MAX: Final = 255
+FILE_FIELDS_LEAST: Final = 4
 Entries = dict[str, list[Any]]
 
 
@@ -98,8 +100,8 @@ def restore_dir(repository: Path, directory: list[Any], target: Path) -> int:
 
 def read_file(repository: Path, file: list[Any]) -> bytes:
     """The bytes of a file: in the index, in blobs in the order given, or none [section 4, "To read a file"]."""
-    blobs = file[4] if len(file) > 4 else []
-    inline = file[5] if len(file) > 5 else None
+    # Fields at the end may be missing [F6].
+    _, _, _, _, blobs, inline, *_ = (*file, [], None) if len(file) == FILE_FIELDS_LEAST else (*file, None)
     if inline is not None:
         return bytes(inline)
     body = b""
@@ -148,7 +150,7 @@ def encode(name: str) -> str:
 
 def component(name: str) -> str:
     """A name that may be joined to a path [N1]."""
-    if not name or name in {".", ".."} or any(c in name for c in "/\\\0") or len(name.encode()) > 255:
+    if not name or name in {".", ".."} or any(c in name for c in "/\\\0") or len(name.encode()) > NAME_BYTES_MAX:
         raise FormatError(f"{name!r} is no name of a file")
     return name
 

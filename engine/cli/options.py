@@ -100,7 +100,7 @@ class Verb(click.Command):
     def __init__(
         self,
         *args: Any,  # noqa: ANN401  (click passes them on)
-        prints: tuple[type[msgspec.Struct], ...],
+        prints: tuple[type[msgspec.Struct], ...] = (),
         example: str = "",
         group: str = "",
         needs_repository: bool = True,

@@ -1,9 +1,9 @@
 """The commands of a document, run as whoever reads it would: in order, in one shell, in a new directory.
 
-A fenced block of the language `console` is a transcript: a line that begins with `$ ` is a command (one that ends with a
-backslash goes on in the next line), what follows is what it prints, both streams together. `...` stands for any lines. A
-block of `sh` has commands only, whose output is not looked at. A command is to end with 0, or as the comment behind it
-says: `# ends with 10`. A comment before a block, `<!-- not run: why -->`, leaves it out.
+A fenced block of the language `console` is a transcript: a line that begins with `$ ` is a command (one that ends with
+a backslash goes on in the next line), what follows is what it prints, both streams together. `...` stands for any
+lines. A block of `sh` has commands only, whose output is not looked at. A command is to end with 0, or as the comment
+behind it says: `# ends with 10`. A comment before a block, `<!-- not run: why -->`, leaves it out.
 
 What is printed is compared by its shape: sizes, counts, times and ids differ from run to run.
 
@@ -168,6 +168,7 @@ _SHAPES: Final = (
     (re.compile(r"\b[0-9A-Z]{20}\b"), "<id>"),
     (re.compile(r"\b\d[\d,]*(\.\d+)? ?(ms|s|m|h|d|B|KiB|MiB|GiB)\b( \d+(s|m|h)\b)?(/s\b)?"), "<quantity>"),
     (re.compile(r"\d[\d,]*(\.\d+)?"), "<number>"),
+    (re.compile(r"(?<=<number> )(\w+?)((?<=x)es|s)?\b"), r"\1"),
     (re.compile(r"-{3,}|─+"), "<rule>"),
     (re.compile(r"\s+"), " "),
 )
@@ -229,7 +230,8 @@ def rewrite(path: Path, environment: Mapping[str, str] | None = None) -> None:
         for command in block.commands():
             code, printed = outcomes[command.line]
             if code != command.code:
-                print(f"{path}:{command.line}: ended with {code}: {command.text}\n{os.linesep.join(printed)}")
+                sys.stderr.write(f"{path}:{command.line}: ended with {code}: {command.text}\n")
+                sys.stderr.writelines(f"    {line}\n" for line in printed)
             if code != command.code or command.printed is None or agrees(command.printed, printed):
                 continue
             height = command.text.count("\n") + 1

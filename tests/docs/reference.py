@@ -9,7 +9,6 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
 import click
@@ -77,7 +76,8 @@ def _commands() -> str:
 
 def _context_of(verb: Verb, root: click.Context) -> click.Context:
     *groups, name = verb.words.split()
-    parent, group = root, tidemark
+    parent = root
+    group: click.Group = tidemark
     for word in groups:
         command = group.commands[word]
         assert isinstance(command, click.Group)
@@ -101,10 +101,10 @@ With `--json` a verb prints one object on its standard output, once it has ended
 fields of its own, `schema`, which is {SCHEMA}, and `verb`, and those of the struct that stands below. An error is one
 object on standard error, [Failure](#failure); the exit code of the process is its `code`.
 
-What stays within schema {SCHEMA}: a field keeps its name, its type and its meaning, and is never taken away; an object may get
-further fields, so ignore what you do not know; a verb's exit codes keep their meaning. What would break this gets a new
-number. Sizes are bytes. A time stands there twice: `..._ms` is milliseconds since the epoch by the store's clock, and the
-field beside it is the same in ISO 8601, UTC. `null` is what is not known or not there.\
+What stays within schema {SCHEMA}: a field keeps its name, its type and its meaning, and is never taken away; an object
+may get further fields, so ignore what you do not know; a verb's exit codes keep their meaning. What would break this
+gets a new number. Sizes are bytes. A time stands there twice: `..._ms` is milliseconds since the epoch by the store's
+clock, and the field beside it is the same in ISO 8601, UTC. `null` is what is not known or not there.\
 """
 
 
@@ -183,18 +183,18 @@ def _type(kind: Any) -> str:
     """A type in JSON's words."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in {typing.Union, types.UnionType}:
-        return " or ".join(map(_type, inner))
-    if origin is typing.Literal:
-        return " or ".join(f'"{value}"' for value in inner)
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    if isinstance(origin, type):
-        if issubclass(origin, Mapping):
-            return f"object of {_type(inner[1])} by name"
-        return f"[{', '.join(_type(a) for a in inner if a is not Ellipsis)}]"
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return f"[{kind.__name__}](#{kind.__name__.lower()})"
-    return f"`{getattr(kind, '__name__', kind)}`"
+        told = " or ".join(map(_type, inner))
+    elif origin is typing.Literal:
+        told = " or ".join(f'"{value}"' for value in inner)
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        told = f"object of {_type(inner[1])} by name"
+    elif isinstance(origin, type):
+        told = f"[{', '.join(_type(a) for a in inner if a is not Ellipsis)}]"
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        told = f"[{kind.__name__}](#{kind.__name__.lower()})"
+    else:
+        told = _PLAIN.get(kind) or f"`{getattr(kind, '__name__', kind)}`"
+    return told
 
 
 _PLAIN: Final = {
@@ -290,4 +290,3 @@ def _docstring(value: object) -> list[str]:
 if __name__ == "__main__":
     os.environ["COLUMNS"] = str(WIDTH)
     write()
-    print(f"{', '.join(sorted(str((REFERENCE / name).relative_to(Path.cwd())) for name in pages()))} written")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 
 from engine.cli import tidemark
@@ -97,3 +98,24 @@ def test_a_wrong_command_line_of_a_group_names_the_help_of_the_group(
     told = run(*words)
     assert told.exit_code == 2
     assert f"see `tidemark {' '.join(words[:-1])} --help`" in told.stderr
+
+
+def test_a_verb_prints_what_it_declares(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Declared(msgspec.Struct):
+        said: str = "yes"
+
+    class Other(msgspec.Struct):
+        said: str = "no"
+
+    @click.command("say", cls=Verb, prints=(Declared,), needs_repository=False)
+    @click.argument("what")
+    @common_options
+    @with_session
+    def say(session: Session, what: str) -> None:
+        session.show(Declared() if what == "declared" else Other(), ["said"])
+
+    monkeypatch.setitem(tidemark.commands, "say", say)
+    assert json.loads(run("say", "declared", "--json").stdout)["said"] == "yes"
+    refused = run("say", "other")
+    assert refused.exit_code == 1
+    assert "say prints a Other that it does not declare" in refused.stderr
