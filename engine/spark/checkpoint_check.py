@@ -21,6 +21,7 @@ from engine.checkpoint.check_store import check_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.clock import SystemAmbient
 from engine.spark.errors import TaskFailedError, last_error
+from engine.spark.frames import frame_of
 from engine.spark.parallel import default_partitions
 from engine.spark.state_places import absolute
 from engine.state.checkpoint_dir import CheckpointDir
@@ -126,7 +127,7 @@ def _spread(
         ],
         schema=_WORK,
     )
-    placed = spark.createDataFrame(table).repartitionById(count, "partition")
+    placed = frame_of(spark, table).repartitionById(count, "partition")
     try:
         rows = placed.mapInArrow(task, "checked binary").toArrow().column("checked").to_pylist()
     except PySparkException as error:

@@ -39,6 +39,7 @@ from engine.spark.collect_rows import (
     rows_of,
 )
 from engine.spark.errors import TaskFailedError, last_error
+from engine.spark.frames import frame_of
 from index.collect_plan import PlannedUpload, ReasonTotal, sum_totals
 from index.keys import RunId
 from index.plan_file import LINES_SUFFIX, PlanHeader, decode_lines
@@ -272,7 +273,7 @@ class SparkHands(Hands):
         table = pa.Table.from_batches([batch_of(rows)])
         count = self._tasks(len(rows), tasks_max)
         partitions = pa.array([number * count // len(rows) for number in range(len(rows))], pa.int32())
-        frame = self._spark.createDataFrame(table.append_column("partition", partitions))
+        frame = frame_of(self._spark, table.append_column("partition", partitions))
         return _by_partition(frame, count, "partition")
 
     def _evaluate(self, task: ArrowTask, frame: DataFrame) -> tuple[DataFrame, list[Row]]:

@@ -31,6 +31,7 @@ from engine.spark.access import Access, open_on_driver
 from engine.spark.at_once import carry_out_as_finished, share_settings
 from engine.spark.balancing import assign_by_bytes
 from engine.spark.errors import TaskFailedError, last_error
+from engine.spark.frames import frame_of
 from engine.spark.store_claims import ReadyStore
 from engine.spark.store_task import JobRun, state_of
 from engine.transfer_settings import TransferSettings
@@ -44,6 +45,8 @@ PURPOSE: Final = "restore on Spark"
 # How long an attempt waits for another one at the same target: an hour.
 BUSY_WAITS_MAX: Final = 3600
 BUSY_WAIT_S: Final = 1.0
+# A range of so many rows has one in every partition.
+CORES_MAX: Final = 10_000
 
 WORK: Final = pa.schema(
     [
@@ -426,26 +429,33 @@ def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], par
         ],
         schema=WORK,
     )
-    placed = spark.createDataFrame(table).repartitionById(max(partitions, default=0) + 1, "partition")
+    placed = frame_of(spark, table).repartitionById(max(partitions, default=0) + 1, "partition")
     try:
         outcomes = placed.mapInArrow(task, OUTCOME_DDL).toArrow()
     except PySparkException as error:
         raise TaskFailedError(last_error(error), operation=type(task).__name__, subject=str(task.scope)) from error
-    return spark.createDataFrame(outcomes.sort_by([("task", "ascending"), ("store", "ascending")]))
+    return frame_of(spark, outcomes.sort_by([("task", "ascending"), ("store", "ascending")]))
 
 
 def default_partitions(spark: SparkSession) -> int:
     """As many partitions as there are cores, so that every store has its turn however long another one takes.
 
     With more partitions than that, those to come would wait for the slowest stores of those at work. Where executors
-    come and go nobody knows the number of cores, and Spark Connect does not tell it: then it is the session's number
-    of shuffle partitions, which is a bound in any case.
+    come and go nobody knows the number of cores: then it is the session's number of shuffle partitions, which is a
+    bound in any case.
     """
     partitions_max = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    context = getattr(spark, "sparkContext", None)
-    if context is None or spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+    if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return partitions_max
-    return min(partitions_max, int(context.defaultParallelism))
+    context = getattr(spark, "sparkContext", None)
+    cores = int(context.defaultParallelism) if context is not None else _ask_for_cores(spark)
+    return max(1, min(partitions_max, cores))
+
+
+def _ask_for_cores(spark: SparkSession) -> int:
+    """How many tasks run at once behind Spark Connect: it does not say so, but it divides a range by that number."""
+    numbered = spark.range(CORES_MAX).selectExpr("spark_partition_id() AS partition")
+    return int(numbered.agg({"partition": "max"}).toArrow().column(0)[0].as_py()) + 1
 
 
 def _decoded(data: bytes | None) -> StoreReference | None:

@@ -5,13 +5,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 import msgspec
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
+from typing_extensions import override
 
 from blobstore.opening import StoreSettings
 from engine.clock import SystemAmbient
@@ -19,6 +20,7 @@ from engine.errors import CommitLostError, DamagedError, UsageError
 from engine.rocksdb import RocksDbSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import PartitioningError, TaskFailedError, last_error
+from engine.spark.frames import frame_of
 from engine.spark.parallel import PURPOSE, RestoreForRun, StoreWork, spread
 from engine.spark.store_task import (
     RESULT_SPARK_SCHEMA,
@@ -160,6 +162,16 @@ class StatefulJob:
         """Close it."""
         self.close()
 
+    @override
+    def __reduce__(self) -> NoReturn:
+        """Refuse to travel. Over Spark Connect the function of a `foreachBatch` does, with everything it refers to."""
+        raise UsageError(
+            "a job is bound to the process that opened it",
+            operation="stateful job",
+            subject=str(self.scope),
+            hint="open it inside the function: over Spark Connect a foreachBatch runs on the server",
+        )
+
     def close(self) -> None:
         """Release the readers' pins and the repository."""
         try:
@@ -247,7 +259,7 @@ class StatefulJob:
         task = ReadTask(run=self._begin_run(commit), read=function)
         names = sorted(task.run.bases)
         numbers = pa.array(range(len(names)), pa.int32())
-        work = spark.createDataFrame(pa.table({"task": pa.array(names, pa.string()), "partition": numbers}))
+        work = frame_of(spark, pa.table({"task": pa.array(names, pa.string()), "partition": numbers}))
         return work.repartitionById(max(1, len(names)), "partition").mapInArrow(task, schema)
 
     def restore_stores(self, spark: SparkSession, *, partitions_max: int | None = None) -> DataFrame:

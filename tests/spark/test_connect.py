@@ -1,0 +1,82 @@
+"""Over Spark Connect: a server that has a JVM, and a client of another process that has none (`connect_story`)."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.sync import SyncRepository
+from index.model import Scope
+from tests.servers.spark_connect import ROOT, SparkConnectServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+PARTS = (
+    "the_example",
+    "cores",
+    "stores",
+    "a_collection",
+    "a_job",
+    "a_job_that_a_batch_function_holds",
+    "a_listener_and_the_sources",
+)
+LONG = "a_job_that_a_batch_function_opens"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkConnectServer]:
+    with SparkConnectServer(tmp_path_factory.mktemp("connect")) as server:
+        yield server
+
+
+def run_client(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A process without a JVM: there is no Java to be found."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "JAVA_"))}
+    environment = kept | {"PYTHONPATH": str(ROOT), "PATH": "/nowhere", **variables}
+    return subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, check=False, timeout=280
+    )
+
+
+def tell(server: SparkConnectServer, root: Path, *parts: str) -> dict[str, str]:
+    """What each part of the story failed with."""
+    done = run_client("-m", "tests.spark.connect_story", server.url, str(root), str(root / "outcomes"), *parts)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return msgspec.json.decode((root / "outcomes").read_bytes(), type=dict[str, str])
+
+
+@pytest.fixture(scope="module")
+def told(server: SparkConnectServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return tell(server, tmp_path_factory.mktemp("story"), *PARTS)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_what_runs_on_a_classic_session_runs_over_connect(told: dict[str, str], part: str) -> None:
+    assert told[part] == ""
+
+
+@pytest.mark.soak
+def test_a_batch_function_opens_its_job_on_the_server(server: SparkConnectServer, tmp_path: Path) -> None:
+    assert tell(server, tmp_path, LONG) == {LONG: ""}
+
+
+def test_every_part_of_the_story_is_told() -> None:
+    source = (ROOT / "tests" / "spark" / "connect_story.py").read_text()
+    assert {*PARTS, LONG} == set(re.findall(r"^def tell_of_(\w+)\(", source, re.MULTILINE))
+
+
+def test_a_verb_takes_the_server_that_the_environment_names(server: SparkConnectServer, tmp_path: Path) -> None:
+    url = f"file://{tmp_path / 'repository'}"
+    with SyncRepository.init(url) as repository:
+        (tmp_path / "files").mkdir()
+        (tmp_path / "files" / "one").write_bytes(b"one" * 1000)
+        repository.commit(Scope("job"), [repository.backup(Scope("job"), tmp_path / "files", task="0", store="state")])
+    words = ("-m", "engine.cli", "collect", "-r", url, "--keep-last", "1", "--on-spark", "--one-line")
+    done = run_client(*words, SPARK_REMOTE=server.url, HOME=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "deleted 0 keys" in done.stdout
