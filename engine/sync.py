@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import functools
 import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MethodType, TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from blobstore.base import BlobStore
@@ -158,16 +159,23 @@ class Blocking(Generic[A, P, R]):
         self._method = method
         self.__doc__ = method.__doc__
 
-    def __get__(self, instance: Facade[A], owner: type[Facade[A]]) -> Callable[P, R]:
-        """The bound blocking method."""
+    def __get__(self, instance: Facade[A] | None, owner: type[Facade[A]]) -> Callable[P, R]:
+        """The bound blocking method; of the class itself, what `help` shows."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if instance is None:
+                raise TypeError(f"{owner.__name__}.{call.__name__} needs an object to work on")
+
             async def work() -> R:
                 return await self._method(instance.asynchronous, *args, **kwargs)
 
             return instance.loop.run(work())
 
-        call.__doc__ = self.__doc__
+        # Its name, documentation and arguments are those of the method, for `help` and notebooks.
+        bound: Callable[..., object] = self._method
+        if instance is not None:
+            bound = MethodType(self._method, instance.asynchronous)
+        functools.update_wrapper(call, bound)
         return call
 
 
