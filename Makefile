@@ -19,7 +19,7 @@ WITH_JAVA = java_home="$$($(PYTHON) scripts/java_home.py)" && JAVA_HOME="$$java_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv test demo lint soak endure bench simulate docs clean
+.PHONY: help venv test demo lint wheel soak endure bench simulate docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' Makefile
@@ -28,7 +28,7 @@ venv: $(STAMP)  ## Build .venv, or bring it up to date
 
 $(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
 	sh scripts/make_venv.sh $(VENV)
-	$(PYTHON) -m pip install --disable-pip-version-check --editable '.[dev,demo,s3]' --constraint constraints.txt
+	$(PYTHON) -m pip install --disable-pip-version-check --editable '.[connect,demo,dev,s3]' --constraint constraints.txt
 	touch $@
 
 test: $(STAMP)  ## Run the tests
@@ -43,6 +43,9 @@ lint: $(STAMP)  ## Check style, types and the import rule
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(VENV)/bin/lint-imports
+
+wheel: $(STAMP)  ## Build the wheel, install it with its dependencies into a new environment, and use it there
+	sh scripts/try_wheel.sh $(PYTHON)
 
 soak: $(STAMP)  ## Try to break the protocol: 100,000 schedules, every crash point (under 30 minutes on 2 cores)
 	$(PYTHON) -m tests.simulation.campaign --seed 1 --runs 100000 --at-least 1000
