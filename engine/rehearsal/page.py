@@ -1,11 +1,11 @@
 """The page: a section for each job, with plots, forecast and history (design 0009, G1 to G3)."""
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from engine.rehearsal import svg
+from engine import svg
+from engine.page import framed, items, key, make_page, paragraph, table, tell
 from engine.rehearsal.forecast import EXECUTORS, forecast
 from engine.rehearsal.history import History
 from engine.rehearsal.model import Bound, Entry, Rehearsal
@@ -21,8 +21,9 @@ from engine.rehearsal.telling import (
     verdict_line,
 )
 from engine.rehearsal.verdict import judge
+from engine.svg import Words
 from engine.whole_file import write_whole
-from engine.words import count, human_bytes, iso_time, printable, shortened
+from engine.words import count, human_bytes, iso_time
 from index.errors import FormatError
 from index.model import Scope
 
@@ -31,31 +32,9 @@ JOBS_MAX: Final = 50
 # Of each job, the newest.
 SHOWN_MAX: Final = 60
 BROKEN_SHOWN_MAX: Final = 20
-TEXT_LENGTH_MAX: Final = 400
 
-_FIND, _RESTORE, _NOWHERE, _OPEN = "#7fb2d6", "#1b6ca8", "#8d9aa5", "#d99a2b"
-_BEST, _WORST = "#1b9e77", "#d95f02"
-_BOUND_COLOUR, _OTHER_COLOUR = "#1b6ca8", svg.GREY
-
-# No script, no image, no font, no address: the page asks nobody for anything, whatever a name in it may say.
-_HEAD: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>Rehearsed restores</title>
-<style>
-body { font: 15px/1.45 sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h2 { border-top: 2px solid #1b6ca8; padding-top: .6rem; margin-top: 2.5rem; overflow-wrap: anywhere; }
-table { border-collapse: collapse; margin: .5rem 0 1rem; font-size: 14px; }
-th, td { text-align: left; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #e3e8ec; vertical-align: top; }
-td { overflow-wrap: anywhere; }
-svg { max-width: 100%; height: auto; }
-.big { font-size: 1.6rem; }
-.bad { color: #c0392b; }
-.note { color: #566; font-size: 14px; }
-.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }
-</style></head><body>
-<h1>Rehearsed restores</h1>
-"""
+_FIND, _RESTORE, _NOWHERE, _OPEN = svg.PALE, svg.BLUE, svg.GREY, svg.ORANGE
+_BEST, _WORST = svg.GREEN, svg.RED
 
 
 def write_page(path: Path, history: History) -> None:
@@ -64,10 +43,10 @@ def write_page(path: Path, history: History) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    write_whole(path, make_page(history).encode(), for_all=True)
+    write_whole(path, make_rehearsals_page(history).encode(), for_all=True)
 
 
-def make_page(history: History) -> str:
+def make_rehearsals_page(history: History) -> str:
     """The page as HTML."""
     by_job: dict[tuple[str, Scope], list[Entry]] = {}
     for entry in history.entries:
@@ -75,64 +54,88 @@ def make_page(history: History) -> str:
         # Put in anew, so that the one rehearsed last stands last.
         by_job[place] = [*by_job.pop(place, []), entry]
     jobs = list(reversed(by_job.items()))
-    body = [_broken(history.broken)] if history.broken else []
-    body += [_section(repository_id, scope, entries) for (repository_id, scope), entries in jobs[:JOBS_MAX]]
+    body = [tell_broken(history.broken)] if history.broken else []
+    for (repository_id, scope), entries in jobs[:JOBS_MAX]:
+        body.append(f"<h2>{tell(str(scope))}</h2>{paragraph(f'repository {repository_id}', 'note')}")
+        body.append(tell_rehearsals(entries, level=3))
     if len(jobs) > JOBS_MAX:
-        body.append(f"<p class=note>{len(jobs) - JOBS_MAX} more jobs stand in the history alone.</p>")
-    return _HEAD + "\n".join(body) + "\n</body></html>\n"
+        body.append(paragraph(f"{len(jobs) - JOBS_MAX} more jobs stand in the history alone.", "note"))
+    return make_page("Rehearsed restores", body)
 
 
-def _text(text: str) -> str:
-    """A text of anybody's, as what it is: a text."""
-    return escape(shortened(printable(text), TEXT_LENGTH_MAX))
-
-
-def _broken(broken: Sequence[FormatError]) -> str:
-    items = "".join(f"<li>{_text(str(error))}</li>" for error in broken[:BROKEN_SHOWN_MAX])
+def tell_broken(broken: Sequence[FormatError]) -> str:
+    """The lines of a history that say nothing."""
     told = count(len(broken), "line of the history is", "lines of the history are")
-    return f"<p class=bad>{told} left out, and still there:</p><ul class=note>{items}</ul>"
+    return paragraph(f"{told} left out, and still there:", "bad") + items(map(str, broken[:BROKEN_SHOWN_MAX]))
 
 
-def _section(repository_id: str, scope: Scope, entries: Sequence[Entry]) -> str:
+def tell_rehearsals(entries: Sequence[Entry], *, level: int) -> str:
+    """All that is to say of the rehearsals of one job, the oldest first; at least one.
+
+    Args:
+        entries: The rehearsals.
+        level: Of the headings.
+    """
     done = [entry for entry in entries if isinstance(entry, Rehearsal)]
-    parts = [f"<h2>{_text(str(scope))}</h2><p class=note>repository {_text(repository_id)}</p>"]
+    parts = []
     if not isinstance(entries[-1], Rehearsal):
         failed = entries[-1]
         told = f"{failed.error}: {failed.message}"
-        parts.append(f"<p class=bad>The last rehearsal failed, {iso_time(failed.began_at_ms)}: {_text(told)}</p>")
+        parts.append(f"<p class=bad>The last rehearsal failed, {iso_time(failed.began_at_ms)}: {tell(told)}</p>")
     if done:
-        parts.append(_last(done[-1]))
-    parts.append(_history(entries[-SHOWN_MAX:]))
+        parts.append(_last(done[-1], level))
+    parts.append(_history(entries[-SHOWN_MAX:], level))
     return "\n".join(parts)
 
 
-def _last(rehearsal: Rehearsal) -> str:
-    verdict = judge(rehearsal)
-    rows = figures(rehearsal, verdict)
+def _heading(level: int, told: str) -> str:
+    return f"<h{level}>{told}</h{level}>"
+
+
+def _last(rehearsal: Rehearsal, level: int) -> str:
+    began = f"{iso_time(rehearsal.began_at_ms)}, tidemark {rehearsal.release}"
     slo = slo_line(rehearsal)
-    slo_told = f' <span class="{"bad" if rehearsal.is_slow else "note"}">{escape(slo)}</span>' if slo else ""
+    slo_told = f' <span class="{"bad" if rehearsal.is_slow else "note"}">{tell(slo)}</span>' if slo else ""
+    return "\n".join(
+        (
+            f"<p><span class=big>{tell(seconds(rehearsal.total_s))}</span>{slo_told}</p>",
+            f"<p>{tell(headline(rehearsal))}<br><span class=note>{tell(began)}</span></p>",
+            _heading(level, "Phases"),
+            _phases(rehearsal),
+            *(paragraph(warning, "bad") for warning in (load_line(rehearsal), *rehearsal.warnings) if warning),
+            _heading(level, "What bound it"),
+            _bounds(rehearsal),
+            _heading(level, "Forecast"),
+            _forecast(rehearsal),
+        )
+    )
+
+
+def _phases(rehearsal: Rehearsal) -> str:
     steps = [
         (name, s, colour, seconds(s))
         for (name, s), colour in zip(phases(rehearsal), (_FIND, _RESTORE, _OPEN), strict=False)
     ]
-    alone = [
-        (bound.value, s, _BOUND_COLOUR if bound is verdict.bound else _OTHER_COLOUR, seconds(s)) for bound, s, _ in rows
-    ]
+    told = "; ".join(f"{name} {duration}" for name, _, _, duration in steps)
+    return framed(svg.rows(steps, words=Words("Phases of the last rehearsal", told), whole=0), "Phases")
+
+
+def _bounds(rehearsal: Rehearsal) -> str:
+    verdict = judge(rehearsal)
+    found = figures(rehearsal, verdict)
     of = rehearsal.open_s if verdict.bound is Bound.ROCKSDB_OPEN else rehearsal.restore_s
-    began = f"{iso_time(rehearsal.began_at_ms)}, tidemark {rehearsal.release}"
+    alone = [(bound.value, s, svg.BLUE if bound is verdict.bound else svg.GREY, seconds(s)) for bound, s, _ in found]
+    words = Words("What each would have taken by itself", verdict_line(verdict))
     return "\n".join(
         (
-            f"<p><span class=big>{escape(seconds(rehearsal.total_s))}</span>{slo_told}</p>",
-            f"<p>{_text(headline(rehearsal))}<br><span class=note>{_text(began)}</span></p>",
-            "<h3>Phases</h3>",
-            svg.rows(steps, whole=0),
-            f"<p class=bad>{escape(load_line(rehearsal))}</p>",
-            *(f"<p class=bad>{_text(warning)}</p>" for warning in rehearsal.warnings),
-            f"<h3>What bound it</h3><p>{escape(verdict_line(verdict))}. What would help: {escape(verdict.hint)}.</p>",
-            "<p class=note>How long each would have taken by itself; the dashed line is what it took together.</p>",
-            svg.rows(alone, whole=of),
-            _table(("", "alone", "figures"), [(bound.value, seconds(s), behind) for bound, s, behind in rows]),
-            _forecast(rehearsal),
+            f"<p>{tell(verdict_line(verdict))}. What would help: {tell(verdict.hint)}.</p>",
+            paragraph("How long each would have taken by itself; the dashed line is what it took together.", "note"),
+            framed(svg.rows(alone, words=words, whole=of), words.title),
+            table(
+                ("", "alone", "figures"),
+                [(bound.value, seconds(s), behind) for bound, s, behind in found],
+                label="What bound it",
+            ),
         )
     )
 
@@ -140,14 +143,14 @@ def _last(rehearsal: Rehearsal) -> str:
 def _forecast(rehearsal: Rehearsal) -> str:
     forecasts = forecast(rehearsal)
     of_this = [f for f in forecasts if f.size == 1]
-    limit = rehearsal.slo_ms / 1000 if rehearsal.slo_ms is not None else None
     drawn = svg.lines(
         [
             svg.Line(points=[(f.executors, f.worst_s) for f in of_this], colour=_WORST, title="at worst"),
             svg.Line(points=[(f.executors, f.best_s) for f in of_this], colour=_BEST, title="at best"),
         ],
+        words=Words("Forecast for this size", "Seconds at worst and at best, by the number of executors."),
         ticks=EXECUTORS,
-        limit=limit,
+        limit=rehearsal.slo_ms / 1000 if rehearsal.slo_ms is not None else None,
         unit="s",
         x_name="executors",
     )
@@ -155,30 +158,33 @@ def _forecast(rehearsal: Rehearsal) -> str:
     not_told = "" if rehearsal.to_disk else " Nothing was written: a disk, and the opening of RocksDB, come on top."
     return "\n".join(
         (
-            f"<h3>Forecast</h3><p class=note>{escape(ASSUMPTIONS + not_told)}</p>",
-            _table(headers, forecast_rows(rehearsal, forecasts)),
-            f"<p class=note>This size:{_key(_BEST, 'at best')}{_key(_WORST, 'at worst')}</p>",
-            drawn,
+            paragraph(ASSUMPTIONS + not_told, "note"),
+            table(headers, forecast_rows(rehearsal, forecasts), label="Forecast"),
+            f"<p class=note>This size:{key(_BEST, 'at best')}{key(_WORST, 'at worst')}</p>",
+            framed(drawn, "Forecast for this size"),
         )
     )
 
 
-def _history(entries: Sequence[Entry]) -> str:
+def _history(entries: Sequence[Entry], level: int) -> str:
     bars = [svg.Bar(parts=_parts(entry), title=f"{iso_time(entry.began_at_ms)}: {_told(entry)}") for entry in entries]
     done = [entry for entry in entries if isinstance(entry, Rehearsal)]
     slo_ms = done[-1].slo_ms if done else None
     rows = [(iso_time(entry.began_at_ms), *_row(entry)) for entry in reversed(entries)]
     keys = (
-        _key(_FIND, "find the commit")
-        + _key(_RESTORE, "restore")
-        + _key(_NOWHERE, "restore to nowhere")
-        + _key(_OPEN, "open RocksDB")
+        key(_FIND, "find the commit")
+        + key(_RESTORE, "restore")
+        + key(_NOWHERE, "restore to nowhere")
+        + key(_OPEN, "open RocksDB")
     )
+    words = Words("Rehearsals", "Seconds of each rehearsal, the newest on the right.")
+    limit = slo_ms / 1000 if slo_ms is not None else None
     return "\n".join(
         (
-            f"<h3>History</h3><p class=note>{count(len(entries), 'rehearsal')}, the newest on the right:{keys}</p>",
-            svg.stacked_bars(bars, limit=slo_ms / 1000 if slo_ms is not None else None, unit="s"),
-            _table(("began", "time", "bound by", "size", "to", "SLO"), rows),
+            _heading(level, "History"),
+            f"<p class=note>{count(len(entries), 'rehearsal')}, the newest on the right:{keys}</p>",
+            framed(svg.stacked_bars(bars, words=words, limit=limit, unit="s"), words.title),
+            table(("began", "time", "bound by", "size", "to", "SLO"), rows, label="Rehearsals"),
         )
     )
 
@@ -190,9 +196,7 @@ def _parts(entry: Entry) -> list[tuple[float, str]]:
 
 
 def _told(entry: Entry) -> str:
-    return (
-        seconds(entry.total_s) if isinstance(entry, Rehearsal) else shortened(printable(entry.error), TEXT_LENGTH_MAX)
-    )
+    return seconds(entry.total_s) if isinstance(entry, Rehearsal) else entry.error
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
@@ -201,13 +205,3 @@ def _row(entry: Entry) -> tuple[str, ...]:
     to = "disk" if entry.to_disk else "nowhere"
     missed = {True: "missed", False: "met"}[entry.is_slow] if entry.slo_ms is not None else ""
     return seconds(entry.total_s), judge(entry).bound.value, human_bytes(entry.size_bytes), to, missed
-
-
-def _key(colour: str, name: str) -> str:
-    return f'<span class=key style="background:{colour}"></span>{escape(name)}'
-
-
-def _table(headers: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_text(header)}</th>" for header in headers)
-    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"

@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from engine.rehearsal.history import History
 from engine.rehearsal.model import Entry
-from engine.rehearsal.page import SHOWN_MAX, make_page, write_page
+from engine.rehearsal.page import SHOWN_MAX, make_rehearsals_page, write_page
 from index.errors import FormatError
 from tests.unit.rehearsal.builders import failed, rehearsal
 
@@ -33,7 +33,7 @@ class _Tags(HTMLParser):
 
 
 def _page(*entries: Entry, broken: tuple[FormatError, ...] = ()) -> tuple[str, _Tags]:
-    page = make_page(History(entries=entries, broken=broken))
+    page = make_rehearsals_page(History(entries=entries, broken=broken))
     tags = _Tags()
     tags.feed(page)
     tags.close()
