@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.local_files import run_blocking
@@ -21,6 +22,7 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.transfer import SourceDir
 from engine.transfer_settings import TransferSettings
 from engine.upload import Uploader, UploadSession
+from engine.words import human_bytes, printable
 from index.backup_plan import BackupPlan, build_snapshot
 from index.errors import FormatError
 from index.invariants import check_snapshot_index
@@ -36,6 +38,7 @@ from index.model import (
     UniqueId,
 )
 from index.state_names import parse_state_name
+from index.told import Told, tell_files, tell_seconds
 
 # An index carries this many of its ancestors. Whoever needs more reads the oldest of them.
 LINEAGE_KEPT_MAX: Final = 100
@@ -69,7 +72,7 @@ class BackupStats(msgspec.Struct, frozen=True, kw_only=True):
     bytes_healed: int = 0
 
 
-class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
+class BackupResult(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What a commit needs to know of a backup; it can be sent to the process that commits."""
 
     scope: Scope
@@ -84,6 +87,27 @@ class BackupResult(msgspec.Struct, frozen=True, kw_only=True):
     stats: BackupStats
     # What the base needs, is missing, and is not needed any more: the commit does not stumble over it.
     missing_keys: tuple[str, ...] = ()
+
+    @override
+    def figures(self) -> dict[str, str]:
+        """What was backed up, and what of it was new."""
+        reference, stats = self.reference, self.stats
+        told = {
+            "of": printable(str(self.scope)),
+            "store": printable(f"{reference.task}/{reference.store}"),
+            "version": f"{reference.version:,}",
+            "files": tell_files(stats.files_total, stats.bytes_total),
+            "added": tell_files(stats.files_added, stats.bytes_added),
+            "retained": tell_files(stats.files_retained, stats.bytes_retained),
+            "uploaded": human_bytes(stats.bytes_uploaded),
+            "removed": tell_files(stats.files_removed, stats.bytes_removed),
+            "packed again": tell_files(stats.files_repacked, stats.bytes_repacked) if stats.files_repacked else "",
+            "healed": tell_files(stats.files_healed, stats.bytes_healed) if stats.files_healed else "",
+            "unique id": printable(reference.unique_id),
+            "requests": f"{stats.requests:,}",
+            "time": tell_seconds(stats.seconds),
+        }
+        return {name: text for name, text in told.items() if text}
 
 
 async def backup_source(

@@ -26,6 +26,7 @@ from index.keys import (
 from index.model import CommitPointer, IndexReference, RepositoryRecord, Scope, StoreReference
 from index.reachable import files_of
 from index.retention import KeepReason, Retention, RetentionPolicy, as_policy
+from index.told import Told
 
 # Of all that leads to a key, so much is told.
 PATHS_TOLD_MAX: Final = 20
@@ -91,7 +92,7 @@ class KeyPath(msgspec.Struct, frozen=True, kw_only=True):
         return self.root is not RootKind.COMMIT or self.kept is not None
 
 
-class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+class Explanation(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What there is to say of one key; times by the store's clock."""
 
     key: str

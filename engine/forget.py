@@ -17,6 +17,7 @@ from index.forgetting import plan_forget
 from index.keys import boundary_key
 from index.log import Commit
 from index.model import Boundary, Scope
+from index.told import Told
 
 OPERATION: Final = "forget"
 # An answer is lost, or a collector takes the boundary away that has just been met: each time one attempt more.
@@ -26,7 +27,7 @@ _MAY_ARRIVE: Final = (
 )
 
 
-class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
+class ForgetReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What was forgotten, or with `dry_run` would be."""
 
     scope: Scope

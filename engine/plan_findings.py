@@ -9,6 +9,7 @@ import msgspec
 from index.collect_plan import ReasonTotal
 from index.keys import RunId
 from index.plan_file import PlanSummary
+from index.told import Told
 
 # Keys of one kind that are named in the report.
 TOLD_MAX: Final = 1000
@@ -32,7 +33,7 @@ class WrongKey(msgspec.Struct, frozen=True, kw_only=True):
     kind: WrongKind
 
 
-class PlanCheck(msgspec.Struct, frozen=True, kw_only=True):
+class PlanCheck(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What the check of a plan has found. Of keys the first `TOLD_MAX` are named, the counts are of all."""
 
     run: RunId

@@ -18,9 +18,10 @@ from engine.state.restore import RestoredState, restore_state
 from index.log import Commit
 from index.model import CommitPointer, Scope, StoreReference, UniqueId
 from index.restore_plan import RestorePlan
+from index.told import Told
 
 
-class Restored(msgspec.Struct, frozen=True, kw_only=True):
+class Restored(Told, msgspec.Struct, frozen=True, kw_only=True):
     """Which commit was restored and how it went."""
 
     commit: Commit

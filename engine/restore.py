@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.local_files import run_blocking
@@ -28,6 +29,7 @@ from index.chosen_files import choose_files
 from index.local_tree import LocalFile
 from index.model import SnapshotIndex, StoreReference
 from index.restore_plan import RestorePlan, choose_candidates, plan_restore
+from index.told import Told, tell_files, tell_seconds, tell_texts
 
 __all__ = ["OwnerPolicy", "RestoreResult", "read_index_of", "restore_index", "restore_store"]
 
@@ -35,7 +37,7 @@ __all__ = ["OwnerPolicy", "RestoreResult", "read_index_of", "restore_index", "re
 ReadIndex = tuple[SnapshotIndex, int]
 
 
-class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
+class RestoreResult(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What a restore did."""
 
     files_total: int
@@ -54,6 +56,20 @@ class RestoreResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     # Paths beside the target that could not be removed, for somebody with more rights to remove.
     leftovers: tuple[str, ...] = ()
+
+    @override
+    def figures(self) -> dict[str, str]:
+        """How much came back, and where it came from."""
+        told = {
+            "files": tell_files(self.files_total, self.bytes_total),
+            "fetched": tell_files(self.files_fetched, self.bytes_fetched),
+            "reused": tell_files(self.files_reused, self.bytes_reused),
+            "from the index": tell_files(self.files_inline, self.bytes_inline),
+            "requests": f"{self.requests:,}",
+            "time": tell_seconds(self.seconds),
+            "could not be removed": tell_texts(self.leftovers),
+        }
+        return {name: text for name, text in told.items() if text}
 
 
 async def restore_store(

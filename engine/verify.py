@@ -1,11 +1,13 @@
 """Whether what is committed is there, whole, and safe from expiry (design 0002, T2 and D7)."""
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from blobstore.base import BlobInfo, BlobStore
 from blobstore.bounded import map_bounded
@@ -22,6 +24,7 @@ from index.keys import BLOBS, INDEXES
 from index.log import Commit
 from index.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
 from index.reachable import blobs_needed, files_of, new_blob_keys
+from index.told import Told, tell_files, tell_texts
 
 IN_FLIGHT_MAX: Final = 16
 
@@ -60,7 +63,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
     healed: bool = False
 
 
-class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at and what was found."""
 
     level: Level
@@ -71,6 +74,23 @@ class VerifyReport(msgspec.Struct, frozen=True, kw_only=True):
     files_read: int
     bytes_read: int
     problems: tuple[Problem, ...]
+
+    @override
+    def figures(self) -> dict[str, str]:
+        """Whether anything is wrong, and what was looked at."""
+        found = Counter(problem.kind.value for problem in self.problems)
+        read = tell_files(self.files_read, self.bytes_read) if self.level is Level.CONTENT else ""
+        told = {
+            "verdict": "damaged" if self.damaged else "no damage",
+            **{kind: f"{number:,}" for kind, number in found.items()},
+            "keys": tell_texts(problem.key for problem in self.problems),
+            "level": self.level.value,
+            "commits": f"{self.commits_count:,}",
+            "indexes": f"{self.indexes_count:,}",
+            "blobs": f"{self.blobs_count:,}",
+            "files read": read,
+        }
+        return {name: text for name, text in told.items() if text}
 
     @property
     def damaged(self) -> bool:

@@ -3,6 +3,7 @@
 import msgspec
 
 from index.model import DirIndex, FileIndex
+from index.told import Told, tell_files
 
 Path = tuple[str, ...]
 
@@ -16,7 +17,7 @@ class ComparedFile(msgspec.Struct, frozen=True, kw_only=True):
     mode_changed: bool = False
 
 
-class IndexDifference(msgspec.Struct, frozen=True, kw_only=True):
+class IndexDifference(Told, msgspec.Struct, frozen=True, kw_only=True):
     """Two snapshots compared by content; each list is in the order of a walk, files before sub-directories."""
 
     added: tuple[ComparedFile, ...] = ()
@@ -26,6 +27,19 @@ class IndexDifference(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: tuple[ComparedFile, ...] = ()
     dirs_added: tuple[Path, ...] = ()
     dirs_removed: tuple[Path, ...] = ()
+
+    def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `Told`
+        """How many files, and how large they are afterwards; those removed, before."""
+        groups = {
+            "added": self.added, "removed": self.removed, "changed": self.changed, "unchanged": self.unchanged
+        }  # fmt: skip
+        told = {name: tell_files(len(files), sum(map(_size_bytes, files))) for name, files in groups.items()}
+        folders = {"directories added": len(self.dirs_added), "directories removed": len(self.dirs_removed)}
+        return told | {name: f"{number:,}" for name, number in folders.items() if number}
+
+
+def _size_bytes(file: ComparedFile) -> int:
+    return file.before_bytes or 0 if file.after_bytes is None else file.after_bytes
 
 
 def diff_indexes(a: DirIndex, b: DirIndex) -> IndexDifference:

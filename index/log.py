@@ -11,6 +11,8 @@ import msgspec
 from index.errors import IndexInvariantError
 from index.keys import parse_log_key
 from index.model import Boundary, CommitPointer, CommitRecord, Scope, StoreReference
+from index.told import Told, tell_files, tell_value
+from index.words import iso_time, printable
 
 
 class ShortListingError(IndexInvariantError):
@@ -36,7 +38,7 @@ class LogListing(msgspec.Struct, frozen=True, kw_only=True):
         return dict(self.records).get(number)
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class Commit(Told, msgspec.Struct, frozen=True, kw_only=True):
     """A valid commit record together with what only the store knows of it."""
 
     record: CommitRecord
@@ -57,6 +59,23 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     def pointer(self) -> CommitPointer:
         """Its number and write id."""
         return self.record.pointer
+
+    def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `Told`
+        """Which commit it is, and how much it holds."""
+        stores = self.record.stores
+        told = {
+            "number": f"{self.record.number:,}",
+            "of": printable(str(self.scope)),
+            "version": f"{self.record.version:,}",
+            "at": iso_time(self.committed_at_ms),
+            "kind": self.record.kind if self.record.kind != "commit" else "",
+            "stores": f"{len(stores):,}",
+            "files": tell_files(sum(s.files_count for s in stores), sum(s.size_bytes for s in stores)),
+            "name": tell_value("name", self.name),
+            "offsets": tell_value("offsets", self.record.offsets),
+            "TTLs left to remove": "" if self.settled else "perhaps",
+        }
+        return {name: text for name, text in told.items() if text}
 
     def store(self, task: str, store: str) -> StoreReference | None:
         """The reference of one store, None if the commit has no such store."""

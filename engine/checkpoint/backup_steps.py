@@ -32,6 +32,7 @@ from index.log import Commit
 from index.model import Scope, StoreReference
 from index.picture import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
 from index.reachable import files_of
+from index.told import Told
 
 OPERATION: Final = "backup checkpoint"
 # The writer that got no answer is the only one that can find out at once what happened.
@@ -73,7 +74,7 @@ class StoreBackup(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: tuple[str, ...] = ()
 
 
-class PictureSums(msgspec.Struct, frozen=True, kw_only=True):
+class PictureSums(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What a picture has, and what was sent for it."""
 
     stores: int = 0
@@ -88,7 +89,7 @@ class PictureSums(msgspec.Struct, frozen=True, kw_only=True):
     source_requests: int = 0
 
 
-class CheckpointBackup(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointBackup(Told, msgspec.Struct, frozen=True, kw_only=True):
     """A picture, and how it was taken."""
 
     commit: Commit

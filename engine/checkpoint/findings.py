@@ -6,6 +6,7 @@ import msgspec
 
 from engine.errors import DamagedError, EngineError, UsageError, bare_message
 from index.errors import FormatError
+from index.told import Told
 
 # Damage: something committed cannot be had, or is not what was written. A warning: it will become that, or nobody can
 # tell. Waste: bytes that nobody needs.
@@ -53,7 +54,7 @@ class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = -1
 
 
-class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
+class CheckReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What came of a checkpoint."""
 
     location: str

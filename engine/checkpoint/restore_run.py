@@ -38,6 +38,7 @@ from index.reachable import files_of
 from index.restore_plan import plan_restore
 from index.selection import select_files
 from index.source_log import newest_entry
+from index.told import Told
 
 _PURPOSE: Final = "restore checkpoint"
 _SPARK_LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")
@@ -63,7 +64,7 @@ class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
     or_newest_complete: bool = False
 
 
-class RestoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+class RestoredCheckpoint(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What was restored, from what, and what it took."""
 
     job: str

@@ -1,13 +1,16 @@
 """What a collection did, for whoever called it."""
 
 import msgspec
+from typing_extensions import override
 
 from engine.collect.facts import Facts
 from engine.collect.hands import KEYS_TOLD_MAX
+from engine.words import count, human_bytes
 from index.collect_plan import PlannedDelete, ReasonTotal
 from index.keys import RunId
 from index.model import Boundary, Scope
 from index.retention import KeepReason
+from index.told import Told, tell_value
 
 
 class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,7 +22,7 @@ class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):
     reason: KeepReason
 
 
-class CollectReport(msgspec.Struct, frozen=True, kw_only=True):
+class CollectReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What a collection did, or with `dry_run` would do."""
 
     run: RunId
@@ -62,6 +65,23 @@ class CollectReport(msgspec.Struct, frozen=True, kw_only=True):
     # Jobs that no rule matches: everything of them is kept (P5).
     unruled: tuple[str, ...] = ()
 
+    @override
+    def figures(self) -> dict[str, str]:
+        """What went, or with a dry run would go, and what stays."""
+        gone = "would delete" if self.dry_run else "deleted"
+        told = {
+            "run": self.run,
+            gone: _tell_keys(self.deletes_count, self.freed_bytes),
+            "kept": count(len(self.kept), "commit"),
+            "live": _tell_keys(self.live_count, self.live_bytes),
+            "waiting for their TTL": _tell_keys(self.waiting_count, self.waiting_bytes),
+            "failed": f"{self.failed_count:,}" if self.failed_count else "",
+            "refused": "yes" if self.refused else "",
+            "no audit record": tell_value("audit_missing", self.audit_missing),
+            **{total.reason.value: _tell_keys(total.count, total.size_bytes) for total in self.totals},
+        }
+        return {name: text for name, text in told.items() if text}
+
     @property
     def deletes_count(self) -> int:
         """Keys deleted."""
@@ -71,6 +91,10 @@ class CollectReport(msgspec.Struct, frozen=True, kw_only=True):
     def freed_bytes(self) -> int:
         """Bytes of the blobs and indexes deleted."""
         return sum(total.size_bytes for total in self.totals)
+
+
+def _tell_keys(number: int, size_bytes: int) -> str:
+    return f"{count(number, 'key')} ({human_bytes(size_bytes)})"
 
 
 def make_report(facts: Facts, *, audit_missing: str = "", run_left: str = "") -> CollectReport:

@@ -4,6 +4,11 @@ from enum import Enum
 from typing import Annotated, Final
 
 import msgspec
+from typing_extensions import override
+
+from index.model import Scope
+from index.told import Told, tell_files, tell_seconds, tell_texts
+from index.words import iso_time, printable
 
 SCHEMA: Final = 1
 # Of an error or a warning, so that a line of the history keeps within its cap.
@@ -56,7 +61,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     open_slowest_s: Amount
 
 
-class Rehearsal(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="done"):
+class Rehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="done"):
     """One rehearsal that came to its end. Seconds of phases are wall time; what comes after `open_s` is not in them."""
 
     schema: int = SCHEMA
@@ -91,6 +96,25 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", 
     # Why a probe measured nothing; its figures are 0.
     warnings: tuple[str, ...] = ()
 
+    @override
+    def figures(self) -> dict[str, str]:
+        """How long it took, and of what."""
+        told = {
+            "of": printable(str(Scope(self.job, self.task))),
+            "commit": f"{self.commit_number:,}",
+            "time": tell_seconds(self.total_s),
+            "files": tell_files(self.files_count, self.size_bytes),
+            "stores": f"{self.stores_count:,}",
+            "to": "disk" if self.to_disk else "nowhere",
+            "SLO": "" if self.slo_ms is None else "missed" if self.is_slow else "met",
+            "finding": tell_seconds(self.find_s),
+            "restoring": tell_seconds(self.restore_s),
+            "opening": tell_seconds(self.open_s) if self.measured.opened_count else "",
+            "began": iso_time(self.began_at_ms),
+            "warnings": tell_texts(self.warnings),
+        }
+        return {name: text for name, text in told.items() if text}
+
     @property
     def total_s(self) -> float:
         """What somebody who waits for the state would have waited."""
@@ -102,7 +126,7 @@ class Rehearsal(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", 
         return self.slo_ms is not None and self.total_s * 1000 > self.slo_ms
 
 
-class FailedRehearsal(msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="failed"):
+class FailedRehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="failed"):
     """One rehearsal that an error ended: the state could not have been restored then."""
 
     schema: int = SCHEMA

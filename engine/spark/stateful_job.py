@@ -35,6 +35,7 @@ from engine.spark.store_task import (
 from engine.transfer_settings import TransferSettings
 from index.log import Commit
 from index.model import Scope, ScopeLayout
+from index.told import Told
 
 # Spark's Murmur3 `hash` with its fixed seed, over the key columns in their order, `pmod` the number of tasks.
 KEY_HASH: Final = "spark-hash-v1"
@@ -43,7 +44,7 @@ TASKS_MAX: Final = 100_000
 PINS_MAX: Final = 8
 
 
-class JobCommit(msgspec.Struct, frozen=True, kw_only=True):
+class JobCommit(Told, msgspec.Struct, frozen=True, kw_only=True):
     """What one run has committed."""
 
     commit: Commit

@@ -28,12 +28,13 @@ from index.selection import select_files
 from index.state_metadata import StateMetadata
 from index.state_names import StateVersion, snapshot_name
 from index.state_selection import FilePath, select_state_files
+from index.told import Told
 
 # Of the commits after a version, whose directories may still hold it, the indexes of so many are read at most.
 INDEXES_READ_MAX: Final = 8
 
 
-class RestoredState(msgspec.Struct, frozen=True, kw_only=True):
+class RestoredState(Told, msgspec.Struct, frozen=True, kw_only=True):
     """Which version was restored, from which files, and how it went."""
 
     resolution: Resolution
