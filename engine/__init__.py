@@ -2,26 +2,43 @@
 
 `from engine import StateStore` is the state store of a Spark query, on its own directories, and `StreamingCheckpoint`
 tells which of its versions are committed. `backup_checkpoint`, `restore_checkpoint` and `check_checkpoint` are for a
-query's checkpoint as a whole.
+query's checkpoint as a whole. Results are frozen structs: their fields are for programs, their `repr` and, in a
+notebook, their table are for people.
 """
 
+from engine.backup import BackupResult
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
+from engine.collect import CollectReport
+from engine.history import History
 from engine.repository import Repository
+from engine.repository_restoring import Restored
+from engine.restore import RestoreResult
 from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
 from engine.state.sync_store import SyncStateStore
 from engine.state_store import StateStore
 from engine.sync import SyncRepository
+from engine.verify import VerifyReport
+from index.index_diff import IndexDifference
+from index.log import Commit
 
 __all__ = [
+    "BackupResult",
+    "CollectReport",
+    "Commit",
+    "History",
+    "IndexDifference",
     "Repository",
+    "RestoreResult",
+    "Restored",
     "StateStore",
     "StateStoreSettings",
     "StreamingCheckpoint",
     "SyncRepository",
     "SyncStateStore",
+    "VerifyReport",
     "backup_checkpoint",
     "check_checkpoint",
     "open_query_state",

@@ -15,10 +15,12 @@ from engine.errors import (
     NotFoundError,
     UsageError,
 )
+from engine.history import ENTRIES_MAX, History, read_history
 from engine.log_io import list_scopes, load_commits, load_log
 from engine.missing import Gaps
 from engine.names import list_names, read_name
 from engine.pins import PinLease, hold_pin
+from engine.progress import NO_PROGRESS, Progress
 from engine.restore import read_index_of
 from engine.state.index_files import IndexStateFiles
 from engine.state.restore import find_state_commit
@@ -111,6 +113,26 @@ class ReadingRepository:
             return commits
         there = {commit.pointer for commit in commits}
         return commits + tuple(commit_of_name(n) for n in await self.names(scope) if n.source not in there)
+
+    async def history(
+        self,
+        scope: Scope,
+        *,
+        entries_max: int = ENTRIES_MAX,
+        since_ms: int | None = None,
+        shares: bool = True,
+        progress: Progress = NO_PROGRESS,
+    ) -> History:
+        """The newest records of a scope, with what each brought and what became of it; see `engine.history`."""
+        return await read_history(
+            self.store,
+            self.record,
+            scope,
+            entries_max=entries_max,
+            since_ms=since_ms,
+            shares=shares,
+            progress=progress,
+        )
 
     async def names(self, scope: Scope) -> tuple[NameRecord, ...]:
         """The names that hold in a scope, sorted: a LIST, and a GET for each name."""

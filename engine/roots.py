@@ -115,7 +115,7 @@ async def read_roots(
     async def read() -> Roots:
         # Pins first: a name, fork or rewind releases its pin only once its own record stands, so that a pin already
         # gone here has left a record that the later readings find (D5). The other way round both could be missed.
-        pins = await _read_pins(store, repository, now_ms)
+        pins = await read_pins(store, repository, now_ms)
         names = await _read_names(store, now_ms)
         logs = [
             await _read_log(store, listing, remembered.get(listing.scope)) for listing in await list_all_logs(store)
@@ -146,7 +146,12 @@ async def _read_names(store: BlobStore, now_ms: int) -> tuple[Lease, ...]:
     )
 
 
-async def _read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int) -> tuple[Lease, ...]:
+async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int) -> tuple[Lease, ...]:
+    """Every pin, those that are over too: one LIST per 1,000, and a GET for each.
+
+    Raises:
+        FormatError: One is damaged.
+    """
     leases: list[Lease] = []
     async for blob in list_blobs(store, PINS):
         pin = await read_record(store, blob.key, decode_pin)

@@ -244,6 +244,7 @@ class SyncRepository(Facade[Repository]):
     scopes = Blocking(Repository.scopes)
     latest = Blocking(Repository.latest)
     commits = Blocking(Repository.commits)
+    history = Blocking(Repository.history)
     names = Blocking(Repository.names)
     find = Blocking(Repository.find)
     choose_complete = Blocking(Repository.choose_complete)

@@ -1,0 +1,230 @@
+"""The verb `history`: the commits of a job with what each brought, what became of it, and how to restore it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import click
+import msgspec
+
+from engine.cli.options import MOMENT, Setting, Verb, common_options, scope_options
+from engine.cli.session import Session, choose_scope, with_session
+from engine.config import Moment
+from engine.errors import NotFoundError
+from engine.history import ENTRIES_MAX, History, HistoryEntry, State
+from engine.words import count, human_bytes, iso_time, printable, shortened, table
+from index.model import Scope
+
+OFFSETS_SHOWN_MAX: Final = 24
+NAMES_SHOWN_MAX: Final = 32
+
+
+class HistoryEntryView(msgspec.Struct, frozen=True, kw_only=True):
+    """One record; what cannot be read of it is null or empty."""
+
+    number: int
+    # open, closed, void, damaged or named.
+    state: str
+    # commit, rewind or fork; empty of a damaged record.
+    kind: str
+    version: int | None
+    committed_at_ms: int | None
+    committed_at: str
+    # The commit that a rewind or a fork took its stores from, and whose that is.
+    source_number: int | None
+    source_job: str | None
+    source_commit_task: str | None
+    # The rewind that left it behind.
+    rewound_by: int | None
+    stores_count: int
+    files_count: int
+    size_bytes: int
+    # Null: nobody has looked, or an index cannot be read.
+    new_files: int | None
+    new_bytes: int | None
+    retained_files: int | None
+    retained_bytes: int | None
+    uploaded_bytes: int | None
+    offsets: str
+    names: tuple[str, ...]
+    pins_count: int
+    # What `restore`, `fork` and `keys` take for it; empty: it cannot be restored.
+    restore_options: str
+    problem: str
+
+
+class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """`history`."""
+
+    job: str
+    commit_task: str | None
+    # Records that stand and were not asked for.
+    older_count: int
+    entries: tuple[HistoryEntryView, ...]
+    problems: tuple[str, ...]
+
+
+@click.command(
+    "history",
+    cls=Verb,
+    short_help="Show what each commit of a job brought, and became.",
+    prints=(HistoryView,),
+    example="tidemark history -r file:///backups --job flights --since 7d",
+)
+@scope_options()
+@click.option("--task", cls=Setting, metavar="TASK", help="With --commit-per-task: whose commits.  [default: 0]")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=ENTRIES_MAX,
+    show_default=True,
+    metavar="N",
+    help="So many records at most, the newest first.",
+)
+@click.option("--since", type=MOMENT, metavar="TIME", help="None from before: 7d, 2026-05-01, 'yesterday 18:00'.")
+@click.option("--no-sizes", is_flag=True, help="Read no index: what each commit brought is not told.")
+@common_options
+@with_session
+def history(
+    session: Session,
+    *,
+    job: str,
+    commit_per_task: bool,
+    task: str | None,
+    limit: int,
+    since: Moment | None,
+    no_sizes: bool,
+) -> None:
+    """Show the records of a job, newest first: what each brought, what became of it, and how to restore it.
+
+    New is what a commit uploaded, retained what earlier ones had; the index of each store that is new in a commit is
+    read for it. What is damaged is told in its place, and the rest goes on.
+    """
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    with session.open() as repository:
+        since_ms = session.resolve_ms(repository, since) if since is not None else None
+        with session.progress("history") as progress:
+            found = repository.history(
+                scope, entries_max=limit, since_ms=since_ms, shares=not no_sizes, progress=progress
+            )
+        if not found.entries:
+            with session.explaining(repository, scope):
+                raise NotFoundError(
+                    "has no commits" if since_ms is None else f"has no commits since {iso_time(since_ms)}",
+                    operation="history",
+                    subject=str(scope),
+                )
+    view = view_history(found)
+    for problem in found.problems:
+        session.warn(f"left out of what is told: {problem}")
+    session.show(view, history_lines(view))
+
+
+def view_history(found: History) -> HistoryView:
+    """The history for programs."""
+    return HistoryView(
+        job=found.scope.job,
+        commit_task=found.scope.task,
+        older_count=found.older_count,
+        entries=tuple(_view_entry(entry) for entry in found.entries),
+        problems=found.problems,
+    )
+
+
+def _view_entry(entry: HistoryEntry) -> HistoryEntryView:
+    commit, share = entry.commit, entry.share
+    record = commit.record if commit is not None else None
+    source_scope = record.source_scope if record is not None else None
+    stores = record.stores if record is not None else ()
+    return HistoryEntryView(
+        number=entry.number,
+        state=entry.state.value,
+        kind=record.kind if record is not None else "",
+        version=record.version if record is not None else None,
+        committed_at_ms=commit.committed_at_ms if commit is not None else None,
+        committed_at=iso_time(commit.committed_at_ms) if commit is not None else "",
+        source_number=record.source.number if record is not None and record.source is not None else None,
+        source_job=source_scope.job if source_scope is not None else None,
+        source_commit_task=source_scope.task if source_scope is not None else None,
+        rewound_by=entry.rewound_by,
+        stores_count=len(stores),
+        files_count=sum(s.files_count for s in stores),
+        size_bytes=sum(s.size_bytes for s in stores),
+        new_files=share.files_new if share is not None else None,
+        new_bytes=share.bytes_new if share is not None else None,
+        retained_files=share.files_retained if share is not None else None,
+        retained_bytes=share.bytes_retained if share is not None else None,
+        uploaded_bytes=share.bytes_uploaded if share is not None else None,
+        offsets=record.offsets if record is not None else "",
+        names=entry.names,
+        pins_count=entry.pins_count,
+        restore_options=_restore_options(entry),
+        problem=entry.problem,
+    )
+
+
+def _restore_options(entry: HistoryEntry) -> str:
+    if not entry.restores:
+        return ""
+    return f"--number {entry.number}" if entry.state is State.OPEN else f"--name {entry.names[0]}"
+
+
+def history_lines(view: HistoryView) -> list[str]:
+    """The history for people."""
+    lines = table(
+        ("number", "version", "time (UTC)", "new", "files", "retained", "stores", "offsets", "names", "what"),
+        [
+            (
+                str(e.number),
+                "-" if e.version is None else str(e.version),
+                e.committed_at.replace("T", " ").removesuffix("Z")[:-4] or "-",
+                "-" if e.new_bytes is None else human_bytes(e.new_bytes),
+                "-" if e.new_files is None else f"{e.new_files:,}",
+                "-" if e.retained_bytes is None else human_bytes(e.retained_bytes),
+                str(e.stores_count),
+                printable(shortened(e.offsets, OFFSETS_SHOWN_MAX)) or "-",
+                printable(shortened(", ".join(e.names), NAMES_SHOWN_MAX)) or "-",
+                tell_entry(e, view),
+            )
+            for e in view.entries
+        ],
+        right=("number", "version", "new", "files", "retained", "stores"),
+    )
+    lines += [f"problem with {e.number}: {printable(e.problem)}" for e in view.entries if e.problem]
+    if view.older_count:
+        lines.append(f"{count(view.older_count, 'older record')}: see them with --limit or an earlier --since")
+    return [*lines, *_restoring_lines(view.entries)]
+
+
+def tell_entry(entry: HistoryEntryView, of: HistoryView) -> str:
+    """What a record is by now, in a few words."""
+    scope = Scope(of.job, of.commit_task)
+    told = []
+    if entry.kind in {"rewind", "fork"} and entry.source_number is not None:
+        source = Scope(entry.source_job, entry.source_commit_task) if entry.source_job is not None else scope
+        where = f" of {printable(str(source))}" if source != scope else ""
+        told.append(f"{entry.kind} {'to' if entry.kind == 'rewind' else 'from'} {entry.source_number}{where}")
+    if entry.rewound_by is not None:
+        told.append(f"left behind by {entry.rewound_by}")
+    meanings = {
+        State.CLOSED.value: "closed by a collection",
+        State.VOID.value: "void: it came too late",
+        State.DAMAGED.value: "DAMAGED",
+        State.NAMED.value: "held by its name alone",
+    }
+    if entry.state in meanings:
+        told.append(meanings[entry.state])
+    if entry.pins_count:
+        told.append(f"being read ({count(entry.pins_count, 'pin')})")
+    return ", ".join(told) or entry.kind
+
+
+def _restoring_lines(entries: Sequence[HistoryEntryView]) -> list[str]:
+    shown = next((e for e in entries if e.restore_options), None)
+    if shown is None:
+        return []
+    options = printable(shown.restore_options)
+    return [
+        "",
+        f"restore one: tidemark restore TARGET {options}, or --version {shown.version}, --at {shown.committed_at};",
+        "`rewind` makes it the newest again, `fork` begins another job with it, `keys` looks into it",
+    ]
