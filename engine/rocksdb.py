@@ -26,7 +26,19 @@ from engine.local_stat import LACKING
 from engine.rocksdb_chunks import ChunkLimits, ChunkScan
 from engine.rocksdb_options import KIB, MIB, RocksDbSettings, make_options, spark_settings
 
-__all__ = ["KIB", "MIB", "RocksDbSettings", "StoreFile", "StoreReader", "StoreWriter", "spark_settings"]
+__all__ = [
+    "KIB",
+    "MIB",
+    "RocksDbSettings",
+    "StoreFile",
+    "StoreReader",
+    "StoreWriter",
+    "list_families",
+    "open_family",
+    "spark_settings",
+]
+
+DEFAULT_FAMILY: Final = "default"
 
 _TABLE_PROPERTIES: Final = "rocksdb.aggregated-table-properties"
 # What RocksDB says of this machine, after the name of whatever file it was at.
@@ -384,13 +396,19 @@ def _open(
     *,
     create: bool = False,
     compactions: bool = True,
+    family: str = DEFAULT_FAMILY,
 ) -> rocksdict.Rdict:
     options = make_options(settings, compactions=compactions)
     options.create_if_missing(create_if_missing=create)
+    families = {name: make_options(settings, compactions=compactions) for name in {DEFAULT_FAMILY, family}}
     try:
         # Without options for the column family rocksdict would take those in the directory's OPTIONS file, whatever
         # else it is given: with their comparator and merge operator.
-        db = rocksdict.Rdict(str(directory), options, {"default": options}, access)
+        db = rocksdict.Rdict(str(directory), options, families, access)
+        if family != DEFAULT_FAMILY:
+            # It keeps the store open by itself.
+            whole, db = db, db.get_column_family(family)
+            whole.close()
     except Exception as error:
         raise _typed(error, "open", directory) from error
     if settings.merge_delimiter is not None:
@@ -402,6 +420,33 @@ def _open(
         db.close()
         raise
     return db
+
+
+def list_families(directory: Path) -> tuple[str, ...]:
+    """The column families of a store, sorted. Its MANIFEST is read, and nothing else.
+
+    Raises:
+        NotFoundError: There is no RocksDB store.
+        DamagedError: The MANIFEST is damaged.
+    """
+    if not (directory / "CURRENT").is_file():
+        raise NotFoundError("is not a RocksDB directory", operation="open", subject=str(directory))
+    try:
+        return tuple(sorted(rocksdict.Rdict.list_cf(str(directory), make_options(RocksDbSettings()))))
+    except Exception as error:
+        raise _typed(error, "list column families", directory) from error
+
+
+def open_family(directory: Path, family: str, settings: RocksDbSettings) -> StoreReader:
+    """Open one column family of a store for reading; as `StoreReader.open`, which opens `default`.
+
+    Args:
+        directory: Where the store stands.
+        family: One of those that `list_families` tells.
+        settings: How it is read.
+    """
+    access = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
+    return StoreReader(directory, _open(directory, settings, access, family=family), settings.merge_delimiter)
 
 
 def _check_no_operands(db: rocksdict.Rdict, directory: Path) -> None:

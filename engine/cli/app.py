@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 import click
 from typing_extensions import override
 
+from engine.cli.browsing import keys
 from engine.cli.caring import fork, name, rewind, unname, verify
 from engine.cli.collecting import collect
 from engine.cli.committing import commit
@@ -25,6 +26,7 @@ from engine.cli.forgetting import forget
 from engine.cli.lifecycling import lifecycle
 from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, help_sections
 from engine.cli.reading import diff, list_, show
+from engine.cli.recounting import history
 from engine.cli.rehearsing import bench
 from engine.cli.restoring import restore
 from engine.cli.spark_verbs import spark
@@ -139,7 +141,8 @@ def tidemark(ctx: click.Context) -> None:
 
 
 for _verb in (
-    *(init, backup, commit, restore, list_, show, diff, verify, collect, rewind, fork, name, unname, forget, export),
+    *(init, backup, commit, restore, list_, history, show, diff, keys, verify, collect, rewind, fork, name, unname),
+    *(forget, export),
     *(doctor, lifecycle, bench, spark, config, completion),
 ):
     tidemark.add_command(cast("click.Command", _verb))

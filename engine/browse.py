@@ -1,0 +1,257 @@
+"""Browsing the keys of a snapshot's RocksDB, in a directory of its own that is gone afterwards."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from typing_extensions import override
+
+from blobstore.local_files import run_blocking
+from engine.clock import SystemAmbient
+from engine.digest_cache import DigestCache
+from engine.errors import NotFoundError, UsageError
+from engine.progress import NO_PROGRESS, Progress
+from engine.repository_reading import ReadingRepository
+from engine.restore import read_index_of, restore_store
+from engine.rocksdb import RocksDbSettings, StoreReader, list_families, open_family
+from index.errors import FormatError
+from index.model import SnapshotIndex, StoreReference
+from index.picture import decode_picture
+from index.told import Told
+
+SCRATCH_PREFIX: Final = "tidemark-keys-"
+# The file without which a directory is no RocksDB.
+_CURRENT: Final = "CURRENT"
+
+
+class KeyRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Which keys: those with a prefix, from one on and before another, in the order of their bytes."""
+
+    prefix: bytes = b""
+    start: bytes = b""
+    # None: to the end.
+    stop: bytes | None = None
+
+
+class FoundKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One key, with its value if that was asked for."""
+
+    family: str
+    key: bytes
+    value_bytes: int
+    value: bytes | None = None
+
+
+class FoundKeys(Told, msgspec.Struct, frozen=True, kw_only=True):
+    """The first keys of a range."""
+
+    keys: tuple[FoundKey, ...]
+    # Keys of the range, those that are told among them; None: nobody has counted.
+    count: int | None
+    # The key that comes next, and its family; None: these are all.
+    next: FoundKey | None = None
+    families: tuple[str, ...]
+
+    @override
+    def figures(self) -> dict[str, str]:
+        """How many, and where."""
+        told = {
+            "keys": f"{len(self.keys):,}",
+            "of": "" if self.count is None else f"{self.count:,}",
+            "more": "yes" if self.next is not None else "",
+            "column families": ", ".join(self.families),
+        }
+        return {name: text for name, text in told.items() if text}
+
+
+@contextlib.asynccontextmanager
+async def opened_snapshot(
+    repository: ReadingRepository, reference: StoreReference, scratch: Path, *, progress: Progress = NO_PROGRESS
+) -> AsyncIterator[Path]:
+    """A store of a pinned commit, restored whole to a fresh directory that is removed when the block ends.
+
+    RocksDB opens a directory only if all of its SSTs are there, so all of them are fetched.
+
+    Requests: as a restore of the store, and one GET for its index.
+
+    Args:
+        repository: Where from.
+        reference: The store.
+        scratch: The directory in which the fresh one is made; made if it is not there.
+        progress: As of a restore.
+
+    Raises:
+        NotFoundError: The snapshot is no RocksDB.
+        DamagedError, TargetError, StoreError: As `restore_store`.
+    """
+    index, _ = await read_index_of(repository.store, reference)
+    check_is_rocksdb(index)
+    directory = await run_blocking(_make_scratch, scratch)
+    try:
+        await restore_store(
+            repository.store,
+            reference=reference,
+            target=directory / "store",
+            settings=repository.settings,
+            ambient=SystemAmbient(),
+            # What is learned of a directory that is gone in a moment is of no use to anybody.
+            cache=DigestCache(),
+            progress=progress,
+        )
+        yield directory / "store"
+    finally:
+        await run_blocking(shutil.rmtree, directory, ignore_errors=True)
+
+
+def check_is_rocksdb(index: SnapshotIndex) -> None:
+    """Refuse what RocksDB cannot open, before a byte of it is fetched.
+
+    Raises:
+        NotFoundError: There is no `CURRENT` in it.
+    """
+    if not any(file.name == _CURRENT for file in index.dir.files_present):
+        raise NotFoundError(
+            "is not a RocksDB directory",
+            operation="keys",
+            subject=f"{index.metadata.task}/{index.metadata.store}",
+            hint="see what it is with `tidemark show --files`",
+        )
+
+
+def is_picture(offsets: str) -> bool:
+    """Whether a commit with these offsets is the picture of a Spark checkpoint: its state is not browsed like this."""
+    try:
+        return decode_picture(offsets) is not None
+    except FormatError:
+        return True
+
+
+def _make_scratch(scratch: Path) -> Path:
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=scratch))
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def find_keys(
+    directory: Path,
+    wanted: KeyRange,
+    *,
+    keys_max: int,
+    family: str | None = None,
+    values: bool = False,
+    counted: bool = False,
+    merge_delimiter: bytes | None = None,
+) -> FoundKeys:
+    """The first keys of a range. Blocks; opens the store in raw mode, for reading.
+
+    Args:
+        directory: Of a RocksDB that nobody has open.
+        wanted: Which keys.
+        keys_max: So many at most; 0 with `counted` tells none.
+        family: The column family; None: all, one after the other.
+        values: Whether values are told too.
+        counted: Whether all keys of the range are counted, which reads all of it.
+        merge_delimiter: As in `RocksDbSettings`.
+
+    Raises:
+        NotFoundError: There is no such column family, or no store.
+        DamagedError: The store is damaged.
+        UsageError: It holds operands, and there is no delimiter to put them together.
+    """
+    there = list_families(directory)
+    if family is not None and family not in there:
+        raise NotFoundError(
+            f"has no column family {family!r}",
+            operation="keys",
+            subject=str(directory),
+            hint=f"it has {', '.join(there)}",
+        )
+    families = there if family is None else (family,)
+    keys: list[FoundKey] = []
+    count, following = 0, None
+    for name in families:
+        with open_family(directory, name, RocksDbSettings(merge_delimiter=merge_delimiter)) as reader:
+            for key, value in _range(reader, wanted):
+                if len(keys) < keys_max:
+                    keys.append(_found(name, key, value, values=values))
+                elif following is None:
+                    following = _found(name, key, value, values=False)
+                    if not counted:
+                        break
+                count += 1
+        if following is not None and not counted:
+            break
+    return FoundKeys(keys=tuple(keys), count=count if counted else None, next=following, families=families)
+
+
+def _range(reader: StoreReader, wanted: KeyRange) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in reader.items(wanted.prefix, start=wanted.start):
+        if wanted.stop is not None and key >= wanted.stop:
+            return
+        yield key, value
+
+
+def _found(family: str, key: bytes, value: bytes, *, values: bool) -> FoundKey:
+    return FoundKey(family=family, key=key, value_bytes=len(value), value=value if values else None)
+
+
+# ---------------------------------------------------------------------- bytes as text
+
+
+def escape_bytes(data: bytes) -> str:
+    r"""Bytes as text that a terminal shows and `parse_bytes` reads back: UTF-8 where it is printable, else `\xNN`."""
+    told = []
+    for character in data.decode("utf-8", "surrogateescape"):
+        if character == "\\":
+            told.append("\\\\")
+        elif character.isprintable():
+            told.append(character)
+        else:
+            told.extend(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
+    text = "".join(told)
+    # As it stands it would be read back as hexadecimal.
+    return f"\\x30{text[1:]}" if text.startswith("0x") else text
+
+
+def parse_bytes(text: str) -> bytes:
+    r"""Bytes from text as `escape_bytes` writes it, or from hexadecimal behind `0x`.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if text.startswith("0x"):
+        try:
+            return bytes.fromhex(text[2:])
+        except ValueError:
+            raise _no_key(text) from None
+    data, rest = bytearray(), text
+    while rest:
+        plain, backslash, rest = rest.partition("\\")
+        data += plain.encode("utf-8", "surrogateescape")
+        if not backslash:
+            break
+        if rest.startswith("\\"):
+            data, rest = data + b"\\", rest[1:]
+        elif rest.startswith("x") and len(rest) > 2 and _is_hex(rest[1:3]):  # noqa: PLR2004  (x and two digits)
+            data, rest = data + bytes.fromhex(rest[1:3]), rest[3:]
+        else:
+            raise _no_key(text)
+    return bytes(data)
+
+
+def _is_hex(text: str) -> bool:
+    return all(character in "0123456789abcdefABCDEF" for character in text)
+
+
+def _no_key(text: str) -> UsageError:
+    return UsageError(
+        f"{text!r} is no key",
+        operation="read",
+        hint=r"write text with \xNN for bytes and \\ for a backslash, or hexadecimal behind 0x",
+    )

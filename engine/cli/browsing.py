@@ -1,0 +1,220 @@
+"""The verb `keys`: what stands in the RocksDB of a snapshot."""
+
+import shlex
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from engine.browse import (
+    FoundKey,
+    FoundKeys,
+    KeyRange,
+    escape_bytes,
+    find_keys,
+    is_picture,
+    opened_snapshot,
+    parse_bytes,
+)
+from engine.cli.commit_options import choose_commit, commit_options
+from engine.cli.options import Parsed, Verb, common_options, scope_options, store_options, transfer_options
+from engine.cli.reading import choose_stores
+from engine.cli.session import Session, choose_scope, with_session
+from engine.config import CommitChoice, Moment
+from engine.errors import UsageError
+from engine.views import CommitView, view_commit
+from engine.words import count, human_bytes, printable, shortened
+from index.log import Commit
+from index.model import StoreReference
+
+KEYS_MAX: Final = 100
+VALUE_SHOWN_MAX: Final = 160
+KEY: Final = Parsed("key", parse_bytes)
+
+_MERGES: Final = {"comma": b",", "none": b"", "bar": b"|"}
+
+
+class KeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """One key, as escaped text and as hexadecimal; its value, if asked for, too."""
+
+    family: str
+    key: str
+    key_hex: str
+    value_bytes: int
+    value: str | None = None
+    value_hex: str | None = None
+
+
+class KeysView(msgspec.Struct, frozen=True, kw_only=True):
+    """`keys`."""
+
+    commit: CommitView
+    task: str
+    store: str
+    # Those that were looked into.
+    families: tuple[str, ...]
+    keys: tuple[KeyView, ...]
+    # Of the whole range; null without --count.
+    count: int | None
+    # Where to go on with --from, as escaped text, and in which column family; empty: these are all.
+    next_key: str
+    next_family: str
+    # What was fetched for it.
+    restored_bytes: int
+
+
+@click.command(
+    "keys",
+    cls=Verb,
+    short_help="Browse the keys of a snapshot's RocksDB.",
+    prints=(KeysView,),
+    example="tidemark keys -r file:///backups -j flights --at 36h --prefix user- --values",
+)
+@scope_options()
+@store_options(default=True)
+@commit_options
+@click.option("--prefix", type=KEY, metavar="K", help=r"Keys that begin so: text with \xNN, or 0x and hex.")
+@click.option("--from", "start", type=KEY, metavar="K", help="From this key on, in the order of bytes.")
+@click.option("--to", "stop", type=KEY, metavar="K", help="Up to this key, and without it.")
+@click.option("--family", metavar="NAME", help="One column family.  [default: all]")
+@click.option(
+    "--limit", type=click.IntRange(0, 1_000_000), default=KEYS_MAX, show_default=True, metavar="N", help="Keys told."
+)
+@click.option("--values", is_flag=True, help="Values too; text is cut after 160 characters.")
+@click.option("--count", "counted", is_flag=True, help="Count the whole range, which reads all of it.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "hex", "json"]),
+    default="text",
+    show_default=True,
+    help="json: one object a line.",
+)
+@click.option(
+    "--merge", type=click.Choice(list(_MERGES)), help="What stands between merged operands."
+)
+@click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where to restore to.")
+@transfer_options
+@common_options
+@with_session
+def keys(
+    session: Session,
+    *,
+    job: str,
+    commit_per_task: bool,
+    task: str,
+    store: str,
+    number: int | None,
+    version: CommitChoice | None,
+    at: Moment | None,
+    name: str | None,
+    prefix: bytes | None,
+    start: bytes | None,
+    stop: bytes | None,
+    family: str | None,
+    limit: int,
+    values: bool,
+    counted: bool,
+    form: str,
+    merge: str | None,
+    scratch: Path | None,
+) -> None:
+    """Browse the keys of a store, as a commit has it. Nothing in the repository changes.
+
+    The store is restored whole, to a fresh directory below the cache that is removed again: RocksDB opens no part of
+    one. State of a Spark query is read as rows with the data source `tidemark_state`.
+    """
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    choice = choose_commit(number=number, version=version, at=at, name=name)
+    wanted = KeyRange(prefix=prefix or b"", start=start or b"", stop=stop)
+    where = scratch or session.cache_dir() or Path(tempfile.gettempdir())
+    with (
+        session.open() as repository,
+        session.explaining(repository, scope),
+        repository.find_pinned(scope, purpose="keys", **session.choose(repository, choice)) as (commit, _),
+    ):
+        reference = _choose_store(commit, task, store)
+        with (
+            session.progress("keys") as progress,
+            repository.inside(
+                opened_snapshot(repository.asynchronous, reference, where, progress=progress)
+            ) as directory,
+        ):
+            found = find_keys(
+                directory,
+                wanted,
+                keys_max=limit,
+                family=family,
+                values=values,
+                counted=counted,
+                merge_delimiter=_MERGES[merge] if merge is not None else None,
+            )
+    view = _view_keys(commit, reference, found)
+    session.show(view, _keys_lines(view, form))
+
+
+def _choose_store(commit: Commit, task: str, store: str) -> StoreReference:
+    if is_picture(commit.record.offsets):
+        raise UsageError(
+            "is the picture of a Spark checkpoint",
+            operation="keys",
+            subject=f"commit {commit.pointer.number} of {commit.scope}",
+            hint='read its state as rows: spark.read.format("tidemark_state"), as the README shows',
+        )
+    return choose_stores(commit, task=task, store=store, operation="keys")[0]
+
+
+def _view_keys(commit: Commit, reference: StoreReference, found: FoundKeys) -> KeysView:
+    following = found.next
+    return KeysView(
+        commit=view_commit(commit),
+        task=reference.task,
+        store=reference.store,
+        families=found.families,
+        keys=tuple(map(_view_key, found.keys)),
+        count=found.count,
+        next_key=escape_bytes(following.key) if following is not None else "",
+        next_family=following.family if following is not None else "",
+        restored_bytes=reference.size_bytes,
+    )
+
+
+def _view_key(found: FoundKey) -> KeyView:
+    return KeyView(
+        family=found.family,
+        key=escape_bytes(found.key),
+        key_hex=found.key.hex(),
+        value_bytes=found.value_bytes,
+        value=escape_bytes(found.value) if found.value is not None else None,
+        value_hex=found.value.hex() if found.value is not None else None,
+    )
+
+
+def _keys_lines(view: KeysView, form: str) -> list[str]:
+    c = view.commit
+    if form == "json":
+        return [msgspec.json.encode(key).decode() for key in view.keys]
+    place = printable(f"{view.task}/{view.store}")
+    lines = [f"commit {c.number}, version {c.version}, {c.committed_at}: {place}, {human_bytes(view.restored_bytes)}"]
+    family = None
+    for key in view.keys:
+        if len(view.families) > 1 and key.family != family:
+            family = key.family
+            lines.append(f"column family {printable(family)}")
+        lines.append(_key_line(key, form))
+    if view.count is not None:
+        lines.append(count(view.count, "key"))
+    if view.next_key:
+        where = f" in column family {printable(view.next_family)}" if len(view.families) > 1 else ""
+        lines.append(f"more: --from {shlex.quote(view.next_key)}{where}")
+    return lines
+
+
+def _key_line(key: KeyView, form: str) -> str:
+    value = key.value_hex if form == "hex" else key.value
+    told = key.key_hex if form == "hex" else key.key
+    if value is None:
+        return told
+    return f"{told}  {value if form == 'hex' else shortened(value, VALUE_SHOWN_MAX)}"

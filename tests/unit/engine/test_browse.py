@@ -1,0 +1,161 @@
+"""Browsing the keys of a real RocksDB: ranges, column families, hostile bytes, and a directory that is gone."""
+
+from pathlib import Path
+
+import pytest
+import rocksdict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.browse import (
+    SCRATCH_PREFIX,
+    KeyRange,
+    escape_bytes,
+    find_keys,
+    is_picture,
+    opened_snapshot,
+    parse_bytes,
+)
+from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.rocksdb import StoreWriter
+from index.picture import Picture
+from tests.unit.engine.conftest import JOB, World
+
+HOSTILE = b"\x00\xff\x1b[31m\\"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A store with keys k0 to k4 and a hostile one, and a second column family."""
+    directory = tmp_path / "state"
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(create_if_missing=True)
+    db = rocksdict.Rdict(str(directory), options)
+    family = db.create_column_family("extra", rocksdict.Options(raw_mode=True))
+    for number in range(5):
+        db[b"k%d" % number] = b"v%d" % number
+    db[HOSTILE] = b"\x01"
+    family[b"other"] = b"w"
+    family.close()
+    db.flush()
+    db.close()
+    return directory
+
+
+def test_all_families_are_browsed_in_the_order_of_their_keys(state: Path) -> None:
+    found = find_keys(state, KeyRange(), keys_max=10, values=True, counted=True)
+    assert [(k.family, k.key, k.value) for k in found.keys] == [
+        ("default", HOSTILE, b"\x01"),
+        *(("default", b"k%d" % n, b"v%d" % n) for n in range(5)),
+        ("extra", b"other", b"w"),
+    ]
+    assert (found.count, found.next, found.families) == (7, None, ("default", "extra"))
+
+
+@pytest.mark.parametrize(
+    "wanted, keys",
+    [
+        (KeyRange(prefix=b"k"), [b"k0", b"k1", b"k2", b"k3", b"k4"]),
+        (KeyRange(start=b"k3"), [b"k3", b"k4"]),
+        (KeyRange(start=b"k1", stop=b"k3"), [b"k1", b"k2"]),
+        (KeyRange(prefix=b"k", start=b"k4"), [b"k4"]),
+        (KeyRange(prefix=b"z"), []),
+        (KeyRange(stop=b"k"), [HOSTILE]),
+    ],
+)
+def test_a_range_has_its_keys_and_not_its_end(state: Path, wanted: KeyRange, keys: list[bytes]) -> None:
+    found = find_keys(state, wanted, keys_max=10, family="default")
+    assert [k.key for k in found.keys] == keys
+    assert found.next is None
+
+
+def test_a_limit_says_where_to_go_on_and_a_count_goes_on_to_the_end(state: Path) -> None:
+    found = find_keys(state, KeyRange(prefix=b"k"), keys_max=2)
+    assert [k.key for k in found.keys] == [b"k0", b"k1"]
+    assert found.next is not None
+    assert (found.next.key, found.count) == (b"k2", None)
+    counted = find_keys(state, KeyRange(), keys_max=0, counted=True)
+    assert (counted.keys, counted.count) == ((), 7)
+
+
+def test_what_is_not_there_is_told(state: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no column family 'absent'") as caught:
+        find_keys(state, KeyRange(), keys_max=1, family="absent")
+    assert caught.value.hint == "it has default, extra"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFoundError, match="not a RocksDB directory"):
+        find_keys(tmp_path / "empty", KeyRange(), keys_max=1)
+
+
+def test_a_damaged_block_is_damage_and_not_the_end_of_the_keys(state: Path) -> None:
+    for sst in state.glob("*.sst"):
+        data = bytearray(sst.read_bytes())
+        data[0:8] = b"\xee" * 8
+        sst.write_bytes(data)
+    with pytest.raises(DamagedError):
+        find_keys(state, KeyRange(), keys_max=10)
+
+
+async def test_a_snapshot_is_browsed_and_leaves_nothing_behind(world: World, state: Path, tmp_path: Path) -> None:
+    repository = await world.process()
+    commit = await repository.commit(JOB, [await repository.backup(JOB, state)])
+    keys_before = await world.keys()
+    scratch = tmp_path / "scratch"
+    async with opened_snapshot(repository, commit.record.stores[0], scratch) as directory:
+        assert directory.parent.name.startswith(SCRATCH_PREFIX)
+        assert find_keys(directory, KeyRange(), keys_max=0, counted=True).count == 7
+    assert list(scratch.iterdir()) == []
+    assert await world.keys() == keys_before
+
+
+async def test_an_error_leaves_nothing_behind_either(world: World, state: Path, tmp_path: Path) -> None:
+    repository = await world.process()
+    commit = await repository.commit(JOB, [await repository.backup(JOB, state)])
+    await world.store.inner.delete(sorted(await world.keys("blobs/")))
+    with pytest.raises(DamagedError):
+        async with opened_snapshot(repository, commit.record.stores[0], tmp_path / "scratch"):
+            pass
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+async def test_what_is_no_rocksdb_is_refused_before_anything_is_fetched(world: World, tmp_path: Path) -> None:
+    repository = await world.process()
+    tree = world.tree({"a": b"a" * 100_000})
+    commit = await repository.commit(JOB, [await repository.backup(JOB, tree)])
+    with pytest.raises(NotFoundError, match="not a RocksDB directory"):
+        async with opened_snapshot(repository, commit.record.stores[0], tmp_path / "scratch"):
+            pass
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_operands_without_a_delimiter_are_refused(tmp_path: Path) -> None:
+    with StoreWriter.open(tmp_path / "s") as writer:
+        writer.put(b"k", b"v")
+    assert find_keys(tmp_path / "s", KeyRange(), keys_max=1, merge_delimiter=b",").keys[0].key == b"k"
+    with pytest.raises(UsageError, match="between operands"):
+        find_keys(tmp_path / "s", KeyRange(), keys_max=1, merge_delimiter=b";")
+
+
+@given(st.binary(max_size=30))
+def test_escaped_bytes_read_back_and_steer_no_terminal(data: bytes) -> None:
+    text = escape_bytes(data)
+    assert parse_bytes(text) == data
+    assert text.isprintable()
+
+
+@pytest.mark.parametrize("text", ["0xf", "0xzz", "a\\", "a\\x1", "\\n", "\\xgg"])
+def test_what_is_no_key_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no key"):
+        parse_bytes(text)
+
+
+def test_hexadecimal_and_text_say_the_same() -> None:
+    assert parse_bytes("0x00ff") == parse_bytes("\\x00\\xff") == b"\x00\xff"
+    assert escape_bytes(b"0xab") == "\\x30xab"
+    assert escape_bytes("größe".encode()) == "größe"
+
+
+def test_pictures_of_checkpoints_are_known() -> None:
+    assert is_picture(Picture(query_id="q", batch=2, oldest_batch=1).encode())
+    assert is_picture('{"kind":"spark-checkpoint","format":99}')
+    assert not is_picture("2013-08")
