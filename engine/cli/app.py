@@ -28,6 +28,7 @@ from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, help_sections
 from engine.cli.reading import diff, list_, show
 from engine.cli.recounting import history
 from engine.cli.rehearsing import bench
+from engine.cli.reporting import report as report_verb
 from engine.cli.restoring import restore
 from engine.cli.spark_verbs import spark
 from engine.cli.writing import backup, init
@@ -142,7 +143,7 @@ def tidemark(ctx: click.Context) -> None:
 
 for _verb in (
     *(init, backup, commit, restore, list_, history, show, diff, keys, verify, collect, rewind, fork, name, unname),
-    *(forget, export),
+    *(forget, export, report_verb),
     *(doctor, lifecycle, bench, spark, config, completion),
 ):
     tidemark.add_command(cast("click.Command", _verb))

@@ -92,9 +92,7 @@ class KeysView(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="json: one object a line.",
 )
-@click.option(
-    "--merge", type=click.Choice(list(_MERGES)), help="What stands between merged operands."
-)
+@click.option("--merge", type=click.Choice(list(_MERGES)), help="What stands between merged operands.")
 @click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where to restore to.")
 @transfer_options
 @common_options
