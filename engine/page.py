@@ -11,6 +11,8 @@ from typing import Final
 from engine.words import printable, shortened
 
 TEXT_LENGTH_MAX: Final = 400
+# A text of a table that is not longer stands in one line.
+SHORT_LENGTH_MAX: Final = 24
 
 # Made with `str.format`, so that braces stand there twice.
 _HEAD: Final = """<!doctype html>
@@ -39,7 +41,8 @@ code {{ font: 13px/1.4 monospace; overflow-wrap: anywhere; }}
 table {{ border-collapse: collapse; font-size: 14px; }}
 th, td {{ text-align: left; padding: .25rem 1rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }}
 th {{ color: var(--soft); font-weight: 600; white-space: nowrap; }}
-td {{ max-width: 34rem; min-width: 3rem; overflow-wrap: anywhere; }}
+td {{ max-width: 34rem; min-width: 3rem; overflow-wrap: break-word; }}
+td.short {{ white-space: nowrap; }}
 td.number, th.number {{ text-align: right; white-space: nowrap; }}
 svg {{ display: block; font: 12px sans-serif; }}
 svg .ink {{ fill: var(--text); }}
@@ -56,7 +59,7 @@ svg .hollow {{ fill: var(--back); }}
 .key {{ display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }}
 .tiles {{ display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; padding: 0; list-style: none; }}
 .tiles li {{ background: var(--raised); border-radius: .5rem; padding: .6rem 1rem; min-width: 9rem; flex: 1; }}
-.tiles b {{ display: block; font-size: 1.4rem; font-weight: 600; }}
+.tiles b {{ display: block; font-size: 1.3rem; font-weight: 600; white-space: nowrap; }}
 nav a {{ margin-right: 1rem; white-space: nowrap; display: inline-block; }}
 </style></head><body>
 <h1>{title}</h1>
@@ -109,10 +112,20 @@ def table(
         label: What it is a table of, for who cannot see it.
         numbers: Headers of the columns that are aligned to the right.
     """
-    styles = [" class=number" if header in numbers else "" for header in headers]
-    head = "".join(f"<th scope=col{style}>{tell(header)}</th>" for header, style in zip(headers, styles, strict=True))
+    head = "".join(f"<th scope=col{_style(is_number=header in numbers)}>{tell(header)}</th>" for header in headers)
+    are_numbers = [header in numbers for header in headers]
     body = "".join(
-        f"<tr>{''.join(f'<td{style}>{tell(cell)}</td>' for cell, style in zip(row, styles, strict=True))}</tr>"
+        f"<tr>{''.join(_cell(cell, is_number=n) for n, cell in zip(are_numbers, row, strict=True))}</tr>"
         for row in rows
     )
     return framed(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", label)
+
+
+def _cell(told: str, *, is_number: bool) -> str:
+    return f"<td{_style(is_number=is_number, is_short=len(told) <= SHORT_LENGTH_MAX)}>{tell(told)}</td>"
+
+
+def _style(*, is_number: bool, is_short: bool = False) -> str:
+    if is_number:
+        return " class=number"
+    return " class=short" if is_short else ""

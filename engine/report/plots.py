@@ -57,9 +57,11 @@ def _ticks(times: Sequence[int]) -> list[tuple[float, str]]:
     if first == last:
         return [(float(first), short_time(first))]
     steps = [first + (last - first) * n // (TICKS_COUNT - 1) for n in range(TICKS_COUNT)]
-    # Of commits that are minutes apart, the seconds matter.
-    is_close = last - first < TICKS_COUNT * 60_000
-    return [(float(at_ms), iso_time(at_ms)[11:19] if is_close else short_time(at_ms)) for at_ms in steps]
+    # Of commits that are minutes apart the seconds matter, and of those that are seconds apart their fractions.
+    if last - first >= TICKS_COUNT * 60_000:
+        return [(float(at_ms), short_time(at_ms)) for at_ms in steps]
+    end = 19 if last - first >= TICKS_COUNT * 1000 else 23
+    return [(float(at_ms), iso_time(at_ms)[11:end]) for at_ms in steps]
 
 
 def plot_shares(entries: Sequence[HistoryEntry], name: str) -> str:

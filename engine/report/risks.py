@@ -54,10 +54,9 @@ def tell_collections(facts: ReportFacts) -> Iterator[str]:
 def _audit_row(audit: AuditRecord) -> tuple[str, ...]:
     deleted = audit.deleted
     kept = sum(scope.kept_count for scope in audit.scopes)
-    why = f"{audit.outcome}: {audit.error}" if audit.error else audit.outcome
     return (
         short_time(audit.began_at_ms),
-        why,
+        f"{audit.outcome}: {audit.error}" if audit.error else audit.outcome,
         human_bytes(sum(total.size_bytes for total in deleted)),
         f"{sum(total.count for total in deleted):,}",
         f"{kept:,}",
@@ -67,7 +66,7 @@ def _audit_row(audit: AuditRecord) -> tuple[str, ...]:
 
 
 def _reasons(totals: tuple[ReasonTotal, ...]) -> str:
-    return "; ".join(f"{total.count:,} {total.reason.value}" for total in totals)
+    return "; ".join(f"{total.reason.value}: {total.count:,}" for total in totals)
 
 
 def _tell_plan(plan: CollectReport) -> Iterator[str]:

@@ -1,0 +1,251 @@
+"""The report of a real repository, read as HTML and looked at in headless Chromium."""
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from tests.integration.conftest import Shell
+from tests.integration.report_world import FORKED, HOSTILE, REPORT, make_world
+
+# Set where Chromium has to be there, so that the test fails and does not skip.
+REQUIRE_CHROMIUM = "TIDEMARK_REQUIRE_CHROMIUM"
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+)
+# Chromium has errands of its own: they find nobody.
+ALONE = "--host-resolver-rules=MAP * ~NOTFOUND"
+# What a page asks for, as the log of the network has it.
+_ASKED = re.compile(r'"network_isolation_key":"file://[^\n]*?"url":"([^"]*)"')
+WIDTHS = (1280, 400)
+SECTIONS = ["commits", "shares", "rehearsals", "lineage", "collections", "risks"]
+
+# What of the page sticks out of it, at each width; what scrolls inside its own frame does not count.
+_MEASURE = """
+<script>
+window.onload = () => {
+  console.error("seen");
+  const told = {};
+  for (const frame of document.querySelectorAll("iframe")) {
+    const inside = frame.contentDocument, width = inside.documentElement.clientWidth;
+    const out = [...inside.body.querySelectorAll("*")].filter(e => !e.closest(".wide > *") &&
+      e.getBoundingClientRect().right > width + 1).map(e => e.outerHTML.slice(0, 80));
+    told[frame.width] = {width, scroll: inside.documentElement.scrollWidth, out, text: inside.body.innerText.length,
+      sections: [...inside.querySelectorAll("section")].map(s => s.id),
+      headings: [...inside.querySelectorAll("h2")].map(h => h.innerText),
+      untitled: [...inside.querySelectorAll("svg")].filter(s => !s.querySelector(":scope > title")).length,
+      nowhere: [...inside.querySelectorAll("a")].filter(a => !inside.querySelector(a.getAttribute("href"))).length};
+  }
+  document.body.innerHTML = "<pre id=told></pre>";
+  document.getElementById("told").textContent = JSON.stringify(told);
+};
+</script>
+"""
+
+
+@pytest.fixture
+def chromium() -> str:
+    """The browser."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None and os.environ.get(REQUIRE_CHROMIUM, "") not in {"", "0"}:
+        pytest.fail(f"{REQUIRE_CHROMIUM} is set, and there is no chromium", pytrace=False)
+    if found is None:
+        pytest.skip("there is no chromium")
+    return found
+
+
+class _Page(HTMLParser):
+    """Tags that match, what is named, and the cells of each table by its label."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.links: set[str] = set()
+        self.tables: dict[str, list[list[str]]] = {}
+        self._label = ""
+        self._in_cell = False
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    @override
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = dict(attrs)
+        assert not any(name.startswith("on") for name in told)
+        self.seen.add(tag)
+        self.links.update(told[name] or "" for name in ("href", "src") if name in told)
+        self._label = told.get("aria-label") or self._label
+        if tag == "tr":
+            self.tables.setdefault(self._label, []).append([])
+        elif tag in {"td", "th"}:
+            self.tables[self._label][-1].append("")
+            self._in_cell = True
+        if tag not in {"meta", "br"}:
+            self.open.append(tag)
+
+    @override
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        self._in_cell = self._in_cell and tag not in {"td", "th"}
+
+    @override
+    def handle_data(self, data: str) -> None:
+        if self._in_cell:
+            self.tables[self._label][-1][-1] += data
+
+
+@pytest.fixture
+def world(shell: Shell) -> Shell:
+    """The repository that a report is made of."""
+    make_world(shell)
+    return shell
+
+
+def _report(shell: Shell, *words: str) -> tuple[dict[str, Any], Path]:
+    told = shell.told(*REPORT, *words, "--limit", "50")
+    return told, shell.directory / told["page"]
+
+
+def test_every_section_has_the_figures_of_the_repository(world: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(world.environment, "TIDEMARK_JOB")
+    told, path = _report(world)
+    assert (told["jobs_count"], told["rehearsals_count"], told["collections_count"]) == (2, 2, 1)
+    text = path.read_text()
+    assert told["size_bytes"] == len(text.encode())
+    page = _Page(text)
+    assert [section for section in SECTIONS if f'<section id="{section}">' in text] == SECTIONS
+    assert [row[0] for row in page.tables["Jobs"]] == ["job", "flights", FORKED]
+    commits = page.tables["Commits of flights"]
+    # Of the first the record is gone; the third was left behind by the rewind.
+    assert [(row[0], row[1], row[8]) for row in commits[1:]] == [
+        ("4", "9", ""),
+        ("3", "10", "left behind by 4"),
+        ("2", "9", ""),
+    ]
+    assert commits[3][7] == "before-upgrade"
+    assert HOSTILE in commits[1][6] or HOSTILE[:20] in commits[3][6]
+    shares = {row[0]: row[1:] for row in page.tables["New and retained bytes of flights"]}
+    assert shares["3"][:4] == ["195.3 KiB", "2", "690.4 KiB", "3"]
+    assert shares["4"][:2] == ["0 B", "0"]
+    assert page.tables["Rehearsals"][1][1] == "failed"
+    assert "SLO 1m: met" in text
+    lineage = {row[0]: row for row in page.tables["Lineage of flights"]}
+    assert (lineage["4"][1], lineage["4"][3]) == ("rewind", "2 of flights")
+    assert page.tables[f"Lineage of {FORKED}"][1][3] == "3 of flights"
+    assert re.fullmatch(r"9_[0-9a-f-]{36}", lineage["2"][5])
+    freed = page.tables["Collections"][1]
+    assert (freed[1], freed[4]) == ("done", "4")
+    assert told["would_free_bytes"] == 0
+    assert "belonged to a closed commit" not in str(page.tables["What a collection would delete, by reason"])
+    (problem,) = page.tables["Blobs at risk"][1:]
+    assert (problem[0], problem[5]) == ("blob missing", "000003.sst")
+    assert problem[4].startswith("blobs/")
+    assert "--check-retained" in problem[6]
+    assert told["risks_count"] == 1
+    assert f"Made with {told['requests_count']} requests" in text
+
+
+def test_the_page_asks_nobody_for_anything_and_all_in_it_is_text(world: Shell) -> None:
+    _, path = _report(world)
+    text = path.read_text()
+    page = _Page(text)
+    assert page.seen.isdisjoint({"script", "img", "link", "iframe", "object", "use", "image", "base", "form"})
+    assert page.links == {f"#{section}" for section in SECTIONS}
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_a_report_changes_nothing_and_tells_one_job_alone(world: Shell) -> None:
+    root = world.directory / "repository"
+
+    def look() -> list[tuple[Path, int]]:
+        return sorted((p, p.lstat().st_mtime_ns) for p in root.rglob("*") if not p.is_dir())
+
+    before = look()
+    told, path = _report(world)
+    assert look() == before
+    assert told["jobs_count"] == 1
+    assert f"<h3>{html.escape(FORKED)}" not in path.read_text()
+    assert "1 job, 3 records, 2 rehearsals, 1 collection, 1 at risk" in world.run(*REPORT).stdout
+    assert world.refused("report", "--job", "absent", code=7)["error"] == "NotFoundError"
+    assert world.refused("report", "-o", "absent/page.html", code=9)["hint"] == "make it"
+
+
+def test_what_is_not_known_is_said(world: Shell) -> None:
+    told = world.told("report", "--rehearsals", "nowhere")
+    text = (world.directory / told["page"]).read_text()
+    assert told["would_free_bytes"] is None
+    assert "it was not said what is kept" in text
+    assert "Never rehearsed, as far as the history in nowhere says: flights." in text
+
+
+def test_a_damaged_record_is_told_with_what_only_it_may_name(world: Shell) -> None:
+    record = world.directory / "repository/log/flights/00000000000000000003.commit"
+    record.write_bytes(b"no record")
+    told, path = _report(world)
+    page = _Page(path.read_text())
+    assert page.tables["Damaged records"][1][0] == "log/flights/00000000000000000003.commit"
+    assert [row[8] for row in page.tables["Commits of flights"][1:]] == ["", "cannot be read", ""]
+    # What was new in commit 3 and is not gone: the pack of its small files stands in an earlier blob.
+    assert told["risks_count"] == 1
+    assert told["would_free_bytes"] is None
+    assert "a collection would refuse" in path.read_text()
+
+
+def test_chromium_shows_it_without_an_error_a_request_or_an_overflow(
+    world: Shell, chromium: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delitem(world.environment, "TIDEMARK_JOB")
+    _, path = _report(world)
+    text = path.read_text()
+    dom, noise, asked = _browse(chromium, tmp_path, path)
+    assert "CONSOLE" not in noise
+    assert asked == []
+    assert dom.count("<section id=") == len(SECTIONS)
+    # In frames as wide as the screens: a window of Chromium has at least 500 pixels.
+    frames = "".join(f'<iframe width={width} height=900 srcdoc="{html.escape(text)}"></iframe>' for width in WIDTHS)
+    outer = tmp_path / "frames.html"
+    image = "http://nobody.invalid/nobody.png"
+    outer.write_text(f"<!doctype html><meta charset=utf-8><body><img src={image}>{frames}{_MEASURE}</body>")
+    dom, noise, asked = _browse(chromium, tmp_path, outer)
+    # So an error and a request would have been seen.
+    assert noise.count("CONSOLE") == 1
+    assert asked == [image]
+    found = re.search(r"<pre id=\"told\">(.*)</pre>", dom, re.DOTALL)
+    assert found is not None
+    told = json.loads(html.unescape(found[1]))
+    for width in WIDTHS:
+        seen = told[str(width)]
+        assert seen["out"] == []
+        assert seen["scroll"] <= seen["width"] <= width
+        assert seen["sections"] == SECTIONS
+        assert (seen["untitled"], seen["nowhere"]) == (0, 0)
+        assert seen["headings"][:2] == ["Commits over time", "New against retained bytes"]
+        assert seen["text"] > 3000
+
+
+def _browse(chromium: str, directory: Path, page: Path) -> tuple[str, str, list[str]]:
+    """The page as Chromium has it after loading, what Chromium said meanwhile, and what the page asked others for."""
+    profile, log = directory / f"profile-{page.stem}", directory / f"{page.stem}.net"
+    words = [chromium, *FLAGS, ALONE, f"--user-data-dir={profile}", f"--log-net-log={log}", "--window-size=2000,1000"]
+    done = subprocess.run([*words, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=90, check=True)
+    shutil.rmtree(profile, ignore_errors=True)
+    return done.stdout, done.stderr, sorted(set(_ASKED.findall(log.read_text())))

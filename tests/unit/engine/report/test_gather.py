@@ -1,0 +1,85 @@
+"""What a report is made of: bounded, and past what is damaged."""
+
+from blobstore.base import BytesBody
+from engine.report import gather_report
+from engine.report.gather import AUDITS_MAX, JOBS_MAX
+from engine.verify import ProblemKind
+from index.keys import audit_key, commit_key, make_run_id
+from index.model import Scope
+from index.retention import Retention
+from tests.unit.engine.conftest import JOB, World
+
+
+async def test_the_jobs_that_committed_last_are_told(world: World) -> None:
+    repository = await world.process()
+    scopes = [Scope(f"job-{n:02}") for n in range(JOBS_MAX + 2)]
+    for scope in scopes:
+        await world.history(repository, "one", scope=scope)
+    facts = await gather_report(repository, location="memory")
+    assert [job.scope for job in facts.jobs] == scopes[2:]
+    assert facts.jobs_left_out == 2
+    one = await gather_report(repository, location="memory", scopes=scopes[:1])
+    assert ([job.scope for job in one.jobs], one.jobs_left_out) == (scopes[:1], 0)
+    assert sum(one.requests.values()) < sum(facts.requests.values())
+
+
+async def test_requests_are_bounded_and_counted(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, *map(str, range(8)))
+    few = await gather_report(repository, location="memory", entries_max=2)
+    many = await gather_report(repository, location="memory", entries_max=8)
+    # For each commit told its record, and its index twice: for what is new in it, and for what it needs.
+    assert many.requests["get"] - few.requests["get"] == 6 * 3
+    assert not {name for name in many.requests if name.startswith(("put", "delete", "remove"))}
+
+
+async def test_what_still_has_a_ttl_is_at_risk(world: World) -> None:
+    repository = await world.process()
+    result = await world.backup(repository, "one")
+    for key in result.new_keys:
+        world.store.fail("remove_ttl", key)
+    await repository.commit(JOB, [result])
+    facts = await gather_report(repository, location="memory")
+    assert facts.verified is not None
+    assert {p.kind for p in facts.verified.problems} == {ProblemKind.AT_RISK}
+    assert facts.risks_count == len(facts.verified.problems) > 1
+
+
+async def test_a_damaged_record_is_told_with_the_blobs_that_only_it_may_name(world: World) -> None:
+    repository = await world.process()
+    commits = await world.history(repository, "one", "two", "three")
+    session = commits[1].record.stores[0].index.key.rpartition("/")[2][:20]
+    alone = {key for key in await world.keys("blobs/") if session in key}
+    await world.store.put(commit_key(JOB, 2), BytesBody(b"no record"))
+    facts = await gather_report(repository, location="memory", retention=Retention(keep_last=1))
+    (suspects,) = facts.suspects
+    assert suspects.records[0][0] == commit_key(JOB, 2)
+    assert set(suspects.keys) == alone
+    assert suspects.count == len(alone) > 0
+    assert facts.plan is None
+    assert "a collection would refuse" in facts.plan_missing
+
+
+async def test_audit_records_are_read_newest_first_and_past_broken_ones(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    await repository.collect(Retention(keep_last=1), delete_share_max=1)
+    broken = audit_key(make_run_id(1, "0" * 20))
+    await world.store.put(broken, BytesBody(b"{}"))
+    facts = await gather_report(repository, location="memory")
+    assert (len(facts.audits), facts.audits_count) == (1, 2)
+    assert broken in facts.audits_broken[0]
+    for n in range(2, AUDITS_MAX + 5):
+        await world.store.put(audit_key(make_run_id(n, "0" * 20)), BytesBody(b"{}"))
+    assert len((await gather_report(repository, location="memory")).audits_broken) == AUDITS_MAX - 1
+
+
+async def test_a_dry_run_says_what_would_go(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    before = await world.keys()
+    facts = await gather_report(repository, location="memory", retention=Retention(keep_last=1))
+    assert await world.keys() == before
+    assert facts.plan is not None
+    assert facts.plan.dry_run
+    assert facts.plan.freed_bytes > 400_000

@@ -1,0 +1,290 @@
+"""The page of a report, made of figures that no repository needs to have."""
+
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import msgspec
+import pytest
+from typing_extensions import override
+
+from engine.collect.report import CollectReport
+from engine.history import History, HistoryEntry, State
+from engine.report.model import JobFacts, ReportFacts, Suspects
+from engine.report.page import make_report_page
+from engine.report.plots import choose_unit
+from engine.verify import Level, Problem, ProblemKind, VerifyReport
+from index.audit import AuditRecord
+from index.collect_plan import DeleteReason, PlannedDelete, ReasonTotal
+from index.errors import FormatError
+from index.keys import make_run_id
+from index.log import Commit
+from index.model import (
+    BlobKey,
+    CommitPointer,
+    CommitRecord,
+    IndexReference,
+    Scope,
+    StoreReference,
+    UniqueId,
+    WriteId,
+)
+from index.retention import RetentionPolicy
+from index.snapshot_share import SnapshotShare
+from tests.unit.rehearsal.builders import rehearsal
+
+HOSTILE = "</h2></td></title><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\"'&<!--"
+RUN = make_run_id(1_700_000_000_000, "0" * 20)
+MIB = 1024 * 1024
+
+
+class _Tags(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    @override
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+        if tag not in {"meta", "br"}:
+            self.open.append(tag)
+
+    @override
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def _commit(number: int, *, scope: Scope, name: str = "", size_bytes: int = MIB, **changes: Any) -> Commit:
+    store = StoreReference(
+        task=name or "0",
+        store=name or "default",
+        version=number,
+        unique_id=UniqueId(name or f"id{number}"),
+        index=IndexReference(key=BlobKey("indexes/x"), sha256=b"", size_bytes=1),
+        number=number,
+        files_count=3,
+        size_bytes=size_bytes,
+    )
+    record = CommitRecord(
+        scope=scope,
+        number=number,
+        write_id=WriteId(f"w{number}"),
+        version=number,
+        offsets=name,
+        stores=(store,) * 5,
+        valid_until_ms=2**62,
+        predecessor=CommitPointer(number - 1, WriteId(f"w{number - 1}")) if number > 1 else None,
+    )
+    at_ms = 1_700_000_000_000 + number * 86_400_000
+    record = msgspec.structs.replace(record, **changes)
+    return Commit(record=record, created_at_ms=at_ms, committed_at_ms=at_ms)
+
+
+def _entry(number: int, *, scope: Scope, name: str = "", **changes: Any) -> HistoryEntry:
+    share = SnapshotShare(files_new=1, bytes_new=MIB, files_retained=2, bytes_retained=2 * MIB, bytes_uploaded=MIB)
+    return HistoryEntry(
+        number=number,
+        state=changes.pop("state", State.OPEN),
+        commit=_commit(number, scope=scope, name=name, **changes),
+        share=share,
+        names=(name,) if name else (),
+        rewound_by=number + 1 if name else None,
+        pins_count=1 if name else 0,
+    )
+
+
+def _job(name: str, *entries: HistoryEntry, **changes: Any) -> JobFacts:
+    scope = Scope(name)
+    return JobFacts(scope=scope, history=History(scope=scope, entries=entries, older_count=0, **changes))
+
+
+def _facts(*jobs: JobFacts, **changes: Any) -> ReportFacts:
+    facts = ReportFacts(
+        repository_id="id", location="file:///backups", release="0.1.0", made_at_ms=1_700_000_000_000, jobs=jobs
+    )
+    return msgspec.structs.replace(facts, **changes)
+
+
+def _audit(**changes: Any) -> AuditRecord:
+    audit = AuditRecord(
+        run=RUN,
+        release="0.1.0",
+        began_at_ms=1_700_000_000_000,
+        listed_at_ms=0,
+        seconds=1.0,
+        outcome="done",
+        error="",
+        retention=RetentionPolicy(rules=()),
+        delete_share_max=0.2,
+        scopes_count=0,
+        scopes=(),
+        names_count=0,
+        pins_count=0,
+        boundaries_count=0,
+        boundaries=(),
+        listed_count=0,
+        listed_bytes=0,
+        live_count=0,
+        live_bytes=3 * MIB,
+        waiting_count=0,
+        waiting_bytes=0,
+        spared_count=0,
+        planned=(),
+        deleted=(ReasonTotal(reason=DeleteReason.CLOSED_UPLOAD, count=7, size_bytes=5 * MIB),),
+        failed_count=0,
+        failed=(),
+    )
+    return msgspec.structs.replace(audit, **changes)
+
+
+def _verified(*problems: Problem) -> VerifyReport:
+    return VerifyReport(
+        level=Level.EXISTENCE,
+        sample=1,
+        commits_count=1,
+        indexes_count=1,
+        blobs_count=2,
+        files_read=0,
+        bytes_read=0,
+        problems=problems,
+    )
+
+
+def _problem(kind: ProblemKind, text: str = "blobs/x") -> Problem:
+    return Problem(kind=kind, scope=text, number=1, task=text, store=text, key=text, path=text)
+
+
+def test_names_of_others_are_nothing_but_text() -> None:
+    scope = Scope(HOSTILE)
+    entries = (
+        _entry(2, scope=scope, name=HOSTILE, kind="rewind", source=CommitPointer(1, WriteId("w1"))),
+        _entry(1, scope=scope, name=HOSTILE),
+        HistoryEntry(number=3, state=State.DAMAGED, commit=None, problem=HOSTILE),
+    )
+    job = msgspec.structs.replace(
+        _job(HOSTILE, *entries, problems=(HOSTILE,)), rehearsals=(rehearsal(job=HOSTILE, warnings=(HOSTILE,)),)
+    )
+    plan = CollectReport(
+        run=RUN,
+        dry_run=True,
+        kept=(),
+        boundaries=(),
+        totals=(),
+        deletes=(PlannedDelete(HOSTILE, DeleteReason.CLOSED_UPLOAD, 1),),
+        listed_count=1,
+        listed_bytes=1,
+        waiting_count=0,
+        waiting_bytes=0,
+        live_count=1,
+        live_bytes=1,
+    )
+    suspects = Suspects(
+        scope=scope, records=((HOSTILE, HOSTILE),), count=1, size_bytes=1, keys=(HOSTILE,), hidden=HOSTILE
+    )
+    page = make_report_page(
+        _facts(
+            job,
+            location=HOSTILE,
+            release=HOSTILE,
+            repository_id=HOSTILE,
+            rehearsals_from=HOSTILE,
+            rehearsals_broken=(FormatError(HOSTILE, subject=HOSTILE),),
+            audits=(_audit(outcome="failed", error=HOSTILE),),
+            audits_broken=(HOSTILE,),
+            plan=plan,
+            verified=_verified(_problem(ProblemKind.BLOB_MISSING, HOSTILE)),
+            suspects=(suspects,),
+            requests={HOSTILE: 1},
+        )
+    )
+    tags = _Tags(page)
+    assert tags.seen.isdisjoint({"script", "img", "link", "iframe", "object", "use", "image"})
+    assert not {name for name in tags.attributes if name.startswith("on") or name == "src"}
+    assert "\x1b" not in page
+    assert "&lt;script&gt;" in page
+    missing = make_report_page(_facts(plan_missing=HOSTILE, verify_missing=HOSTILE))
+    assert "script" not in _Tags(missing).seen
+
+
+def test_every_kind_of_risk_says_what_helps() -> None:
+    page = make_report_page(_facts(verified=_verified(*map(_problem, ProblemKind))))
+    assert "4 keys missing or damaged, 1 key with a TTL." in page
+    for hint in ("--check-retained", "--or-newest-complete", "verify --heal"):
+        assert hint in page
+    assert "<b class=bad>5</b>at risk" in page
+
+
+def test_a_sound_repository_says_so() -> None:
+    page = make_report_page(_facts(verified=_verified()))
+    assert "Nothing that these commits need is missing" in page
+    assert "<b class=good>0</b>at risk" in page
+    unknown = make_report_page(_facts(verify_missing="UnsafeStoreError: it changed"))
+    assert "Not known: UnsafeStoreError: it changed" in unknown
+    assert "<b class=bad>not known</b>at risk" in unknown
+
+
+def test_collections_are_told_with_what_they_freed_and_how_they_ended() -> None:
+    audits = (_audit(), _audit(outcome="refused", error="too much", deleted=()))
+    page = make_report_page(_facts(audits=audits, audits_count=70))
+    assert "The newest 2 of 70 audit records." in page
+    assert "refused: too much" in page
+    assert "5.0 MiB in 2 collections." in page
+    assert "it belonged to a closed commit: 7" in page
+    # The one that was refused is a cross, and no bar.
+    assert len(re.findall(r'class="alarm"[^>]*>x</text>', page)) == 1
+
+
+def test_a_repository_with_nothing_in_it_makes_a_page() -> None:
+    page = make_report_page(_facts(plan_missing="it was not said what is kept"))
+    _Tags(page)
+    for told in ("nobody has collected", "There are no commits", "Not known: it was not said what is kept."):
+        assert told in page
+
+
+def test_extreme_numbers_make_a_page_too() -> None:
+    scope = Scope("job")
+    huge = _entry(2, scope=scope, size_bytes=2**62)
+    late = Commit(record=_commit(1, scope=scope).record, created_at_ms=2**62, committed_at_ms=2**62)
+    odd = msgspec.structs.replace(_entry(1, scope=scope), commit=late, share=SnapshotShare())
+    _Tags(make_report_page(_facts(_job("job", huge, odd))))
+
+
+def test_the_graph_has_rewinds_forks_and_what_is_gone() -> None:
+    flights, replay = Scope("flights"), Scope("replay")
+    source = CommitPointer(2, WriteId("w2"))
+    forked = _entry(1, scope=replay, kind="fork", source=source, source_scope=flights)
+    entries = (
+        _entry(4, scope=flights, kind="rewind", source=source),
+        _entry(3, scope=flights, name="left"),
+        _entry(2, scope=flights),
+    )
+    page = make_report_page(_facts(_job("flights", *entries), _job("replay", forked), jobs_left_out=3))
+    graph = page[page.index("Lineage of the commits") :]
+    graph = graph[: graph.index("</svg>")]
+    assert "4 commits of 2 jobs, with 1 rewind and 1 fork" in page
+    assert graph.count("<path ") == 2
+    # The record before commit 2 is gone.
+    assert graph.count("stroke-dasharray") == 1
+    assert graph.count('class="hollow"') == 1
+    assert "3 more jobs: see one with --job." in page
+
+
+def test_more_than_fits_on_a_screen_is_drawn_wider_and_cut() -> None:
+    scope = Scope("job")
+    page = make_report_page(_facts(_job("job", *(_entry(n, scope=scope) for n in range(60, 0, -1)))))
+    graph = page[page.index("Lineage</h2>") :]
+    width = re.search(r'<svg viewBox="0 0 (\d+)', graph)
+    assert width is not None
+    assert 720 < int(width[1]) < 40 * 40 + 300
+    assert graph.count('r="7"') == 40
+
+
+@pytest.mark.parametrize("size_bytes, unit", [(0, "B"), (1023, "B"), (1024, "KiB"), (5 * MIB, "MiB"), (2**62, "PiB")])
+def test_units_leave_few_digits(size_bytes: int, unit: str) -> None:
+    assert choose_unit(size_bytes)[1] == unit
