@@ -1,6 +1,7 @@
 """Counting what goes to a store and comes back: for metrics, and for tests that hold a budget of requests."""
 
-from collections import Counter, deque
+import asyncio
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Final
@@ -21,6 +22,8 @@ class Meter:
     Attributes:
         requests: By operation, such as "put_if_absent". A get counts once its first chunk is asked for.
         errors: Requests that raised a `StoreError`, by operation.
+        seconds: From asking to the end of the answer, summed over the requests of an operation.
+        retries: Attempts that were not the first, where a store counts them.
         bytes_out: Bytes of bodies, each time that they were sent.
         bytes_in: Bytes of blobs that came back.
         log: Operation and key of each request in order, the last 100,000 of them; empty unless asked for. A delete
@@ -31,6 +34,8 @@ class Meter:
         self._keeps_log = keeps_log
         self.requests: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.retries = 0
         self.bytes_out = 0
         self.bytes_in = 0
         self.log: deque[tuple[str, str]] = deque(maxlen=_LOGGED_MAX)
@@ -43,8 +48,14 @@ class Meter:
         """Start again from nothing."""
         self.requests.clear()
         self.errors.clear()
+        self.seconds.clear()
         self.log.clear()
+        self.retries = 0
         self.bytes_out = self.bytes_in = 0
+
+    def count_retry(self) -> None:
+        """Something is tried again."""
+        self.retries += 1
 
     @contextmanager
     def request(self, operation: str, *keys: str) -> Iterator[None]:
@@ -94,8 +105,13 @@ class MeteredStore(ForwardingStore):
     @asynccontextmanager
     @override
     async def _around(self, operation: str, *keys: str) -> AsyncIterator[None]:
-        with self.meter.request(operation, *keys):
-            yield
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
+        try:
+            with self.meter.request(operation, *keys):
+                yield
+        finally:
+            self.meter.seconds[operation] += clock() - began_s
 
     @override
     async def put(

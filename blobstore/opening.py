@@ -19,6 +19,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
+from blobstore.bandwidth import shared_bandwidth
 from blobstore.base import BlobStore
 from blobstore.errors import CapabilityMissingError, InvalidRequestError
 from blobstore.hedging import HedgedStore, HedgeSettings
@@ -27,6 +28,7 @@ from blobstore.limited import LimitedStore
 from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.metered import Meter, MeteredStore
+from blobstore.paced import PacedStore
 from blobstore.retrying import RetryingStore, RetrySettings
 from blobstore.s3_settings import S3Settings
 
@@ -37,6 +39,9 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 _HINT: Final = "use s3://bucket/prefix, file:///absolute/path, a path, or memory://name"
 
+# The floor under a single transfer (`RetrySettings.bytes_per_s_min`): with less, not even one would be above it.
+BYTES_PER_S_MIN: Final = 64 * 1024
+
 # The stores of `memory://`, for as long as the process lives.
 _memory_stores: dict[str, MemoryStore] = {}
 
@@ -46,12 +51,25 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     # Requests under way at once, while the store does not ask for less.
     in_flight_max: int = 16
+    # Bytes per second, sent and fetched, of all stores of the process that were told the same; 0: no limit.
+    bytes_per_s_max: int = 0
     retry: RetrySettings = RetrySettings()
     # How long a directory store keeps deleted blobs readable.
     deleted_retention_ms: int = 0
     # When a read of a server is asked for a second time, unless `s3.hedged_reads` is switched off.
     hedge: HedgeSettings = HedgeSettings()
     s3: S3Settings = S3Settings()
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            InvalidRequestError: The limit on the bytes per second is too low.
+        """
+        if self.bytes_per_s_max and self.bytes_per_s_max < BYTES_PER_S_MIN:
+            raise InvalidRequestError(
+                f"a limit of {self.bytes_per_s_max} bytes per second is less than {BYTES_PER_S_MIN}", operation="open"
+            )
 
 
 def open_store(
@@ -63,10 +81,11 @@ def open_store(
 ) -> BlobStore:
     """Open a store in all its wrappers.
 
-    From the outside in: `LimitedStore`, so that a request that waits to be repeated keeps its place and a store that
-    asks for less gets less, and so that waiting in the queue is no part of a deadline; `RetryingStore`,
-    which hears what the store asks for and tells the limit; for a server, `HedgedStore`, so that both of two requests
-    are one attempt; `MeteredStore`, which so counts every request; the store.
+    From the outside in: `PacedStore`, where there is a limit on bytes per second, so that to all others a reader that
+    is held up is no slow store; `LimitedStore`, so that a request that waits to be repeated keeps its place and a store
+    that asks for less gets less, and so that waiting in the queue is no part of a deadline; `RetryingStore`, which
+    hears what the store asks for and tells the limit; for a server, `HedgedStore`, so that both of two requests are one
+    attempt; `MeteredStore`, which so counts every request; the store.
 
     Args:
         url: See the grammar above.
@@ -79,12 +98,31 @@ def open_store(
         CapabilityMissingError: What the store needs is not installed.
     """
     settings = settings or StoreSettings()
+    meter = meter or Meter()
     bare = _open_bare(url, settings)
     store: BlobStore = MeteredStore(bare, meter)
     if settings.s3.hedged_reads and not isinstance(bare, LocalStore | MemoryStore):
         store = HedgedStore(store, settings.hedge)
-    limit = InFlightLimit(settings.in_flight_max)
-    return LimitedStore(RetryingStore(store, settings.retry, limit=limit, chance=chance), limit)
+    rate = settings.bytes_per_s_max
+    in_flight_max, retry = slowed(settings) if rate else (settings.in_flight_max, settings.retry)
+    limit = InFlightLimit(in_flight_max)
+    retrying = RetryingStore(store, retry, limit=limit, chance=chance, on_retry=meter.count_retry)
+    limited = LimitedStore(retrying, limit)
+    if not rate:
+        return limited
+    return PacedStore(limited, shared_bandwidth(rate), paces_bodies=isinstance(bare, LocalStore | MemoryStore))
+
+
+def slowed(settings: StoreSettings) -> tuple[int, RetrySettings]:
+    """How many requests at once, and how they are repeated, where the bytes per second are limited.
+
+    Each of the requests has to have so much of the limit that it is above the floor which tells a slow store from one
+    that does not answer, and the floor is half of that at most.
+    """
+    floor = settings.retry.bytes_per_s_min
+    in_flight_max = max(1, min(settings.in_flight_max, settings.bytes_per_s_max // floor))
+    share = max(1, settings.bytes_per_s_max // (2 * in_flight_max))
+    return in_flight_max, msgspec.structs.replace(settings.retry, bytes_per_s_min=min(floor, share))
 
 
 def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile: bool = True) -> "S3Store":
@@ -113,7 +151,10 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
     prefix = parts.path.removeprefix("/").removesuffix("/")
     settings = settings or StoreSettings()
     hedge = settings.hedge if settings.s3.hedged_reads else None
-    return S3Store(parts.netloc, prefix, settings.s3, bound_by_profile=bound_by_profile, hedge=hedge)
+    bandwidth = shared_bandwidth(settings.bytes_per_s_max) if settings.bytes_per_s_max else None
+    return S3Store(
+        parts.netloc, prefix, settings.s3, bound_by_profile=bound_by_profile, hedge=hedge, bandwidth=bandwidth
+    )
 
 
 def local_path_of(location: str | Path) -> Path | None:

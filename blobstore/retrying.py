@@ -171,6 +171,7 @@ class RetryingStore(ForwardingStore):
         settings: How often and how long.
         limit: Is told when the store asks for less, and when it does what it was asked to do.
         chance: Gives numbers from 0 up to 1 for the jitter; a seeded one in tests.
+        on_retry: Called before each attempt that is not the first.
     """
 
     def __init__(
@@ -180,11 +181,13 @@ class RetryingStore(ForwardingStore):
         *,
         limit: InFlightLimit | None = None,
         chance: Callable[[], float] | None = None,
+        on_retry: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(inner)
         self._settings = settings or RetrySettings()
         self._budget = RetryBudget(self._settings.retries_in_reserve, self._settings.successes_per_retry)
         self._limit = InFlightLimit(1) if limit is None else limit
+        self._on_retry = on_retry
         self._chance = Random().random if chance is None else chance  # noqa: S311 - see the import
 
     @override
@@ -406,6 +409,8 @@ class RetryingStore(ForwardingStore):
             if failed is not None:
                 error, failed = failed, None
                 raise error
+            if self._on_retry is not None:
+                self._on_retry()
             return await attempt()
 
         # One for each call: a tenacity object keeps the state of its loop in itself.

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from blobstore.bandwidth import Bandwidth
 from blobstore.base import (
     LIST_PAGE_MAX,
     BlobInfo,
@@ -69,6 +70,7 @@ class S3Store(BlobStore):
         settings: How the server is reached; bound to the event loop of the first call.
         bound_by_profile: Read the profile that `doctor` wrote, and use nothing that it denies (design 0003, P1).
         hedge: When the profile is asked for a second time: a second request for what waits for it waits, too.
+        bandwidth: What every body goes through on its way to the server. Blobs that come back are for `PacedStore`.
 
     Raises:
         InvalidRequestError: The bucket or the prefix is no valid name.
@@ -82,6 +84,7 @@ class S3Store(BlobStore):
         *,
         bound_by_profile: bool = True,
         hedge: HedgeSettings | None = None,
+        bandwidth: Bandwidth | None = None,
     ) -> None:
         if not _BUCKET.fullmatch(bucket):
             raise InvalidRequestError(
@@ -94,7 +97,7 @@ class S3Store(BlobStore):
         self.prefix = _checked_prefix(prefix)
         self.settings = settings or S3Settings()
         self._root = f"{self.prefix}/" if prefix else ""
-        self._bucket = S3Bucket(bucket, self.settings)
+        self._bucket = S3Bucket(bucket, self.settings, bandwidth)
         self._reader = S3Reader(self._bucket, self.settings, size_bytes_of=self._size_bytes)
         self._writer = S3Writer(self._bucket, self.settings)
         self._bound_by_profile = bound_by_profile

@@ -1,5 +1,6 @@
 """Requests to one bucket."""
 
+from blobstore.bandwidth import Bandwidth
 from blobstore.s3_answers import store_error
 from blobstore.s3_client import Answer, S3Client
 from blobstore.s3_errors import BrokenError, RefusedError
@@ -14,9 +15,9 @@ class S3Bucket:
         client: Opened by the first request.
     """
 
-    def __init__(self, name: str, settings: S3Settings) -> None:
+    def __init__(self, name: str, settings: S3Settings, bandwidth: Bandwidth | None = None) -> None:
         self.name = name
-        self.client = S3Client(settings)
+        self.client = S3Client(settings, bandwidth)
 
     async def call(self, method: str, **arguments: object) -> Answer:
         """One request whose refusal means something to the caller; errors as `S3Client.call`."""

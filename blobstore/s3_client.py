@@ -28,6 +28,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 from typing_extensions import override
 
+from blobstore.bandwidth import Bandwidth
 from blobstore.errors import AccessDeniedError, InvalidRequestError
 from blobstore.s3_errors import (
     FORBIDDEN,
@@ -65,11 +66,14 @@ class SentBody(Payload):
         error: What reading it raised; the HTTP client would hide that.
     """
 
-    def __init__(self, read: ReadBody, *, size_bytes: int, sha256: str, stall_s: float) -> None:
+    def __init__(
+        self, read: ReadBody, *, size_bytes: int, sha256: str, stall_s: float, bandwidth: Bandwidth | None = None
+    ) -> None:
         super().__init__(None)
         self._size = size_bytes
         self._read = read
         self._stall_s = stall_s
+        self._bandwidth = bandwidth
         self._is_used = False
         self.sha256 = sha256
         self.error: Exception | None = None
@@ -101,6 +105,8 @@ class SentBody(Payload):
             raise
 
     async def _write_piece(self, writer: AbstractStreamWriter, piece: memoryview) -> None:
+        if self._bandwidth is not None:
+            await self._bandwidth.pass_through(len(piece))
         # The HTTP client's own timeout begins when all of the body is gone.
         try:
             async with asyncio.timeout(self._stall_s):
@@ -131,8 +137,9 @@ botocore.auth.AUTH_TYPE_MAPS[_SIGNATURE] = _KnownHashAuth
 class S3Client:
     """A connection pool to one endpoint, opened by the first call and bound to its event loop."""
 
-    def __init__(self, settings: S3Settings) -> None:
+    def __init__(self, settings: S3Settings, bandwidth: Bandwidth | None = None) -> None:
         self._settings = settings
+        self._bandwidth = bandwidth
         self._opening = asyncio.Lock()
         self._client: Any = None
         # Whether the credentials of this client have ever been accepted.
@@ -183,7 +190,8 @@ class S3Client:
 
     def send(self, read: ReadBody, *, size_bytes: int, sha256: str) -> SentBody:
         """A body for `call`, given up where the server takes nothing of it for as long as the read timeout."""
-        return SentBody(read, size_bytes=size_bytes, sha256=sha256, stall_s=self._settings.read_timeout_s)
+        stall_s = self._settings.read_timeout_s
+        return SentBody(read, size_bytes=size_bytes, sha256=sha256, stall_s=stall_s, bandwidth=self._bandwidth)
 
     async def read(self, answer: Answer) -> AsyncGenerator[bytes, None]:
         """The body of an answer in chunks that are not empty; the connection is given up if it is not read to its end.

@@ -70,6 +70,11 @@ class BackupStats(msgspec.Struct, frozen=True, kw_only=True):
     # as packed again too, unless the base's index was missing: then all files are added anew, and all count here.
     files_healed: int = 0
     bytes_healed: int = 0
+    sub_dirs_added: int = 0
+    sub_dirs_retained: int = 0
+    sub_dirs_removed: int = 0
+    # Of `seconds`, what it took to look at the directory and to find out what has changed.
+    diff_seconds: float = 0.0
 
 
 class BackupResult(Told, msgspec.Struct, frozen=True, kw_only=True):
@@ -181,6 +186,7 @@ async def backup_source(
         missing=missing,
         check_retained=check_retained,
     )
+    looked_s = ambient.monotonic_s()
     metadata = SnapshotMetadata(
         job=scope.job,
         task=task,
@@ -236,7 +242,7 @@ async def backup_source(
         base_unique_id=base.unique_id if base is not None else None,
         oldest_birth_ms=min(births_ms),
         new_keys=(*uploaded.keys, reference.key),
-        stats=_stats(facts, reference.size_bytes, ambient.monotonic_s() - begun_s),
+        stats=_stats(facts, reference.size_bytes, ambient.monotonic_s() - begun_s, diff_seconds=looked_s - begun_s),
         missing_keys=tuple(sorted(facts.missing)),
     )
 
@@ -293,7 +299,7 @@ def _check_metadata(metadata: SnapshotMetadata, session: str) -> None:
         ) from error
 
 
-def _stats(facts: Facts, index_bytes: int, seconds: float) -> BackupStats:
+def _stats(facts: Facts, index_bytes: int, seconds: float, *, diff_seconds: float) -> BackupStats:
     plan, changes = facts.plan, facts.plan.changes
     base_is_gone = facts.base is None and bool(facts.missing)
     return BackupStats(
@@ -316,4 +322,8 @@ def _stats(facts: Facts, index_bytes: int, seconds: float) -> BackupStats:
         seconds=seconds,
         files_healed=changes.files_added if base_is_gone else plan.files_healed,
         bytes_healed=changes.bytes_added if base_is_gone else plan.bytes_healed,
+        sub_dirs_added=changes.sub_dirs_added,
+        sub_dirs_retained=changes.sub_dirs_retained,
+        sub_dirs_removed=changes.sub_dirs_removed,
+        diff_seconds=diff_seconds,
     )

@@ -56,6 +56,11 @@ class RestoreResult(Told, msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     # Paths beside the target that could not be removed, for somebody with more rights to remove.
     leftovers: tuple[str, ...] = ()
+    # Of `seconds`: reading the index, finding out what is there already and making room, and from the last byte on,
+    # syncing the directories and renaming them into place.
+    index_seconds: float = 0.0
+    prepare_seconds: float = 0.0
+    publish_seconds: float = 0.0
 
     @override
     def figures(self) -> dict[str, str]:
@@ -167,7 +172,9 @@ async def restore_index(
     staging = Staging(target, ambient.session(), replace=replace)
     try:
         await run_blocking(staging.open)
+        opened_s = ambient.monotonic_s()
         index, requests = await choose()
+        indexed_s = ambient.monotonic_s()
         present = await _find_present(staging, index, cache)
         plan = await run_blocking(
             plan_restore,
@@ -178,7 +185,9 @@ async def restore_index(
         )
         progress.total(files=plan.files_count, bytes_=plan.size_bytes)
         await run_blocking(_prepare, staging, plan)
+        prepared_s = ambient.monotonic_s()
         done = await _download(store, index, plan, staging, settings=settings, owners=owners, progress=progress)
+        fetched_s = ambient.monotonic_s()
         if unless is not None:
             await unless()
         if staging.replaces:
@@ -187,6 +196,7 @@ async def restore_index(
     finally:
         await run_blocking(staging.close)
     await asyncio.to_thread(_remember, staging.target, done, cache, looked_at_ms)
+    done_s = ambient.monotonic_s()
     in_index = (*plan.empty, *plan.inline)
     return RestoreResult(
         files_total=plan.files_count,
@@ -198,8 +208,11 @@ async def restore_index(
         files_inline=len(in_index),
         bytes_inline=sum(file.size_bytes for file in in_index),
         requests=requests + done.requests,
-        seconds=ambient.monotonic_s() - begun_s,
+        seconds=done_s - begun_s,
         leftovers=tuple(staging.leftovers),
+        index_seconds=indexed_s - opened_s,
+        prepare_seconds=prepared_s - indexed_s + opened_s - begun_s,
+        publish_seconds=done_s - fetched_s,
     )
 
 

@@ -1,14 +1,19 @@
 """Progress for people: a line that redraws itself on a terminal, a line now and then in a log."""
 
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Self, TextIO
 
 from engine.words import human_bytes, human_duration
 
+Tell = Callable[[str, Mapping[str, int]], None]
+
 REDRAW_PERIOD_S: Final = 0.1
 LOG_PERIOD_S: Final = 10.0
+# How often it is looked whether a line is due.
+TICK_PERIOD_S: Final = 1.0
 # The rate forgets: after this long, what was further back counts for a third.
 RATE_MEMORY_S: Final = 10.0
 # Until then there is no rate worth telling.
@@ -20,22 +25,30 @@ _CLEAR_LINE: Final = "\r\x1b[K"
 class TerminalProgress:
     """Tells files, bytes, rate and time left on a stream.
 
-    A terminal gets one line that is drawn anew in place and is gone at the end; anything else gets a line each ten
-    seconds. Nothing is drawn between two calls: a transfer that stands still leaves the last line standing.
+    A terminal gets one line that is drawn anew in place and is gone at the end; between two calls nothing is drawn, so
+    that a transfer which stands still leaves the last line standing. Anything else gets a line each ten seconds, also
+    while nothing moves: within a `with`, a thread sees to that.
     """
 
-    def __init__(self, stream: TextIO, monotonic_s: Callable[[], float], *, what: str) -> None:
+    def __init__(
+        self, stream: TextIO, monotonic_s: Callable[[], float], *, what: str, tell: Tell | None = None
+    ) -> None:
         """Begin to count.
 
         Args:
             stream: Where to write, usually stderr.
             monotonic_s: Seconds that never go backwards.
             what: The verb to begin each line with, such as "backup".
+            tell: Is given each line with its numbers, in place of the stream: for a structured log.
         """
         self._stream = stream
         self._monotonic_s = monotonic_s
         self._what = what
-        self._in_place = stream.isatty()
+        self._tell = tell
+        self._in_place = stream.isatty() and tell is None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._ticking: threading.Thread | None = None
         self._files = self._bytes = 0
         self._files_total = self._bytes_total = 0
         self._began_s = self._drawn_s = self._rated_s = monotonic_s()
@@ -45,30 +58,47 @@ class TerminalProgress:
 
     def __enter__(self) -> Self:
         """The progress itself."""
+        if not self._in_place:
+            self._ticking = threading.Thread(target=self._tick_on, name="tidemark progress", daemon=True)
+            self._ticking.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Clear the line."""
+        self._ended.set()
+        if self._ticking is not None:
+            self._ticking.join()
         self.close()
 
     def total(self, *, files: int, bytes_: int) -> None:
         """What there is to do."""
-        self._files_total, self._bytes_total = files, bytes_
-        self._tick()
+        with self._lock:
+            self._files_total, self._bytes_total = files, bytes_
+            self._tick()
 
     def add(self, *, files: int = 0, bytes_: int = 0) -> None:
         """So much more is done."""
-        self._files += files
-        self._bytes += bytes_
-        self._tick()
+        with self._lock:
+            self._files += files
+            self._bytes += bytes_
+            self._tick()
+
+    def tick(self) -> None:
+        """Time has passed: write a line if one is due."""
+        with self._lock:
+            self._tick()
 
     def close(self) -> None:
         """Take the line away; what was done is told by the result."""
         if self._on_screen:
             self._write(_CLEAR_LINE)
             self._on_screen = False
+
+    def _tick_on(self) -> None:
+        while not self._ended.wait(TICK_PERIOD_S):
+            self.tick()
 
     def _tick(self) -> None:
         now_s = self._monotonic_s()
@@ -80,8 +110,19 @@ class TerminalProgress:
             width = shutil.get_terminal_size().columns - 1
             self._write(_CLEAR_LINE + self.line(now_s)[:width])
             self._on_screen = True
+        elif self._tell is not None:
+            self._tell(self.line(now_s), self._numbers())
         else:
             self._write(self.line(now_s) + "\n")
+
+    def _numbers(self) -> Mapping[str, int]:
+        return {
+            "files": self._files,
+            "files_total": self._files_total,
+            "bytes": self._bytes,
+            "bytes_total": self._bytes_total,
+            "bytes_per_s": int(self._rate_bytes_per_s),
+        }
 
     def _measure(self, now_s: float) -> None:
         passed_s = now_s - self._rated_s

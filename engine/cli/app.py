@@ -21,10 +21,12 @@ from engine.cli.configuring import config
 from engine.cli.doctoring import doctor
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.exporting import export
-from engine.cli.failures import close_quietly, describe, print_traceback, report
+from engine.cli.failures import Terminated, close_quietly, describe, report, trace_of
 from engine.cli.forgetting import forget
 from engine.cli.lifecycling import lifecycle
-from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, help_sections
+from engine.cli.log_lines import JSON as JSON_LOG
+from engine.cli.metering import metrics
+from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, LOG_META, help_sections
 from engine.cli.reading import diff, list_, show
 from engine.cli.recounting import history
 from engine.cli.rehearsing import bench
@@ -100,10 +102,14 @@ class Tidemark(click.Group):
             close_quietly()
             return ExitCode.UNEXPECTED
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  (the edge of the program: told, never swallowed)
-            if meta.get(DEBUG_META, _asked(words, "--debug")):
-                print_traceback(error)
             failure = describe(error, verb)
-            report(failure, as_json=meta.get(JSON_META, _asked(words, "--json")))
+            is_logged = meta.get(LOG_META, _log_format(words)) == JSON_LOG
+            report(
+                failure,
+                as_json=meta.get(JSON_META, _asked(words, "--json")),
+                log_of=verb if is_logged else None,
+                trace=trace_of(error) if meta.get(DEBUG_META, _asked(words, "--debug")) else "",
+            )
             return failure.code
 
 
@@ -122,6 +128,15 @@ def _asked(words: Sequence[str], flag: str) -> bool:
     before = words[: words.index("--")] if "--" in words else words
     variable = f"TIDEMARK_{flag.removeprefix('--').upper()}"
     return flag in before or os.environ.get(variable, "").lower() in {"1", "true", "yes", "on", "y", "t"}
+
+
+def _log_format(words: Sequence[str]) -> str:
+    """The form of the log that a command line asks for which could not be read."""
+    before = list(words[: words.index("--")] if "--" in words else words)
+    if "--log-format" in before[:-1]:
+        return before[before.index("--log-format") + 1]
+    said = [word.partition("=")[2] for word in before if word.startswith("--log-format=")]
+    return said[-1] if said else os.environ.get("TIDEMARK_LOG_FORMAT", "")
 
 
 @click.group(
@@ -144,7 +159,7 @@ def tidemark(ctx: click.Context) -> None:
 for _verb in (
     *(init, backup, commit, restore, list_, history, show, diff, keys, verify, collect, rewind, fork, name, unname),
     *(forget, export, report_verb),
-    *(doctor, lifecycle, bench, spark, config, completion),
+    *(doctor, metrics, lifecycle, bench, spark, config, completion),
 ):
     tidemark.add_command(cast("click.Command", _verb))
 
@@ -160,7 +175,7 @@ def main() -> int:
     def terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
         nonlocal terminated
         terminated = True
-        raise KeyboardInterrupt
+        raise Terminated
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminate)

@@ -4,13 +4,14 @@ import click
 import msgspec
 
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import COMMIT, SHARE, Setting, Verb, common_options, scope_options
+from engine.cli.options import COMMIT, SHARE, Setting, Verb, common_options, figures_option, scope_options
 from engine.cli.session import Session, check_component, choose_scope, with_session
 from engine.config import CommitChoice, check_new_name
 from engine.errors import UsageError
 from engine.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.views import CommitView, committed_line, view_commit
 from engine.words import count, human_bytes, iso_time, printable, table
+from index.model import Scope
 
 _TASK_HELP = "With --commit-per-task: whose commits.  [default: 0]"
 
@@ -66,6 +67,7 @@ class VerifyView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--sample", type=SHARE, default="100%", show_default=True, help="With content: the share of files read.")
 @click.option("--seed", type=int, default=None, help="With --sample: which files.  [default: others on each run]")
 @click.option("--heal", is_flag=True, help="Remove TTLs that are still set on what commits need.")
+@figures_option
 @common_options
 @with_session
 def verify(
@@ -314,13 +316,20 @@ def name(
 @click.argument("name")
 @scope_options()
 @click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
 @common_options
 @with_session
-def unname(session: Session, *, name: str, job: str, commit_per_task: bool, task: str | None) -> None:
+def unname(session: Session, *, name: str, job: str, commit_per_task: bool, task: str | None, yes: bool) -> None:
     """Release a name; the next collection takes what only it kept."""
     check_component("NAME", name)
     scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    if not yes and session.confirm(_release_question(scope, name)) is False:
+        return
     with session.open() as repository, session.explaining(repository, scope):
         repository.release_name(scope, name)
     line = f"{printable(name)} of {printable(str(scope))} is released"
     session.show(ReleasedView(name=name, job=scope.job, commit_task=scope.task), [line])
+
+
+def _release_question(scope: Scope, name: str) -> str:
+    return f"release {printable(name)} of {printable(str(scope))}, so that a collection may take what only it keeps?"

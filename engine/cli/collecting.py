@@ -15,7 +15,7 @@ from engine.cli.collect_verify import verify_plan
 from engine.cli.collect_view import CollectView, collect_lines, summary_line, view_collect
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
-from engine.cli.options import SHARE, Verb, VerbGroup, common_options, on_spark_option
+from engine.cli.options import SHARE, Verb, VerbGroup, common_options, figures_option, on_spark_option
 from engine.cli.plan_places import choose_plan_dir, name_after_run
 from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
 from engine.cli.session import Session, some, with_session
@@ -63,6 +63,7 @@ _TOO_MUCH_HINT: Final = "look at the plan with -n; if it is right, say --delete-
 @click.option("-v", "--verbose", is_flag=True, help="Each key with its reason, and each commit kept.")
 @click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
 @functools.partial(on_spark_option, text="Spread the work over the executors of a Spark session.")
+@figures_option
 @common_options
 @with_session
 def collect(

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from engine.backup import BackupResult
-from engine.cli.options import STORE, Verb, common_options, scope_options
+from engine.cli.options import STORE, Verb, common_options, figures_option, scope_options
 from engine.cli.result_file import check_uploaded, read_result
 from engine.cli.session import Session, choose_scope, with_session
 from engine.commit_record import ANY
@@ -88,6 +88,7 @@ class CommitResultView(msgspec.Struct, frozen=True, kw_only=True):
     "--version", type=click.IntRange(min=0), metavar="N", help="Version of the commit.  [default: the last plus one]"
 )
 @click.option("--offsets", default=None, metavar="TEXT", help="Your position in the input, kept with the commit.")
+@figures_option
 @common_options
 @with_session
 def commit(
@@ -129,9 +130,10 @@ def commit(
                 repository.loop.run(check_uploaded(repository.asynchronous, path, result))
                 for path, result in zip(results, made, strict=True)
             ]
-            done = commit_until_known(
-                repository, scope, checked, version=version, offsets=offsets or "", parent=parent, dropped=dropped
-            )
+            with session.timed("commit"):
+                done = commit_until_known(
+                    repository, scope, checked, version=version, offsets=offsets or "", parent=parent, dropped=dropped
+                )
         else:
             # The attempt before may have ended between the commit and the removal of the TTLs (design 0002, T1).
             repository.loop.run(settle_record(repository.asynchronous.store, already.record))

@@ -141,7 +141,7 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
         except InvalidRequestError as error:
             raise usage_error(session, error) from None
 
-    shows = sys.stderr.isatty() and not (session.common.quiet or session.common.json)
+    shows = sys.stderr.isatty() and not (session.common.quiet or session.common.json or session.logs_json)
 
     def told(check: Check, number: int, total: int) -> None:
         if shows:

@@ -9,6 +9,7 @@ import msgspec
 
 from blobstore.errors import InvalidRequestError, StoreError
 from engine.cli.exit_codes import ExitCode, choose_exit_code, is_wrong_setting
+from engine.cli.log_lines import log
 from engine.cli.options import origin_hint
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
 from engine.views import SCHEMA
@@ -31,6 +32,10 @@ _HINTS_SAID: Final = {
     TargetError.default_hint: "choose a target that is absent, or say --replace",
     InvalidRequestError.default_hint: "this is a fault of tidemark: run it with --debug, and report it",
 }
+
+
+class Terminated(KeyboardInterrupt):
+    """Somebody asked the process to end, by SIGTERM."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +70,20 @@ def describe(error: BaseException, verb: str) -> Failure:
     )
 
 
-def report(failure: Failure, *, as_json: bool) -> None:
-    """Tell it on stderr."""
+def report(failure: Failure, *, as_json: bool, log_of: str | None = None, trace: str = "") -> None:
+    """Tell it on stderr.
+
+    Args:
+        as_json: As one JSON object.
+        log_of: The verb, where stderr is a structured log; then the object is the `fields` of a line.
+        trace: For `--debug`.
+    """
+    if log_of is not None:
+        told = msgspec.to_builtins(failure)
+        log("error", log_of, failure.message, {**told, "traceback": trace} if trace else told)
+        return
+    if trace:
+        click.echo(trace, err=True, nl=False)
     if as_json:
         click.echo(msgspec.json.encode(failure), err=True)
         return
@@ -76,9 +93,9 @@ def report(failure: Failure, *, as_json: bool) -> None:
     click.echo(f"hint: {printable(failure.hint)}", err=True)
 
 
-def print_traceback(error: BaseException) -> None:
+def trace_of(error: BaseException) -> str:
     """For `--debug`."""
-    click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    return "".join(traceback.format_exception(error))
 
 
 def _innermost(error: BaseException) -> BaseException:

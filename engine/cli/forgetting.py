@@ -50,7 +50,7 @@ class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--task", metavar="TASK", help="With --commit-per-task: which task.  [default: all of them]")
 @click.option("--with-names", is_flag=True, help="Release the names of its commits too.")
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be forgotten.")
-@click.option("--yes", is_flag=True, help="Do it.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal it is needed.")
 @common_options
 @with_session
 def forget(
@@ -72,19 +72,32 @@ def forget(
     with session.open() as repository:
         scopes = _choose_scopes(session, repository, job, commit_per_task=commit_per_task, task=task)
         planned = [repository.forget(scope, with_names=with_names, dry_run=True) for scope in scopes]
-        if not yes and not dry_run:
-            raise UsageError(
-                f"this is for ever, and was not confirmed: {'; '.join(_what(report) for report in planned)}",
-                operation="forget",
-                subject=job,
-                hint="say --yes to do it, or -n to see it in full",
-            )
+        if not yes and not dry_run and not _confirmed(session, job, planned):
+            return ExitCode.OK
         done = planned if dry_run else [repository.forget(scope, with_names=with_names) for scope in scopes]
     session.show(
         ForgetView(dry_run=dry_run, scopes=tuple(_view(report) for report in done)),
         [line for report in done for line in _lines(report)],
     )
     return ExitCode.DENIED if any(report.denied for report in done) else ExitCode.OK
+
+
+def _confirmed(session: Session, job: str, planned: Sequence[ForgetReport]) -> bool:
+    """Whether somebody says yes.
+
+    Raises:
+        UsageError: There is nobody to ask.
+    """
+    told = [_what(report) for report in planned]
+    answer = session.confirm("forget this for ever?", lines=[f"to forget: {printable(what)}" for what in told])
+    if answer is None:
+        raise UsageError(
+            f"this is for ever, and was not confirmed: {'; '.join(told)}",
+            operation="forget",
+            subject=job,
+            hint="say --yes to do it, or -n to see it in full",
+        )
+    return answer
 
 
 def _choose_scopes(

@@ -1,6 +1,5 @@
 """`lifecycle`: the rules of a bucket that let go what nobody collects."""
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -85,7 +84,6 @@ def lifecycle(session: Session, *, install: bool, remove: bool, yes: bool) -> Ex
         done = False
         if (install or remove) and plan.changes:
             if not yes and not _confirmed(session, store, plan):
-                click.echo("nothing was changed", err=True)
                 return ExitCode.OK
             _carry_out(loop, store, before, plan)
             done = True
@@ -216,15 +214,10 @@ def _check_settled(repository: SyncRepository, session: Session) -> None:
 
 
 def _confirmed(session: Session, store: "S3Store", plan: LifecyclePlan) -> bool:
-    if not _can_ask(session):
+    answer = session.confirm("change the rules of the bucket so?", lines=_plan_lines(store, plan))
+    if answer is None:
         raise UsageError("nobody can be asked here", operation="lifecycle", hint="look first, then say --yes")
-    for line in _plan_lines(store, plan):
-        click.echo(line)
-    return click.confirm("change the rules of the bucket so?", err=True)
-
-
-def _can_ask(session: Session) -> bool:
-    return sys.stdin.isatty() and not (session.common.json or session.common.quiet)
+    return answer
 
 
 def _carry_out(loop: LoopThread, store: "S3Store", before: tuple[Rule, ...], plan: LifecyclePlan) -> None:

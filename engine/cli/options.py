@@ -20,7 +20,10 @@ import msgspec
 from click.core import ParameterSource
 from typing_extensions import override
 
+from blobstore.opening import BYTES_PER_S_MIN
 from blobstore.s3_settings import S3Settings
+from engine.cli.log_lines import JSON as JSON_LOG
+from engine.cli.log_lines import TEXT, LogFormat
 from engine.config import (
     S3,
     S3_KEYS,
@@ -142,7 +145,7 @@ class VerbGroup(Verb, click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # What this verb made of a command line that is for another is no word on how to tell an error of it.
-        for told in (JSON_META, DEBUG_META):
+        for told in (JSON_META, DEBUG_META, LOG_META):
             ctx.obj.pop(told, None)
         found = super().resolve_command(ctx, args)
         # They would be the group's own, and go unheard.
@@ -254,6 +257,11 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     cache: bool
     transfer: TransferSettings
     s3: S3Settings = S3Settings()
+    # Bytes per second; 0: as many as there may be.
+    bwlimit: int = 0
+    log_format: LogFormat = TEXT
+    # Where the figures of the run go, of a verb that has any.
+    metrics_file: Path | None = None
 
 
 CHECK_RETAINED_HELP: Final = "Look whether what was uploaded before is still there, and upload again what is not."
@@ -267,6 +275,9 @@ COMMON_HELP: Final = (
     ("--json", "One JSON object on stdout at the end; errors as one on stderr."),
     ("-q, --quiet", "No progress and no result; errors and warnings only."),
     ("--debug", "Tracebacks of errors."),
+    ("--log-format FORMAT", "text or json: progress, warnings and errors on stderr.  [default: text]"),
+    ("--metrics-file FILE", "Of verbs that do work: add the figures of the run to FILE, for node_exporter."),
+    ("--bwlimit SIZE", "Bytes per second, sent and fetched, such as 10MiB.  [default: no limit]"),
     ("--cache-dir DIR", "Where hashes of local files are remembered. [default: $XDG_CACHE_HOME/tidemark]"),
     ("--no-cache", "Remember nothing, believe nothing: read every file whose hash is needed."),
 )
@@ -278,6 +289,16 @@ def common_options(function: Decorated) -> Decorated:
         flag = _S3_SHORT.get(key, f"--{S3}-{key.replace('_', '-')}")
         function = click.option(flag, f"{S3}_{key}", cls=Setting, type=_s3_type(key), hidden=True)(function)
     for add in (
+        click.option("--bwlimit", cls=Setting, type=SIZE, metavar="SIZE", hidden=True),
+        click.option(
+            "--log-format",
+            cls=Setting,
+            type=click.Choice([TEXT, JSON_LOG]),
+            default=TEXT,
+            is_eager=True,
+            hidden=True,
+            callback=_note_log_format,
+        ),
         click.option("--cache/--no-cache", cls=Setting, default=True, hidden=True),
         click.option("--cache-dir", cls=Setting, metavar="DIR", hidden=True),
         click.option("--repository", "-r", cls=Setting, metavar="URL", hidden=True),
@@ -311,6 +332,7 @@ def _s3_type(key: str) -> "click.ParamType[Any, Any]":
 
 JSON_META: Final = "tidemark.json"
 DEBUG_META: Final = "tidemark.debug"
+LOG_META: Final = "tidemark.log_format"
 
 
 def _note_json(ctx: click.Context, _param: click.Parameter, value: bool) -> bool:  # noqa: FBT001  (click calls it)
@@ -323,11 +345,16 @@ def _note_debug(ctx: click.Context, _param: click.Parameter, value: bool) -> boo
     return value
 
 
+def _note_log_format(ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    ctx.obj[LOG_META] = value
+    return value
+
+
 def take_common(values: dict[str, Any]) -> Common:
     """Split the common options off the values of a verb.
 
     Raises:
-        UsageError: The transfer or S3 settings contradict each other.
+        UsageError: The transfer or S3 settings contradict each other, or the limit on bytes per second is too low.
         click.MissingParameter: There is no repository.
     """
     # An argument that some verbs have says the same as the option, and stands nearer.
@@ -341,14 +368,31 @@ def take_common(values: dict[str, Any]) -> Common:
         s3 = S3Settings(**given)
     except ValueError as error:
         raise UsageError(str(error), operation="settings", subject=f"[{S3}]", hint=_S3_HINT) from None
+    bwlimit = values.pop("bwlimit") or 0
+    if 0 < bwlimit < BYTES_PER_S_MIN:
+        raise UsageError(
+            f"{bwlimit} bytes per second are too few", operation="settings", subject="--bwlimit", hint=_BWLIMIT_HINT
+        )
     return Common(
         transfer=TransferSettings(**transfer),
         s3=s3,
-        **{key: values.pop(key) for key in ("repository", "json", "quiet", "debug", "cache_dir", "cache")},
+        bwlimit=bwlimit,
+        metrics_file=values.pop("metrics_file", None),
+        **{
+            key: values.pop(key) for key in ("repository", "json", "quiet", "debug", "cache_dir", "cache", "log_format")
+        },
     )
 
 
+_BWLIMIT_HINT: Final = "give at least 64KiB, or 0 for no limit"
 _S3_HINT: Final = "look at [s3] in tidemark.toml and at the variables TIDEMARK_S3_..."
+
+
+def figures_option(function: Decorated) -> Decorated:
+    """Where the figures of a run go; for verbs that do work (`engine.cli.run_figures`)."""
+    return click.option(
+        "--metrics-file", cls=Setting, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", hidden=True
+    )(function)
 
 
 def transfer_options(function: Decorated) -> Decorated:

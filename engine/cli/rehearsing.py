@@ -12,7 +12,7 @@ import msgspec
 from blobstore.errors import StoreError
 from engine.cli.commit_options import choose_commit, commit_options
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import DURATION, Setting, Verb, common_options, scope_options, transfer_options
+from engine.cli.options import DURATION, Setting, Verb, common_options, figures_option, scope_options, transfer_options
 from engine.cli.session import Session, choose_scope, with_session
 from engine.clock import SystemAmbient
 from engine.config import CommitChoice, Moment, state_path
@@ -135,6 +135,7 @@ def bench(ctx: click.Context) -> None:
 )
 @click.option("--no-report", is_flag=True, help="Write no page and no history.")
 @click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
+@figures_option
 @transfer_options
 @common_options
 @with_session

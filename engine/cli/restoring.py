@@ -16,6 +16,7 @@ from engine.cli.options import (
     Setting,
     Verb,
     common_options,
+    figures_option,
     scope_options,
     store_options,
     transfer_options,
@@ -125,6 +126,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be fetched and reused.")
+@figures_option
 @transfer_options
 @common_options
 @with_session

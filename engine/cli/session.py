@@ -15,7 +15,11 @@ from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
 from engine.cli.exit_codes import ExitCode
+from engine.cli.failures import Terminated, describe
+from engine.cli.log_lines import JSON as JSON_LOG
+from engine.cli.log_lines import Level, log
 from engine.cli.options import Common, Verb, take_common
+from engine.cli.run_record import RunRecord
 from engine.clock import SystemAmbient
 from engine.config import CommitChoice, Moment, cache_path
 from engine.errors import NotFoundError, UsageError
@@ -39,22 +43,28 @@ class Session:
     Attributes:
         verb: Its name.
         common: The options that every verb has.
+        job: As the command line or the settings say it; empty where none was named.
+        record: What the run did, where somebody wants to know.
     """
 
-    def __init__(self, verb: Verb, common: Common) -> None:
+    def __init__(self, verb: Verb, common: Common, job: str = "") -> None:
         self.verb = verb.words
         self.common = common
+        self.job = job
         self._prints = verb.prints
         self._ambient = SystemAmbient()
+        self.record = RunRecord(self._ambient) if common.metrics_file is not None else None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[SyncRepository]:
         """The repository, open; on the way out it says whether the digest caches could be kept."""
-        with self._begin(
-            functools.partial(
-                Repository.open, settings=self.common.transfer, ambient=self._ambient, cache_dir=self.cache_dir()
+        with self.timed("open"):
+            opening = self._begin(
+                functools.partial(
+                    Repository.open, settings=self.common.transfer, ambient=self._ambient, cache_dir=self.cache_dir()
+                )
             )
-        ) as repository:
+        with opening as repository:
             try:
                 yield repository
             finally:
@@ -107,13 +117,16 @@ class Session:
             CapabilityMissingError: This release has no store for it.
         """
         try:
-            return open_store(self.common.repository, self.store_settings())
+            meter = self.record.meter if self.record is not None else None
+            return open_store(self.common.repository, self.store_settings(), meter=meter)
         except InvalidRequestError as error:
             raise UsageError(str(error), operation=self.verb, subject="--repository", hint=error.hint) from None
 
     def store_settings(self) -> StoreSettings:
         """What is set about the store."""
-        return StoreSettings(in_flight_max=self.common.transfer.in_flight_max, s3=self.common.s3)
+        return StoreSettings(
+            in_flight_max=self.common.transfer.in_flight_max, bytes_per_s_max=self.common.bwlimit, s3=self.common.s3
+        )
 
     def cache_dir(self) -> Path | None:
         """Where digest caches stand, if they are wanted at all."""
@@ -123,12 +136,34 @@ class Session:
 
     @contextlib.contextmanager
     def progress(self, what: str, *, wanted: bool = True) -> Iterator[Progress]:
-        """Progress on stderr, unless somebody asked for silence or for JSON."""
-        if self.common.quiet or self.common.json or not wanted:
-            yield NO_PROGRESS
+        """Progress on stderr, unless somebody asked for silence, or for JSON and no structured log."""
+        if self.common.quiet or not wanted or (self.common.json and not self.logs_json):
+            yield self._heard(NO_PROGRESS)
             return
-        with TerminalProgress(sys.stderr, self._ambient.monotonic_s, what=what) as progress:
-            yield progress
+        tell = (lambda line, fields: log("info", self.verb, line, fields)) if self.logs_json else None
+        with TerminalProgress(sys.stderr, self._ambient.monotonic_s, what=what, tell=tell) as progress:
+            yield self._heard(progress)
+
+    def _heard(self, progress: Progress) -> Progress:
+        return progress if self.record is None else self.record.heard(progress)
+
+    @property
+    def logs_json(self) -> bool:
+        """Whether what goes to stderr is a structured log."""
+        return self.common.log_format == JSON_LOG
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Note how long a part of the run takes, where somebody wants to know."""
+        with contextlib.nullcontext() if self.record is None else self.record.timed(part):
+            yield
+
+    def write_figures(self, code: int, error: BaseException | None = None) -> None:
+        """Write down what the run did, where somebody wants to know, and begin to note anew."""
+        if self.record is not None and self.common.metrics_file is not None:
+            self.record.write(
+                self.common.metrics_file, verb=self.verb, job=self.job, code=code, error=error, warn=self.warn
+            )
 
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
         """The result: one JSON object, or lines for people.
@@ -138,6 +173,8 @@ class Session:
         """
         if not isinstance(view, self._prints):
             raise TypeError(f"{self.verb} prints a {type(view).__name__} that it does not declare")
+        if self.record is not None:
+            self.record.view = view
         if self.common.json:
             fields = msgspec.to_builtins(view)
             click.echo(msgspec.json.encode({"schema": SCHEMA, "verb": self.verb, **fields}))
@@ -147,7 +184,38 @@ class Session:
 
     def warn(self, text: str) -> None:
         """Something that the caller should know and that changes nothing of the result."""
-        click.echo(f"warning: {printable(text)}", err=True)
+        self._say("warning", text, f"warning: {printable(text)}")
+
+    def say(self, text: str) -> None:
+        """Something for whoever watches, on stderr."""
+        if not self.common.quiet:
+            self._say("info", text, printable(text))
+
+    def _say(self, level: Level, text: str, line: str) -> None:
+        if self.logs_json:
+            log(level, self.verb, text)
+        else:
+            click.echo(line, err=True)
+
+    def can_ask(self) -> bool:
+        """Whether somebody sits at a terminal and has not asked for silence."""
+        return sys.stdin.isatty() and not (self.common.json or self.common.quiet)
+
+    def confirm(self, question: str, *, lines: Sequence[str] = ()) -> bool | None:
+        """Ask somebody who sits at a terminal; without one, None.
+
+        Args:
+            question: To be answered with yes or no.
+            lines: What it is about.
+        """
+        if not self.can_ask():
+            return None
+        for line in lines:
+            click.echo(line, err=True)
+        if click.confirm(question, err=True):
+            return True
+        self.say("nothing was changed")
+        return False
 
     # ------------------------------------------------------------------ choosing
 
@@ -207,6 +275,23 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(all_[:SCOPES_TOLD_MAX]) + more
 
 
+@contextlib.contextmanager
+def _recorded(session: Session) -> Iterator[Callable[[ExitCode | None], None]]:
+    """Have the figures of a run written, however it ends; yields what is to be told its exit code."""
+    told: list[ExitCode] = []
+
+    def ended(code: ExitCode | None) -> None:
+        told.append(code or ExitCode.OK)
+
+    try:
+        yield ended
+    except (Exception, KeyboardInterrupt) as error:
+        code = ExitCode.TERMINATED if isinstance(error, Terminated) else describe(error, session.verb).code
+        session.write_figures(code, error)
+        raise
+    session.write_figures(told[0])
+
+
 def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., ExitCode | None]:
     """Give a verb its session in place of the options that every verb has."""
 
@@ -216,8 +301,11 @@ def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., Exit
         if ctx.invoked_subcommand is not None:
             return None  # a verb below this one was asked for
         verb = cast("Verb", ctx.command)
-        common = take_common(values)
-        return function(Session(verb, common), **values)
+        session = Session(verb, take_common(values), str(values.get("job") or ""))
+        with _recorded(session) as ended:
+            code = function(session, **values)
+            ended(code)
+        return code
 
     return run
 

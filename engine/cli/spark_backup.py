@@ -15,6 +15,7 @@ from engine.checkpoint.backup import MOVED, CheckpointBackup, PictureSums, backu
 from engine.checkpoint.backup_preview import BackupPreview, preview_backup
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli.exit_codes import ExitCode
+from engine.cli.failures import describe
 from engine.cli.on_spark import spark_session
 from engine.cli.options import (
     CHECK_RETAINED_HELP,
@@ -23,6 +24,7 @@ from engine.cli.options import (
     Verb,
     checkpoint_and_repository,
     common_options,
+    figures_option,
     on_spark_option,
     transfer_options,
 )
@@ -85,6 +87,7 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
 @click.option("--check-retained", is_flag=True, help=CHECK_RETAINED_HELP)
 @on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be uploaded.")
+@figures_option
 @transfer_options
 @common_options
 @with_session
@@ -129,11 +132,13 @@ def _watch(session: Session, take: Callable[[], CheckpointBackup], watch_ms: int
         try:
             done = take()
         except PASSING as error:
+            session.write_figures(describe(error, session.verb).code, error)
             session.warn(f"trying again in {human_duration(watch_ms)}: {error}")
         else:
             if done.is_new or is_first:
                 _show(session, done)
             is_first = False
+            session.write_figures(ExitCode.OK)
         wait()
 
 

@@ -21,6 +21,7 @@ from engine.cli.options import (
     Setting,
     Verb,
     common_options,
+    figures_option,
     on_spark_option,
     repository_and_checkpoint,
     transfer_options,
@@ -101,6 +102,7 @@ _MOVE_ASIDE = (
 @click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
 @on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would come back.")
+@figures_option
 @transfer_options
 @common_options
 @with_session

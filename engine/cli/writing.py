@@ -12,6 +12,7 @@ from engine.cli.options import (
     DURATION,
     Verb,
     common_options,
+    figures_option,
     scope_options,
     store_options,
     transfer_options,
@@ -135,6 +136,7 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("-n", "--dry-run", is_flag=True, help="Upload nothing; say what would be.")
 @click.option("--no-commit", is_flag=True, help="Upload only; `tidemark commit` makes it visible.")
 @click.option("--result", type=_NEW_FILE, metavar="FILE", help="With --no-commit: where the result goes.")
+@figures_option
 @transfer_options
 @common_options
 @with_session
@@ -186,12 +188,14 @@ def backup(
             write_result(result, ResultFile(repository_id=repository.record.id, result=made))
         else:
             try:
-                committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
+                with session.timed("commit"):
+                    committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
             except DamagedError as error:
                 # Now it is known what is missing: what is still here is uploaded again (design 0006, M1).
                 session.warn(f"backing up again: {error}")
                 made = back_up()
-                committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
+                with session.timed("commit"):
+                    committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
     session.show(_view_backup(made, committed, result), _backup_lines(made, committed, result))
 
 

@@ -16,7 +16,8 @@ from blobstore.s3_client import S3Client
 from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle
 from blobstore.s3_profile import PROFILE_KEY, StoreProfile, decode_profile, encode_profile
 from engine import doctor, doctor_figures
-from engine.cli import lifecycling, tidemark
+from engine.cli import tidemark
+from engine.cli.session import Session
 from engine.transfer_settings import MIB
 from tests.fault_proxy import FaultProxy
 from tests.fault_rules import Rule, every, on, shifted_range, slow_down
@@ -274,9 +275,9 @@ def test_it_asks_before_it_changes_anything(
     shell.examined()
     refused = shell.run("lifecycle", "--install", code=2)
     assert "say --yes" in refused.stderr
-    monkeypatch.setattr(lifecycling, "_can_ask", lambda session: True)
+    monkeypatch.setattr(Session, "can_ask", lambda session: True)
     told = shell.run("lifecycle", "--install", answer=answer)
-    assert "tidemark-expire-team~2Fstate" in told.stdout
+    assert "tidemark-expire-team~2Fstate" in told.output
     assert len(shell.rules()) == (2 if changed else 0)
     assert ("nothing was changed" in told.output) is not changed
 

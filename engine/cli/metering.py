@@ -1,0 +1,245 @@
+"""The verb `metrics`: the condition of a repository, as Prometheus reads it."""
+
+import ipaddress
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from engine.cli.exit_codes import ExitCode
+from engine.cli.failures import describe
+from engine.cli.options import DURATION, Verb, common_options
+from engine.cli.session import Session, with_session
+from engine.clock import SystemAmbient
+from engine.errors import UsageError
+from engine.metrics.condition import gather_condition
+from engine.metrics.model import Metric
+from engine.metrics.samples import METRICS, Samples, labels_of
+from engine.metrics.watching import Watched
+from engine.words import count, human_duration, printable, table
+
+_LOOPBACK: Final = "127.0.0.1"
+_PORT_MAX: Final = 65_535
+
+
+class SampleView(msgspec.Struct, frozen=True, kw_only=True):
+    """One value."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class MetricsView(msgspec.Struct, frozen=True, kw_only=True):
+    """`metrics`."""
+
+    samples: tuple[SampleView, ...]
+    # The file that was written; empty if none was.
+    textfile: str
+    # Where it was served; empty if it was not.
+    url: str
+
+
+class MetricNameView(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric, and what others call it."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...]
+    samza: tuple[str, ...]
+    spark: tuple[str, ...]
+
+
+class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
+    """`metrics --names`."""
+
+    metrics: tuple[MetricNameView, ...]
+
+
+@click.command(
+    "metrics",
+    cls=Verb,
+    needs_repository=False,
+    prints=(MetricsView, MetricNamesView),
+    short_help="Tell Prometheus the condition of a repository.",
+    example="tidemark metrics -r file:///backups --textfile /var/lib/node_exporter/tidemark.prom",
+)
+@click.option(
+    "--job", "-j", "jobs", multiple=True, metavar="JOB", help="Commits of this job; may be repeated.  [default: all]"
+)
+@click.option("--commits-only", is_flag=True, help="Read commits alone: no orphans, no blobs at risk, no collections.")
+@click.option(
+    "--textfile",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write to FILE, whole or not at all.",
+)
+@click.option("--listen", metavar="[HOST:]PORT", help="Serve /metrics until interrupted.  [default of HOST: 127.0.0.1]")
+@click.option(
+    "--every",
+    type=DURATION,
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="With --listen: read anew at most so often.",
+)
+@click.option("--names", is_flag=True, help="List all metrics, with what Samza and Spark call them.")
+@common_options
+@with_session
+def metrics(
+    session: Session,
+    *,
+    jobs: tuple[str, ...],
+    commits_only: bool,
+    textfile: Path | None,
+    listen: str | None,
+    every: int,
+    names: bool,
+) -> ExitCode:
+    """Tell what can be restored, what is at risk and what nobody needs, in the form that Prometheus reads.
+
+    Nothing is written to the repository. A reading costs what `verify` and `collect -n` cost: choose --every by that.
+    Figures of runs come from the option --metrics-file of the verbs that do work, not from here.
+    """
+    if names:
+        _show_names(session)
+        return ExitCode.OK
+    if not session.common.repository:
+        raise UsageError("there is no repository", operation="metrics", subject="--repository", hint=_NO_REPOSITORY)
+    if textfile is not None and listen is not None:
+        raise UsageError("--textfile and --listen", operation="metrics", hint="give one of them")
+    address = _split_address(listen) if listen is not None else None
+    with session.open() as repository:
+        monotonic_s = SystemAmbient().monotonic_s
+
+        def read() -> Samples:
+            gathering = gather_condition(
+                repository.asynchronous, monotonic_s=monotonic_s, jobs=jobs, commits_only=commits_only
+            )
+            return repository.loop.run(gathering)
+
+        if address is not None:
+            _serve(session, Watched(read, monotonic_s, every_s=every / 1000, tell=_teller(session)), address, every)
+            return ExitCode.OK
+        samples = read()
+    _tell(session, samples, textfile)
+    return ExitCode.OK
+
+
+_NO_REPOSITORY: Final = "give --repository, TIDEMARK_REPOSITORY, or the key `repository` in tidemark.toml"
+
+
+def _tell(session: Session, samples: Samples, textfile: Path | None) -> None:
+    # With prometheus_client, for those who asked for it.
+    from engine.metrics.exposition import expose  # noqa: PLC0415
+    from engine.metrics.textfile import write_textfile  # noqa: PLC0415
+
+    if textfile is not None:
+        write_textfile(textfile, samples)
+        lines = [f"{count(len(tuple(samples)), 'value')} in {printable(str(textfile))}"]
+    else:
+        lines = expose(samples).decode().splitlines()
+    session.show(_view(samples, textfile=str(textfile or "")), lines)
+
+
+def _view(samples: Samples, *, textfile: str = "", url: str = "") -> MetricsView:
+    return MetricsView(
+        samples=tuple(SampleView(name=s.name, labels=labels_of(s), value=s.value) for s in samples),
+        textfile=textfile,
+        url=url,
+    )
+
+
+def _serve(session: Session, watched: Watched, address: tuple[str, int], every_ms: int) -> None:
+    from engine.metrics.exposition import Endpoint  # noqa: PLC0415
+
+    host, port = address
+    try:
+        endpoint = Endpoint(watched, host=host, port=port)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen there: {error.strerror or error}",
+            operation="metrics",
+            subject="--listen",
+            hint=_LISTEN_HINT,
+        ) from error
+    url = f"http://{f'[{host}]' if ':' in host else host}:{endpoint.port}/metrics"
+    if not _is_loopback(host):
+        session.warn(
+            "whoever reaches this port reads the names of jobs and their sizes: nobody is asked for a password"
+        )
+    session.say(f"serving {url}, read anew at most every {human_duration(every_ms)}; end it with Ctrl-C or SIGTERM")
+    try:
+        endpoint.wait()
+    except KeyboardInterrupt:
+        # What it was started for is done: it served until it was told to stop.
+        session.say("stopped")
+    finally:
+        endpoint.close()
+    session.show(MetricsView(samples=(), textfile="", url=url))
+
+
+def _teller(session: Session) -> "_Teller":
+    return _Teller(session)
+
+
+class _Teller:
+    """Tells of an error of a reading, once until it is another one."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._last = ""
+
+    def __call__(self, error: Exception) -> None:
+        message = describe(error, self._session.verb).message
+        if message != self._last:
+            self._session.warn(f"the repository could not be read: {message}")
+        self._last = message
+
+
+_LISTEN_HINT: Final = "write PORT or HOST:PORT, such as 9188 or 0.0.0.0:9188"
+
+
+def _split_address(text: str) -> tuple[str, int]:
+    """Host and port; a host is an address or `localhost`, in brackets if it has colons.
+
+    Raises:
+        UsageError: It is no such thing.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or _LOOPBACK
+    try:
+        number = int(port)
+        host = _LOOPBACK if host == "localhost" else str(ipaddress.ip_address(host))
+    except ValueError:
+        number = -1
+    if not 0 <= number <= _PORT_MAX:
+        raise UsageError("is no address", operation="metrics", subject=repr(text), hint=_LISTEN_HINT)
+    return host, number
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host).is_loopback
+
+
+def _show_names(session: Session) -> None:
+    views = tuple(map(_view_metric, METRICS.values()))
+    rows = [
+        (v.name, v.kind, ", ".join(v.labels) or "-", ", ".join(v.samza) or "-", ", ".join(v.spark) or "-")
+        for v in views
+    ]
+    session.show(MetricNamesView(metrics=views), table(("metric", "kind", "labels", "Samza", "Spark"), rows))
+
+
+def _view_metric(metric: Metric) -> MetricNameView:
+    return MetricNameView(
+        name=metric.name,
+        kind=metric.kind,
+        help=metric.help,
+        labels=metric.labels,
+        samza=metric.samza,
+        spark=metric.spark,
+    )

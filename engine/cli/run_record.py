@@ -1,0 +1,121 @@
+"""What one run of a verb did, for `--metrics-file`: noted while it runs, written down at its end however it ends."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from blobstore.metered import Meter
+from engine.clock import Ambient
+from engine.progress import Progress, SummedProgress
+
+
+class _Counted:
+    """Progress, counted."""
+
+    def __init__(self) -> None:
+        self.files = self.bytes = self.files_total = self.bytes_total = 0
+
+    def total(self, *, files: int, bytes_: int) -> None:
+        """What there is to do."""
+        self.files_total, self.bytes_total = files, bytes_
+
+    def add(self, *, files: int = 0, bytes_: int = 0) -> None:
+        """So much more is done."""
+        self.files += files
+        self.bytes += bytes_
+
+
+class _Both:
+    """Progress that two hear of."""
+
+    def __init__(self, first: Progress, second: Progress) -> None:
+        self._both = (first, second)
+
+    def total(self, *, files: int, bytes_: int) -> None:
+        """What there is to do."""
+        for one in self._both:
+            one.total(files=files, bytes_=bytes_)
+
+    def add(self, *, files: int = 0, bytes_: int = 0) -> None:
+        """So much more is done."""
+        for one in self._both:
+            one.add(files=files, bytes_=bytes_)
+
+
+class RunRecord:
+    """Notes what a run does.
+
+    Attributes:
+        meter: Requests to the store of the repository.
+        view: What was shown last.
+        seconds: How long parts of it took, by their names.
+        progress: Files and bytes, planned and done.
+    """
+
+    def __init__(self, ambient: Ambient) -> None:
+        self._ambient = ambient
+        self.began_s = ambient.monotonic_s()
+        self.meter = Meter()
+        self.view: msgspec.Struct | None = None
+        self.seconds: dict[str, float] = {}
+        self._forget_progress()
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Note how long the block takes, also where it fails."""
+        began_s = self._ambient.monotonic_s()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + self._ambient.monotonic_s() - began_s
+
+    def heard(self, progress: Progress) -> Progress:
+        """A progress that is counted, too."""
+        return _Both(self._sums.part(), progress)
+
+    def write(
+        self,
+        path: Path,
+        *,
+        verb: str,
+        job: str,
+        code: int,
+        error: BaseException | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Write the figures of the run, and begin to note anew.
+
+        What cannot be written is a warning, and changes nothing of the result.
+        """
+        # With prometheus_client, and what all verbs show: for those who asked for it.
+        from engine.cli.run_figures import figures_of  # noqa: PLC0415
+        from engine.metrics.textfile import add_run  # noqa: PLC0415
+
+        samples = figures_of(
+            self,
+            verb=verb,
+            job=job,
+            code=code,
+            error=error,
+            ended_at_ms=self._ambient.local_now_ms(),
+            seconds=self._ambient.monotonic_s() - self.began_s,
+        )
+        self._begin_again()
+        try:
+            if given_up := add_run(path, samples):
+                warn(f"{path}: what it had is given up, {given_up}")
+        except OSError as failure:
+            warn(f"there are no figures of this run: {failure}")
+
+    def _begin_again(self) -> None:
+        self.began_s = self._ambient.monotonic_s()
+        self.meter.reset()
+        self.view = None
+        self.seconds = {}
+        self._forget_progress()
+
+    def _forget_progress(self) -> None:
+        self.progress = _Counted()
+        self._sums = SummedProgress(self.progress)

@@ -1,0 +1,1 @@
+"""What Prometheus is told: of runs, of a repository's condition, of state stores (one name for each fact)."""

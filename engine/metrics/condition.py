@@ -1,0 +1,149 @@
+"""The condition of a repository: what can be restored, what is at risk, what nobody needs any more."""
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import Final
+
+from blobstore.base import list_blobs, read_blob
+from blobstore.errors import AccessDeniedError, BlobNotFoundError
+from engine.collect import CollectReport
+from engine.errors import UnsafeStoreError
+from engine.metrics.samples import Samples
+from engine.repository import Repository
+from engine.verify import ProblemKind, VerifyReport
+from index.audit import AuditRecord, decode_audit
+from index.collect_plan import DeleteReason
+from index.errors import FormatError
+from index.keys import AUDIT, parse_audit_key, run_began_at_ms
+from index.log import Commit
+from index.model import Scope
+from index.retention import RetentionPolicy
+
+AUDIT_BYTES_MAX: Final = 64 * 1024 * 1024
+# Of many collections that failed one after the other, so many are looked at.
+AUDITS_READ_MAX: Final = 100
+# No rule: everything is kept, and what a collection would delete then is what nothing needs.
+_KEEP_ALL: Final = RetentionPolicy(rules=())
+_UPLOADS: Final = frozenset({DeleteReason.EXPIRED_UPLOAD, DeleteReason.CLOSED_UPLOAD, DeleteReason.OUTLIVED_UPLOAD})
+
+
+async def gather_condition(
+    repository: Repository,
+    *,
+    monotonic_s: Callable[[], float],
+    jobs: Collection[str] = (),
+    commits_only: bool = False,
+) -> Samples:
+    """Read the condition of a repository; nothing is written.
+
+    Requests: those of `Repository.commits` for each job; then, unless `commits_only`, of a collection's dry run, of
+    `verify` by a listing, and a GET for the newest audit record.
+
+    Args:
+        repository: Whose.
+        monotonic_s: Seconds that never go backwards.
+        jobs: Tell commits of these only; none given means all.
+        commits_only: Read the logs of commits and nothing else: no orphans, nothing at risk, no collections.
+
+    Where an index that a commit needs is missing, or the store is one that cannot be collected, nobody knows what is an
+    orphan, and nothing is told of orphans.
+
+    Raises:
+        EngineError, FormatError, StoreError: As the use cases named above.
+    """
+    began_s = monotonic_s()
+    now_ms = await repository.store.now_ms()
+    samples = Samples()
+    record = repository.record
+    samples.add("repository_ttl_seconds", record.ttl_ms / 1000)
+    samples.add("repository_collection_period_seconds", record.collection_period_ms / 1000)
+    everything: list[Commit] = []
+    for scope in await repository.scopes():
+        commits = await repository.commits(scope, with_named=True)
+        everything += commits
+        if not jobs or scope.job in jobs:
+            _add_commits(samples, scope, commits, now_ms)
+    if not commits_only:
+        verified = await repository.verify(everything)
+        _add_risks(samples, verified)
+        if not any(problem.kind is ProblemKind.INDEX_DAMAGED for problem in verified.problems):
+            with suppress(UnsafeStoreError):
+                _add_orphans(samples, await repository.collect(_KEEP_ALL, dry_run=True))
+        await _add_collections(samples, repository)
+    samples.add("repository_up", 1)
+    samples.add("repository_read_timestamp_seconds", now_ms / 1000)
+    samples.add("repository_read_seconds", monotonic_s() - began_s)
+    return samples
+
+
+def _add_commits(samples: Samples, scope: Scope, commits: Sequence[Commit], now_ms: int) -> None:
+    """Of one job or task; a forgotten one has no commits, and is told by nothing."""
+    logged = [commit for commit in commits if commit.name is None]
+    labels = {"job": scope.job, "task": scope.task or ""}
+    samples.add("commits", len(commits), **labels)
+    if not logged:
+        return
+    newest = logged[0]
+    samples.add("last_commit_number", newest.pointer.number, **labels)
+    samples.add("last_commit_version", newest.record.version, **labels)
+    samples.add("last_commit_timestamp_seconds", newest.committed_at_ms / 1000, **labels)
+    samples.add("last_commit_age_seconds", max(0, now_ms - newest.committed_at_ms) / 1000, **labels)
+    samples.add("last_commit_bytes", sum(store.size_bytes for store in newest.record.stores), **labels)
+    samples.add("last_commit_files", sum(store.files_count for store in newest.record.stores), **labels)
+    samples.add("last_commit_stores", len(newest.record.stores), **labels)
+
+
+def _add_risks(samples: Samples, report: VerifyReport) -> None:
+    by_kind = {kind: len({p.key for p in report.problems if p.kind is kind}) for kind in ProblemKind}
+    for kind, number in by_kind.items():
+        if kind not in {ProblemKind.AT_RISK, ProblemKind.CONTENT_WRONG}:
+            samples.add("verification_failures", number, kind=kind.name.lower())
+    samples.add("blobs_at_risk", by_kind[ProblemKind.AT_RISK], reason="ttl")
+    damaged = sum(number for kind, number in by_kind.items() if kind is not ProblemKind.AT_RISK)
+    samples.add("blobs_at_risk", damaged, reason="damaged")
+
+
+def _add_orphans(samples: Samples, report: CollectReport) -> None:
+    expired = [total for total in report.totals if total.reason in _UPLOADS]
+    samples.add("repository_bytes", report.listed_bytes)
+    samples.add("repository_live_bytes", report.live_bytes)
+    samples.add("repository_live_objects", report.live_count)
+    samples.add("orphan_bytes", report.waiting_bytes, state="waiting")
+    samples.add("orphan_objects", report.waiting_count, state="waiting")
+    samples.add("orphan_bytes", sum(total.size_bytes for total in expired), state="expired")
+    samples.add("orphan_objects", sum(total.count for total in expired), state="expired")
+
+
+async def _add_collections(samples: Samples, repository: Repository) -> None:
+    """What the newest audit records tell (design 0006, A1); nothing, where they may not be read."""
+    keys: list[str] = []
+    try:
+        async for blob in list_blobs(repository.store, AUDIT):
+            try:
+                parse_audit_key(blob.key)
+            except FormatError:
+                continue  # somebody else's
+            keys.append(blob.key)
+        failed = 0
+        for key in reversed(keys[-AUDITS_READ_MAX:]):
+            audit = await _read_audit(repository, key)
+            if audit is not None and audit.outcome in {"done", "partly"}:
+                samples.add("last_collection_timestamp_seconds", run_began_at_ms(audit.run) / 1000)
+                samples.add("last_collection_seconds", audit.seconds)
+                samples.add("last_collection_deleted_bytes", sum(total.size_bytes for total in audit.deleted))
+                break
+            failed += 1
+        else:
+            samples.add("last_collection_timestamp_seconds", 0)
+        samples.add("collections_failed", failed)
+    except AccessDeniedError:
+        return
+
+
+async def _read_audit(repository: Repository, key: str) -> AuditRecord | None:
+    """An audit record; None if it is gone meanwhile, or nothing that this release can read."""
+    try:
+        data = await read_blob(repository.store, key, size_bytes_max=AUDIT_BYTES_MAX)
+        return decode_audit(data, subject=key)
+    except (BlobNotFoundError, FormatError):
+        return None

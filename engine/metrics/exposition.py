@@ -1,0 +1,97 @@
+"""The text that Prometheus reads, both ways: the one door to prometheus_client."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from engine.metrics.model import Sample
+from engine.metrics.samples import METRICS
+
+_TOTAL = "_total"
+
+
+class _Told(Collector):
+    """Samples, looked at anew each time that somebody asks."""
+
+    def __init__(self, look: Callable[[], Iterable[Sample]]) -> None:
+        self._look = look
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        for name, samples in groupby(self._look(), key=lambda sample: sample.name):
+            metric = METRICS[name]
+            family: CounterMetricFamily | GaugeMetricFamily
+            if metric.kind == "counter":
+                family = CounterMetricFamily(
+                    name.removesuffix(_TOTAL), metric.documentation, labels=list(metric.labels)
+                )
+            else:
+                family = GaugeMetricFamily(name, metric.documentation, labels=list(metric.labels))
+            for sample in samples:
+                family.add_metric(list(sample.labels), sample.value)
+            yield family
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing beforehand: else the registry would look once to find the names."""
+        return iter(())
+
+
+def expose(samples: Iterable[Sample]) -> bytes:
+    """The text of some samples, which come in the order of `Samples`."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Told(lambda: samples))
+    return generate_latest(registry)
+
+
+def parse(text: str) -> tuple[Sample, ...]:
+    """The samples of a text, those of unknown metrics or with other labels left out.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    found = []
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            metric = METRICS.get(sample.name)
+            if metric is not None and sample.labels.keys() == set(metric.labels):
+                values = tuple(sample.labels[label] for label in metric.labels)
+                found.append(Sample(sample.name, values, float(sample.value)))
+    return tuple(found)
+
+
+class Endpoint:
+    """`/metrics` on a port of this machine, until it is closed.
+
+    Args:
+        look: What is told; called in a thread for each time that somebody asks.
+        host: Address to listen on.
+        port: 0: any that is free.
+
+    Attributes:
+        port: Where it listens.
+
+    Raises:
+        OSError: The address cannot be listened on.
+    """
+
+    def __init__(self, look: Callable[[], Iterable[Sample]], *, host: str, port: int) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Told(look))
+        self._server, self._thread = start_http_server(port, host, registry)
+        self.port: int = self._server.server_port
+
+    def wait(self) -> None:
+        """Wait for an interrupt."""
+        threading.Event().wait()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
