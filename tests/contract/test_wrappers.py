@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
+from blobstore.bandwidth import Bandwidth
 from blobstore.base import BlobStore
 from blobstore.hedging import HedgedStore, HedgeSettings
 from blobstore.limited import LimitedStore
@@ -13,6 +14,7 @@ from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.metered import MeteredStore
 from blobstore.opening import open_store
+from blobstore.paced import PacedStore
 from blobstore.retrying import RetryingStore
 from blobstore.s3 import S3Store
 from tests.contract.reading_contract import ListingContract, ReadingContract
@@ -72,6 +74,13 @@ class TestMeteredStore(StoreContract):
     @override
     def store(self, inner: BlobStore) -> BlobStore:
         return MeteredStore(inner)
+
+
+class TestPacedStore(StoreContract):
+    @pytest.fixture
+    @override
+    def store(self, inner: BlobStore) -> BlobStore:
+        return PacedStore(inner, Bandwidth(10**9))
 
 
 class TestOpenedStore(StoreContract):

@@ -62,3 +62,14 @@ async def test_below_retries_every_attempt_counts() -> None:
     assert metered.meter.requests["put"] == 3
     assert metered.meter.errors["put"] == 2
     assert metered.meter.bytes_out == 5
+
+
+async def test_retries_and_the_time_of_requests_are_counted() -> None:
+    error = StoreUnavailableError("no", operation="put")
+    meter = Meter()
+    inner = MeteredStore(ScriptedStore(error, error), meter)
+    await RetryingStore(inner, RetrySettings(first_wait_s=0), on_retry=meter.count_retry).put("k", BytesBody(b"12345"))
+    assert meter.retries == 2
+    assert meter.seconds["put"] > 0
+    meter.reset()
+    assert (meter.retries, dict(meter.seconds)) == (0, {})

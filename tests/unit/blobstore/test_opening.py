@@ -4,9 +4,11 @@ from pathlib import Path
 import pytest
 
 from blobstore.base import BytesBody, read_blob
-from blobstore.errors import CapabilityMissingError, InvalidRequestError
+from blobstore.errors import CapabilityMissingError, InvalidRequestError, StoreUnavailableError
+from blobstore.memory import MemoryStore
 from blobstore.metered import Meter
-from blobstore.opening import StoreSettings, open_s3, open_store
+from blobstore.opening import StoreSettings, open_s3, open_store, slowed
+from blobstore.retrying import RetrySettings
 from blobstore.s3_settings import S3Settings
 
 SECRET = "hunter2hunter2"
@@ -123,3 +125,35 @@ async def test_settings_and_meter_reach_their_wrappers(tmp_path: Path) -> None:
     assert meter.requests == {"put": 1}
     with pytest.raises(InvalidRequestError):
         open_store(f"file://{tmp_path}", StoreSettings(in_flight_max=0))
+
+
+@pytest.mark.parametrize(
+    "limit, in_flight_max, floor",
+    # As it is; so few that each is above the floor; one, with half of what there is.
+    [(100 * 2**20, 16, 64 * 1024), (2**20, 16, 32 * 1024), (256 * 1024, 4, 32 * 1024), (64 * 1024, 1, 32 * 1024)],
+)
+def test_a_limit_on_bytes_leaves_each_request_more_than_the_floor(limit: int, in_flight_max: int, floor: int) -> None:
+    settings = StoreSettings(bytes_per_s_max=limit)
+    requests, retry = slowed(settings)
+    assert (requests, retry.bytes_per_s_min) == (in_flight_max, floor)
+    assert limit // requests > retry.bytes_per_s_min
+
+
+def test_a_limit_below_the_floor_of_a_single_request_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="is less than"):
+        StoreSettings(bytes_per_s_max=65_535)
+
+
+async def test_what_is_tried_again_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = Meter()
+    store = open_store(f"memory://{tmp_path.name}", StoreSettings(retry=RetrySettings(first_wait_s=0)), meter=meter)
+    fails = [StoreUnavailableError("no", operation="now_ms")]
+
+    async def now_ms(_: MemoryStore) -> int:
+        if fails:
+            raise fails.pop()
+        return 7
+
+    monkeypatch.setattr(MemoryStore, "now_ms", now_ms)
+    assert await store.now_ms() == 7
+    assert (meter.retries, meter.requests["now_ms"], meter.errors["now_ms"]) == (1, 2, 1)

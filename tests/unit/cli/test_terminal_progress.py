@@ -1,4 +1,6 @@
 import io
+import time
+from collections.abc import Mapping
 
 import pytest
 from typing_extensions import override
@@ -108,3 +110,30 @@ def test_a_stream_that_nobody_reads_any_more_stops_no_work() -> None:
     with TerminalProgress(_Broken(), clock, what="backup") as progress:
         clock.now_s += 1
         progress.add(files=1, bytes_=1)
+
+
+def test_a_log_gets_its_line_also_while_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.terminal_progress.TICK_PERIOD_S", 0.001)
+    clock, log = _Clock(), io.StringIO()
+    with TerminalProgress(log, clock, what="restore") as progress:
+        progress.total(files=1, bytes_=1024)
+        for _ in range(3):
+            clock.now_s += 10
+            lines = log.getvalue().count("\n") + 1
+            until_s = time.monotonic() + 10
+            while log.getvalue().count("\n") < lines and time.monotonic() < until_s:
+                time.sleep(0.001)
+    assert log.getvalue() == 3 * "restore: 0 of 1 files, 0 B of 1.0 KiB, 0%\n"
+
+
+def test_a_structured_log_is_told_the_numbers_and_never_drawn_in_place() -> None:
+    clock, screen = _Clock(), _Screen()
+    told: list[tuple[str, Mapping[str, int]]] = []
+    progress = TerminalProgress(screen, clock, what="backup", tell=lambda line, fields: told.append((line, fields)))
+    progress.total(files=4, bytes_=4096)
+    for _ in range(12):
+        clock.now_s += 1
+        progress.add(bytes_=100)
+    numbers = {"files": 0, "files_total": 4, "bytes": 1000, "bytes_total": 4096, "bytes_per_s": 100}
+    assert told == [("backup: 0 of 4 files, 1000 B of 4.0 KiB, 24%, 100 B/s, 30s left", numbers)]
+    assert screen.getvalue() == ""
