@@ -36,7 +36,7 @@ def figures_of(
         ended_at_ms: By this machine's clock.
         seconds: How long it took.
     """
-    samples = Samples(verb=verb, job=job)
+    samples = Samples(verb=verb, job_name=job)
     samples.add("runs_total", 1, code=str(int(code)))
     samples.add("run_exit_code", code)
     samples.add("run_end_timestamp_seconds", ended_at_ms / 1000)

@@ -45,8 +45,8 @@ async def gather_condition(
         jobs: Tell commits of these only; none given means all.
         commits_only: Read the logs of commits and nothing else: no orphans, nothing at risk, no collections.
 
-    Where an index that a commit needs is missing, or the store is one that cannot be collected, nobody knows what is an
-    orphan, and nothing is told of orphans.
+    Nothing is told of orphans where nobody knows what is one: an index that a commit needs is missing, the store is one
+    that cannot be collected, or something may not be read.
 
     Raises:
         EngineError, FormatError, StoreError: As the use cases named above.
@@ -67,7 +67,7 @@ async def gather_condition(
         verified = await repository.verify(everything)
         _add_risks(samples, verified)
         if not any(problem.kind is ProblemKind.INDEX_DAMAGED for problem in verified.problems):
-            with suppress(UnsafeStoreError):
+            with suppress(UnsafeStoreError, AccessDeniedError):
                 _add_orphans(samples, await repository.collect(_KEEP_ALL, dry_run=True))
         await _add_collections(samples, repository)
     samples.add("repository_up", 1)
@@ -79,7 +79,7 @@ async def gather_condition(
 def _add_commits(samples: Samples, scope: Scope, commits: Sequence[Commit], now_ms: int) -> None:
     """Of one job or task; a forgotten one has no commits, and is told by nothing."""
     logged = [commit for commit in commits if commit.name is None]
-    labels = {"job": scope.job, "task": scope.task or ""}
+    labels = {"job_name": scope.job, "task": scope.task or ""}
     samples.add("commits", len(commits), **labels)
     if not logged:
         return

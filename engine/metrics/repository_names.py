@@ -4,7 +4,7 @@ from typing import Final
 
 from engine.metrics.model import PREFIX, Metric
 
-_SCOPE: Final = ("job", "task")
+_SCOPE: Final = ("job_name", "task")
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...] = (), *, samza: tuple[str, ...] = ()) -> Metric:

@@ -5,7 +5,8 @@ from typing import Final
 from engine.metrics.model import PREFIX, Kind, Metric
 
 # Of every metric here the first two.
-RUN: Final = ("verb", "job")
+# `job` is a label that Prometheus itself gives to whatever it reads.
+RUN: Final = ("verb", "job_name")
 _STORE: Final = (*RUN, "task", "store")
 
 

@@ -1,0 +1,137 @@
+"""The alert rules of examples/: each reads as PromQL, and names only metrics that are there, with their labels."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from engine.metrics.samples import METRICS
+
+RULES = Path(__file__).parents[4] / "examples" / "prometheus" / "tidemark.rules.yml"
+GROUPS: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"]
+ALERTS = [rule for group in GROUPS for rule in group["rules"]]
+
+
+def selectors(expression: Any) -> list[Any]:
+    """The selectors of metrics in an expression."""
+    if type(expression).__name__ == "VectorSelector":
+        return [expression]
+    if type(expression).__name__ == "MatrixSelector":
+        return selectors(expression.vector_selector)
+    below = [getattr(expression, name, None) for name in ("lhs", "rhs", "expr", "param")]
+    below += list(getattr(expression, "args", None) or ())
+    return [found for part in below if part is not None for found in selectors(part)]
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_reads_and_names_metrics_that_are_there(alert: dict[str, Any]) -> None:
+    found = selectors(promql_parser.parse(alert["expr"]))
+    names = {selector.name for selector in found}
+    assert names
+    # The walk above has missed nothing.
+    assert names == set(re.findall(r"tidemark_\w+", alert["expr"]))
+    for selector in found:
+        assert selector.name in METRICS, selector.name
+        matched = {matcher.name for matcher in selector.matchers.matchers}
+        assert matched <= set(METRICS[selector.name].labels)
+    assert alert["labels"]["severity"] in {"critical", "warning"}
+    assert alert["annotations"]["summary"].endswith(".")
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_what_an_alert_tells_is_a_label_of_its_metrics(alert: dict[str, Any]) -> None:
+    told = set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["summary"]))
+    by = re.search(r"sum by \(([\w, ]+)\)", alert["expr"])
+    labels = [set(METRICS[name].labels) for name in re.findall(r"tidemark_\w+", alert["expr"])]
+    left = {word.strip() for word in by[1].split(",")} if by is not None else set.intersection(*labels)
+    assert told <= left
+
+
+def test_every_alert_of_the_list_is_there_and_none_twice() -> None:
+    names = [alert["alert"] for alert in ALERTS]
+    assert len(names) == len(set(names))
+    assert {
+        "TidemarkNoGoodCommit",
+        "TidemarkVerificationFailed",
+        "TidemarkBlobsAtRisk",
+        "TidemarkOrphansGrow",
+        "TidemarkCollectionOverdue",
+        "TidemarkRehearsalOverSlo",
+        "TidemarkRetryStorm",
+    } <= set(names)
+
+
+# For each alert, series that make it fire within a day and a third, a value for each five minutes.
+FIRING = {
+    "TidemarkNoGoodCommit": {'tidemark_last_commit_timestamp_seconds{job_name="j",task=""}': "-10000x400"},
+    "TidemarkCannotReadRepository": {"tidemark_repository_up": "0x400"},
+    "TidemarkVerificationFailed": {'tidemark_verification_failures_total{kind="blob_missing"}': "0+1x400"},
+    "TidemarkBlobsAtRisk": {'tidemark_blobs_at_risk{reason="ttl"}': "1x400"},
+    "TidemarkOrphansGrow": {
+        'tidemark_orphan_bytes{state="expired"}': "1000+10x400",
+        'tidemark_orphan_bytes{state="waiting"}': "0x400",
+        "tidemark_repository_bytes": "2000x400",
+    },
+    "TidemarkCollectionOverdue": {
+        "tidemark_last_collection_timestamp_seconds": "-10000x400",
+        "tidemark_repository_collection_period_seconds": "600x400",
+    },
+    "TidemarkCollectionsFail": {"tidemark_collections_failed": "2x400"},
+    "TidemarkRunFailed": {'tidemark_run_exit_code{verb="verify",job_name="j"}': "4x400"},
+    "TidemarkRunMissing": {'tidemark_run_last_success_timestamp_seconds{verb="backup",job_name="j"}': "-10000x400"},
+    "TidemarkRehearsalOverSlo": {
+        'tidemark_rehearsal_seconds{verb="bench restore",job_name="j"}': "61x400",
+        'tidemark_rehearsal_slo_seconds{verb="bench restore",job_name="j"}': "60x400",
+    },
+    "TidemarkRehearsalMissing": {
+        'tidemark_run_end_timestamp_seconds{verb="bench restore",job_name="j"}': "-1300000x400"
+    },
+    "TidemarkRetryStorm": {
+        'tidemark_store_retries_total{verb="backup",job_name="j"}': "0+2x400",
+        'tidemark_store_requests_total{verb="backup",job_name="j",operation="get"}': "0+10x400",
+        'tidemark_store_requests_total{verb="backup",job_name="j",operation="stat"}': "0+5x400",
+    },
+}
+# The same series as they are when all is well.
+QUIET = {
+    "-10000x400": "0+300x400",
+    "-1300000x400": "0+300x400",
+    "0x400": "0x400",
+    "0+1x400": "0x400",
+    "1x400": "0x400",
+    "2x400": "0x400",
+    "4x400": "0x400",
+    "61x400": "59x400",
+    "0+2x400": "0+1x400",
+    "1000+10x400": "1000x400",
+}
+
+
+def rule_test(series: dict[str, str], alert: str, *, fires: bool) -> dict[str, Any]:
+    """A unit test of promtool: whether an alert fires is asked as a query, so that its texts need not be repeated."""
+    query = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) > 0'
+    return {
+        "interval": "5m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": query, "eval_time": "32h", "exp_samples": [{"labels": "{}", "value": 1}] if fires else []}
+        ],
+    }
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Prometheus, is not installed")
+def test_each_alert_fires_when_it_should_and_is_quiet_when_all_is_well(tmp_path: Path) -> None:
+    assert set(FIRING) == {alert["alert"] for alert in ALERTS}
+    tests = [rule_test(series, alert, fires=True) for alert, series in FIRING.items()]
+    for alert, series in FIRING.items():
+        well = {name: QUIET.get(values, values) for name, values in series.items() if not name.endswith("_up")}
+        tests.append(rule_test(well, alert, fires=False))
+    file = tmp_path / "alerts.test.yml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5m", "tests": tests}))
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
