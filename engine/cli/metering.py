@@ -65,7 +65,7 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
     needs_repository=False,
     prints=(MetricsView, MetricNamesView),
     short_help="Tell Prometheus the condition of a repository.",
-    example="tidemark metrics -r file:///backups --textfile /var/lib/node_exporter/tidemark.prom",
+    example="tidemark metrics -r file:///backups --textfile tidemark.prom",
 )
 @click.option(
     "--job", "-j", "jobs", multiple=True, metavar="JOB", help="Commits of this job; may be repeated.  [default: all]"

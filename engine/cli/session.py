@@ -47,10 +47,10 @@ class Session:
         record: What the run did, where somebody wants to know.
     """
 
-    def __init__(self, verb: Verb, common: Common, job: str = "") -> None:
+    def __init__(self, verb: Verb, common: Common) -> None:
         self.verb = verb.words
         self.common = common
-        self.job = job
+        self.job = ""
         self._prints = verb.prints
         self._ambient = SystemAmbient()
         self.record = RunRecord(self._ambient) if common.metrics_file is not None else None
@@ -301,7 +301,8 @@ def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., Exit
         if ctx.invoked_subcommand is not None:
             return None  # a verb below this one was asked for
         verb = cast("Verb", ctx.command)
-        session = Session(verb, take_common(values), str(values.get("job") or ""))
+        session = Session(verb, take_common(values))
+        session.job = str(values.get("job") or "")
         with _recorded(session) as ended:
             code = function(session, **values)
             ended(code)

@@ -101,7 +101,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(OSError, match="No space"):
         write_textfile(path, run("backup", "other"))
     assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["t.prom"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.prom"]
 
 
 def test_another_user_can_read_it_and_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
