@@ -21,7 +21,7 @@ from engine.cli.configuring import config
 from engine.cli.doctoring import doctor
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.exporting import export
-from engine.cli.failures import Terminated, close_quietly, describe, report, trace_of
+from engine.cli.failures import close_quietly, describe, report, terminated, trace_of
 from engine.cli.forgetting import forget
 from engine.cli.lifecycling import lifecycle
 from engine.cli.log_lines import JSON as JSON_LOG
@@ -170,14 +170,14 @@ def main() -> int:
     Returns:
         The exit code; SIGTERM ends a run as an interrupt does: work is cancelled and cleans up after itself.
     """
-    terminated = False
+    is_terminated = False
 
     def terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        nonlocal terminated
-        terminated = True
-        raise Terminated
+        nonlocal is_terminated
+        is_terminated = True
+        raise terminated()
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, terminate)
     code = int(tidemark.main(standalone_mode=False))
-    return ExitCode.TERMINATED if terminated and code == ExitCode.INTERRUPTED else code
+    return ExitCode.TERMINATED if is_terminated and code == ExitCode.INTERRUPTED else code

@@ -26,6 +26,7 @@ _HINTS: Final[dict[type[BaseException], str]] = {
     OSError: "the file system of this machine refused; see the error",
 }
 _NEWLINE: Final = "\n"
+_TERMINATED: Final = "terminated"
 _READING_VERB: Final = "spark check"
 # Hints that speak of arguments of the library, in the words of the command line.
 _HINTS_SAID: Final = {
@@ -34,8 +35,14 @@ _HINTS_SAID: Final = {
 }
 
 
-class Terminated(KeyboardInterrupt):
-    """Somebody asked the process to end, by SIGTERM."""
+def terminated() -> KeyboardInterrupt:
+    """What SIGTERM raises: an interrupt that tells where it came from."""
+    return KeyboardInterrupt(_TERMINATED)
+
+
+def is_terminated(error: BaseException) -> bool:
+    """Whether an error is `terminated`."""
+    return isinstance(error, KeyboardInterrupt) and error.args == (_TERMINATED,)
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
