@@ -39,5 +39,5 @@ def test_a_backup_and_a_restore_keep_to_it(run: Run, tmp_path: Path) -> None:
     for words in (("backup", "source"), ("restore", "target")):
         began_s = time.monotonic()
         assert run(*words, **environment).exit_code == 0
-        assert 1.5 < time.monotonic() - began_s < 6
+        assert 1.5 < time.monotonic() - began_s < 20
     assert (tmp_path / "target" / "state").read_bytes() == bytes(2**21)
