@@ -1,0 +1,100 @@
+"""Fuzzes targets one after the other, and keeps what was found: `python -m tests.fuzz.campaign --seconds 30 [TARGET …]`.
+
+What an input reaches that none before it did is kept in `corpus/<target>/`, in as few and as short inputs as reach all
+of it. A finding is kept there as `found-<digest>` until somebody gives it a better name: files of which the name begins
+with `found-` stay for ever, and the tests replay them with all others.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from tests.fuzz.seeds import seeds_of
+from tests.fuzz.table import TARGETS
+from tests.fuzz.target import CORPUS, corpus_of
+
+# One input: no parser needs as much for a few kilobytes (design 0010, H3).
+INPUT_SECONDS_MAX: Final = 10
+RSS_MIB_MAX: Final = 2048
+_FOUND: Final = "found-"
+
+
+def fuzz(name: str, seconds: int, seed: int) -> bool:
+    """Fuzz one target.
+
+    Returns:
+        Whether nothing was found.
+    """
+    with tempfile.TemporaryDirectory(prefix=f"tidemark-fuzz-{name}-") as private:
+        work, crashes = Path(private, "work"), Path(private, "crashes")
+        work.mkdir()
+        crashes.mkdir()
+        for number, data in enumerate(seeds_of(name)):
+            (work / f"seed-{number}").write_bytes(data)
+        done = _run(
+            name,
+            f"-max_total_time={seconds}",
+            f"-seed={seed}",
+            f"-timeout={INPUT_SECONDS_MAX}",
+            f"-rss_limit_mb={RSS_MIB_MAX}",
+            f"-artifact_prefix={crashes}/",
+            str(work),
+            str(CORPUS / name),
+        )
+        found = sorted(crashes.iterdir())
+        _merge(name, work, Path(private, "merged"))
+        for crash in found:
+            kept = CORPUS / name / f"{_FOUND}{crash.name.rpartition('-')[2][:16]}"
+            shutil.copyfile(crash, kept)
+            print(f"{name}: found {kept}")
+    if done.returncode and not found:
+        print(done.stderr[-4000:])
+    elif found:
+        print(done.stderr[-6000:])
+    print(f"{name}: {_told(done.stderr)}; {len(corpus_of(name))} inputs are kept")
+    return not done.returncode
+
+
+def _merge(name: str, work: Path, merged: Path) -> None:
+    """Keep the fewest inputs that reach what all of them reach; those that were found stay as they are."""
+    merged.mkdir()
+    kept = CORPUS / name
+    done = _run(name, "-set_cover_merge=1", str(merged), str(kept), str(work))
+    if done.returncode:
+        return
+    for path in corpus_of(name):
+        if not path.name.startswith(_FOUND):
+            path.unlink()
+    for path in merged.iterdir():
+        shutil.copyfile(path, kept / path.name[:16])
+
+
+def _run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (CORPUS / name).mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "tests.fuzz.one", name, *options]
+    return subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
+
+
+def _told(said: str) -> str:
+    """The last line in which libFuzzer tells how far it has come."""
+    lines = [line for line in said.splitlines() if line.startswith("#")]
+    return " ".join(lines[-1].split()) if lines else "nothing was tried"
+
+
+def main() -> None:
+    """Fuzz the targets of the command line, or all."""
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("target", nargs="*", choices=[[], *TARGETS], help="all of them if none is named")
+    words.add_argument("--seconds", type=int, default=30, help="for each target")
+    words.add_argument("--seed", type=int, default=0, help="of the fuzzer; 0: another one each time")
+    chosen = words.parse_args()
+    clean = [fuzz(name, chosen.seconds, chosen.seed) for name in chosen.target or TARGETS]
+    sys.exit(not all(clean))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""Where the fuzzer begins: golden files, and what our encoders make of small values."""
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from blobstore.s3_profile import StoreProfile, encode_profile
+from engine.backup import BackupResult, BackupStats
+from engine.cli.result_file import ResultFile
+from engine.rehearsal.model import Entry
+from engine.spark.collect_listing import encode_inventory
+from engine.state.compression import CODECS, Compressor
+from engine.state.lzf import compress_block
+from index import changelog, plan_file
+from index.audit import AuditRecord, encode_audit
+from index.collect_plan import DeleteReason, PlannedUpload, Upload
+from index.keys import BLOBS, RunId, upload_key
+from index.lineage import encode_lineage
+from index.model import BlobKey, IndexReference, LineageItem, Scope, StoreReference, UniqueId
+from index.picture import Picture
+from index.retention import Retention, as_policy
+from index.run_file import SHARDS, RunHeader, encode_header
+from tests.golden.make_golden import INDEXES, RECORDS
+
+GOLDEN: Final = Path(__file__).parents[1] / "golden"
+V1: Final = GOLDEN / "v1"
+SPARK: Final = GOLDEN / "spark"
+_RUN: Final = RunId(f"{1:020d}-{1:020x}")
+_LINEAGE: Final = (LineageItem(1, UniqueId("a-1")), LineageItem(2, UniqueId("b-2")))
+
+
+def _indexes() -> Iterator[bytes]:
+    for index in INDEXES.values():
+        yield msgspec.msgpack.encode(index)
+
+
+def _delta() -> Iterator[bytes]:
+    whole, delta = (msgspec.msgpack.encode(INDEXES[name]) for name in ("snapshot", "delta"))
+    yield len(whole).to_bytes(2, "big") + whole + delta
+
+
+def _records(*names: str) -> Callable[[], Iterator[bytes]]:
+    return lambda: (msgspec.msgpack.encode(RECORDS[name]) for name in names)
+
+
+def _keys() -> Iterator[bytes]:
+    scope = Scope("page views", "P 7")
+    yield upload_key(BLOBS, scope, "0" * 20, 7).encode()
+    yield from (b"log/a@b/%020d.commit" % 7, b"log/a/%020d.boundary" % 7, b"names/a/b~20c/" + b"0" * 20)
+    yield from (b"pins/" + b"f" * 20, b"runs/" + _RUN.encode() + b"/run", b"audit/" + _RUN.encode())
+    yield from (b"..", b"a/b", b"a\\b", b"a\0", b"~2E", b"~2f", b"x" * 256, "e\u0301\u202e".encode(), b"CON", b"\xff")
+
+
+def _plan() -> Iterator[bytes]:
+    key = upload_key(BLOBS, Scope("j"), "0" * 20, 1)
+    for reason, expires in ((DeleteReason.EXPIRED_UPLOAD, 5), (DeleteReason.CLOSED_UPLOAD, None)):
+        yield plan_file.encode_line(PlannedUpload(key, reason, 3, created_at_ms=1, expires_at_ms=expires))
+    policy = as_policy(Retention(keep_last=3))
+    header = plan_file.PlanHeader(
+        run=_RUN,
+        repository_id="0" * 20,
+        release="1",
+        ttl_ms=9,
+        now_ms=8,
+        listed_at_ms=7,
+        retention=policy,
+        commits=(plan_file.RootCommit(scope=Scope("j"), number=1, version=1, committed_at_ms=1, kept=None),),
+        names=(),
+        pins=(),
+    )
+    yield plan_file.encode_header(header)
+    summary = plan_file.PlanSummary(
+        run=_RUN,
+        lines_count=0,
+        size_bytes=0,
+        totals=(),
+        listed_count=0,
+        listed_bytes=0,
+        waiting_count=0,
+        waiting_bytes=0,
+    )
+    yield plan_file.encode_header(summary)
+
+
+def _audit() -> Iterator[bytes]:
+    counts = dict.fromkeys(
+        "scopes_count names_count pins_count boundaries_count listed_count listed_bytes live_count live_bytes "
+        "waiting_count waiting_bytes spared_count failed_count".split(),
+        0,
+    )
+    yield encode_audit(
+        AuditRecord(
+            run=_RUN,
+            release="1",
+            began_at_ms=1,
+            listed_at_ms=1,
+            seconds=0.5,
+            outcome="done",
+            error="",
+            retention=as_policy(Retention(keep_last=1)),
+            delete_share_max=0.2,
+            scopes=(),
+            boundaries=(),
+            planned=(),
+            deleted=(),
+            failed=(),
+            **counts,
+        )
+    )
+
+
+def _inventory() -> Iterator[bytes]:
+    key = f"{SHARDS[0].prefix}j/{'0' * 20}-000000"
+    yield encode_inventory((), ())
+    yield encode_inventory((Upload(key, 1, 2, 3), Upload(f"{key}1", 1, 2, None)), ())
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([pa.field("key", pa.string())])) as stream:
+        stream.write_batch(pa.record_batch([pa.array(["a"])], names=["key"]))
+    yield bytes(sink.getvalue())
+
+
+def _profile() -> Iterator[bytes]:
+    yield encode_profile(
+        StoreProfile(
+            atomic_create=True,
+            consistent_lists=True,
+            tags=True,
+            conditional_multipart=True,
+            probed_at_ms=1,
+            tidemark="1",
+        )
+    )
+    yield b'{"x":' + b"[" * 2000
+
+
+def _result() -> Iterator[bytes]:
+    key = BlobKey("indexes/37/j/00000000000000000000-000000")
+    reference = StoreReference(
+        task="0",
+        store="s",
+        version=1,
+        unique_id=UniqueId("u"),
+        index=IndexReference(key=key, sha256=bytes(32), size_bytes=1),
+        number=0,
+        files_count=0,
+        size_bytes=0,
+    )
+    stats = {field.name: 0 for field in msgspec.structs.fields(BackupStats)}
+    result = BackupResult(
+        scope=Scope("j"),
+        reference=reference,
+        base_unique_id=None,
+        oldest_birth_ms=1,
+        new_keys=(key,),
+        stats=BackupStats(**stats),
+    )
+    yield msgspec.json.encode(ResultFile(repository_id="0" * 20, result=result))
+
+
+def _history() -> Iterator[bytes]:
+    yield b'{"schema":1}\n{"schema":9}\n\xff\n{"a":' + b"[" * 1500
+    yield msgspec.json.encode(dict.fromkeys((field.name for field in msgspec.structs.fields(Entry)), 1)) + b"\n"
+
+
+def _spark(pattern: str, *, size_bytes_max: int = 1 << 20) -> Callable[[], Iterator[bytes]]:
+    def files() -> Iterator[bytes]:
+        for path in sorted(SPARK.glob(pattern)):
+            if path.is_file() and path.stat().st_size <= size_bytes_max:
+                yield path.read_bytes()
+
+    return files
+
+
+def _codecs() -> Iterator[bytes]:
+    for number, codec in enumerate(CODECS):
+        for path in sorted(SPARK.glob(f"changelog-v?-{codec}/state/0/0/1*.changelog")):
+            yield bytes([number]) + path.read_bytes()
+        compressor = Compressor(codec)
+        yield bytes([number]) + compressor.write(bytes(100_000)) + compressor.finish()
+
+
+def _changelogs() -> Iterator[bytes]:
+    for version in (1, 2, 3, 4):
+        typed = version in (2, 4)
+        records: list[changelog.Record] = [(changelog.PUT, b"k", b"v"), (changelog.DELETE, b"k", b"")]
+        records += [(changelog.MERGE, b"k", b"w"), (changelog.DELETE_RANGE, b"a", b"b")] if typed else []
+        body = b"".join(changelog.encode_record(version, record) for record in records)
+        lineage = _LINEAGE if version in (3, 4) else ()
+        yield changelog.encode_header(version, lineage) + body + changelog.encode_end(version)
+
+
+def _resolve() -> Iterator[bytes]:
+    for headers in (
+        {"3_c.changelog": [(2, "b"), (1, "a")], "2_b.changelog": [(1, "a")]},
+        {"3_c.changelog": [(3, "c")], "2_b.changelog": [(3, "c")]},
+        {"3_c.changelog": [(2, "b"), (2, "b")]},
+    ):
+        names = ["1_a.changelog", "2_b.changelog", "3_c.changelog", "1.zip", "1_a.zip"]
+        for unique_id in ("c", None):
+            yield msgspec.json.encode({"names": names, "headers": headers, "version": 3, "unique_id": unique_id})
+
+
+def _zips() -> Iterator[bytes]:
+    yield from _spark("*/state/0/0/*.zip")()
+    target = BytesIO()
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr("CURRENT", b"x")
+        out.writestr("metadata", b'v1\n{"sstFiles":[],"numKeys":1}')
+    yield target.getvalue()
+
+
+def _metadata() -> Iterator[bytes]:
+    for data in _spark("*/state/0/0/*.zip")():
+        with zipfile.ZipFile(BytesIO(data)) as source:
+            yield source.read("metadata")
+
+
+def _types() -> Iterator[bytes]:
+    yield b'{"type":"struct","fields":[{"name":"a","type":"decimal(9,2)","nullable":true,"metadata":{}}]}'
+    yield b'{"type":"array","elementType":"varchar(3)","containsNull":true}'
+    yield b'{"type":"map","keyType":"string","valueType":"long","valueContainsNull":false}'
+
+
+def _hadoop() -> Iterator[bytes]:
+    stored = b"crc\0" + struct.pack(">II", 4, 0xDEADBEEF)
+    yield bytes([len(stored)]) + stored + b"data"
+
+
+def _source_logs() -> Iterator[bytes]:
+    yield b'v1\n{"path":"file:///data/a.json","timestamp":1,"batchId":0}\n{"path":"s3a://b/x/c","batchId":9}'
+
+
+def _blocks() -> Iterator[bytes]:
+    ends = struct.pack("<II", 0, 1)
+    yield bytes((0, 3, 2)) + b"abc" + b"\x05\x06" + bytes((1, 2, 1)) + b"bc" + b"\x07" + ends
+    for data in _spark("*/state/0/0/SSTs/*.sst")():
+        yield data[-53:]
+
+
+def _sst_compression() -> Iterator[bytes]:
+    yield bytes((2 | 0x80, 4)) + zlib.compress(b"data")[2:-4]
+    for data in _codecs():
+        yield bytes((7 | 0x80, 100)) + data[1:]
+
+
+def _lzf() -> Iterator[bytes]:
+    for plain in (b"abc" * 100, bytes(9000)):
+        packed = compress_block(plain)
+        assert packed is not None
+        yield len(plain).to_bytes(2, "big") + packed
+
+
+def _rows() -> Iterator[bytes]:
+    for mask in range(1, 64):
+        words = bin(mask).count("1") + 1
+        row = b"\0" + bytes(8 * words)
+        yield bytes((mask, words)) + row + row
+    texts = b"\0" + bytes(8) + struct.pack("<II", 3, 16) + b"abc".ljust(8, b"\0")
+    yield bytes((2, 3)) + texts + texts
+    array = b"\0" + bytes(8) + struct.pack("<II", 24, 16) + struct.pack("<QQhh4x", 2, 0, 5, 6)
+    yield bytes((8, 5)) + array + array
+
+
+def _words() -> Iterator[bytes]:
+    yield from (b"36h", b"1d12h", b"2026-05-01T12:30:00Z", b"yesterday 18:00", b"64MiB", b"10%", b"0.1")
+    yield from (b"task/store", b"8_uid", b"@2026-05-01", b"v8", b"latest", b"0001-01-01T00:00:00+23:59")
+
+
+def _headers() -> Iterator[bytes]:
+    yield b"bytes 7-106/200\n86400000\nSun, 22 Nov 2026 20:00:00 GMT"
+    yield b"bytes 7-106/107\n-1\n2026-11-22T20:00:00.000Z"
+    yield b"\n\nMon, 99999999999999999999 Jan 2026 00:00:00 +99999999"
+
+
+def _xml() -> Iterator[bytes]:
+    listed = b"<Contents><Key>prefix/blobs/%s</Key><Size>3</Size><LastModified>2026-11-22T20:00:00.000Z</LastModified>"
+    contents = b"".join(listed % name + b"</Contents>" for name in (b"a", b"b"))
+    yield b"\0<ListBucketResult><KeyCount>2</KeyCount><IsTruncated>false</IsTruncated>%s</ListBucketResult>" % contents
+    begun = b"<Upload><Key>prefix/a</Key><UploadId>u</UploadId><Initiated>2026-11-22T20:00:00.000Z</Initiated></Upload>"
+    yield b"\1<ListMultipartUploadsResult>%s</ListMultipartUploadsResult>" % begun
+    rule = b"<Rule><ID>x</ID><Status>Enabled</Status><Filter><Prefix>prefix/</Prefix></Filter>"
+    rule += b"<Expiration><Days>1</Days></Expiration></Rule>"
+    yield b"\2<LifecycleConfiguration>%s</LifecycleConfiguration>" % rule
+    yield b"\3<DeleteResult><Deleted><Key>a</Key></Deleted></DeleteResult>"
+    yield b'\0<!DOCTYPE a [<!ENTITY a "b"><!ENTITY c "&a;&a;">]><ListBucketResult>&c;</ListBucketResult>'
+    yield b"\0<html>no XML at all"
+
+
+def _settings() -> Iterator[bytes]:
+    yield b'store = "s3://b/p"\njson = true\n[backup]\njob = "j"\n[s3]\nregion = "x"\n[transfer]\nin_flight_max = 4\n'
+    yield b"store = " + b"[" * 1500
+    yield b"store = " + b"9" * 4000
+
+
+_SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
+    "envelope": lambda: (path.read_bytes() for path in sorted(V1.iterdir())),
+    "index": _indexes,
+    "delta": _delta,
+    "commit": _records("commit", "rewind", "fork"),
+    "boundary": _records("boundary"),
+    "pin": _records("pin"),
+    "name": _records("name"),
+    "repository": _records("repository"),
+    "keys": _keys,
+    "plan": _plan,
+    "run": lambda: [encode_header(RunHeader(run=_RUN, repository_id="0" * 20, release="1"))],
+    "audit": _audit,
+    "json": lambda: [b'{"schema":1}', b'{"x":' + b"[" * 1500],
+    "inventory": _inventory,
+    "samza": lambda: [(GOLDEN / "samza/samza_snapshot_index.json").read_bytes()],
+    "picture": lambda: [
+        Picture(query_id="q", batch=4, oldest_batch=2, location="/x").encode().encode(),
+        b'{"kind":"spark-checkpoint","format":1,"x":' + b"[" * 1500,
+        b'{"x":' + b"[" * 1500,
+    ],
+    "profile": _profile,
+    "digest-cache": lambda: [msgspec.msgpack.encode({"directory": "x", "files": []}), msgspec.msgpack.encode(["x", []])],
+    "history": _history,
+    "result": _result,
+    "settings": _settings,
+    "policy": lambda: [
+        b'[[job]]\nmatch = "*"\nkeep_last = 30\nkeep_since = "7d"\n[[job]]\nmatch = "x"\nkeep_all = true\n'
+    ],
+    "codec": _codecs,
+    "changelog": _changelogs,
+    "changelog-header": _changelogs,
+    "lineage": lambda: [encode_lineage(_LINEAGE).encode()],
+    "resolve": _resolve,
+    "java-utf": lambda: [b"\0\x04a\xc3\xa9b", b"\0\x02\xc0\x80"],
+    "state-names": lambda: [b"3.zip", b"3_u.changelog.crc", b"000008.sst", b"..", b"_metadata", b"LOCK"],
+    "state-metadata": _metadata,
+    "state-zip": _zips,
+    "state-schema": _spark("**/schema"),
+    "type": _types,
+    "file-checksum": _spark("*/state/0/0/*.crc"),
+    "hadoop-checksum": _hadoop,
+    "row-checksum": lambda: [b"key1" + struct.pack("<Ii", 0, 2) + b"ab", b"key1" + struct.pack("<Ii", 0, -1)],
+    "batch-logs": lambda: [
+        *(_spark("*/[oc]*s/[0-9]", size_bytes_max=4096)()),
+        *_spark("*/metadata")(),
+        *_spark("*/state/0/_metadata/v2/*")(),
+        b'v1\n{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}\n{"logOffset":999999999999999999999}',
+    ],
+    "source-log": _source_logs,
+    "relocation": lambda: [*_spark("*/state/0/_metadata/v2/*")()],
+    "sst-tail": _spark("*/state/0/0/SSTs/*.sst"),
+    "sst-blocks": _blocks,
+    "sst": _spark("*/state/0/0/SSTs/*.sst"),
+    "sst-compression": _sst_compression,
+    "lzf": _lzf,
+    "unsafe-rows": _rows,
+    "words": _words,
+    "headers": _headers,
+    "xml": _xml,
+}
+
+
+def seeds_of(name: str) -> list[bytes]:
+    """The first inputs of a target."""
+    return list(_SEEDS[name]())

@@ -1,0 +1,243 @@
+"""Targets for what a repository holds, and for what stands beside it on this machine."""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from blobstore.s3_profile import decode_profile, encode_profile
+from engine.cli.result_file import read_result
+from engine.collect.policy_file import read_policy
+from engine.config import read_config
+from engine.digest_cache import DigestCache
+from engine.hashing import hash_content
+from engine.rehearsal.history import decode_line as decode_rehearsal
+from engine.rehearsal.history import read_history
+from engine.spark.collect_listing import decode_inventory
+from index import audit, envelope, keys, plan_file, run_file
+from index.codec import (
+    decode_boundary,
+    decode_commit,
+    decode_index,
+    decode_name,
+    decode_pin,
+    decode_repository,
+    encode_index,
+    encode_record,
+)
+from index.decoding import decode_json
+from index.delta import resolve_deltas
+from index.errors import FormatError, SamzaFormatError, UnsafeNameError
+from index.model import IndexDelta, SnapshotIndex, StoredRecord
+from index.picture import decode_picture
+from index.samza_json import decode_samza_index, encode_samza_index, from_samza, parse_samza_checkpoint_id
+from tests.fuzz.target import Scratch, Target
+
+SUBJECT: Final = "fuzzed"
+MIB: Final = 1024 * 1024
+_HEAD_BYTES: Final = 20
+_CACHE_MAGIC_BYTES: Final = 8
+_scratch = Scratch()
+
+
+def sealed(kind: bytes, payload: bytes) -> bytes:
+    """An envelope that is whole, around anything: what somebody with intent would store."""
+    return envelope.seal(kind, payload, bytes_max=64 * MIB, raw_bytes_max=64 * MIB)
+
+
+def run_envelope(data: bytes) -> None:
+    """As it is, and once more with the hash that its bytes should have: nobody guesses a SHA-256."""
+    letter = data[8:9] or envelope.KIND_INDEX
+    kind = letter if letter in envelope.KINDS else envelope.KIND_INDEX
+    head, stored = data[:_HEAD_BYTES], data[envelope.HEADER_BYTES :]
+    mended = head + hashlib.sha256(head + stored).digest() + stored if len(head) == _HEAD_BYTES else data
+    for bytes_ in (mended, data):
+        payload = envelope.unseal(bytes_, kind, bytes_max=MIB, raw_bytes_max=MIB, subject=SUBJECT)
+        again = envelope.seal(kind, payload, bytes_max=2 * MIB, raw_bytes_max=MIB)
+        assert envelope.unseal(again, kind, bytes_max=2 * MIB, raw_bytes_max=MIB, subject=SUBJECT) == payload
+
+
+def run_index(payload: bytes) -> None:
+    index = decode_index(sealed(envelope.KIND_INDEX, payload), subject=SUBJECT)
+    assert decode_index(encode_index(index), subject=SUBJECT) == index
+
+
+def run_delta(data: bytes) -> None:
+    """Two payloads, the length of the first before them: a whole index and a delta on it."""
+    length = int.from_bytes(data[:2], "big")
+    whole = decode_index(sealed(envelope.KIND_INDEX, data[2 : 2 + length]), subject=SUBJECT)
+    delta = decode_index(sealed(envelope.KIND_INDEX, data[2 + length :]), subject=SUBJECT)
+    if isinstance(whole, SnapshotIndex) and isinstance(delta, IndexDelta):
+        index = resolve_deltas(whole, [delta])
+        assert decode_index(encode_index(index), subject=SUBJECT) == index
+
+
+def record(kind: bytes, decode: Callable[..., StoredRecord]) -> Callable[[bytes], None]:
+    """A target for records of a kind."""
+
+    def run(payload: bytes) -> None:
+        found = decode(sealed(kind, payload), subject=SUBJECT)
+        assert decode(encode_record(found), subject=SUBJECT) == found
+
+    return run
+
+
+def run_keys(data: bytes) -> None:
+    """Every key that is taken is the only spelling of what it says (design 0001, K6)."""
+    text = data.decode("utf-8", "surrogateescape")
+    for parse, make in _KEYS:
+        try:
+            parsed = parse(text)
+        except UnsafeNameError as error:
+            assert error.hint
+            continue
+        assert make(parsed) == text, parse
+    keys.check_file_name(text)
+    assert "/" not in text
+    assert text not in {".", ".."}
+
+
+_KEYS: Final[tuple[tuple[Callable[[str], Any], Callable[[Any], str]], ...]] = (
+    (keys.decode_component, keys.encode_component),
+    (keys.decode_scope, keys.encode_scope),
+    (keys.parse_upload_key, lambda key: keys.upload_key(key.room, key.scope, key.session, key.counter)),
+    (
+        keys.parse_log_key,
+        lambda key: (keys.commit_key if key.kind == "commit" else keys.boundary_key)(key.scope, key.number),
+    ),
+    (keys.parse_name_key, lambda key: keys.name_key(*key)),
+    (keys.parse_pin_key, keys.pin_key),
+    (keys.parse_run_key, lambda key: keys.run_key(*key)),
+    (keys.parse_audit_key, keys.audit_key),
+)
+
+
+def run_plan(data: bytes) -> None:
+    for decode in (plan_file.decode_header, plan_file.decode_summary):
+        try:
+            found = decode(data, subject=SUBJECT)
+        except FormatError as error:
+            assert error.hint
+            continue
+        assert decode(plan_file.encode_header(found), subject=SUBJECT) == found
+    lines = list(plan_file.decode_lines(data, subject=SUBJECT))
+    again = b"".join(map(plan_file.encode_line, lines))
+    assert list(plan_file.decode_lines(again, subject=SUBJECT)) == lines
+
+
+def run_run_header(data: bytes) -> None:
+    header = run_file.decode_header(data, subject=SUBJECT)
+    assert run_file.decode_header(run_file.encode_header(header), subject=SUBJECT) == header
+
+
+def run_audit(data: bytes) -> None:
+    found = audit.decode_audit(data, subject=SUBJECT)
+    assert audit.decode_audit(audit.encode_audit(found), subject=SUBJECT) == found
+
+
+def run_inventory(data: bytes) -> None:
+    table = decode_inventory(data, run_file.SHARDS[0])
+    for name in table.column_names:
+        table[name].to_pylist()
+
+
+def run_samza(data: bytes) -> None:
+    index = decode_samza_index(data, blob_id=SUBJECT)
+    assert decode_samza_index(encode_samza_index(index), blob_id=SUBJECT) == index
+    parse_samza_checkpoint_id(index.snapshot_metadata.checkpoint_id)
+    try:
+        snapshot = from_samza(index)
+    except SamzaFormatError:
+        return
+    assert all(sum(run.size_bytes for run in file.blobs) == file.size_bytes for file in snapshot.files)
+
+
+def run_picture(data: bytes) -> None:
+    """What a caller's offsets say: any text at all, and most of them no picture."""
+    picture = decode_picture(data.decode("utf-8", "surrogatepass"))
+    assert picture is None or decode_picture(picture.encode()) == picture
+
+
+def run_profile(data: bytes) -> None:
+    profile = decode_profile(data)
+    assert decode_profile(encode_profile(profile)) == profile
+
+
+def run_digest_cache(payload: bytes) -> None:
+    """A cache file that is whole by its own hash. Nothing of it may stop a backup."""
+    directory = _scratch.directory / "cached"
+    DigestCache().save(_scratch.directory, directory)
+    (path,) = _scratch.directory.glob("*.digests")
+    path.write_bytes(path.read_bytes()[:_CACHE_MAGIC_BYTES] + hash_content(payload) + payload)
+    cache = DigestCache.load(_scratch.directory, directory)
+    cache.save(_scratch.directory, directory)
+
+
+def run_history(data: bytes) -> None:
+    """A line that cannot be read is told, and stops nobody from reading the others."""
+    history = read_history(_scratch.file(data))
+    for error in history.broken:
+        assert error.hint
+    for line in data.split(b"\n")[:4]:
+        try:
+            entry = decode_rehearsal(line, SUBJECT)
+        except FormatError as error:
+            assert error.hint
+            continue
+        assert decode_rehearsal(msgspec.json.encode(entry), SUBJECT) == entry
+
+
+def run_result(data: bytes) -> None:
+    read_result(_scratch.file(data), repository_id="0" * 20)
+
+
+def run_settings(data: bytes) -> None:
+    read_config(_scratch.file(data), shared={"store", "json"}, by_verb={"backup": {"job", "task"}})
+
+
+def run_policy(data: bytes) -> None:
+    read_policy(_scratch.file(data)).resolve(1_800_000_000_000)
+
+
+class _Anything(msgspec.Struct):
+    schema: int = 0
+
+
+def run_json(data: bytes) -> None:
+    decode_json(data, _Anything, what="nothing", subject=SUBJECT)
+
+
+TARGETS: Final = (
+    Target(name="envelope", run=run_envelope, covers=(envelope.unseal,)),
+    Target(name="index", run=run_index, covers=(decode_index,)),
+    Target(name="delta", run=run_delta, covers=(decode_index,)),
+    Target(name="commit", run=record(envelope.KIND_COMMIT, decode_commit), covers=(decode_commit,)),
+    Target(name="boundary", run=record(envelope.KIND_BOUNDARY, decode_boundary), covers=(decode_boundary,)),
+    Target(name="pin", run=record(envelope.KIND_PIN, decode_pin), covers=(decode_pin,)),
+    Target(name="name", run=record(envelope.KIND_NAME, decode_name), covers=(decode_name,)),
+    Target(name="repository", run=record(envelope.KIND_REPOSITORY, decode_repository), covers=(decode_repository,)),
+    Target(
+        name="keys",
+        run=run_keys,
+        covers=(*(parse for parse, _ in _KEYS), keys.check_file_name),
+        bytes_max=512,
+    ),
+    Target(
+        name="plan",
+        run=run_plan,
+        covers=(plan_file.decode_header, plan_file.decode_summary, plan_file.decode_line, plan_file.decode_lines),
+    ),
+    Target(name="run", run=run_run_header, covers=(run_file.decode_header,), bytes_max=512),
+    Target(name="audit", run=run_audit, covers=(audit.decode_audit,)),
+    Target(name="json", run=run_json, covers=(decode_json,), bytes_max=2048),
+    Target(name="inventory", run=run_inventory, covers=(decode_inventory,)),
+    Target(name="samza", run=run_samza, covers=(decode_samza_index, from_samza, parse_samza_checkpoint_id)),
+    Target(name="picture", run=run_picture, covers=(decode_picture,), refuses=(UnicodeDecodeError,), bytes_max=2048),
+    Target(name="profile", run=run_profile, covers=(decode_profile,), bytes_max=2048),
+    Target(name="digest-cache", run=run_digest_cache, covers=(DigestCache.load,)),
+    Target(name="history", run=run_history, covers=(read_history, decode_rehearsal)),
+    Target(name="result", run=run_result, covers=(read_result,)),
+    Target(name="settings", run=run_settings, covers=(read_config,)),
+    Target(name="policy", run=run_policy, covers=(read_policy,)),
+)

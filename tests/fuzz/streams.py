@@ -1,0 +1,427 @@
+"""Targets for what Spark and RocksDB write: changelogs, zips, logs, schemas, SSTs, rows."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from engine.checkpoint.check_entries import entry_fields, is_cut_json
+from engine.checkpoint.sst_check import check_sst
+from engine.checkpoint.state_file_check import check_zip_file
+from engine.hashing import crc32c
+from engine.spark.unsafe_rows import decode_pairs, decode_rows
+from engine.state.compression import CODECS, Compressor, decompress_chunks, decompress_sst_block
+from engine.state.lzf import compress_block, decompress_block
+from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
+from engine.state.zips import read_state_zip
+from index import batch_log, changelog, relocation, source_log, sst_blocks, state_names, state_schema
+from index.errors import DamagedChangelogError, FormatError, LineageError
+from index.file_checksum import check_file_checksum, decode_file_checksum, encode_file_checksum
+from index.hadoop_checksum import HadoopSums
+from index.java_utf import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
+from index.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
+from index.model import LineageItem, UniqueId
+from index.row_checksum import split_values, unwrap_deleted_key, unwrap_record, unwrap_value
+from index.sst_properties import parse_sst_tail
+from index.state_metadata import decode_state_metadata, encode_state_metadata
+from tests.fuzz.target import Scratch, Target
+
+SUBJECT: Final = "fuzzed"
+# What an input of a few kilobytes may become before a target has seen enough: a stream is taken in pieces.
+_PLAIN_BYTES_SEEN: Final = 4 * 1024 * 1024
+_BLOCK_BYTES_MAX: Final = 1024 * 1024
+_STEPS_MAX: Final = 64
+_scratch = Scratch()
+
+
+def run_codec(data: bytes) -> None:
+    """The first byte chooses the codec, the rest is the stream; what goes in comes out again."""
+    codec = CODECS[data[0] % len(CODECS)] if data else CODECS[0]
+    compressor = Compressor(codec)
+    packed = compressor.write(data) + compressor.finish()
+    assert b"".join(decompress_chunks(codec, [packed])) == data
+    seen = 0
+    for piece in decompress_chunks(codec, [data[1:9], b"", data[9:]], subject=SUBJECT):
+        seen += len(piece)
+        if seen > _PLAIN_BYTES_SEEN:
+            return
+
+
+def run_changelog(data: bytes) -> None:
+    """However a file is cut into chunks, the same records come of it, or the same refusal."""
+    whole, error = _records(iter([data]))
+    pieces = (data[at : at + 7] for at in range(0, len(data), 7))
+    again, again_error = _records(pieces)
+    assert type(error) is type(again_error)
+    if error is not None:
+        # What is refused in the end may have been read until there; of that, both have read the same.
+        shorter = min(len(whole), len(again))
+        assert whole[:shorter] == again[:shorter]
+        raise error
+    assert whole == again
+    decoder = changelog.ChangelogDecoder(SUBJECT)
+    decoder.feed(data)
+    header = decoder.header
+    assert header is not None
+    written = changelog.encode_header(header.version, header.lineage)
+    written += b"".join(changelog.encode_record(header.version, record) for record in whole)
+    assert _records(iter([written + changelog.encode_end(header.version)])) == (whole, None)
+
+
+def _records(chunks: Iterator[bytes]) -> tuple[list[changelog.Record], FormatError | None]:
+    decoder = changelog.ChangelogDecoder(SUBJECT)
+    found: list[changelog.Record] = []
+    try:
+        for chunk in chunks:
+            found += decoder.feed(chunk)
+        decoder.finish()
+    except FormatError as error:
+        return found, error
+    return found, None
+
+
+def run_changelog_header(data: bytes) -> None:
+    for complete in (False, True):
+        header = changelog.decode_header(data, complete=complete, subject=SUBJECT)
+        assert header is not None or not complete
+        if header is not None:
+            of = state_names.StateVersion(7, UniqueId("u"))
+            for check in (
+                lambda found: changelog.check_header(found, of, subject=SUBJECT),
+                lambda found: changelog.check_leads_back(found, of, state_names.StateVersion(6, UniqueId("t"))),
+            ):
+                try:
+                    check(header)
+                except (DamagedChangelogError, LineageError) as error:
+                    assert error.hint
+
+
+def run_lineage(data: bytes) -> None:
+    items = decode_lineage(data.decode("utf-8", "surrogatepass"))
+    assert decode_lineage(encode_lineage(items)) == items
+
+
+class _Chain(msgspec.Struct):
+    """What a directory claims: names of files, and what the header of each changelog says."""
+
+    names: list[str]
+    headers: dict[str, list[tuple[int, str]]]
+    version: int
+    unique_id: str | None
+
+
+def run_resolve(data: bytes) -> None:
+    """Headers that lead in circles, back, twice or nowhere: every step goes down, so there is an end (H6)."""
+    chain = msgspec.json.decode(data, type=_Chain)
+    present = Present.of_names(chain.names)
+    known: dict[state_names.StateVersion, Lineage] = {}
+    for name, items in chain.headers.items():
+        parsed = state_names.parse_state_name(name)
+        if parsed is not None:
+            known[parsed.of] = tuple(LineageItem(version, UniqueId(unique_id)) for version, unique_id in items)
+    unique_id = None if chain.unique_id is None else UniqueId(chain.unique_id)
+    for _ in range(_STEPS_MAX):
+        found = resolve(chain.version, unique_id, present)
+        if not isinstance(found, HeaderNeeded):
+            versions = [of.version for of in found.changelogs]
+            assert versions == sorted(set(versions))
+            break
+        if found.changelog not in known:
+            return
+        present = present.with_header(found.changelog, known[found.changelog])
+    else:
+        raise AssertionError("a lineage without an end")
+    if unique_id is not None:
+        full_lineage(1, LineageItem(chain.version, unique_id), known)
+
+
+def run_java_utf(data: bytes) -> None:
+    text = decode_modified_utf8(data)
+    assert decode_modified_utf8(encode_modified_utf8(text)) == text
+    decoded = decode_utf(data)
+    if decoded is not None:
+        assert decode_utf(encode_utf(decoded[0])) is not None
+
+
+def run_state_names(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    parsed = state_names.parse_state_name(text)
+    if parsed is not None:
+        name = state_names.state_name(parsed.kind, parsed.of)
+        assert (state_names.checksum_name(name) if parsed.checksum else name) == text
+    batch = batch_log.parse_batch_name(text)
+    assert batch is None or str(batch) == text
+    for check in (
+        state_names.check_unique_id,
+        state_names.check_sst_name,
+        state_names.check_log_name,
+        state_names.check_zip_entry,
+        state_names.check_store_dir,
+    ):
+        try:
+            assert check(text) == text
+        except FormatError as error:
+            assert error.hint
+        else:
+            assert not {"/", "\\", "\0"} & set(text)
+
+
+def run_state_metadata(data: bytes) -> None:
+    metadata = decode_state_metadata(data)
+    assert decode_state_metadata(encode_state_metadata(metadata)) == metadata
+
+
+def run_state_zip(data: bytes) -> None:
+    found = read_state_zip(data, subject=SUBJECT)
+    assert not any("/" in name for name in found.files)
+    check_zip_file(data, checksum=None, subject=SUBJECT)
+
+
+def run_state_schema(data: bytes) -> None:
+    for schema in state_schema.decode_state_schema(data):
+        state_schema.with_unique_names(schema.key)
+        state_schema.with_unique_names(schema.value)
+
+
+def run_type(data: bytes) -> None:
+    state_schema.with_unique_names(state_schema.decode_type(data.decode("utf-8", "surrogatepass")))
+
+
+def run_file_checksum(data: bytes) -> None:
+    checksum = decode_file_checksum(data, subject=SUBJECT)
+    assert decode_file_checksum(encode_file_checksum(checksum), subject=SUBJECT) == checksum
+    check_file_checksum(checksum, crc32c=checksum.crc32c, size_bytes=checksum.main_file_size_bytes, subject=SUBJECT)
+
+
+def run_hadoop_checksum(data: bytes) -> None:
+    """The length of the checksum file before it; the rest is the file."""
+    length = data[0] if data else 0
+    sums = HadoopSums(data[1 : 1 + length], subject=SUBJECT)
+    sums.update(data[1 + length : 20 + length])
+    sums.update(data[20 + length :])
+    sums.finish()
+
+
+def run_row_checksum(data: bytes) -> None:
+    key, stored = data[:4], data[4:]
+    for sum_ in (None, crc32c):
+        for delimiter in (b"", b","):
+            for check in (
+                lambda: split_values(key, stored, delimiter=delimiter, crc32c=sum_),  # noqa: B023  (called at once)
+                lambda: unwrap_value(key, stored, delimiter=delimiter, crc32c=sum_),  # noqa: B023  (as above)
+                lambda: unwrap_deleted_key(stored, sum_),  # noqa: B023  (as above)
+                lambda: unwrap_record((changelog.PUT, key, stored), delimiter=delimiter, crc32c=sum_),  # noqa: B023
+            ):
+                try:
+                    check()
+                except FormatError as error:
+                    assert error.hint
+
+
+def run_batch_logs(data: bytes) -> None:
+    """Offsets, commits, an operator's metadata and the id of a query: each is asked, as nobody knows which it is."""
+    for decode, encode in _LOGS:
+        try:
+            found = decode(data)
+        except FormatError as error:
+            assert error.hint
+            continue
+        assert decode(encode(found)) == found, decode
+        if isinstance(found, batch_log.BatchOffsets):
+            StateStoreSettings.from_conf(found.conf, SPARK_OLD_CHECKPOINT)
+            for offset in found.offsets:
+                is_cut_json(offset.offset)
+                newest = source_log.newest_entry(offset)
+                if newest is not None:
+                    source_log.plan_cut(["0", "1", "9.compact"], newest)
+                    source_log.missing_entries(["0", "1"], newest)
+    entry_fields(data)
+
+
+_LOGS: Final[tuple[tuple[Callable[[bytes], Any], Callable[[Any], bytes]], ...]] = (
+    (batch_log.decode_offsets, batch_log.encode_offsets),
+    (batch_log.decode_commit, batch_log.encode_commit),
+    (batch_log.decode_operator, batch_log.encode_operator),
+    (batch_log.decode_query_id, batch_log.encode_query_id),
+)
+
+
+def run_source_log(data: bytes) -> None:
+    moved = relocation.PathMap({"/data": "/new", "s3a://b/x": "s3a://c/y"}).relocate_log(data)
+    assert relocation.PathMap({}).relocate_log(moved) == moved
+    relocation.PathMap({"/data": "/new"}).relocate(data.decode("utf-8", "replace"))
+    source_log.check_entry(data, subject=SUBJECT)
+    source_log.join_entries([("0", data), ("1", data)], 7)
+
+
+def run_relocation(data: bytes) -> None:
+    for target in ("/new", "s3://bucket/new"):
+        relocation.relocate_operator(data, target, subject=SUBJECT)
+
+
+def run_sst_tail(data: bytes) -> None:
+    """No input raises."""
+    for size_bytes in (len(data), len(data) + 4096):
+        parse_sst_tail(data, size_bytes)
+
+
+def run_sst_blocks(data: bytes) -> None:
+    """Every function by itself: a checksum does not keep out who writes the checksum too."""
+
+    def parse_footer() -> None:
+        sst_blocks.decode_footer(data[-53:], len(data) or 1)
+
+    def parse_entries() -> None:
+        sst_blocks.decode_index_form(dict(sst_blocks.decode_entries(data)))
+
+    def parse_index() -> None:
+        for delta in (False, True):
+            for first_keys in (False, True):
+                list(sst_blocks.decode_index(data, sst_blocks.IndexForm(delta=delta, first_keys=first_keys)))
+
+    def parse_handle() -> None:
+        handle, _ = sst_blocks.decode_handle(data)
+        assert handle.offset >= 0
+        assert sst_blocks.decode_varint(data, 0)[0] == handle.offset
+
+    for parse in (parse_footer, parse_entries, parse_index, parse_handle):
+        try:
+            parse()
+        except ValueError as error:
+            assert str(error)
+
+
+def run_sst(data: bytes) -> None:
+    check_sst(_scratch.file(data))
+
+
+def run_sst_compression(data: bytes) -> None:
+    """The first byte has the algorithm, and whether the size is written."""
+    if not data:
+        return
+    plain = decompress_sst_block(
+        data[0] & 0x7F, data[1:], sized=data[0] >= 0x80, plain_bytes_max=_BLOCK_BYTES_MAX
+    )
+    assert len(plain) <= _BLOCK_BYTES_MAX + 1
+
+
+def run_lzf(data: bytes) -> None:
+    """Two bytes of size before the block."""
+    packed = compress_block(data)
+    assert packed is None or decompress_block(packed, len(data)) == data
+    size_bytes = int.from_bytes(data[:2], "big")
+    assert len(decompress_block(data[2:], size_bytes)) == size_bytes
+
+
+_FIELDS: Final = tuple(
+    f'{{"name":"f","type":{of},"nullable":true,"metadata":{{}}}}'
+    for of in (
+        '"long"',
+        '"binary"',
+        '"decimal(38,4)"',
+        '{"type":"array","elementType":"short","containsNull":true}',
+        '{"type":"map","keyType":"integer","valueType":"binary","valueContainsNull":true}',
+        '{"type":"struct","fields":[{"name":"g","type":"binary","nullable":true,"metadata":{}}]}',
+    )
+)
+
+
+def run_unsafe_rows(data: bytes) -> None:
+    """The first byte has which fields a row has, the second where the bytes are cut into two rows."""
+    if len(data) < 2:  # noqa: PLR2004  # a test
+        return
+    chosen = ",".join(field for bit, field in enumerate(_FIELDS) if data[0] >> bit & 1)
+    of = state_schema.decode_type(f'{{"type":"struct","fields":[{chosen}]}}')
+    assert isinstance(of, state_schema.StructType)
+    of = state_schema.with_unique_names(of)
+    assert isinstance(of, state_schema.StructType)
+    cut = 2 + data[1] * 8 + 1
+    rows = [data[2:cut], data[cut:]]
+    array = decode_rows(of, rows, subject=SUBJECT)
+    array.validate(full=True)
+    assert len(array.to_pylist()) == len(rows)
+    keys, values = decode_pairs(of, of, [(rows[0], rows[1])], subject=SUBJECT)
+    assert (len(keys), len(values)) == (1, 1)
+
+
+TARGETS: Final = (
+    Target(name="codec", run=run_codec, covers=(decompress_chunks,)),
+    Target(name="changelog", run=run_changelog, covers=(changelog.ChangelogDecoder.feed,)),
+    Target(
+        name="changelog-header",
+        run=run_changelog_header,
+        covers=(changelog.decode_header, changelog.check_header, changelog.check_leads_back),
+        bytes_max=2048,
+    ),
+    Target(name="lineage", run=run_lineage, covers=(decode_lineage,), refuses=(UnicodeDecodeError,), bytes_max=2048),
+    Target(
+        name="resolve",
+        run=run_resolve,
+        covers=(resolve, full_lineage),
+        refuses=(msgspec.MsgspecError, UnicodeDecodeError),
+    ),
+    Target(
+        name="java-utf",
+        run=run_java_utf,
+        covers=(decode_modified_utf8, decode_utf),
+        refuses=(ValueError,),
+        bytes_max=512,
+    ),
+    Target(
+        name="state-names",
+        run=run_state_names,
+        covers=(state_names.parse_state_name, batch_log.parse_batch_name),
+        bytes_max=512,
+    ),
+    Target(name="state-metadata", run=run_state_metadata, covers=(decode_state_metadata,)),
+    Target(name="state-zip", run=run_state_zip, covers=(read_state_zip, check_zip_file), bytes_max=8192),
+    Target(name="state-schema", run=run_state_schema, covers=(state_schema.decode_state_schema,)),
+    Target(name="type", run=run_type, covers=(state_schema.decode_type,), refuses=(UnicodeDecodeError,)),
+    Target(name="file-checksum", run=run_file_checksum, covers=(decode_file_checksum,), bytes_max=1024),
+    Target(name="hadoop-checksum", run=run_hadoop_checksum, covers=(HadoopSums,), bytes_max=1024),
+    Target(
+        name="row-checksum",
+        run=run_row_checksum,
+        covers=(split_values, unwrap_value, unwrap_deleted_key, unwrap_record),
+        bytes_max=512,
+    ),
+    Target(
+        name="batch-logs",
+        run=run_batch_logs,
+        covers=(
+            *(decode for decode, _ in _LOGS),
+            StateStoreSettings.from_conf,
+            source_log.newest_entry,
+            entry_fields,
+            is_cut_json,
+        ),
+    ),
+    Target(
+        name="source-log",
+        run=run_source_log,
+        covers=(source_log.check_entry, source_log.join_entries, relocation.PathMap.relocate_log),
+    ),
+    Target(name="relocation", run=run_relocation, covers=(relocation.relocate_operator,)),
+    Target(name="sst-tail", run=run_sst_tail, covers=(parse_sst_tail,)),
+    Target(
+        name="sst-blocks",
+        run=run_sst_blocks,
+        covers=(
+            sst_blocks.decode_footer,
+            sst_blocks.decode_index_form,
+            sst_blocks.decode_entries,
+            sst_blocks.decode_index,
+            sst_blocks.decode_handle,
+            sst_blocks.decode_varint,
+        ),
+    ),
+    Target(name="sst", run=run_sst, covers=(check_sst,)),
+    Target(
+        name="sst-compression",
+        run=run_sst_compression,
+        covers=(decompress_sst_block,),
+        refuses=(ValueError, NotImplementedError),
+    ),
+    Target(name="lzf", run=run_lzf, covers=(decompress_block,), refuses=(ValueError,), bytes_max=2048),
+    Target(name="unsafe-rows", run=run_unsafe_rows, covers=(decode_rows, decode_pairs), bytes_max=1024),
+)

@@ -1,0 +1,78 @@
+"""What is fuzzed: a parser of bytes that anybody may have written, and what it may answer."""
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from blobstore.errors import StoreError
+from engine.errors import EngineError
+from index.errors import FormatError
+
+# Every parser may refuse what it is given; nothing else than these may come out of one (design 0010, H2).
+REFUSALS: Final = (FormatError, EngineError, StoreError)
+
+CORPUS: Final = Path(__file__).with_name("corpus")
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """One function that takes any bytes, and a name for its corpus."""
+
+    name: str
+    # Raises AssertionError where a law is broken: what was decoded does not come back as it was.
+    run: Callable[[bytes], object]
+    # The parsers that it reaches, of which the table has to have all.
+    covers: tuple[Callable[..., Any], ...]
+    # What says that no law is broken, beside `REFUSALS`: a function of Python's own kind says ValueError.
+    refuses: tuple[type[Exception], ...] = ()
+    # The longest input that the fuzzer makes.
+    bytes_max: int = 4096
+
+
+def try_one(target: Target, data: bytes) -> Exception | None:
+    """Give a target one input.
+
+    Returns:
+        The error by which it was refused; None if it was taken.
+
+    Raises:
+        BaseException: It was refused by another error than those that may be, or a law does not hold.
+    """
+    try:
+        target.run(data)
+    except (*REFUSALS, *target.refuses) as error:
+        assert str(error), "an error that says nothing"
+        if isinstance(error, REFUSALS):
+            assert error.hint, "an error without a hint"
+        return error
+    return None
+
+
+def corpus_of(name: str) -> list[Path]:
+    """The inputs that are kept for a target."""
+    return sorted((CORPUS / name).glob("*"))
+
+
+class Scratch:
+    """A file that is written again for each input, for parsers that take a path."""
+
+    def __init__(self) -> None:
+        self._directory: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        """A private directory, gone with the process."""
+        if self._directory is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="tidemark-fuzz-"))
+            atexit.register(shutil.rmtree, self._directory, ignore_errors=True)
+        return self._directory
+
+    def file(self, data: bytes, name: str = "input") -> Path:
+        """The file, with these bytes."""
+        path = self.directory / name
+        path.write_bytes(data)
+        return path
