@@ -24,7 +24,7 @@ from blobstore.errors import BlobCorruptError
 from blobstore.local_files import DurableDirs, sync_dir
 
 _REMOVED: Final = "ttl:removed"
-_TTL = re.compile(r"ttl:([1-9][0-9]*)ms")
+_TTL = re.compile(r"ttl:([1-9][0-9]{0,17})ms")
 
 
 class TtlLinks:

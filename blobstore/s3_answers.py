@@ -69,7 +69,7 @@ def answers(operation: str, key: str) -> Iterator[None]:
     """Read answers within: one that lacks what it must have is none (design 0003, E4)."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise StoreUnavailableError(
             f"the answer lacks something, or says it in a strange way: {error!r}", operation=operation, key=key
         ) from error

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import botocore.auth
 import botocore.exceptions
+import botocore.parsers
 import botocore.utils
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
@@ -335,12 +336,15 @@ def read_time(text: str) -> datetime:
     Raises:
         ValueError: It is none.
     """
-    with contextlib.suppress(ValueError, TypeError):
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
         # A header begins with a day of the week, a list with a year.
         moment = parsedate_to_datetime(text) if text[:1].isalpha() else datetime.fromisoformat(text)
         if moment.tzinfo is not None:
             return moment
-    other: datetime = botocore.utils.parse_timestamp(text)
+    try:
+        other: datetime = botocore.utils.parse_timestamp(text)
+    except (OverflowError, RuntimeError) as error:
+        raise ValueError("is no time that a calendar has") from error
     return other
 
 
@@ -407,7 +411,7 @@ def _refusal(response: Any) -> Refusal:
 def _date_ms(date: str | None) -> int | None:
     try:
         return int(parsedate_to_datetime(date).timestamp()) * 1000 if date else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -469,6 +473,9 @@ def _translated(error: Exception) -> Exception:
             | OSError()
         ):
             return BrokenError(_told(error))
+        case botocore.parsers.ResponseParserError() | ValueError():
+            # No XML, or a number or a time that is none. What the SDK says of it quotes the whole answer.
+            return BrokenError(f"the answer cannot be read: {_told(error)}")
         case _:
             return error
 

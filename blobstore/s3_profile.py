@@ -43,7 +43,7 @@ def decode_profile(data: bytes) -> StoreProfile:
     """
     try:
         profile = msgspec.json.decode(data, type=StoreProfile)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(
             f"is no profile of a store: {error}",
             operation="open",

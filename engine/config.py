@@ -141,7 +141,11 @@ def read_config(path: Path, *, shared: Collection[str], by_verb: Mapping[str, Co
         raise UsageError(
             f"cannot be read: {error.strerror}", operation="settings", subject=str(path), hint="check --config"
         ) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except RecursionError as error:
+        hint = "this is no settings file"
+        raise UsageError("is nested too deeply", operation="settings", subject=str(path), hint=hint) from error
+    # Not UTF-8, not TOML, or a number with thousands of digits.
+    except ValueError as error:
         raise UsageError(f"is no TOML: {error}", operation="settings", subject=str(path), hint="correct it") from error
     tables: dict[str, Collection[str]] = {**by_verb, TRANSFER: TRANSFER_KEYS, S3: S3_KEYS}
     top: dict[str, Value] = {}

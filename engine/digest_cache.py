@@ -12,6 +12,7 @@ from typing import Final, Self
 import msgspec
 
 from engine.hashing import BLAKE3_BYTES, Digest, hash_content
+from index.decoding import UNDECODABLE
 from index.local_tree import LocalFile
 from index.model import SstIdentity
 
@@ -152,7 +153,7 @@ class DigestCache:
             if data[: -len(payload)] != _MAGIC + hash_content(payload):
                 return cache
             stored = msgspec.msgpack.decode(payload, type=_Stored)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNDECODABLE):
             return cache
         if stored.directory == str(directory.absolute()):
             cache._files = {(file.device, file.inode): file for file in stored.files[:ENTRIES_MAX]}

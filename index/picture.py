@@ -5,6 +5,7 @@ from typing import Final, Self
 import msgspec
 
 from index.batch_log import DEFAULT_STORE
+from index.decoding import UNDECODABLE
 from index.errors import BatchLogError, UnknownFormatError
 from index.state_names import check_store_dir
 
@@ -79,7 +80,7 @@ def decode_picture(offsets: str) -> Picture | None:
     """
     try:
         kind = msgspec.json.decode(offsets, type=_Kind)
-    except (msgspec.MsgspecError, UnicodeError):
+    except (*UNDECODABLE, UnicodeEncodeError):
         return None
     if kind.kind != KIND:
         return None
@@ -89,7 +90,7 @@ def decode_picture(offsets: str) -> Picture | None:
         )
     try:
         picture = msgspec.json.decode(offsets, type=Picture)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise BatchLogError(f"cannot be read: {error}", subject="picture of a checkpoint") from error
     if not 0 <= picture.oldest_batch <= picture.batch:
         raise BatchLogError(

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from index.batch_log import SourceOffset
+from index.decoding import UNDECODABLE
 from index.errors import BatchLogError
 
 _NAME: Final = re.compile(r"(?P<entry>0|[1-9][0-9]{0,17})(?P<compact>\.compact)?")
@@ -51,7 +52,7 @@ def newest_entry(offset: SourceOffset) -> int | None:
     """The newest log entry that an offset of a file source names, -1 for none; None for an offset of anything else."""
     try:
         return msgspec.json.decode(offset.offset or "", type=_FileOffset).log_offset
-    except (msgspec.MsgspecError, UnicodeError):
+    except (*UNDECODABLE, UnicodeEncodeError):
         return None
 
 
@@ -143,7 +144,7 @@ def check_entry(data: bytes, *, subject: str) -> None:
 def _entry_of(line: bytes, subject: str) -> int:
     try:
         return msgspec.json.decode(line, type=_Line).batch_id
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except UNDECODABLE as error:
         raise BatchLogError(f"has a line that cannot be read: {error}", subject=subject) from error
 
 

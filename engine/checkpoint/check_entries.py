@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from index.decoding import UNDECODABLE
+
 _JSON_STARTS: Final = ("{", "[")
 _ENTRIES_MIN: Final = 3
 
@@ -26,7 +28,7 @@ def entry_fields(data: bytes) -> EntryFields:
     lines = data.split(b"\n", 2)
     try:
         fields = msgspec.json.decode(lines[1]) if len(lines) > 1 else {}
-    except (msgspec.MsgspecError, UnicodeError):
+    except UNDECODABLE:
         fields = {}
     if not isinstance(fields, dict):
         fields = {}
@@ -75,7 +77,7 @@ def is_cut_json(text: str | None) -> bool:
         return False
     try:
         msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeError):
+    except (*UNDECODABLE, UnicodeEncodeError):
         return True
     return False
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.fuzz.seeds import seeds_of
-from tests.fuzz.table import TARGETS
+from tests.fuzz.table import MODULES, TARGETS
 from tests.fuzz.target import CORPUS, corpus_of
 
 # One input: no parser needs as much for a few kilobytes (design 0010, H3).
@@ -75,13 +75,13 @@ def _merge(name: str, work: Path, merged: Path) -> None:
 
 def _run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     (CORPUS / name).mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "tests.fuzz.one", name, *options]
+    words = [sys.executable, "-m", "tests.fuzz.one", MODULES[name], name, *options]
     return subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
 
 
 def _told(said: str) -> str:
     """The last line in which libFuzzer tells how far it has come."""
-    lines = [line for line in said.splitlines() if line.startswith("#")]
+    lines = [line for line in said.splitlines() if line[:1] == "#" and line[1:2].isdigit()]
     return " ".join(lines[-1].split()) if lines else "nothing was tried"
 
 

@@ -14,20 +14,22 @@ import pyarrow as pa
 from blobstore.s3_profile import StoreProfile, encode_profile
 from engine.backup import BackupResult, BackupStats
 from engine.cli.result_file import ResultFile
-from engine.rehearsal.model import Entry
+from engine.rehearsal.model import FailedRehearsal
 from engine.spark.collect_listing import encode_inventory
 from engine.state.compression import CODECS, Compressor
 from engine.state.lzf import compress_block
 from index import changelog, plan_file
 from index.audit import AuditRecord, encode_audit
 from index.collect_plan import DeleteReason, PlannedUpload, Upload
-from index.keys import BLOBS, RunId, upload_key
+from index.keys import BLOBS, INDEXES as INDEX_ROOM, RunId, upload_key
+from index.dir_diff import strip_removed
 from index.lineage import encode_lineage
-from index.model import BlobKey, IndexReference, LineageItem, Scope, StoreReference, UniqueId
+from index.model import BlobKey, DirDelta, IndexDelta, IndexReference, LineageItem, Scope, StoreReference, UniqueId
 from index.picture import Picture
+from index.reachable import files_of
 from index.retention import Retention, as_policy
 from index.run_file import SHARDS, RunHeader, encode_header
-from tests.golden.make_golden import INDEXES, RECORDS
+from tests.golden.make_golden import DELTA, INDEXES, RECORDS, SNAPSHOT
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden"
 V1: Final = GOLDEN / "v1"
@@ -42,8 +44,29 @@ def _indexes() -> Iterator[bytes]:
 
 
 def _delta() -> Iterator[bytes]:
-    whole, delta = (msgspec.msgpack.encode(INDEXES[name]) for name in ("snapshot", "delta"))
-    yield len(whole).to_bytes(2, "big") + whole + delta
+    """The golden delta on what it leads to: a whole index that has everything which the delta drops."""
+    base = SNAPSHOT
+    new = msgspec.structs.replace(
+        base,
+        metadata=msgspec.structs.replace(
+            base.metadata, version=43, base=LineageItem(42, base.metadata.unique_id), lineage=()
+        ),
+        dir=msgspec.structs.replace(strip_removed(base.dir), files_present=base.dir.files_present[:-1]),
+    )
+    used = {blob.key for _, file in files_of(new.dir) for blob in file.blobs}
+    new = msgspec.structs.replace(new, packs=tuple(pack for pack in base.packs if pack.key in used))
+    reference = DELTA.base
+    change = IndexDelta(
+        metadata=new.metadata,
+        session=new.session,
+        base=reference,
+        depth=1,
+        dir=DirDelta("", files_dropped=(base.dir.files_present[-1].name,)),
+        packs_dropped=tuple(pack.key for pack in base.packs if pack.key not in used),
+    )
+    whole = msgspec.msgpack.encode(base)
+    for delta in (change, DELTA):
+        yield len(whole).to_bytes(2, "big") + whole + msgspec.msgpack.encode(delta)
 
 
 def _records(*names: str) -> Callable[[], Iterator[bytes]]:
@@ -141,7 +164,7 @@ def _profile() -> Iterator[bytes]:
 
 
 def _result() -> Iterator[bytes]:
-    key = BlobKey("indexes/37/j/00000000000000000000-000000")
+    key = upload_key(INDEX_ROOM, Scope("j"), "0" * 20, 0)
     reference = StoreReference(
         task="0",
         store="s",
@@ -152,7 +175,7 @@ def _result() -> Iterator[bytes]:
         files_count=0,
         size_bytes=0,
     )
-    stats = {field.name: 0 for field in msgspec.structs.fields(BackupStats)}
+    stats = dict.fromkeys((field.name for field in msgspec.structs.fields(BackupStats)), 0)
     result = BackupResult(
         scope=Scope("j"),
         reference=reference,
@@ -166,7 +189,10 @@ def _result() -> Iterator[bytes]:
 
 def _history() -> Iterator[bytes]:
     yield b'{"schema":1}\n{"schema":9}\n\xff\n{"a":' + b"[" * 1500
-    yield msgspec.json.encode(dict.fromkeys((field.name for field in msgspec.structs.fields(Entry)), 1)) + b"\n"
+    failed = FailedRehearsal(
+        began_at_ms=1, release="1", repository_id="0" * 20, job="j", task=None, error="E", message="m"
+    )
+    yield msgspec.json.encode(failed) + b"\n"
 
 
 def _spark(pattern: str, *, size_bytes_max: int = 1 << 20) -> Callable[[], Iterator[bytes]]:
@@ -229,7 +255,7 @@ def _types() -> Iterator[bytes]:
 
 
 def _hadoop() -> Iterator[bytes]:
-    stored = b"crc\0" + struct.pack(">II", 4, 0xDEADBEEF)
+    stored = b"crc\0" + struct.pack(">II", 4, zlib.crc32(b"data"))
     yield bytes([len(stored)]) + stored + b"data"
 
 
@@ -326,7 +352,7 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "result": _result,
     "settings": _settings,
     "policy": lambda: [
-        b'[[job]]\nmatch = "*"\nkeep_last = 30\nkeep_since = "7d"\n[[job]]\nmatch = "x"\nkeep_all = true\n'
+        b'[[job]]\nmatch = "x"\nkeep_all = true\n[[job]]\nmatch = "*"\nkeep_last = 30\nkeep_since = "7d"\n'
     ],
     "codec": _codecs,
     "changelog": _changelogs,

@@ -14,7 +14,6 @@ from engine.digest_cache import DigestCache
 from engine.hashing import hash_content
 from engine.rehearsal.history import decode_line as decode_rehearsal
 from engine.rehearsal.history import read_history
-from engine.spark.collect_listing import decode_inventory
 from index import audit, envelope, keys, plan_file, run_file
 from index.codec import (
     decode_boundary,
@@ -136,12 +135,6 @@ def run_audit(data: bytes) -> None:
     assert audit.decode_audit(audit.encode_audit(found), subject=SUBJECT) == found
 
 
-def run_inventory(data: bytes) -> None:
-    table = decode_inventory(data, run_file.SHARDS[0])
-    for name in table.column_names:
-        table[name].to_pylist()
-
-
 def run_samza(data: bytes) -> None:
     index = decode_samza_index(data, blob_id=SUBJECT)
     assert decode_samza_index(encode_samza_index(index), blob_id=SUBJECT) == index
@@ -231,7 +224,6 @@ TARGETS: Final = (
     Target(name="run", run=run_run_header, covers=(run_file.decode_header,), bytes_max=512),
     Target(name="audit", run=run_audit, covers=(audit.decode_audit,)),
     Target(name="json", run=run_json, covers=(decode_json,), bytes_max=2048),
-    Target(name="inventory", run=run_inventory, covers=(decode_inventory,)),
     Target(name="samza", run=run_samza, covers=(decode_samza_index, from_samza, parse_samza_checkpoint_id)),
     Target(name="picture", run=run_picture, covers=(decode_picture,), refuses=(UnicodeDecodeError,), bytes_max=2048),
     Target(name="profile", run=run_profile, covers=(decode_profile,), bytes_max=2048),

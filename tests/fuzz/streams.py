@@ -9,7 +9,6 @@ from engine.checkpoint.check_entries import entry_fields, is_cut_json
 from engine.checkpoint.sst_check import check_sst
 from engine.checkpoint.state_file_check import check_zip_file
 from engine.hashing import crc32c
-from engine.spark.unsafe_rows import decode_pairs, decode_rows
 from engine.state.compression import CODECS, Compressor, decompress_chunks, decompress_sst_block
 from engine.state.lzf import compress_block, decompress_block
 from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
@@ -313,37 +312,6 @@ def run_lzf(data: bytes) -> None:
     assert len(decompress_block(data[2:], size_bytes)) == size_bytes
 
 
-_FIELDS: Final = tuple(
-    f'{{"name":"f","type":{of},"nullable":true,"metadata":{{}}}}'
-    for of in (
-        '"long"',
-        '"binary"',
-        '"decimal(38,4)"',
-        '{"type":"array","elementType":"short","containsNull":true}',
-        '{"type":"map","keyType":"integer","valueType":"binary","valueContainsNull":true}',
-        '{"type":"struct","fields":[{"name":"g","type":"binary","nullable":true,"metadata":{}}]}',
-    )
-)
-
-
-def run_unsafe_rows(data: bytes) -> None:
-    """The first byte has which fields a row has, the second where the bytes are cut into two rows."""
-    if len(data) < 2:  # noqa: PLR2004  # a test
-        return
-    chosen = ",".join(field for bit, field in enumerate(_FIELDS) if data[0] >> bit & 1)
-    of = state_schema.decode_type(f'{{"type":"struct","fields":[{chosen}]}}')
-    assert isinstance(of, state_schema.StructType)
-    of = state_schema.with_unique_names(of)
-    assert isinstance(of, state_schema.StructType)
-    cut = 2 + data[1] * 8 + 1
-    rows = [data[2:cut], data[cut:]]
-    array = decode_rows(of, rows, subject=SUBJECT)
-    array.validate(full=True)
-    assert len(array.to_pylist()) == len(rows)
-    keys, values = decode_pairs(of, of, [(rows[0], rows[1])], subject=SUBJECT)
-    assert (len(keys), len(values)) == (1, 1)
-
-
 TARGETS: Final = (
     Target(name="codec", run=run_codec, covers=(decompress_chunks,)),
     Target(name="changelog", run=run_changelog, covers=(changelog.ChangelogDecoder.feed,)),
@@ -423,5 +391,4 @@ TARGETS: Final = (
         refuses=(ValueError, NotImplementedError),
     ),
     Target(name="lzf", run=run_lzf, covers=(decompress_block,), refuses=(ValueError,), bytes_max=2048),
-    Target(name="unsafe-rows", run=run_unsafe_rows, covers=(decode_rows, decode_pairs), bytes_max=1024),
 )

@@ -2,15 +2,15 @@
 
 from typing import Final
 
-from tests.fuzz import answers, stored, streams
+from tests.fuzz import answers, stored, streams, tables
 from tests.fuzz.target import Target
 
-TARGETS: Final[dict[str, Target]] = {
-    target.name: target for target in (*stored.TARGETS, *streams.TARGETS, *answers.TARGETS)
+_MODULES: Final = (stored, streams, tables, answers)
+TARGETS: Final[dict[str, Target]] = {target.name: target for module in _MODULES for target in module.TARGETS}
+# The module that each stands in.
+MODULES: Final = {
+    target.name: module.__name__.rpartition(".")[2] for module in _MODULES for target in module.TARGETS
 }
-
-_FETCHES: Final = "fetches bytes and gives them to a decoder that is fuzzed"
-_OURS: Final = "reads what another part of the same run has sent or written a moment ago, never a store"
 
 # Functions whose names say that they read something, by module and name.
 UNFUZZED: Final[dict[str, str]] = {}

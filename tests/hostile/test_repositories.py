@@ -3,6 +3,8 @@
 The rules are those of design 0010. Parsers by themselves are fuzzed (`tests/fuzz`); here is what stands behind them.
 """
 
+import json
+import shutil
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -31,7 +33,8 @@ from tests.hostile.forger import SCOPE, SESSION, Forger, a_delta, a_file, an_ind
 
 DAMAGED: Final = 4
 # What can be made of a repository: what writes to this machine, what reads, and what deletes.
-READ: Final = (("restore", "target"), ("verify",), ("show", "--files"), ("collect", "--keep-last", "1", "--yes"))
+COLLECT: Final = ("collect", "--keep-last", "1")
+READ: Final = (("restore", "target"), ("restore", "target", "--all"), ("verify",), ("show", "--files"), COLLECT)
 
 Attack = Callable[[Forger], object]
 BLOB: Final = upload_key(BLOBS, SCOPE, SESSION, 7)
@@ -56,13 +59,30 @@ def refused_everywhere(forger: Forger, attack: Attack, *, verbs: tuple[tuple[str
     before = forger.everything()
     failures = []
     for words in verbs:
-        failure = forger.shell.refused(*words, code=DAMAGED)
-        assert failure["subject"], words
-        assert failure["message"], words
-        assert forger.everything() == before, f"{words} wrote or deleted something"
-        assert not forger.target.exists()
-        failures.append(failure)
+        failures.append(refusal(forger, words))
+        check_untouched(before, forger.everything())
+        assert not forger.target.exists() or not any(path.is_file() for path in forger.target.rglob("*"))
     return failures
+
+
+def refusal(forger: Forger, words: tuple[str, ...]) -> dict[str, Any]:
+    """What a run says of damage: an error, or of verbs that go on with the rest, a report."""
+    result = forger.shell.run(*words, "--json", code=DAMAGED)
+    told: dict[str, Any] = json.loads(result.stderr or result.stdout)
+    if "error" in told:
+        assert told["subject"], words
+        assert told["message"], words
+        assert told["hint"], words
+    else:
+        assert told["verb"] == "verify" or any(store["failure"] for store in told["stores"]), told
+    return told
+
+
+def check_untouched(before: dict[str, bytes], after: dict[str, bytes]) -> None:
+    """All that stood there stands there still; what may join it is a reader's pin, and a collection's evidence."""
+    assert {name: after.get(name) for name in before} == before
+    added = set(after) - set(before)
+    assert all(name.startswith(("repository/pins/", "repository/audit/")) for name in added), added
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
@@ -71,7 +91,7 @@ def test_a_name_that_is_no_component_is_written_nowhere(forger: Forger, name: st
     """H4: `UnsafeNameError`; the root may have no other name than none, and everything below it no such one."""
     directory = DirIndex("", (a_file(name),)) if kind == "file" else DirIndex("", (), (DirIndex(name, (a_file("f"),)),))
     failures = refused_everywhere(forger, lambda f: f.commit(an_index(dir=directory)))
-    assert {failure["error"] for failure in failures} <= {"UnsafeNameError", "CorruptIndexError", "IndexInvariantError"}
+    assert failures[0]["error"] == "UnsafeNameError"
     assert any("while reading indexes/" in cause for cause in failures[0]["causes"])
 
 
@@ -143,16 +163,13 @@ SIZES: Final[dict[str, Attack]] = {
         an_index(in_blob("a", BLOB, size_bytes=3), in_blob("b", BLOB, size_bytes=4))
     ),
     "a mode that is none": lambda f: f.commit(an_index(a_file("f", metadata=FileMetadata(6, 0o200644, 1)))),
-    "a time before all times": lambda f: f.commit(an_index(a_file("f", metadata=FileMetadata(6, 0o644, -(2**63) + 0)))),
     "a hash of no length": lambda f: f.commit(an_index(a_file("f", blake3=b""))),
     "directories without end": lambda f: f.commit(an_index(dir=_nested(200))),
     "a file and a directory of one name": lambda f: f.commit(
         an_index(dir=DirIndex("", (a_file("x"),), (DirIndex("x"),)))
     ),
     "a file twice": lambda f: f.commit(an_index(a_file("x"), a_file("x"))),
-    "more stores than a record may have": lambda f: f.commit(an_index(a_file("f")), stores=()),
 }
-del SIZES["more stores than a record may have"], SIZES["a time before all times"]
 
 
 def _nested(depth: int) -> DirIndex:
@@ -177,14 +194,17 @@ def test_a_time_that_no_file_system_has_is_a_typed_error(forger: Forger) -> None
         forger.shell.run("show", "--files", str(number))
 
 
-def test_a_blob_that_is_longer_or_shorter_than_it_is_said_to_be_is_damage(forger: Forger) -> None:
-    """H2: what the index says bounds what is read, and the bytes are compared with the hash."""
-    for data in (b"forged" * 1000, b"for", b"", b"FORGED"):
+def test_what_is_read_of_a_blob_is_what_the_index_says_and_nothing_else(forger: Forger) -> None:
+    """H2: the size bounds what is read however much there is, and the bytes have to fit the hash."""
+    for data in (b"for", b"", b"FORGED", b"FORGED" * 1000):
         forger.put(BLOB, data)
         forger.commit(an_index(in_blob("f", BLOB)))
         failure = forger.shell.refused("restore", "target", code=DAMAGED)
         assert BLOB in str(failure)
         assert not forger.target.exists()
+    forger.put(BLOB, b"forged" * 1000)
+    forger.shell.run("restore", "target")
+    assert (forger.target / "f").read_bytes() == b"forged"
 
 
 def test_a_delta_that_stands_on_itself_ends(forger: Forger) -> None:
@@ -276,11 +296,12 @@ def test_store_names_that_climb_make_no_directory(forger: Forger) -> None:
         stores = tuple(msgspec.structs.replace(s, task=task, store=store) for s in record.stores)
         forger.put_record(msgspec.structs.replace(record, stores=stores))
         before = forger.everything()
-        forger.shell.run("restore", "target", "--number", str(number))
-        assert {name for name in forger.everything() if not name.startswith("target/")} == set(before)
-        assert [path.name for path in forger.target.iterdir()] == ["f"]
-        (forger.target / "f").unlink()
-        forger.target.rmdir()
+        forger.shell.run("restore", "target", "--all", "--number", str(number))
+        restored = {name for name in forger.everything() if name.startswith("target/")}
+        assert len(restored) == 1
+        assert all(".." not in name.split("/") for name in restored)
+        check_untouched(before, {name: data for name, data in forger.everything().items() if name not in restored})
+        shutil.rmtree(forger.target)
 
 
 LEASES: Final[dict[str, Attack]] = {
@@ -306,15 +327,15 @@ def test_a_collection_deletes_nothing_beside_what_it_cannot_read(forger: Forger,
     """H1 and 0002, D4: names, pins and boundaries are roots, and a root that cannot be read may keep anything."""
     forger.put(BLOB, b"precious")
     forger.commit(an_index(a_file("f")))
-    refused_everywhere(forger, attack, verbs=(("collect", "--keep-last", "1", "--yes"),))
+    refused_everywhere(forger, attack, verbs=(COLLECT,))
 
 
 def test_foreign_keys_in_the_log_are_damage_and_delete_nothing(forger: Forger) -> None:
     """H5: a key that the grammar would not make is none of ours."""
     forger.put(BLOB, b"precious")
     forger.commit(an_index(a_file("f")))
-    forger.put("log/flights/../evil" if False else "log/flights/1.commit", b"x")
-    refused_everywhere(forger, lambda _: None, verbs=(("collect", "--keep-last", "1", "--yes"), ("restore", "target")))
+    forger.put("log/flights/1.commit", b"x")
+    refused_everywhere(forger, lambda _: None, verbs=(COLLECT, ("restore", "target")))
 
 
 def test_an_index_above_its_cap_is_not_fetched(forger: Forger) -> None:
