@@ -11,6 +11,7 @@ import contextlib
 import ipaddress
 import os
 import ssl
+import traceback
 from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -473,11 +474,17 @@ def _translated(error: Exception) -> Exception:
             | OSError()
         ):
             return BrokenError(_told(error))
-        case botocore.parsers.ResponseParserError() | ValueError():
-            # No XML, or a number or a time that is none. What the SDK says of it quotes the whole answer.
+        case _ if _was_reading(error):
+            # No XML, a number or a time that is none, an element twice. What the SDK says of it quotes the answer.
             return BrokenError(f"the answer cannot be read: {_told(error)}")
         case _:
             return error
+
+
+def _was_reading(error: BaseException) -> bool:
+    """Whether the SDK was at an answer: it raises whatever Python raises for what is not as it should be."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__") == botocore.parsers.__name__ for frame in frames)
 
 
 def _was_connected(error: botocore.exceptions.EndpointConnectionError) -> bool:

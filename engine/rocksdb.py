@@ -43,6 +43,8 @@ DEFAULT_FAMILY: Final = "default"
 _TABLE_PROPERTIES: Final = "rocksdb.aggregated-table-properties"
 # What RocksDB says of this machine, after the name of whatever file it was at.
 _LACKING: Final = tuple(os.strerror(number) for number in sorted(LACKING))
+# How RocksDB begins where what a directory says of itself is none that we write: its comparator, a column family.
+_REFUSALS: Final = ("Invalid argument", "Not implemented")
 _OPERANDS: Final = re.compile(r"# merge operands=(\d+);")
 
 
@@ -471,6 +473,9 @@ def _typed(error: Exception, operation: str, directory: Path) -> EngineError:
         return UsageError(message.strip("'"), operation=operation, subject=subject, hint=hint)
     if message.startswith("Corruption"):
         hint = "restore the store from its last commit"
+        return DamagedError(message, operation=operation, subject=subject, hint=hint)
+    if operation == "open" and message.startswith(_REFUSALS):
+        hint = "another program wrote it, or somebody altered it; restore the store from its last commit"
         return DamagedError(message, operation=operation, subject=subject, hint=hint)
     if message.startswith("IO error") and message.endswith(_LACKING):
         hint = "see to permissions, room and open files on this machine"

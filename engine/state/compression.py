@@ -372,6 +372,9 @@ def decompress_sst_block(kind: int, block: bytes, *, sized: bool, plain_bytes_ma
         plain = bytes(_SST_BLOCKS[kind](block[at:], plain_bytes))
     except (cramjam.DecompressionError, zstd.ZstdError, zlib.error, OSError, EOFError) as error:
         raise ValueError(f"does not decompress: {error}") from error
+    if len(plain) > plain_bytes_max:
+        # zlib and bzip2 of old tables say no size: decompressing stops one byte above what may be.
+        raise ValueError(f"holds more than {plain_bytes_max} bytes")
     if at and len(plain) != plain_bytes:
         raise ValueError(f"holds {len(plain)} bytes and says {plain_bytes}")
     return plain
