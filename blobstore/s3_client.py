@@ -337,14 +337,15 @@ def read_time(text: str) -> datetime:
     Raises:
         ValueError: It is none.
     """
-    with contextlib.suppress(ValueError, TypeError, OverflowError):
+    with contextlib.suppress(ValueError, TypeError, LookupError, OverflowError):
         # A header begins with a day of the week, a list with a year.
         moment = parsedate_to_datetime(text) if text[:1].isalpha() else datetime.fromisoformat(text)
         if moment.tzinfo is not None:
             return moment
     try:
         other: datetime = botocore.utils.parse_timestamp(text)
-    except (OverflowError, RuntimeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError) as error:
+        # What the SDK's parser of any form that there is comes to, where the text is of none.
         raise ValueError("is no time that a calendar has") from error
     return other
 

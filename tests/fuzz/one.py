@@ -26,6 +26,7 @@ _PARSERS: Final = [
     "engine.digest_cache",
     "engine.rehearsal.history",
     "engine.spark.collect_listing",
+    "engine.spark.state_rows",
     "engine.spark.unsafe_rows",
     "engine.state.compression",
     "engine.state.lzf",

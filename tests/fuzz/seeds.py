@@ -294,6 +294,13 @@ def _rows() -> Iterator[bytes]:
     yield bytes((8, 5)) + array + array
 
 
+def _prefixed() -> Iterator[bytes]:
+    row = b"\0" + bytes(16)
+    yield struct.pack("<i", len(row)) + row + row
+    yield struct.pack("<i", -5) + row + row
+    yield struct.pack("<i", len(row)) + row + row + b"\0" + bytes(24)
+
+
 def _words() -> Iterator[bytes]:
     yield from (b"36h", b"1d12h", b"2026-05-01T12:30:00Z", b"yesterday 18:00", b"64MiB", b"10%", b"0.1")
     yield from (b"task/store", b"8_uid", b"@2026-05-01", b"v8", b"latest", b"0001-01-01T00:00:00+23:59")
@@ -382,6 +389,7 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "sst-compression": _sst_compression,
     "lzf": _lzf,
     "unsafe-rows": _rows,
+    "prefixed-rows": _prefixed,
     "words": _words,
     "headers": _headers,
     "xml": _xml,

@@ -225,8 +225,11 @@ def run_batch_logs(data: bytes) -> None:
         except FormatError as error:
             assert error.hint
             continue
-        assert decode(encode(found)) == found, decode
-        if isinstance(found, batch_log.BatchOffsets):
+        is_offsets = isinstance(found, batch_log.BatchOffsets)
+        # An empty offset at the end is a line that Spark does not tell from the end of the one before; it writes none.
+        if not (is_offsets and found.offsets and found.offsets[-1].offset == ""):
+            assert decode(encode(found)) == found, decode
+        if is_offsets:
             StateStoreSettings.from_conf(found.conf, SPARK_OLD_CHECKPOINT)
             for offset in found.offsets:
                 is_cut_json(offset.offset)

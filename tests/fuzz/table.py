@@ -1,4 +1,4 @@
-"""Every target, by name; and the parsers that have none, each with its reason (design 0010, H9)."""
+"""Every target, by name; and the parsers that have none, each with its reason (architecture, H9)."""
 
 from typing import Final
 
@@ -12,5 +12,88 @@ MODULES: Final = {
     target.name: module.__name__.rpartition(".")[2] for module in _MODULES for target in module.TARGETS
 }
 
-# Functions whose names say that they read something, by module and name.
-UNFUZZED: Final[dict[str, str]] = {}
+_MOVES: Final = "moves bytes and looks at none of them"
+_FETCHES: Final = "fetches an object and gives its bytes to a decoder that is fuzzed"
+_TASKS: Final = "reads what the driver, or a task of the same job, has sent a moment ago over Spark, never a store"
+
+# Functions whose names say that they read something, and modules that take bytes apart, with why they have no target.
+UNFUZZED: Final[dict[str, str]] = {
+    **dict.fromkeys(
+        (
+            "blobstore.base.Body.read_chunks",
+            "blobstore.base.BytesBody.read_chunks",
+            "blobstore.base.read_blob",
+            "blobstore.local_files.LocalFile.read_chunks",
+            "blobstore.local_files.SpooledBody.read_chunks",
+            "blobstore.local_files.read_chunks",
+            "engine.checkpoint.live_files.read_small",
+            "engine.local_copy.FileBody.read_chunks",
+            "engine.run_body.FileRunBody.read_chunks",
+            "engine.run_body.FileRunBody.read_digest",
+            "engine.spark.files_source.read_files",
+            "engine.spark.state_places.read_schema",
+            "engine.transfer.PartsBody.read_chunks",
+        ),
+        _MOVES,
+    ),
+    **dict.fromkeys(
+        (
+            "blobstore.s3.S3Store.read_lifecycle",
+            "blobstore.s3_bucket_rules.read_lifecycle",
+            "engine.doctor_patient.S3Powers.read_lifecycle",
+            "engine.identify.parse_sst",
+            "engine.identify.read_sst",
+            "engine.index_io.read_index",
+            "engine.index_io.read_index_chain",
+            "engine.index_io.read_stored_snapshot",
+            "engine.log_io.load_commits",
+            "engine.log_io.load_log",
+            "engine.log_io.read_boundaries",
+            "engine.log_io.read_boundary",
+            "engine.log_io.read_commit",
+            "engine.log_io.read_record",
+            "engine.log_io.read_records",
+            "engine.names.read_all_namings",
+            "engine.names.read_name",
+            "engine.names.read_namings",
+            "engine.plan_roots.read_now_roots",
+            "engine.repository_reading.ReadingRepository.read_index",
+            "engine.repository_record.read_repository_record",
+            "engine.restore.read_index_of",
+            "engine.roots.read_roots",
+            "engine.spark.collect_listing.read_inventory",
+            "engine.spark.collect_plans.read_plan",
+            "engine.spark.state_plan.load_store",
+            "engine.state.file_checksums.read_checked",
+            "engine.state.file_manager.StateFileManager.load_snapshot",
+            "engine.state.file_manager.StateFileManager.read_snapshot",
+            "engine.state.load.StateLoader.load_empty",
+        ),
+        _FETCHES,
+    ),
+    **dict.fromkeys(
+        (
+            "engine.spark.checkpoint_backup",
+            "engine.spark.checkpoint_check",
+            "engine.spark.checkpoint_restore",
+            "engine.spark.collect_deleting",
+            "engine.spark.collect_failures",
+            "engine.spark.collect_hands",
+            "engine.spark.collect_marking",
+            "engine.spark.parallel",
+            "engine.spark.stateful_job",
+        ),
+        _TASKS,
+    ),
+    "engine.cli.doctoring": "decodes what it has encoded itself",
+    "engine.collect.overtaken.read_until_not_overtaken": "repeats a reading, whatever it reads",
+    "engine.plan_shards": "reads private files that the same process has written a moment ago",
+    "engine.plan_shards.read_shards": "reads private files that the same process has written a moment ago",
+    "engine.plan_shards.unpack_line": "reads private files that the same process has written a moment ago",
+    "engine.rehearsal.telling.load_line": "tells the load of this machine",
+    "engine.run_body.read_twice_error": "makes an error",
+    "blobstore.local_births.Births.read_ms": "matches one name with a pattern of digits",
+    "blobstore.local_ttl.TtlLinks.read_ms": "matches one text with a pattern of digits",
+    "blobstore.s3_answers.read_created": "reads a time with `read_time`, which is fuzzed",
+    "blobstore.s3_answers.read_created_at_ms": "reads a time with `read_time`, which is fuzzed",
+}

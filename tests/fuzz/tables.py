@@ -3,11 +3,20 @@
 from typing import Final
 
 from engine.spark.collect_listing import decode_inventory
+from engine.spark.state_rows import Table, decode_keys, split_bytes, split_typed
 from engine.spark.unsafe_rows import decode_pairs, decode_rows
 from index import run_file, state_schema
+from index.picture import StoreId
 from tests.fuzz.target import Target
 
 SUBJECT: Final = "fuzzed"
+# A row of one number, and a key of two such rows with a length of four bytes before them.
+_ROW_BYTES: Final = 17
+_PREFIXED_BYTES: Final = 4 + 2 * _ROW_BYTES
+_LONGS: Final = (
+    '{"type":"struct","fields":[{"name":"a","type":"long","nullable":true,"metadata":{}},'
+    '{"name":"b","type":"long","nullable":true,"metadata":{}}]}'
+)
 
 
 def run_inventory(data: bytes) -> None:
@@ -47,7 +56,19 @@ def run_unsafe_rows(data: bytes) -> None:
     assert (len(keys), len(values)) == (1, 1)
 
 
+def run_prefixed_rows(data: bytes) -> None:
+    """Keys of two rows, the length of the first before it, and values of one."""
+    of = state_schema.decode_type(_LONGS)
+    assert isinstance(of, state_schema.StructType)
+    table = Table(key=of, value=of, prefix_columns=1)
+    assert len(split_bytes("default", [(data, data)])[0]) == 1
+    key, value = data[:_PREFIXED_BYTES], data[_PREFIXED_BYTES:]
+    assert len(decode_keys(table, [key, key], StoreId(0, 0))) == len((key, key))
+    assert [len(part) for part in split_typed(table, [(key, value)], StoreId(0, 0))] == [1, 1]
+
+
 TARGETS: Final = (
     Target(name="inventory", run=run_inventory, covers=(decode_inventory,)),
+    Target(name="prefixed-rows", run=run_prefixed_rows, covers=(split_typed, split_bytes, decode_keys), bytes_max=256),
     Target(name="unsafe-rows", run=run_unsafe_rows, covers=(decode_rows, decode_pairs), bytes_max=1024),
 )

@@ -13,7 +13,7 @@ from blobstore.errors import StoreError
 from engine.errors import EngineError
 from index.errors import FormatError
 
-# Every parser may refuse what it is given; nothing else than these may come out of one (design 0010, H2).
+# Every parser may refuse what it is given; nothing else than these may come out of one (architecture, H2).
 REFUSALS: Final = (FormatError, EngineError, StoreError)
 
 CORPUS: Final = Path(__file__).with_name("corpus")

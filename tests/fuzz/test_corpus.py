@@ -1,4 +1,4 @@
-"""Everything that fuzzing has found is tried again with each run of the tests, in seconds (design 0010, H9)."""
+"""Everything that fuzzing has found is tried again with each run of the tests, in seconds (architecture, H9)."""
 
 import tracemalloc
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.fuzz.seeds import seeds_of
 from tests.fuzz.table import TARGETS
 from tests.fuzz.target import CORPUS, corpus_of, try_one
 
-# What decoding a few kilobytes may take: a block of lz4 or snappy may announce 32 MiB (design 0010, H3).
+# What decoding a few kilobytes may take: a block of lz4 or snappy may announce 32 MiB (architecture, H3).
 PEAK_BYTES_MAX: Final = 80 * 1024 * 1024
 CORPUS_BYTES_MAX: Final = 1_000_000
 

@@ -3,7 +3,7 @@
     python -m tests.hostile.bomb_probe BOMB
 
 The last line is the class of the error, or the number of bytes that came out; a process that takes more than its share
-dies of a MemoryError, which no bomb may cause (design 0010, H3).
+dies of a MemoryError, which no bomb may cause (architecture, H3).
 """
 
 import bz2

@@ -1,6 +1,6 @@
 """Repositories written by hand: every object is whole by its own checksum, and what it says is up to the attacker.
 
-Nothing here calls a check of ours: values are encoded as they are, and sealed (design 0010, H1).
+Nothing here calls a check of ours: values are encoded as they are, and sealed (architecture, H1).
 """
 
 import hashlib

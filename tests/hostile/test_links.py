@@ -1,4 +1,4 @@
-"""Symbolic links, planted wherever one could lead a backup or a restore out of its directory (design 0010, H7)."""
+"""Symbolic links, planted wherever one could lead a backup or a restore out of its directory (architecture, H7)."""
 
 import os
 import socket

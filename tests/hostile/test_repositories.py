@@ -1,6 +1,6 @@
 """Whole repositories of an attacker's, at the command line: each is refused with what is wrong, and touches nothing.
 
-The rules are those of design 0010. Parsers by themselves are fuzzed (`tests/fuzz`); here is what stands behind them.
+The rules H1 to H9 stand in design/architecture.md. Parsers by themselves are fuzzed (`tests/fuzz`); here is what stands behind them.
 """
 
 import json

@@ -1,0 +1,158 @@
+"""Servers that answer anything at all: no XML, other keys than were asked for, numbers and times that are none (H5)."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import list_blobs, read_blob
+from blobstore.errors import StoreError
+from blobstore.s3 import S3Store
+from blobstore.s3_settings import S3Settings
+
+DATE: Final = "Sun, 22 Nov 2026 20:00:00 GMT"
+_SECRET: Final = "what-only-the-answer-says"
+
+
+class Liar(ThreadingHTTPServer):
+    """Answers every request with one body and some headers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Lying)
+        self.body = b""
+        self.headers: dict[str, str] = {}
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Lying(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self) -> None:
+        assert isinstance(self.server, Liar)
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {"Content-Length": str(len(self.server.body)), "Content-Type": "application/xml"}
+        self.send_response_only(200)
+        for name, value in {"Date": DATE, **headers, **self.server.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(self.server.body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815  # the names that the base class calls
+
+    @override
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    with Liar() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+async def store(liar: Liar) -> S3Store:
+    return S3Store("bucket", "team", S3Settings(endpoint_url=liar.endpoint_url), bound_by_profile=False)
+
+
+def listed(*keys: str, size: str = "3", time: str = "2026-11-22T20:00:00.000Z", more: str = "") -> bytes:
+    contents = "".join(
+        f"<Contents><Key>{key}</Key><Size>{size}</Size><LastModified>{time}</LastModified>{more}</Contents>"
+        for key in keys
+    )
+    return f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode()
+
+
+GOOD: Final = "team/blobs/00/j/x"
+LISTS: Final = {
+    "a page of HTML": f"<html>{_SECRET}".encode(),
+    "nothing": b"\xff\xfe\x00",
+    "another document": b"<Other/>" * 2,
+    "entities in entities": b'<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa">'
+    + b"".join(b'<!ENTITY %c "%s">' % (98 + n, b"&%c;" % (97 + n) * 10) for n in range(9))
+    + b"]><ListBucketResult>&j;</ListBucketResult>",
+    "an entity of this machine": b'<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>'
+    + listed("&x;").replace(b"<?xml", b""),
+    "a size that is none": listed(GOOD, size=_SECRET),
+    "a size twice": listed(GOOD, more="<Size>4</Size>"),
+    "a time that is none": listed(GOOD, time=_SECRET),
+    "a time without end": listed(GOOD, time="9" * 5000),
+    "a time after all times": listed(GOOD, time="Mon, 01 Jan 99999 00:00:00 +9999999"),
+    "no time": listed(GOOD).replace(b"LastModified", b"L"),
+    "no key": listed(GOOD).replace(b"Key", b"K"),
+    "a key above the prefix": listed("other/blobs/00/j/x"),
+    "a key beside the prefix": listed("team-b/blobs/00/j/x"),
+    "a climbing key": listed("team/../../etc/passwd"),
+    "a key of another room": listed("team/indexes/00/j/x"),
+    "an empty key": listed(""),
+    "the same key twice": listed(GOOD, GOOD),
+    "keys that descend": listed("team/blobs/01/j/x", GOOD),
+    "fewer than it says": listed(GOOD).replace(b"<IsT", b"<KeyCount>5</KeyCount><IsT"),
+    "more than were asked for": listed(*(f"{GOOD}{n:05d}" for n in range(1001))),
+}
+
+
+# Another document has no contents, and a list without any is a list.
+EMPTY: Final = frozenset({"another document", "entities in entities"})
+
+
+async def test_a_list_that_is_none_is_a_typed_error_and_names_no_key(store: S3Store, liar: Liar) -> None:
+    """Whatever a server lists, nobody is ever handed a key that is not below what was asked for."""
+    for what, body in LISTS.items():
+        liar.body = body
+        try:
+            found = [blob.key async for blob in list_blobs(store, "blobs/")]
+        except StoreError as error:
+            assert error.hint, what
+            assert _SECRET not in str(error), what
+        else:
+            assert found == [], what
+            assert what in EMPTY, what
+    await store.close()
+
+
+async def test_a_true_list_is_handed_on(store: S3Store, liar: Liar) -> None:
+    """So that the refusals above mean something."""
+    liar.body = listed(GOOD, GOOD + "1")
+    assert [blob.key async for blob in list_blobs(store, "blobs/")] == ["blobs/00/j/x", "blobs/00/j/x1"]
+    await store.close()
+
+
+HEADERS: Final = {
+    "no time": {"Last-Modified": ""},
+    "a time that is none": {"Last-Modified": "yesterday"},
+    "a time after all times": {"Last-Modified": "Mon, 99 Jan 99999 99:99:99 +99999999"},
+    "a year without end": {"Last-Modified": "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"},
+}
+
+
+async def test_headers_that_say_nothing_are_a_typed_error(store: S3Store, liar: Liar) -> None:
+    for headers in HEADERS.values():
+        liar.headers = headers
+        with pytest.raises(StoreError) as refused:
+            await store.stat("blobs/00/j/x")
+        assert refused.value.hint
+    await store.close()
+
+
+async def test_a_body_longer_than_the_cap_is_not_read(store: S3Store, liar: Liar) -> None:
+    liar.body = bytes(1_000_000)
+    liar.headers = {"Last-Modified": DATE, "ETag": '"x"'}
+    with pytest.raises(StoreError):
+        await read_blob(store, "blobs/00/j/x", size_bytes_max=1000)
+    await store.close()
