@@ -222,6 +222,10 @@ class Downloader:
             writer = PackWriter(self._root, run, wrong, self._owners)
             try:
                 await self._pour_run(run, writer, fresh=fresh)
+            except (BlobCorruptError, InvalidRequestError):
+                # Where all files had come right before it broke off, nothing is damaged.
+                if writer.wrong:
+                    raise
             finally:
                 # What has come right stays, also where the rest broke off.
                 wrong = writer.wrong
