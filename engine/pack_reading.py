@@ -13,12 +13,29 @@ from typing_extensions import override
 
 from blobstore.errors import BlobCorruptError
 from blobstore.sinks import Buffer, Sink
+from engine.cores import cores_count
 from engine.hashing import ContentHasher, hash_content
 from engine.local_writing import SYNC_GROUP_MAX, OwnerPolicy, WrittenFile, create_file, seal_file, write_at
 from index.restore_plan import FetchedRun, RestoredFile
 
-# Packs that are taken apart at once: more threads than cores take the interpreter from each other (design 0008, R9).
-_AT_WORK: Final = threading.Semaphore(os.cpu_count() or 1)
+
+class _AtWork:
+    """Packs that are taken apart at once: more threads than cores take the interpreter from each other (0008, R9).
+
+    Attributes:
+        permits: One for each core.
+    """
+
+    def __init__(self) -> None:
+        self.permits = threading.Semaphore(cores_count())
+
+    def begin_anew(self) -> None:
+        """In a child that was forked: it has none of the threads that held permits just then, to give them back."""
+        self.permits = threading.Semaphore(cores_count())
+
+
+_AT_WORK: Final = _AtWork()
+os.register_at_fork(after_in_child=_AT_WORK.begin_anew)
 
 
 class PackReader(Sink):
@@ -111,7 +128,7 @@ class PackWriter(PackReader):
 
     @override
     def write(self, data: Buffer) -> None:
-        with _AT_WORK:
+        with _AT_WORK.permits:
             super().write(data)
 
     @override
@@ -130,11 +147,11 @@ class PackWriter(PackReader):
         # Together: the first sync of a group does most of the work for all.
         if len(self._unsynced) == SYNC_GROUP_MAX:
             # It waits for a disk, and others may work meanwhile.
-            _AT_WORK.release()
+            _AT_WORK.permits.release()
             try:
                 self._seal()
             finally:
-                _AT_WORK.acquire()
+                _AT_WORK.permits.acquire()
 
     def end(self) -> None:
         """Sync what is right, and remove what came in part.

@@ -1,6 +1,5 @@
 """Short looks at the store and at the disk by themselves, each with a bound on its bytes (design 0009, B2 to B4)."""
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from blobstore.bounded import carry_out_all
 from blobstore.errors import StoreError
 from blobstore.local_files import flush
 from blobstore.sinks import Buffer, CountedSink, Sink
+from engine.cores import cores_count
 from engine.doctor_patient import pattern
 from engine.rehearsal.model import Measured
 from engine.transfer_settings import KIB, MIB
@@ -173,8 +173,3 @@ def _write(path: Path, chunks: Sequence[bytes]) -> None:
         for chunk in chunks:
             file.write(chunk)
         flush(file.fileno())
-
-
-def cores_count() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

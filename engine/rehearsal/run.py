@@ -14,12 +14,13 @@ from blobstore.errors import StoreError
 from blobstore.local_files import run_blocking
 from engine.clock import Ambient, SystemAmbient
 from engine.complete import naming_complete
+from engine.cores import cores_count
 from engine.digest_cache import DigestCache
 from engine.errors import EngineError
 from engine.progress import NO_PROGRESS, Progress
 from engine.rehearsal.model import MESSAGE_LENGTH_MAX, Measured, Rehearsal
 from engine.rehearsal.nowhere import Fetched, restore_to_nowhere
-from engine.rehearsal.probes import choose_pieces, cores_count, probe_disk, probe_store
+from engine.rehearsal.probes import choose_pieces, probe_disk, probe_store
 from engine.rehearsal.scratch import scratch_directory
 from engine.rehearsal.timed_store import TimedStore
 from engine.repository_reading import Choice, ReadingRepository

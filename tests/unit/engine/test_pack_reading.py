@@ -1,15 +1,20 @@
 """Files of a range of a pack, as its bytes come in pieces of any size (design 0008, B7)."""
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from blobstore.errors import BlobCorruptError
+from engine.cores import cores_count
 from engine.hashing import hash_content
 from engine.local_writing import OwnerPolicy
 from engine.pack_reading import PackReader, PackWriter
@@ -132,6 +137,46 @@ def test_files_that_overlap_are_fetched_once_more() -> None:
     reader = PackReader(run, overlapping)
     reader.write(data)
     assert reader.wrong == (overlapping[1],)
+
+
+def test_a_child_that_is_forked_while_packs_are_taken_apart_restores(root: int, tmp_path: Path) -> None:
+    run, data = make_run(LAYOUT)
+    reached, go_on = threading.Semaphore(0), threading.Event()
+
+    class Held(PackWriter):
+        @override
+        def on_piece(self, file: RestoredFile, at: int, piece: memoryview) -> None:
+            reached.release()
+            go_on.wait()
+
+    writers = [Held(root, run, run.files, OwnerPolicy.IGNORE) for _ in range(cores_count())]
+    threads = [threading.Thread(target=writer.write, args=(data,)) for writer in writers]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in threads:
+            assert reached.acquire(timeout=10)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # which ends a child that waits for ever
+            write_and_exit(root, run, data)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        go_on.set()
+        for thread in threads:
+            thread.join()
+    assert (tmp_path / "f2").read_bytes() == content(run, data, run.files[2])
+
+
+def write_and_exit(root: int, run: FetchedRun, data: bytes) -> NoReturn:
+    """What a forked child does: the test's own end is none of its business."""
+    try:
+        writer = PackWriter(root, run, run.files, OwnerPolicy.IGNORE)
+        writer.write(data)
+        writer.end()
+        os._exit(len(writer.wrong))
+    finally:
+        os._exit(1)
 
 
 @given(
