@@ -16,7 +16,7 @@ PROGRAMS: Final = ("tidemark", "restic", "rclone", "kopia", "litestream", "medus
 ROW: Final = re.compile(r"^\| \*\*(?P<what>[^*]+)\*\*[^|]*\|(?P<cells>.+)\|$", re.MULTILINE)
 ITEM: Final = re.compile(r"^- \*\*(?P<what>[^*]+)\*\*, (?P<mark>[a-z ]+): (?P<text>.+)$", re.MULTILINE)
 # Something to run or to set, or a file of the program's own repository.
-PLACE: Final = re.compile(r"`[^`]+`|\b[\w.-]+/[\w./ -]+")
+PLACE: Final = re.compile(r"`[^`]+`|\b[\w.-]+/[\w./ -]+|[\w.-]+\.(?:go|ini|md|py|rst|yml)\b")
 COMMAND: Final = re.compile(r"`tidemark (?P<words>[^`]+)`")
 
 
