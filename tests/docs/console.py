@@ -163,6 +163,7 @@ class Shell:
 
 _SHAPES: Final = (
     (re.compile(r"\d{4}-\d\d-\d\d(T[\d:.]+Z?)?"), "<time>"),
+    (re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), "<id>"),
     (re.compile(r"\b[0-9a-f]{2}/(?=[\w.~@-]+/[0-9a-f]{20}-)"), ""),
     (re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b(-[0-9a-f]+)?"), "<id>"),
     (re.compile(r"\b[0-9A-Z]{20}\b"), "<id>"),

@@ -6,6 +6,7 @@ python -m tests.docs.reference    # write it anew
 import ast
 import inspect
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,7 +55,8 @@ def _page(lines: Iterable[str]) -> str:
 def _commands() -> str:
     """Every verb with its help, its variables and its keys."""
     verbs = list(walk_verbs(tidemark))
-    root = click.Context(tidemark, info_name="tidemark", terminal_width=WIDTH, max_content_width=WIDTH)
+    settings = {**tidemark.context_settings, "terminal_width": WIDTH, "max_content_width": WIDTH}
+    root = click.Context(tidemark, info_name="tidemark", **settings)
     lines = ["# Commands", "", MADE, "", "Each verb as `tidemark VERB --help` has it.", ""]
     lines += [
         f"- [{verb.words}](#{verb.words.replace(' ', '-')}): {verb.get_short_help_str(limit=200)}" for verb in verbs
@@ -266,7 +268,8 @@ def _signature(name: str, value: Callable[..., Any]) -> list[str]:
         signature = str(inspect.signature(value))
     except ValueError:
         return []
-    parts = signature.replace("'", "")
+    # A default that only says where it stands in memory differs from run to run.
+    parts = re.sub(r"<[\w.]+ object at 0x[0-9a-f]+>", "...", signature).replace("'", "")
     return ["```python", f"{name}{parts}", "```"]
 
 
