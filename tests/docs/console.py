@@ -23,10 +23,13 @@ from typing import Final
 
 import msgspec
 
+from engine.cli.exit_codes import ExitCode
+
 PROJECT: Final = Path(__file__).resolve().parent.parent.parent
 # What stands in documents for the directory that they ran in.
 HOME_SHOWN: Final = "/home/ada"
 ANY_LINES: Final = "..."
+TRIES: Final = 3
 _FENCE: Final = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\s*$")
 _NOT_RUN: Final = re.compile(r"^<!-- not run: (?P<why>.+) -->$")
 _ENDS_WITH: Final = re.compile(r"#.*\bends with (?P<code>\d+)\s*$")
@@ -210,7 +213,13 @@ def run(
     try:
         for block in blocks_of(text):
             for command in block.commands():
-                yield command, *shell.run(command.text)
+                code, printed = shell.run(command.text)
+                for _ in range(TRIES - 1):
+                    # What 5 says: the store was too busy, try again. A loaded machine makes it so.
+                    if code != ExitCode.UNAVAILABLE or command.code == code:
+                        break
+                    code, printed = shell.run(command.text)
+                yield command, code, printed
     finally:
         shell.close()
 

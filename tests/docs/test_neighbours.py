@@ -69,7 +69,9 @@ def test_every_mark_has_its_evidence(program: str) -> None:
 
 
 def test_what_is_said_of_this_project_exists() -> None:
-    commands = [command["words"].split() for item in read_evidence("tidemark") for command in COMMAND.finditer(item.text)]
+    commands = [
+        command["words"].split() for item in read_evidence("tidemark") for command in COMMAND.finditer(item.text)
+    ]
     assert len(commands) >= 20
     for words in commands:
         verb, rest = find_verb(words)
