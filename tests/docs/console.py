@@ -171,7 +171,7 @@ _SHAPES: Final = (
     (re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b(-[0-9a-f]+)?"), "<id>"),
     (re.compile(r"\b[0-9A-Z]{20}\b"), "<id>"),
     (re.compile(r"\b\d[\d,]*(\.\d+)? ?(ms|s|m|h|d|B|KiB|MiB|GiB)\b( \d+(s|m|h)\b)?(/s\b)?"), "<quantity>"),
-    (re.compile(r"\d[\d,]*(\.\d+)?"), "<number>"),
+    (re.compile(r"\d[\d,]*(\.\d+)?(e[+-]\d+)?"), "<number>"),
     (re.compile(r"(?<=<number> )(\w+?)((?<=x)es|s)?\b"), r"\1"),
     (re.compile(r"-{3,}|─+"), "<rule>"),
     (re.compile(r"\s+"), " "),

@@ -24,6 +24,7 @@ import index.errors
 from engine.cli.app import tidemark
 from engine.cli.exit_codes import CODES, MEANINGS
 from engine.cli.failures import Failure
+from engine.cli.log_lines import LogLineView
 from engine.cli.options import Setting, Verb, table_name, walk_verbs
 from engine.views import SCHEMA
 from tests.docs.console import PROJECT
@@ -110,6 +111,12 @@ clock, and the field beside it is the same in ISO 8601, UTC. `null` is what is n
 """
 
 
+_LOG: Final = """\
+With `--log-format json`, with or without `--json`, each line on standard error is one object: progress (at most one in
+ten seconds, with its numbers in `fields`), warnings, and errors, whose `fields` are those of [Failure](#failure).\
+"""
+
+
 def _json() -> str:
     """The contract, and the structs behind it."""
     by_view: dict[type[msgspec.Struct], list[str]] = {}
@@ -132,6 +139,7 @@ def _json() -> str:
         "|---|---|---|",
     ]
     lines += list(_errors())
+    lines += ["", "## LogLineView", "", _LOG, "", *_fields(LogLineView)]
     for struct in _reachable(by_view):
         used = f"`{'`, `'.join(by_view[struct])}`. " if struct in by_view else ""
         told = " ".join(inspect.cleandoc(struct.__doc__ or "").split("\n\n", maxsplit=1)[0].split())
