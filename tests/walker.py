@@ -1,7 +1,7 @@
 """Which keys a repository should have, worked out without the engine: the judge of collection and of crashes."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
@@ -17,13 +17,26 @@ async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:
     return keys_to_keep(found, data, now_ms)
 
 
-def keys_to_keep(found: Mapping[str, BlobInfo], data: Mapping[str, bytes], now_ms: int) -> set[str]:
-    """`expected_keys` of what was read: every object as it is listed, and the bytes of all but blobs."""
+def keys_to_keep(
+    found: Mapping[str, BlobInfo], data: Mapping[str, bytes], now_ms: int, *, late_pins: Collection[str] = ()
+) -> set[str]:
+    """`expected_keys` of what was read.
+
+    Args:
+        found: Every object as it is listed.
+        data: The bytes of all but blobs.
+        now_ms: The store's clock.
+        late_pins: Pins that came when what they lead to may have been collected (design 0002, refinements 7 and 25):
+            they keep what is left of it. Of every other live pin all has to be there.
+
+    Raises:
+        KeyError: An index is missing.
+    """
     # Audit records are evidence; of what a collection writes down for itself nothing stays when it has ended.
     margin_ms = decode_repository(data["repository"], subject="repository").margin_ms
     keep = {"repository", *(key for key in found if key.startswith("audit/"))}
     references: list[StoreReference] = []
-    pinned: list[StoreReference] = []
+    left: list[StoreReference] = []
     for keep_log, kept in read_logs(found, data).values():
         keep |= keep_log
         references += [s for record in kept for s in record.stores]
@@ -35,11 +48,13 @@ def keys_to_keep(found: Mapping[str, BlobInfo], data: Mapping[str, bytes], now_m
         if key.startswith("pins/"):
             stays, stores = _pin(key, stored, found[key].created_at_ms, now_ms, margin_ms)
             keep |= {key} if stays else set()
-            pinned += stores
+            if key in late_pins:
+                left += stores
+            else:
+                references += stores
     for reference in references:
         keep |= _reach(reference.index, data)
-    for reference in pinned:
-        # Collected before a late copy of the pin landed, maybe (design 0002, refinement 7).
+    for reference in left:
         with suppress(KeyError):
             keep |= _reach(reference.index, data) & found.keys()
     for key, blob in found.items():

@@ -151,7 +151,7 @@ class AtRest:
                 data[key] = stored.data
         tampered = self._chronicle.tampered
         try:
-            expected = keys_to_keep(found, data, self._server.now_ms())
+            expected = keys_to_keep(found, data, self._server.now_ms(), late_pins=self._chronicle.pins.over)
         except KeyError as error:
             if error.args[0] not in tampered:
                 self.violations.append(f"2 missing: {error} is missing")

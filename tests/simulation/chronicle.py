@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from index.codec import decode_boundary, decode_commit, decode_index, decode_name
+from index.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin
 from index.delta import apply_delta
 from index.keys import parse_log_key
 from index.model import (
@@ -24,6 +24,7 @@ from index.model import (
     StoreReference,
 )
 from tests.simulation.sim_s3 import SimObject
+from tests.simulation.standing_pins import StandingPins
 from tests.simulation.uploads import Uploads
 
 # Who judges, and keeps house (S9).
@@ -64,6 +65,7 @@ class Chronicle:
     Args:
         objects: What the bucket holds, by name.
         root: What every name of the repository begins with.
+        clock: The server's, in ms.
 
     Attributes:
         events: Changes seen so far.
@@ -76,10 +78,11 @@ class Chronicle:
         deltas: Indexes that were told as differences.
         delta_chains: Those among them whose base is one, too.
         uploads: Judges what happens to single objects.
+        pins: Knows which pins protect what.
         tampered: Keys that a test has taken away behind everybody's back.
     """
 
-    def __init__(self, objects: Mapping[str, SimObject], root: str) -> None:
+    def __init__(self, objects: Mapping[str, SimObject], root: str, clock: Callable[[], int]) -> None:
         self.objects = objects
         self.root = root
         self.events = 0
@@ -99,10 +102,11 @@ class Chronicle:
         self._ways: dict[str, frozenset[str]] = {}
         self._reachable: frozenset[str] | None = None
         self.uploads = Uploads(objects, root, self._ways, self._violated)
+        self.pins = StandingPins(self._ways, clock)
 
-    def copy(self, objects: Mapping[str, SimObject]) -> "Chronicle":
+    def copy(self, objects: Mapping[str, SimObject], clock: Callable[[], int]) -> "Chronicle":
         """The same, of copies of the objects."""
-        copied = Chronicle(objects, self.root)
+        copied = Chronicle(objects, self.root, clock)
         copied.events = self.events
         copied.records = {
             scope: {pointer: msgspec.structs.replace(written) for pointer, written in records.items()}
@@ -112,6 +116,7 @@ class Chronicle:
         copied.names = dict(self.names)
         copied._indexes, copied._ways = dict(self._indexes), dict(self._ways)
         copied.uploads = self.uploads.copy(objects, copied._ways, copied._violated)
+        copied.pins = self.pins.copy(copied._ways, clock)
         return copied
 
     # ------------------------------------------------------------------ what the server tells
@@ -132,6 +137,9 @@ class Chronicle:
                 self._reachable = None
             case "indexes":
                 self._ways[key], self._indexes[key] = self._follow(key, stored.data)
+            case "pins":
+                pin = decode_pin(stored.data, subject=key)
+                self.pins.put(key, pin, stored.created_ms, finds_open=self._is_protected(pin.scope, pin.source))
             case _:
                 pass
 
@@ -154,9 +162,11 @@ class Chronicle:
                 if not name.released and created_at_ms <= name.valid_until_ms:
                     self._violated(f"D5: {process} deletes the live name {key}")
                 self._reachable = None
+            case "pins":
+                if self.pins.deleting(key):
+                    self._violated(f"D5: {process} deletes the live pin {key}")
             case "blobs" | "indexes":
-                if key in self.reachable() and key not in self.tampered:
-                    self._violated(f"D7: {process or 'the store'} deletes {key}, which a valid commit or a name needs")
+                self._upload_deleted(process, key)
             case _:
                 pass
 
@@ -216,6 +226,13 @@ class Chronicle:
 
     def _violated(self, what: str) -> None:
         self.violations.append(what)
+
+    def _is_protected(self, scope: Scope, pointer: CommitPointer) -> bool:
+        """Whether a pin on a commit comes in time: it is open, or a live name stands for it."""
+        written = self.records.get(scope, {}).get(pointer)
+        return (written is not None and written.is_open) or any(
+            name.scope == scope and name.source == pointer for name in self.live_names()
+        )
 
     def _references(self) -> list[StoreReference]:
         found = [s for scope in self.records for w in self.open_records(scope) for s in w.record.stores]
@@ -322,6 +339,14 @@ class Chronicle:
             is_closed = any(n >= pointer.number and pointer not in b.kept for n, b in there.items())
             if written.closed and not is_closed:
                 self._violated(f"D3: {process} deletes {key}, and record {pointer.number} is open again")
+
+    def _upload_deleted(self, process: str, key: str) -> None:
+        if key in self.tampered:
+            return
+        if key in self.reachable():
+            self._violated(f"D7: {process or 'the store'} deletes {key}, which a valid commit or a name needs")
+        elif process and (pin := self.pins.protector(key)):
+            self._violated(f"D5: {process} deletes {key}, which {pin} protects")
 
     def _read(self, directory: DirIndex, path: str, found: Tree) -> None:
         for file in directory.files_present:

@@ -198,7 +198,7 @@ class World:
 
     def _begin_with(self, beginning: Beginning) -> None:
         self.server.restore(beginning.objects)
-        self.server.chronicle = beginning.chronicle.copy(self.server.objects)
+        self.server.chronicle = beginning.chronicle.copy(self.server.objects, self.server.now_ms)
         self.ledger = beginning.ledger.copy()
 
     # ------------------------------------------------------------------ steps

@@ -1,9 +1,11 @@
 """The rules of deletion, broken; see `tests.simulation.mutations`."""
 
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
+
+import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.errors import StoreError
@@ -263,6 +265,37 @@ def pins_are_not_written() -> Iterator[None]:
 
     with mock.patch.object(PinLease, "begin", begin), mock.patch.object(PinLease, "release", release):
         yield
+
+
+@mutation(
+    "D5",
+    "a collector protects only the first store of what a pin stands for",
+    stories_of_collection.every_store_of_what_is_restored_stays,
+    shows=NO_BLOB,
+)
+def first_stores_are_protected() -> Iterator[None]:
+    with everywhere(roots._read_pins, _with_stores_up_to(1)):
+        yield
+
+
+@mutation(
+    "D5",
+    "a collector does not ask for pins",
+    stories_of_collection.what_is_restored_stays_while_it_is_restored,
+    shows=NO_BLOB,
+)
+def pins_are_not_asked_for() -> Iterator[None]:
+    with everywhere(roots._read_pins, _with_stores_up_to(0)):
+        yield
+
+
+def _with_stores_up_to(count: int) -> Callable[..., Awaitable[tuple[roots.Lease, ...]]]:
+    real = roots._read_pins
+
+    async def read(*of: Any) -> tuple[roots.Lease, ...]:
+        return tuple(msgspec.structs.replace(lease, stores=lease.stores[:count]) for lease in await real(*of))
+
+    return read
 
 
 @mutation(

@@ -85,7 +85,7 @@ class WatchedServer(SimServer):
     def __init__(self, coverage: Coverage, *, whole_seconds: bool, **options: Any) -> None:
         super().__init__(**options)
         self._born_every_ms = 1000 if whole_seconds else 1
-        self.chronicle = Chronicle(self.objects, ROOT)
+        self.chronicle = Chronicle(self.objects, ROOT, self.now_ms)
         self.coverage = coverage
         self.actor = ""
         self.in_flight_max = 0

@@ -215,6 +215,21 @@ async def what_is_restored_stays_while_it_is_restored(scene: Scene) -> None:
 
 
 @story()
+async def every_store_of_what_is_restored_stays(scene: Scene) -> None:
+    writer, reader, collector = await scene.actor("writer"), await scene.actor("reader"), await scene.actor("collector")
+    await writer.push("one", "a")
+    old = await writer.push("two", "b")
+    await writer.commit(await writer.backup("three", "a"), await writer.backup("four", "b"))
+    gate = scene.server.faults.hold(matching("get_object", "blobs/", "reader"))
+    restoring = asyncio.ensure_future(reader.restore(old, "b"))
+    await gate.reached.wait()
+    await collector.collect()
+    gate.open()
+    assert await restoring == tree("two")
+    await scene.check_all_goes()
+
+
+@story()
 async def a_forgotten_job_takes_its_writer_with_it(scene: Scene) -> None:
     writer, owner = await scene.actor("writer"), await scene.actor("owner")
     await writer.push("one", "a")
