@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.peers.clients.job import MARK
+from benchmarks.peers.clients.job import DONE, MARK, OPENED
 from benchmarks.peers.figures import Sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,8 +21,6 @@ TOLD_BYTES = 2000
 TOLD_LINES = 6
 # Results are published: what a program says is told without the paths of the machine.
 _PATH = re.compile(r"(?<![\w:/.])/[\w.+-]+(?:/[\w.+-]*)+")
-# Opened, and done.
-MARKS = 2
 # Whoever takes longer hangs.
 TIMEOUT_S = 1800.0
 
@@ -61,7 +59,7 @@ def run(command: Command) -> Usage:
     """Run a command to its end.
 
     Raises:
-        ContestantError: It ended with another code than 0.
+        ContestantError: It ended with another code than 0, or said that it was open and never that it was done.
     """
     with tempfile.TemporaryDirectory(prefix="tidemark-bench-") as directory:
         report, said, mark = (Path(directory) / name for name in ("usage", "said", "mark"))
@@ -91,15 +89,26 @@ def run(command: Command) -> Usage:
             tail = " | ".join(line.strip() for line in lines[-TOLD_LINES:])
             raise ContestantError(f"{Path(command.arguments[0]).name} ended with {code}: {without_paths(tail)}")
         usage = Usage(wall_s=float(wall_s), user_s=float(user_s), system_s=float(system_s), peak_bytes=int(peak_bytes))
-        marks = [tuple(map(float, line.split())) for line in mark.read_text().splitlines()] if mark.exists() else []
-        if len(marks) != MARKS:
-            return usage
-        (opened_at_s, opened_cpu_s), (done_at_s, done_cpu_s) = marks
-        return msgspec.structs.replace(
-            usage,
-            opened_s=usage.wall_s - (done_at_s - opened_at_s),
-            opened_cpu_s=usage.cpu_s - (done_cpu_s - opened_cpu_s),
-        )
+        return _without_work(usage, mark.read_text() if mark.exists() else "")
+
+
+def _without_work(usage: Usage, marks: str) -> Usage:
+    """With what starting, opening and ending took, if the client has said when it was open."""
+    at: dict[str, tuple[float, float]] = {}
+    for line in marks.splitlines():
+        moment, at_s, cpu_s = line.split()
+        at[moment] = float(at_s), float(cpu_s)
+    if OPENED not in at:
+        return usage
+    if DONE not in at:
+        # An idle run would be subtracted from it, and that ends in another way.
+        raise ContestantError("said that it was open, and ended without saying that it was done")
+    (opened_at_s, opened_cpu_s), (done_at_s, done_cpu_s) = at[OPENED], at[DONE]
+    return msgspec.structs.replace(
+        usage,
+        opened_s=usage.wall_s - (done_at_s - opened_at_s),
+        opened_cpu_s=usage.cpu_s - (done_cpu_s - opened_cpu_s),
+    )
 
 
 def without_paths(text: str) -> str:

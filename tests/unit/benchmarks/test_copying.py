@@ -154,18 +154,36 @@ def test_what_a_program_says_is_told_without_the_paths_of_the_machine() -> None:
         run(shell("echo no /srv/some/where, but http://127.0.0.1:9/bucket and 3/4; exit 1"))
 
 
-def test_starting_and_ending_a_process_are_not_its_work() -> None:
+def client(work: str) -> Command:
+    """A client in Python that takes 0.2 s to open, and 0.3 s to end as the interpreter does."""
     lines = (
-        "import atexit, sys, time",
+        "import atexit, os, sys, time",
         "from benchmarks.peers.clients import job",
+        "def work(_):",
+        f"    {work}",
         "atexit.register(time.sleep, 0.3)",
         "time.sleep(0.2)",
         "job.opened()",
         "sys.argv[1:] = ['{}']",
         "job.Job = dict",
-        "job.main(lambda _: time.sleep(0.1))",
+        "job.main(work)",
     )
-    usage = run(Command(arguments=(sys.executable, "-c", "\n".join(lines))))
+    return Command(arguments=(sys.executable, "-c", "\n".join(lines)))
+
+
+def test_starting_and_ending_a_process_are_not_its_work() -> None:
+    usage = run(client("time.sleep(0.1)"))
     assert usage.opened_s >= 0.5
     assert 0.1 <= usage.wall_s - usage.opened_s < usage.opened_s
     assert 0 < usage.opened_cpu_s <= usage.cpu_s
+
+
+def test_who_leaves_without_the_interpreter_s_end_is_measured_alike() -> None:
+    usage = run(client("time.sleep(0.1); job.leave()"))
+    assert 0.2 <= usage.opened_s < usage.wall_s
+    assert usage.wall_s - usage.opened_s >= 0.1
+
+
+def test_who_leaves_and_does_not_say_that_it_is_done_has_no_time() -> None:
+    with pytest.raises(ContestantError, match="without saying that it was done"):
+        run(client("os._exit(0)"))
