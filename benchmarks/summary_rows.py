@@ -15,7 +15,7 @@ from benchmarks.peers.hanging import STEP as HANGING_STEP
 from benchmarks.peers.incremental import COUNTS, LOOK, REQUESTS_TIMES_MAX, SAMZA, changed, unchanged
 from benchmarks.peers.many_stores import COMMIT, is_as_wanted
 from benchmarks.peers.outcome import Outcome
-from benchmarks.peers.present import READING, SHAPE_NAMES, TRUSTED, VERIFIED, step_of
+from benchmarks.peers.present import MISSING_SHARE, READING, SHAPE_NAMES, TRUSTED, VERIFIED, step_of
 from benchmarks.peers.spark import ONE, TWO
 from benchmarks.peers.spark import STEPS as SPARK_STEPS
 from benchmarks.peers.trees import SHAPES
@@ -24,7 +24,8 @@ REACHED, EQUAL, MISSED, NOT_MEASURED, NO_GOAL = "reached", "equal", "missed", "n
 LARGE = {"mid": "40 files of 32 MiB", "big": "one file of 1 GiB", "state": "RocksDB state of 4 GiB"}
 # What the plot shows, and how it is called there.
 PLOTTED = {"small": "2,000 files of 64 KiB, ", **{work: f"{name}, " for work, name in LARGE.items()}, "incremental": ""}
-# Verified by hash is bound by local reads if it takes at most so many times what trusting and reading take together.
+# Verified by hash is bound by local reads if it takes at most so many times what reading and hashing, and fetching what
+# is missing as a full restore does, take together.
 BOUND_TIMES = 1.25
 NO_CHANGE_MS = 40
 P99_TIMES_MAX = 1.5
@@ -248,7 +249,8 @@ def _present(outcome: Outcome | None) -> Iterator[Row]:
         label = f"restore onto 90 % present, {step}"
         goals = (
             "trusted by stat: at least 8 times a full one",
-            f"verified by hash: bound by local reads (at most {BOUND_TIMES:g} times trusting and reading)",
+            "verified by hash: bound by local reads "
+            f"(at most {BOUND_TIMES:g} times reading plus 1/{MISSING_SHARE} of a full one)",
         )
         if outcome is None or not outcome.of(step, OURS):
             yield from (Row(label, goal) for goal in goals)
@@ -257,13 +259,14 @@ def _present(outcome: Outcome | None) -> Iterator[Row]:
         others = {peer: times(outcome, step, peer, ours=TRUSTED) for peer in peers_of(outcome, step) if peer != READING}
         told = f"full {_told(trusted)}, {_list(others)}"
         yield Row(label, goals[0], _seconds(outcome, step, TRUSTED), told, _at_least([trusted], 8), outcome)
-        parts = [good(outcome.of(step, contestant)) for contestant in (VERIFIED, TRUSTED, READING)]
+        parts = [good(outcome.of(step, contestant)) for contestant in (VERIFIED, READING, OURS)]
         if not all(parts):
             yield Row(label, goals[1])
             continue
-        verified_s, trusted_s, reading_s = (quartiles([s.work_s for s in part]).median for part in parts)
-        verdict = REACHED if verified_s <= BOUND_TIMES * (trusted_s + reading_s) else MISSED
-        told = f"trusting {trusted_s:.3g} s, reading and hashing {reading_s:.3g} s"
+        verified_s, reading_s, full_s = (quartiles([s.work_s for s in part]).median for part in parts)
+        missing_s = full_s / MISSING_SHARE
+        verdict = REACHED if verified_s <= BOUND_TIMES * (reading_s + missing_s) else MISSED
+        told = f"reading and hashing {reading_s:.3g} s, 1/{MISSING_SHARE} of a full one {missing_s:.3g} s"
         yield Row(label, goals[1], f"{verified_s:.3g} s", told, verdict, outcome)
 
 

@@ -14,7 +14,9 @@ from benchmarks.peers.hanging import HANGING
 from benchmarks.peers.hanging import STEP as HANGING_STEP
 from benchmarks.peers.many_stores import COMMIT, is_as_wanted
 from benchmarks.peers.outcome import Outcome, Requests
+from benchmarks.peers.present import READING, TRUSTED, VERIFIED, step_of
 from benchmarks.peers.report import result_name
+from benchmarks.peers.trees import SHAPES
 from benchmarks.summary import BEGIN, END, load_newest, markdown, put_between_marks
 from benchmarks.summary_rows import EQUAL, MISSED, NOT_MEASURED, REACHED, Row, all_rows
 
@@ -106,6 +108,17 @@ def test_p99_is_held_against_the_run_without_faults() -> None:
         return row.verdict
 
     assert (verdict(1.4), verdict(1.6)) == (REACHED, MISSED)
+
+
+@pytest.mark.parametrize("verified_s, verdict", [(0.7, REACHED), (0.8, MISSED)])
+def test_verifying_is_held_against_reading_and_the_share_that_is_missing(verified_s: float, verdict: str) -> None:
+    step = step_of(SHAPES["small"])
+    # Trusting is slow itself: that excuses nothing.
+    times = {OURS: [1.0], TRUSTED: [0.7], VERIFIED: [verified_s], READING: [0.5]}
+    rows = [row for row in rows_of(outcome("present", step, times)) if row.source and "verified" in row.goal]
+    assert [(row.others, row.verdict) for row in rows] == [
+        ("reading and hashing 0.5 s, 1/10 of a full one 0.1 s", verdict)
+    ]
 
 
 @pytest.mark.parametrize(
