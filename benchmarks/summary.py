@@ -23,8 +23,8 @@ BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 _HEAD = ("work", "goal", "tidemark", "others: times longer", "goal is", "run")
 _LEGEND = (
     "Medians. Of the others: how many times longer than tidemark each took, the median of the ratios of the rounds of "
-    "one run in which all took turns; `=` where the quartiles overlap, so that neither is ahead. Process start and "
-    "opening are not in it."
+    "one run in which all took turns; `=` where the quartiles overlap, so that neither is ahead. Starting and ending "
+    "the process, and opening what it works on, are not in it."
 )
 
 
@@ -59,6 +59,26 @@ def goals_table(rows: Sequence[Row], directory: str = "") -> str:
     return "\n".join(table(_HEAD, lines))
 
 
+def machines_told(newest: Newest) -> str:
+    """On which machines the runs were, in one sentence: figures of different ones do not compare."""
+    runs: dict[str, list[str]] = {}
+    for outcome in newest.values():
+        # The load is told with each run.
+        told = outcome.machine
+        machine = f"{told.get('cpu', 'unknown')}, {told.get('cores', '?')} cores, {told.get('memory', '?')}"
+        runs.setdefault(machine, []).append(f"{outcome.title[:1].lower()}{outcome.title[1:]} ({outcome.target})")
+    if not runs:
+        return "Nothing was measured yet."
+    usual = max(runs, key=lambda machine: len(runs[machine]))
+    if set(runs) == {usual}:
+        return f"All runs were on one machine: {usual}."
+    others = "; ".join(f"on {machine}, {' and '.join(which)}" for machine, which in runs.items() if machine != usual)
+    return (
+        f"The runs were on {len(runs)} machines, so that only figures of one run compare: {others}; "
+        f"all others on {usual}."
+    )
+
+
 def _link(source: Outcome | None, directory: str) -> str:
     return f"[{source.server}]({directory}{result_name(source)}.md)" if source else ""
 
@@ -70,7 +90,8 @@ def _loud(verdict: str) -> str:
 def markdown(newest: Newest) -> str:
     """The page of the results."""
     rows = all_rows(newest)
-    lines = ["# Results", "", _LEGEND, "", goals_table(rows), "", "![How many times longer others took](summary.svg)"]
+    lines = ["# Results", "", _LEGEND, "", machines_told(newest), "", goals_table(rows)]
+    lines += ["", "![How many times longer others took](summary.svg)"]
     held = [(row.work, row.step, row.contestant, *memory_told(row.held)) for row in memory_rows(newest)]
     rule = "The peak over idle of ours; allowed are 128 MiB, the bytes in flight, and 3 KiB for each file. MiB."
     head = ("work", "step", "contestant", "over idle", "allowed", "rule is")
@@ -84,7 +105,7 @@ def markdown(newest: Newest) -> str:
             f"- [{name}]({name}.md): {outcome.title}; {outcome.began_at}, {outcome.server}, {outcome.rounds} rounds. "
             f"Machine: {machine}. Versions: {versions}."
         )
-    return "\n".join(lines if newest else [*lines, "Nothing was measured yet."]) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def put_between_marks(text: str, content: str) -> str:
@@ -115,9 +136,8 @@ def main() -> None:
         plot_lines(lines, options.results / "summary.svg")
     if not options.any_scale and options.readme.exists():
         text = options.readme.read_text(encoding="utf-8")
-        options.readme.write_text(
-            put_between_marks(text, goals_table(all_rows(newest), "benchmarks/results/")), encoding="utf-8"
-        )
+        told = f"{goals_table(all_rows(newest), 'benchmarks/results/')}\n\n{machines_told(newest)}"
+        options.readme.write_text(put_between_marks(text, told), encoding="utf-8")
 
 
 if __name__ == "__main__":

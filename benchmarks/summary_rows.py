@@ -249,8 +249,7 @@ def _present(outcome: Outcome | None) -> Iterator[Row]:
         label = f"restore onto 90 % present, {step}"
         goals = (
             "trusted by stat: at least 8 times a full one",
-            "verified by hash: bound by local reads "
-            f"(at most {BOUND_TIMES:g} times reading plus 1/{MISSING_SHARE} of a full one)",
+            f"verified by hash: at most {BOUND_TIMES:g} times reading it and 1/{MISSING_SHARE} of a full one together",
         )
         if outcome is None or not outcome.of(step, OURS):
             yield from (Row(label, goal) for goal in goals)
