@@ -235,19 +235,22 @@ class _Mouth:
     """What several pours of the same range lead to: the first that brings bytes has the sink (design 0008, H4)."""
 
     def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+        self.sink = sink
         self._lock = threading.Lock()
         self._lane: _Lane | None = None
 
-    def write(self, lane: "_Lane", data: Buffer) -> bool:
-        """Pass bytes on; whether they are the first."""
+    def take(self, lane: "_Lane") -> bool:
+        """Have the sink for a lane; whether it is new to it.
+
+        Raises:
+            _LateError: Another has it.
+        """
         with self._lock:
-            is_first = self._lane is None
+            is_new = self._lane is None
             self._lane = self._lane or lane
         if self._lane is not lane:
             raise _LateError
-        self._sink.write(data)
-        return is_first
+        return is_new
 
 
 class _Lane(Sink):
@@ -259,8 +262,10 @@ class _Lane(Sink):
 
     @override
     def write(self, data: Buffer) -> None:
-        if self._mouth.write(self, data):
+        if self._mouth.take(self):
+            # Before the write: the time that the sink takes is not the store's.
             self._loop.call_soon_threadsafe(self._take)
+        self._mouth.sink.write(data)
 
     def _take(self) -> None:
         if not self.is_taken.done():

@@ -1,6 +1,7 @@
 """A read whose answer is late is asked for again, and the one that comes first is taken (design 0008, H1 to H4)."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.hedging import HedgedStore, HedgeSettings
 from blobstore.memory import MemoryStore
 from blobstore.retrying import RetryingStore
-from blobstore.sinks import Sink
+from blobstore.sinks import Buffer, Sink
 from tests.contract.pouring_contract import Collecting
 from tests.simulation.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, ScriptedStore, Step
@@ -207,6 +208,19 @@ def test_of_two_pours_one_alone_has_the_sink(waits_s: list[float]) -> None:
         return inner
 
     assert run_jumping(main())[0].refused <= 1
+
+
+async def test_the_time_that_a_sink_takes_is_not_the_stores() -> None:
+    class Slow(Collecting):
+        @override
+        def write(self, data: Buffer) -> None:
+            time.sleep(0.6)
+            super().write(data)
+
+    settings = msgspec.structs.replace(SETTINGS, first_patience_s=0.3)
+    inner, store = await filled(settings=settings)
+    await store.pour("k", Slow(), size_bytes=4)
+    assert inner.requests == ["get 0+4"]
 
 
 def test_a_caller_that_goes_away_while_the_loser_ends_takes_the_winner_along() -> None:
