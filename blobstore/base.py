@@ -174,14 +174,22 @@ class BlobStore(Protocol):
         return ()
 
     async def put(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
     ) -> Created:
         """Write a blob, replacing one that is there.
 
         A reader sees the old blob or the new one, whole, and never a mixture. On return the new one is durable. With
         `ttl_ms` it expires that long after its creation; without, never. An error leaves the old blob or the new one.
         A body that yields another number of bytes than its `size_bytes` raises `InvalidRequestError` and writes
-        nothing.
+        nothing. `repeatable` is for a blob of which a copy that arrives late does no harm, not even after another put
+        of its key: where the answer is late the put may be sent again beside the first (`HedgedStore`), and whichever
+        is given up may still arrive.
         """
         ...
 

@@ -58,9 +58,19 @@ class ForwardingStore(BlobStore):
 
     @override
     async def put(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
     ) -> Created:
-        return await self._send("put", (key,), lambda: self._inner.put(key, body, ttl_ms=ttl_ms, metadata=metadata))
+        return await self._send(
+            "put",
+            (key,),
+            lambda: self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata),
+        )
 
     @override
     async def put_if_absent(

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import LIST_PAGE_MAX, BlobInfo, BlobStore, ListPage, RequestMetadata
+from blobstore.base import LIST_PAGE_MAX, BlobInfo, BlobStore, Body, Created, ListPage, RequestMetadata
 from blobstore.bounded import give_up, to_its_end
 from blobstore.errors import StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
@@ -25,7 +25,7 @@ _KNOWN_MIN: Final = 10
 
 
 class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """When a read is asked for once more (design 0008, H1 to H3)."""
+    """When a read, or a put that is repeatable, is sent once more (design 0008, H1 to H3 and H6)."""
 
     # For one answer, in all.
     requests_max: int = 3
@@ -107,8 +107,8 @@ class Hedge:
 class HedgedStore(ForwardingStore):
     """Sends a read again, beside the first, when its answer is late, and takes the one that begins to come first.
 
-    Reads are gets, pours, stats and lists. Whoever loses is given up. What was lost or refused is none of its business:
-    an error that is not `StoreUnavailableError` is an answer.
+    Reads are gets, pours, stats and lists; a put that is `repeatable` is treated as they are. Whoever loses is given
+    up. What was lost or refused is none of its business: an error that is not `StoreUnavailableError` is an answer.
 
     Args:
         inner: The store, which does not try again by itself.
@@ -118,6 +118,21 @@ class HedgedStore(ForwardingStore):
     def __init__(self, inner: BlobStore, settings: HedgeSettings | None = None) -> None:
         super().__init__(inner)
         self._hedge = Hedge(settings)
+
+    @override
+    async def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
+    ) -> Created:
+        def ask() -> Coroutine[Any, Any, Created]:
+            return self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
+
+        return await (self._hedge.race("put", ask) if repeatable else ask())
 
     @override
     async def get(

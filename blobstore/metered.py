@@ -115,9 +115,16 @@ class MeteredStore(ForwardingStore):
 
     @override
     async def put(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
     ) -> Created:
-        return await super().put(key, _CountedBody(body, self.meter), ttl_ms=ttl_ms, metadata=metadata)
+        counted = _CountedBody(body, self.meter)
+        return await super().put(key, counted, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
 
     @override
     async def put_if_absent(

@@ -56,7 +56,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     retry: RetrySettings = RetrySettings()
     # How long a directory store keeps deleted blobs readable.
     deleted_retention_ms: int = 0
-    # When a read of a server is asked for a second time, unless `s3.hedged_reads` is switched off.
+    # When a read of a server, or the put of a pin, is sent a second time, unless `s3.hedged_reads` is switched off.
     hedge: HedgeSettings = HedgeSettings()
     s3: S3Settings = S3Settings()
 

@@ -33,9 +33,15 @@ class PacedStore(ForwardingStore):
 
     @override
     async def put(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
     ) -> Created:
-        return await super().put(key, self._paced(body), ttl_ms=ttl_ms, metadata=metadata)
+        return await super().put(key, self._paced(body), ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
 
     @override
     async def put_if_absent(

@@ -192,10 +192,16 @@ class RetryingStore(ForwardingStore):
 
     @override
     async def put(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
     ) -> Created:
         async def attempt() -> Created:
-            put = self._inner.put(key, body, ttl_ms=ttl_ms, metadata=metadata)
+            put = self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
             return await self._within(self._deadline_s(body), put, "put", key)
 
         return await self._try(attempt)

@@ -130,7 +130,13 @@ class S3Store(BlobStore):
 
     @override
     async def put(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
     ) -> Created:
         name = self._object(key, "put")
         check_ttl(ttl_ms, operation="put", key=key)

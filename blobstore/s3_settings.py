@@ -38,7 +38,7 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     connections_max: int = 64
     # Large ranges are read by threads (design 0008, B2); otherwise everything goes through the event loop.
     threaded_reads: bool = True
-    # Reads that are late are asked for a second time (design 0008, H1).
+    # Reads, and the puts of pins, that are late are sent a second time (design 0008, H1 and H6).
     hedged_reads: bool = True
     connect_timeout_s: float = 10.0
     # Silence on a connection for this long ends it.

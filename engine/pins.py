@@ -7,7 +7,6 @@ from typing import Final
 
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import AccessDeniedError, StoreError
-from blobstore.hedging import Hedge, HedgeSettings
 from engine.clock import Ambient
 from engine.errors import CollectedError
 from engine.log_io import list_log, read_boundaries, repeat_reading
@@ -20,9 +19,6 @@ from index.model import Pin
 
 PIN_DURATION_MS: Final = 3_600_000
 RENEWALS_PER_DURATION: Final = 3
-
-# When a pin's put is sent once more (design 0008, H6).
-_LATE: Final = HedgeSettings(requests_max=2, first_patience_s=0.3)
 
 
 class PinLease:
@@ -43,7 +39,6 @@ class PinLease:
         self._margin_ms = margin_ms
         self._ends_at_ms = 0
         self._kept = False
-        self._hedge = Hedge(_LATE)
         self.pinned = False
         self.valid_until_ms = 0
         self.last_error: StoreError | None = None
@@ -87,9 +82,8 @@ class PinLease:
             self._ends_at_ms = created.created_at_ms + self._pin.duration_ms
 
     async def _put(self, pin: Pin) -> Created:
-        """Put the pin's record, once more where the answer is late: a copy that arrives later lets it end no sooner."""
-        key, data = pin_key(pin.id), encode_record(pin)
-        return await self._hedge.race("put", lambda: self._store.put(key, BytesBody(data)))
+        """Put the pin's record: a copy that arrives late lets it end no sooner (design 0002, refinement 25)."""
+        return await self._store.put(pin_key(pin.id), BytesBody(encode_record(pin)), repeatable=True)
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore
+from blobstore.hedging import HedgedStore
 from blobstore.in_flight import InFlightLimit
 from blobstore.limited import LimitedStore
 from blobstore.retrying import RetryingStore, RetrySettings
@@ -118,7 +119,8 @@ class SimProcess:
         self._context.run(LIFELINE.set, self.lifeline)
         self._waiting: set[asyncio.Future[Any]] = set()
         limit = InFlightLimit(settings.in_flight_max)
-        bare = _bare_store(server, name, kind, s3)
+        # As `open_store` stacks them.
+        bare = HedgedStore(_bare_store(server, name, kind, s3))
         chance = Random(f"jitter {seed} {name}").random
         self.store: BlobStore = LimitedStore(RetryingStore(bare, retry, limit=limit, chance=chance), limit)
 

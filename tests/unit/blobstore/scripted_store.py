@@ -59,7 +59,13 @@ class ScriptedStore(MemoryStore):
 
     @override
     async def put(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
     ) -> Created:
         await self._next("put")
         return await super().put(key, body, ttl_ms=ttl_ms)

@@ -66,8 +66,8 @@ class Watching(ForwardingStore):
     "call,expected,seen",
     [
         (
-            lambda store: store.put("k", BODY, ttl_ms=5, metadata=WHO),
-            ("put", ("k", BODY), {"ttl_ms": 5, "metadata": WHO}),
+            lambda store: store.put("k", BODY, ttl_ms=5, repeatable=True, metadata=WHO),
+            ("put", ("k", BODY), {"ttl_ms": 5, "repeatable": True, "metadata": WHO}),
             "put k",
         ),
         (

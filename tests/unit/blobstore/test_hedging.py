@@ -1,4 +1,4 @@
-"""A read whose answer is late is asked for again, and the one that comes first is taken (design 0008, H1 to H4)."""
+"""What is late is asked for again, and the answer that comes first is taken (design 0008, H1 to H4 and H6)."""
 
 import asyncio
 import time
@@ -12,6 +12,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, BytesBody, RequestMetadata, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.hedging import HedgedStore, HedgeSettings
+from blobstore.limited import LimitedStore
 from blobstore.memory import MemoryStore
 from blobstore.retrying import RetryingStore
 from blobstore.sinks import Buffer, Sink
@@ -48,11 +49,17 @@ async def got(store: BlobStore) -> bytes:
     return await read_blob(store, "k", size_bytes_max=100)
 
 
+async def repeated(store: BlobStore) -> None:
+    await store.put("k", BytesBody(DATA), repeatable=True)
+
+
+# And the one write that is treated as they are (H6).
 READS: dict[str, Callable[[BlobStore], Awaitable[object]]] = {
     "get": got,
     "pour": poured,
     "stat": lambda store: store.stat("k"),
     "list_page": lambda store: store.list_page(""),
+    "repeatable put": repeated,
 }
 EVERY_READ = pytest.mark.parametrize("read", READS.values(), ids=READS)
 
@@ -122,6 +129,26 @@ def test_where_both_fail_the_first_error_is_told(read: Callable[[BlobStore], Awa
 @EVERY_READ
 def test_an_error_in_time_is_nobody_elses_to_try_again(read: Callable[[BlobStore], Awaitable[object]]) -> None:
     assert run(read, BROKEN) == (BROKEN, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda store: store.put("k", BytesBody(DATA)), lambda store: store.put_if_absent("k", BytesBody(DATA))],
+    ids=["put", "put_if_absent"],
+)
+def test_a_write_of_which_a_copy_may_do_harm_is_sent_once(write: Callable[[BlobStore], Awaitable[object]]) -> None:
+    _, requests, waited_s = run(write, after(9))
+    assert (requests, waited_s) == (1, 9)
+
+
+def test_who_waits_for_a_slot_is_not_late() -> None:
+    async def main() -> int:
+        inner, store = await filled(*[after(0.9)] * 10)
+        limited = LimitedStore(store, 1)
+        await asyncio.gather(*(repeated(limited) for _ in range(10)))
+        return len(inner.requests)
+
+    assert run_jumping(main())[0] == 10
 
 
 def test_a_refusal_is_an_answer() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import CapabilityMissingError, InvalidRequestError, StoreUnavailableError
+from blobstore.hedging import HedgeSettings
 from blobstore.memory import MemoryStore
 from blobstore.metered import Meter
 from blobstore.opening import StoreSettings, open_s3, open_store, slowed
@@ -115,6 +116,17 @@ def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidRequestError, match="not a directory"):
         open_store(f"file://{tmp_path}/file")
+
+
+async def test_a_directory_and_a_store_in_memory_are_not_asked_twice(tmp_path: Path) -> None:
+    """However late they are (design 0008, H5)."""
+    hedge = HedgeSettings(first_patience_s=1e-5, patience_min_s=1e-5)
+    for url in (f"file://{tmp_path}", f"memory://{tmp_path.name}"):
+        meter = Meter()
+        store = open_store(url, StoreSettings(hedge=hedge), meter=meter)
+        await store.put("k", BytesBody(b"content"), repeatable=True)
+        await read_blob(store, "k", size_bytes_max=10)
+        assert meter.requests == {"put": 1, "get": 1}
 
 
 async def test_settings_and_meter_reach_their_wrappers(tmp_path: Path) -> None:

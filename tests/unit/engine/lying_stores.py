@@ -177,7 +177,13 @@ class OneReadBehind(HonestS3):
 
     @override
     async def put(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
     ) -> Created:
         if key in self._blobs and "read/" in key:
             self.old[key] = self._blobs[key].data

@@ -1,14 +1,19 @@
 """Readers that pin what a collection would take, in every order of the two (design 0002, D4 and D5)."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
-from blobstore.base import BytesBody, read_blob
+from blobstore.base import BlobStore, Body, BytesBody, Created, read_blob
 from blobstore.errors import AccessDeniedError
+from blobstore.forwarding import ForwardingStore
+from blobstore.hedging import HedgedStore, HedgeSettings
 from engine.clock import SystemAmbient
 from engine.errors import CollectedError, DamagedError
 from engine.pins import PIN_DURATION_MS
+from engine.repository import Repository
 from index.codec import encode_record
 from index.collect_plan import DeleteReason
 from index.keys import PINS, commit_key, pin_key
@@ -139,7 +144,7 @@ async def test_fork_between_the_collectors_second_readings_is_spared(world: Worl
 @pytest.mark.parametrize("hanging", [1, 2], ids=["written", "released"])
 async def test_a_put_of_a_pin_that_hangs_is_sent_once_more(world: World, hanging: int) -> None:
     """Design 0008, H6. It hangs longer than a test may take."""
-    repository = await world.process()
+    repository = await Repository.open(HedgedStore(world.store, HedgeSettings(first_patience_s=0.1)))
     await world.history(repository, "one")
     puts = []
 
@@ -158,6 +163,36 @@ async def test_a_put_of_a_pin_that_hangs_is_sent_once_more(world: World, hanging
     assert puts[-1] == "hangs"
     report = await repository.collect(LAST)
     assert [d.reason for d in report.deletes if d.key.startswith(PINS)] == [DeleteReason.EXPIRED_PIN]
+
+
+class SlowPuts(ForwardingStore):
+    """Every put takes this long."""
+
+    def __init__(self, inner: BlobStore, takes_s: float) -> None:
+        super().__init__(inner)
+        self._takes_s = takes_s
+        self.puts = 0
+
+    @override
+    async def put(self, key: str, body: Body, **how: Any) -> Created:
+        self.puts += 1
+        await asyncio.sleep(self._takes_s)
+        return await super().put(key, body, **how)
+
+
+async def test_a_store_that_is_slow_is_not_made_slower_by_pins(world: World) -> None:
+    """All pins of a store have one habit and one budget (design 0008, H3)."""
+    await world.history(await world.process(), "one")
+    slow = SlowPuts(world.store, 0.35)
+    repository = await Repository.open(HedgedStore(slow))
+    commit = await repository.find(JOB)
+
+    async def pin() -> None:
+        async with repository.pinned(commit):
+            pass
+
+    await asyncio.gather(*(pin() for _ in range(20)))
+    assert slow.puts <= 2 * 20 + HedgeSettings().extra_in_reserve
 
 
 async def test_a_copy_of_a_pin_that_lands_after_its_release_ends_with_its_time(world: World) -> None:

@@ -122,10 +122,16 @@ class LateStore(ForwardingStore):
 
     @override
     async def put(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
     ) -> Created:
         await self._delay(key, body, replaces=True)
-        return await super().put(key, body, ttl_ms=ttl_ms, metadata=metadata)
+        return await super().put(key, body, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
 
     @override
     async def put_if_absent(
@@ -140,10 +146,16 @@ class FirstWinsStore(ForwardingStore):
 
     @override
     async def put(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
+        self,
+        key: str,
+        body: Body,
+        *,
+        ttl_ms: int | None = None,
+        repeatable: bool = False,
+        metadata: RequestMetadata | None = None,
     ) -> Created:
         if parse_state_name(key) is None:
-            return await super().put(key, body, ttl_ms=ttl_ms, metadata=metadata)
+            return await super().put(key, body, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
         outcome = await super().put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
         return outcome if isinstance(outcome, Created) else Created(created_at_ms=0)
 
