@@ -201,7 +201,8 @@ def _split(url: str, scheme: str) -> SplitResult:
     except ValueError:
         # Its message repeats a part of the URL.
         raise _refused(scheme, "the URL cannot be read") from None
-    if "@" in parts.netloc:
+    # A secret with a slash in it ends the host too early: the `:` stays before the slash, the `@` behind it.
+    if "@" in parts.netloc or (":" in parts.netloc and "@" in parts.path):
         raise _refused(
             scheme, "the URL holds credentials", hint="take them out, and change them if they are real: URLs get logged"
         )

@@ -90,7 +90,8 @@ class S3Store(BlobStore):
             raise InvalidRequestError(
                 "is not the name of a bucket",
                 operation="open",
-                key=repr(bucket),
+                # Not repeated, nor is the prefix: either may hold a secret that was put there by mistake.
+                key="s3://",
                 hint="3 to 63 of a-z, 0-9, `.` and `-`: s3://bucket/prefix",
             )
         self.bucket = bucket
@@ -451,6 +452,6 @@ def _checked_prefix(prefix: str) -> str:
         raise InvalidRequestError(
             "is not a prefix that tidemark can use",
             operation="open",
-            key=repr(prefix),
+            key="s3://",
             hint="components of A-Za-z0-9._-@~%+=, between single slashes, as in s3://bucket/team/state",
         ) from None

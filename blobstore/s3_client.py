@@ -41,7 +41,7 @@ from blobstore.s3_errors import (
     RefusedError,
     showable,
 )
-from blobstore.s3_settings import S3Settings
+from blobstore.s3_settings import S3Settings, may_hold_credentials
 from blobstore.s3_threads import IN_THREAD, ThreadedSession, pour
 from blobstore.sinks import Buffer, Sink
 
@@ -319,11 +319,11 @@ def check_endpoint(url: str, *, allow_http: bool) -> None:
     Raises:
         InvalidRequestError: It is plain HTTP to another machine, is no URL, or holds credentials.
     """
-    parts = urlsplit(url)
-    if "@" in parts.netloc or parts.query:
+    if may_hold_credentials(url):
         raise InvalidRequestError(
             "the endpoint holds credentials", operation="open", hint="take them out of endpoint_url: URLs get logged"
         )
+    parts = urlsplit(url)
     if parts.scheme == "https" or (parts.scheme == "http" and (allow_http or _is_loopback(parts.hostname or ""))):
         return
     raise InvalidRequestError(

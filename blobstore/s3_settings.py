@@ -2,7 +2,6 @@
 
 import math
 from typing import Final, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -50,8 +49,7 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Raises:
             ValueError: A number is out of range, or a key is named without its kind of encryption.
         """
-        endpoint = urlsplit(self.endpoint_url)
-        if "@" in endpoint.netloc or endpoint.query:
+        if may_hold_credentials(self.endpoint_url):
             raise ValueError("endpoint_url holds credentials: take them out, URLs get logged")
         if not PART_BYTES_MIN <= self.part_bytes <= PUT_BYTES_MAX:
             raise ValueError("part_bytes is not within 5 MiB and 5 GiB")
@@ -63,3 +61,8 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("timeouts are positive, and end")
         if self.kms_key_id and self.encryption != "aws:kms":
             raise ValueError("kms_key_id needs encryption = aws:kms")
+
+
+def may_hold_credentials(endpoint_url: str) -> bool:
+    """Whether a URL of a server has what none needs: a user, even with a slash in the password, a query, a fragment."""
+    return any(character in endpoint_url for character in "@?#")

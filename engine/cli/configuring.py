@@ -1,7 +1,6 @@
 """The group `config`, with the verb `config show`: what is set, and where each value comes from."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -16,14 +15,11 @@ from engine.cli.session import Session, with_session
 from engine.config import S3, S3_KEYS, TRANSFER, TRANSFER_KEYS, Config, Value, config_paths
 from engine.errors import UsageError
 from engine.transfer_settings import TransferSettings
-from engine.words import table
+from engine.words import table, without_credentials
 
 DEFAULT: Final = "default"
 ENVIRONMENT: Final = "environment"
 FILE: Final = "file"
-
-# A URL that has credentials in it is refused everywhere, and not printed on the way.
-_URL_CREDENTIALS: Final = re.compile(r"//[^/\s]*@")
 
 
 class SettingView(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,10 +171,11 @@ def _setting(
         key=_named(*places[-1]),
         flag=max(param.opts, key=len),
         variables=variables,
-        value=_URL_CREDENTIALS.sub("//***@", value) if isinstance(value, str) else value,
+        # A URL with credentials in it is refused everywhere, and not printed on the way.
+        value=without_credentials(value) if isinstance(value, str) else value,
         origin=origin,
         place=place,
-        problem=problem,
+        problem=without_credentials(problem),
     )
 
 

@@ -13,7 +13,7 @@ from engine.cli.log_lines import log
 from engine.cli.options import origin_hint
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
 from engine.views import SCHEMA
-from engine.words import printable
+from engine.words import printable, without_credentials
 from index.errors import FormatError
 
 CAUSES_TOLD_MAX: Final = 8
@@ -70,10 +70,11 @@ def describe(error: BaseException, verb: str) -> Failure:
         error=_class_name(error),
         code=ExitCode.USAGE if isinstance(error, click.UsageError) else choose_exit_code(error),
         operation=str(getattr(error, "operation", "") or verb),
-        subject=_subject(error),
-        message=_message(error),
+        # A word of the command line in a wrong place, or a path that is none, may be a URL with a secret in it.
+        subject=without_credentials(_subject(error)),
+        message=without_credentials(_message(error)),
         hint=_hint(error, verb),
-        causes=_causes(error),
+        causes=tuple(map(without_credentials, _causes(error))),
     )
 
 
@@ -102,7 +103,7 @@ def report(failure: Failure, *, as_json: bool, log_of: str | None = None, trace:
 
 def trace_of(error: BaseException) -> str:
     """For `--debug`."""
-    return "".join(traceback.format_exception(error))
+    return without_credentials("".join(traceback.format_exception(error)))
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -77,6 +77,10 @@ def test_without_its_libraries_s3_is_refused_with_a_hint(monkeypatch: pytest.Mon
     [
         f"s3://user:{SECRET}@bucket",
         f"s3://{SECRET}@bucket/prefix",
+        f"s3://user:{SECRET}/with+a/slash@bucket/prefix",
+        f"s3://user:a/{SECRET}@bucket/prefix",
+        f"s3://user:{SECRET}",
+        f"s3://bucket/{SECRET}//x",
         f"file://user:{SECRET}@host/path",
         f"memory://u:{SECRET}@name",
         f"ftp://user:{SECRET}@host/",

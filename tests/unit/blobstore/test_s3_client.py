@@ -312,7 +312,16 @@ def test_plain_http_to_another_machine_needs_to_be_allowed_by_name(url: str) -> 
         check_endpoint(url, allow_http=True)
 
 
-@pytest.mark.parametrize("url", [f"https://user:{CANARY}@host", f"https://host/?X-Amz-Signature={CANARY}"])
+URLS_WITH_CREDENTIALS = (
+    f"https://user:{CANARY}@host",
+    f"https://user:a/{CANARY}@host",
+    f"https://host/?X-Amz-Signature={CANARY}",
+    f"https://host/#{CANARY}",
+    f"https://[{CANARY}@host",
+)
+
+
+@pytest.mark.parametrize("url", URLS_WITH_CREDENTIALS)
 def test_an_endpoint_with_credentials_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         check_endpoint(url, allow_http=True)
@@ -382,7 +391,7 @@ async def test_no_proxy_stands_between_a_client_and_its_own_machine(monkeypatch:
     await client.close()
 
 
-@pytest.mark.parametrize("url", [f"https://user:{CANARY}@host", f"https://host/?X-Amz-Signature={CANARY}"])
+@pytest.mark.parametrize("url", URLS_WITH_CREDENTIALS)
 def test_settings_hold_no_credentials(url: str) -> None:
     with pytest.raises(ValueError, match="credentials") as caught:
         S3Settings(endpoint_url=url)

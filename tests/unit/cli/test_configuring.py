@@ -78,11 +78,39 @@ def test_a_value_that_would_be_refused_is_told_and_ends_with_2(run: Run) -> None
     assert "TIDEMARK_IN_FLIGHT_MAX" in result.stdout
 
 
-def test_credentials_in_a_url_are_not_printed(run: Run) -> None:
-    for words in ((), ("--json",), ("--origin",)):
-        result = run("config", "show", *words, TIDEMARK_REPOSITORY="s3://canary:secret@bucket/p")
-        assert "***@bucket/p" in result.stdout
-        assert "secret" not in result.stdout + result.stderr
+@pytest.mark.parametrize("words", [(), ("--json",), ("--origin",)])
+@pytest.mark.parametrize(
+    "url, told",
+    [
+        ("s3://canary:secret@bucket/p", "s3://***@bucket/p"),
+        ("s3://canary:abc/def+secret@bucket/p", "s3://***@bucket/p"),
+        ("s3://bucket/p?X-Amz-Signature=secret", "s3://bucket/p?***"),
+        ("s3://bucket/p#secret", "s3://bucket/p#***"),
+        ("/plain/path/what?@home", "/plain/path/what?@home"),
+    ],
+)
+def test_credentials_in_a_url_are_not_printed(run: Run, words: tuple[str, ...], url: str, told: str) -> None:
+    result = run("config", "show", *words, TIDEMARK_REPOSITORY=url)
+    assert told in result.stdout
+    assert "secret" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list", "s3://canary:abc/def+secret@bucket/p"),
+        ("doctor", "https:/canary:abc/def+secret@bucket/p"),
+        ("list", "-r", "s3://canary:abc/def+secret@bucket/p"),
+        ("list", "-r", "s3://canary:secret"),
+        ("s3://bucket/p?X-Amz-Signature=secret",),
+        ("--debug", "list", "-r", "s3://bucket/p?X-Amz-Signature=secret"),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"TIDEMARK_JSON": "1"}, {"TIDEMARK_DEBUG": "1"}])
+def test_no_error_repeats_the_secret_of_a_url(run: Run, words: tuple[str, ...], more: dict[str, str]) -> None:
+    result = run(*words, TIDEMARK_JOB="j", **more)
+    assert result.exit_code in {2, 7}
+    assert "secret" not in result.stdout + result.stderr
 
 
 def test_a_verb_of_a_group_is_named_by_its_words_and_an_unknown_one_is_refused(run: Run) -> None:
