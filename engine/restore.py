@@ -120,13 +120,7 @@ async def restore_store(
         DamagedError: The index or a blob is missing or altered. The cause is a `BlobNotFoundError` if it is missing.
         StoreError: As the store says.
     """
-    if files and replace:
-        raise TargetError(
-            "a few files would take the place of the whole directory",
-            operation="restore",
-            subject=str(target),
-            hint="restore them to a new directory, and copy what you need",
-        )
+    refuse_few_files(target, files, replace=replace)
 
     async def choose() -> ReadIndex:
         index, requests = await read_index_of(store, reference, indexes)
@@ -216,6 +210,21 @@ async def restore_index(
     )
 
 
+def refuse_few_files(target: Path, patterns: Sequence[str], *, replace: bool) -> None:
+    """Refuse to put a few files into the place of a whole directory.
+
+    Raises:
+        TargetError: There are patterns, and the target may be replaced.
+    """
+    if patterns and replace:
+        raise TargetError(
+            "a few files would take the place of the whole directory",
+            operation="restore",
+            subject=str(target),
+            hint="restore them to a new directory, and copy what you need",
+        )
+
+
 def choose_or_refuse(index: SnapshotIndex, patterns: Sequence[str], reference: StoreReference) -> SnapshotIndex:
     """The files of a snapshot that patterns match; without patterns, all.
 
@@ -259,14 +268,19 @@ async def _find_present(staging: Staging, index: SnapshotIndex, cache: DigestCac
         return {}
     stop = threading.Event()
     try:
-        return await asyncio.to_thread(_look_for_present, staging.target, index, cache, stop)
+        return await asyncio.to_thread(look_for_present, staging.target, index, cache, stop)
     finally:
         stop.set()
 
 
-def _look_for_present(
+def look_for_present(
     target: Path, index: SnapshotIndex, cache: DigestCache, stop: threading.Event
 ) -> dict[FilePath, LocalFile]:
+    """The files of a directory that are files of the snapshot (I2); `stop` ends the reading of files.
+
+    Raises:
+        TargetError: A RocksDB has it or one below it open, or it cannot be read.
+    """
     _check_not_in_use(target)
     try:
         local = scan_dir(target)

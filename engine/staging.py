@@ -87,8 +87,7 @@ class Staging:
                 somebody else, or cannot be written beside. Then `close` leaves everything as it was.
         """
         with target_errors(self.target):
-            if not self._name or self._name == "..":
-                raise TargetError("is no name for a directory", operation="restore", subject=str(self.target))
+            _check_named(self.target)
             DurableDirs(self.target.parent).make(self.target.parent)
             self._parent = os.open(self.target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._lock = self._take_lock()
@@ -214,21 +213,7 @@ class Staging:
                 self._kept.append(name)
 
     def _look_at_target(self) -> None:
-        try:
-            self._there = self._stat(self._name)
-        except FileNotFoundError:
-            return
-        if not stat.S_ISDIR(self._there.st_mode):
-            kind = "a symbolic link" if stat.S_ISLNK(self._there.st_mode) else "not a directory"
-            raise TargetError(f"is {kind}", operation="restore", subject=str(self.target))
-        descriptor = os.open(self._name, DIR_FLAGS, dir_fd=self._parent)
-        try:
-            with os.scandir(descriptor) as entries:
-                self.replaces = next(entries, None) is not None
-        finally:
-            os.close(descriptor)
-        if self.replaces and not self._may_replace:
-            raise TargetError("is a directory with content", operation="restore", subject=str(self.target))
+        self._there, self.replaces = look_at_target(self.target, replace=self._may_replace, parent=self._parent)
 
     def _take_after(self, there: os.stat_result) -> None:
         """Give the new directory the permissions and, where that is allowed, the owner of the one that it replaces."""
@@ -288,6 +273,44 @@ class Staging:
             pass
         except OSError:
             self.leftovers.append(str(self.target.parent / name))
+
+
+def look_at_target(target: Path, *, replace: bool, parent: int | None = None) -> tuple[os.stat_result | None, bool]:
+    """What stands at a target, and whether it is a directory with content, which a restore would replace.
+
+    Args:
+        target: Its path.
+        replace: Whether a directory with content may go.
+        parent: The directory above it, open; without it, the path leads there.
+
+    Raises:
+        TargetError: It is no directory, has content that may not be replaced, or cannot be looked at.
+    """
+    target = target.absolute()
+    _check_named(target)
+    name = str(target) if parent is None else target.name
+    with target_errors(target):
+        try:
+            there = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            return None, False
+        if not stat.S_ISDIR(there.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(there.st_mode) else "not a directory"
+            raise TargetError(f"is {kind}", operation="restore", subject=str(target))
+        descriptor = os.open(name, DIR_FLAGS, dir_fd=parent)
+        try:
+            with os.scandir(descriptor) as entries:
+                has_content = next(entries, None) is not None
+        finally:
+            os.close(descriptor)
+    if has_content and not replace:
+        raise TargetError("is a directory with content", operation="restore", subject=str(target))
+    return there, has_content
+
+
+def _check_named(target: Path) -> None:
+    if not target.name or target.name == "..":
+        raise TargetError("is no name for a directory", operation="restore", subject=str(target))
 
 
 @contextmanager

@@ -177,7 +177,51 @@ def test_some_files_alone_come_back(two_commits: Shell) -> None:
     refused = shell.refused("restore", "none", "--files", "*.log", code=7)
     assert "no file matches '*.log'" in refused["message"]
     assert not (shell.directory / "none").exists()
-    shell.refused("restore", "some", "--files", "*.sst", "--replace", code=9)
+    for more in ((), ("--dry-run",)):
+        refused = shell.refused("restore", "some", "--files", "*.sst", "--replace", *more, code=9)
+        assert "would take the place" in refused["message"]
+
+
+def test_a_dry_run_counts_the_chosen_files_and_not_the_store(two_commits: Shell) -> None:
+    shell = two_commits
+    words = ("restore", "some", "--files", "CURRENT")
+    plan = shell.told(*words, "--dry-run")["stores"][0]
+    assert (plan["files_total"], plan["bytes_total"], plan["files_inline"]) == (1, 11, 1)
+    assert re.search(r" +1 +11 B +0 B +0 B +0$", shell.run(*words, "--dry-run").stdout, re.MULTILINE)
+    done = shell.told(*words)["stores"][0]["result"]
+    assert (done["files_total"], done["bytes_total"]) == (1, 11)
+
+
+def test_a_dry_run_refuses_a_target_as_the_restore_does(two_commits: Shell) -> None:
+    shell = two_commits
+    (shell.directory / "link").symlink_to(shell.directory)
+    shell.tree("full", {"x": b""})
+    # Of two reasons the same one is told.
+    for target, more in (("link", ()), ("full", ()), ("full", ("--files", "*.log")), ("full/x", ("--replace",))):
+        told = [shell.refused("restore", target, *more, *dry, code=9) for dry in ((), ("--dry-run",))]
+        assert told[0] == told[1]
+
+
+def test_a_dry_run_of_all_stores_tells_failures_store_by_store(shell: Shell) -> None:
+    shell.run("init")
+    results = []
+    for task, files in (("0", FIRST), ("1", {"other": b"x"})):
+        results.append(shell.directory / f"{task}.json")
+        source = str(shell.tree(f"state{task}", files))
+        shell.run("backup", source, "--task", task, "--no-commit", "--result", str(results[-1]))
+    shell.run("commit", *map(str, results), "--version", "1")
+    words = ("restore", "all", "--all", "--files", "*.sst")
+    plan = shell.told(*words, "--dry-run", code=3)
+    assert [(s["task"], s["files_total"], bool(s["failure"])) for s in plan["stores"]] == [
+        ("0", 1, False),
+        ("1", 0, True),
+    ]
+    text = shell.run(*words, "--dry-run", code=3).stdout
+    assert "FAILED 1/default: restore 1/default: no file matches '*.sst'" in text
+    assert "0/default" in text
+    done = shell.told(*words, code=3)
+    assert [s["failure"] for s in done["stores"]] == [s["failure"] for s in plan["stores"]]
+    assert shell.refused("restore", "none", "--all", "--files", "*.log", "--dry-run", code=7)["subject"] == "0/default"
 
 
 def test_several_backups_become_one_commit(shell: Shell) -> None:
