@@ -58,7 +58,7 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if min(self.parts_in_memory_max, self.connections_max) < 1:
             raise ValueError("parts_in_memory_max and connections_max are at least 1")
         if not all(0 < timeout_s < math.inf for timeout_s in (self.connect_timeout_s, self.read_timeout_s)):
-            raise ValueError("timeouts are positive, and end")
+            raise ValueError("connect_timeout_s and read_timeout_s are positive, and end")
         if self.kms_key_id and self.encryption != "aws:kms":
             raise ValueError("kms_key_id needs encryption = aws:kms")
 

@@ -16,7 +16,12 @@ endpoint_url = "https://s3.example.org"
 
 [collect]
 keep_last = 30
+
+[restore]
+files = ["*.sst", "CURRENT"]
 ```
+
+An option that may be repeated takes a list, or a text, which is one value.
 
 Credentials are no settings: a key that could hold one is refused.
 """
@@ -27,7 +32,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -43,7 +48,9 @@ S3: Final = "s3"
 S3_KEYS: Final = S3Settings.__struct_fields__
 LATEST: Final = "latest"
 
-Value = str | int | float | bool
+Scalar = str | int | float | bool
+# Several: of an option that may be repeated.
+Value = Scalar | tuple[Scalar, ...]
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _ONE_MS: Final = timedelta(milliseconds=1)
@@ -120,23 +127,56 @@ def state_path(environment: Mapping[str, str]) -> Path | None:
     return Path(of_user) / "tidemark" if of_user else None
 
 
-def read_config(path: Path, *, shared: Collection[str], by_verb: Mapping[str, Collection[str]]) -> Config:
+def read_config(
+    path: Path,
+    *,
+    shared: Collection[str],
+    by_verb: Mapping[str, Collection[str]],
+    repeatable: Mapping[str, Collection[str]] | None = None,
+) -> Config:
     """Read a settings file and refuse what nobody would ever look at.
 
     Args:
         path: The file.
         shared: Keys that may stand at the top.
         by_verb: The keys of each verb's own table.
+        repeatable: Those of them that take several values; in the settings they are tuples, however they are written.
 
     Raises:
         UsageError: It cannot be read, is not TOML, or has an unknown key, such as one for a credential.
     """
+    tables: dict[str, Collection[str]] = {**by_verb, TRANSFER: TRANSFER_KEYS, S3: S3_KEYS}
+    top: dict[str, Value] = {}
+    by_table: dict[str, Mapping[str, Value]] = {}
+    for key, value in _read_toml(path).items():
+        if isinstance(value, dict):
+            if key not in tables:
+                raise _unknown(path, key, f"table {key!r}", _nearest(key, {f"[{name}]": name for name in tables}))
+            for inner in value:
+                if inner not in tables[key]:
+                    raise _unknown(
+                        path, inner, f"key {inner!r} in [{key}]", _nearest(inner, dict.fromkeys(tables[key]))
+                    )
+            several = (repeatable or {}).get(key, ())
+            by_table[key] = {
+                inner: _values(path, f"{key}.{inner}", v) if inner in several else _scalar(path, f"{key}.{inner}", v)
+                for inner, v in value.items()
+            }
+        else:
+            if key not in shared:
+                places = {f"{inner} in [{table}]": inner for table, keys in tables.items() for inner in sorted(keys)}
+                raise _unknown(path, key, f"key {key!r}", _nearest(key, {**places, **{name: name for name in shared}}))
+            top[key] = _scalar(path, key, value)
+    return Config(path=path, shared=top, by_table=by_table)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             data = file.read(CONFIG_BYTES_MAX + 1)
         if len(data) > CONFIG_BYTES_MAX:
             raise UsageError("exceeds 1 MiB", operation="settings", subject=str(path), hint="this is no settings file")
-        document = tomllib.loads(data.decode())
+        return tomllib.loads(data.decode())
     except OSError as error:
         raise UsageError(
             f"cannot be read: {error.strerror}", operation="settings", subject=str(path), hint="check --config"
@@ -147,25 +187,6 @@ def read_config(path: Path, *, shared: Collection[str], by_verb: Mapping[str, Co
     # Not UTF-8, not TOML, or a number with thousands of digits.
     except ValueError as error:
         raise UsageError(f"is no TOML: {error}", operation="settings", subject=str(path), hint="correct it") from error
-    tables: dict[str, Collection[str]] = {**by_verb, TRANSFER: TRANSFER_KEYS, S3: S3_KEYS}
-    top: dict[str, Value] = {}
-    by_table: dict[str, Mapping[str, Value]] = {}
-    for key, value in document.items():
-        if isinstance(value, dict):
-            if key not in tables:
-                raise _unknown(path, key, f"table {key!r}", _nearest(key, {f"[{name}]": name for name in tables}))
-            for inner in value:
-                if inner not in tables[key]:
-                    raise _unknown(
-                        path, inner, f"key {inner!r} in [{key}]", _nearest(inner, dict.fromkeys(tables[key]))
-                    )
-            by_table[key] = {inner: _scalar(path, f"{key}.{inner}", v) for inner, v in value.items()}
-        else:
-            if key not in shared:
-                places = {f"{inner} in [{table}]": inner for table, keys in tables.items() for inner in sorted(keys)}
-                raise _unknown(path, key, f"key {key!r}", _nearest(key, {**places, **{name: name for name in shared}}))
-            top[key] = _scalar(path, key, value)
-    return Config(path=path, shared=top, by_table=by_table)
 
 
 def _nearest(word: str, known: Mapping[str, str | None]) -> str:
@@ -193,7 +214,11 @@ def _unknown(path: Path, key: str, what: str, nearest: str) -> UsageError:
     )
 
 
-def _scalar(path: Path, key: str, value: object) -> Value:
+def _values(path: Path, key: str, value: object) -> tuple[Scalar, ...]:
+    return tuple(_scalar(path, key, one) for one in (value if isinstance(value, list) else [value]))
+
+
+def _scalar(path: Path, key: str, value: object) -> Scalar:
     if isinstance(value, str | int | float | bool):
         return value
     # TOML has dates of its own; the options take text.

@@ -6,7 +6,16 @@ from typing import Final
 
 from index.words import count, human_bytes, human_duration, iso_time, printable, shortened
 
-__all__ = ["count", "human_bytes", "human_duration", "iso_time", "printable", "shortened", "table", "without_credentials"]
+__all__ = [
+    "count",
+    "human_bytes",
+    "human_duration",
+    "iso_time",
+    "printable",
+    "shortened",
+    "table",
+    "without_credentials",
+]
 
 # What may be a URL: with a scheme, even where a path has lost one of its slashes, or with a host alone.
 _URL: Final = re.compile(r"(?P<begin>[A-Za-z][A-Za-z0-9+.-]{0,31}:/+|(?<!\S)//)(?P<rest>\S*)")

@@ -1,19 +1,24 @@
 """The group `config`, with the verb `config show`: what is set, and where each value comes from."""
 
+import copy
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, cast
 
 import click
 import msgspec
+from click.core import ParameterSource
+from typing_extensions import override
 
 from blobstore.s3_settings import S3Settings
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import CONFIG_META, Setting, Verb, common_options, setting_keys, table_name, walk_verbs
 from engine.cli.session import Session, with_session
 from engine.config import S3, S3_KEYS, TRANSFER, TRANSFER_KEYS, Config, Value, config_paths
-from engine.errors import UsageError
+from engine.errors import UsageError, bare_message
 from engine.transfer_settings import TransferSettings
 from engine.words import table, without_credentials
 
@@ -52,6 +57,41 @@ class ConfigView(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[SettingView, ...]
 
 
+class _Unread(click.ParamType[Any, Any]):
+    """Of a setting that is shown, wrong or not, and so not taken from the environment or from the file."""
+
+    def __init__(self, option: click.Option) -> None:
+        self.name = option.type.name
+        self._type = option.type
+        # Eager ones say how the verb itself tells what it has to tell.
+        self._is_taken = option.is_eager
+        self._default = option.default if option.is_flag else None
+
+    @override
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if ctx is None or param is None or ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:
+            return self._type.convert(value, param, ctx)
+        with suppress(click.BadParameter):
+            return self._type.convert(value, param, ctx) if self._is_taken else self._default
+        return self._default
+
+
+class _ShowingVerb(Verb):
+    """A verb that runs whatever is set, for it is asked what is wrong."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (click passes them on)
+        super().__init__(*args, **kwargs)
+        self._unread = {option: copy.copy(option) for option in self.params if isinstance(option, Setting)}
+        for option in self._unread.values():
+            option.type = _Unread(option)
+
+    @override
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [
+            self._unread.get(param, param) if isinstance(param, Setting) else param for param in super().get_params(ctx)
+        ]
+
+
 @click.group(
     "config",
     invoke_without_command=True,
@@ -60,7 +100,7 @@ class ConfigView(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.pass_context
 def config(ctx: click.Context) -> None:
-    """Tell what is set, on the command line, in the environment and in the settings file.
+    """Tell what is set for all runs: in the environment and in the settings file.
 
     Run `tidemark config VERB --help` for the options of a verb.
     """
@@ -70,7 +110,7 @@ def config(ctx: click.Context) -> None:
 
 @click.command(
     "show",
-    cls=Verb,
+    cls=_ShowingVerb,
     group="config",
     needs_repository=False,
     short_help="Every setting, its value and where that comes from.",
@@ -85,24 +125,67 @@ def config(ctx: click.Context) -> None:
 def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set: bool) -> ExitCode:
     """Show the settings that verbs share or, with VERB, all options of that verb.
 
-    No request is made. A value that its verb would refuse is told, and makes the exit code 2.
+    What stands on this command line is for this run alone, and is not shown. No request is made. A value that its verb
+    would refuse is told, and makes the exit code 2.
     """
     ctx = click.get_current_context()
     root = cast("click.Group", ctx.find_root().command)
     settings_file = ctx.obj.get(CONFIG_META) or Config()
     words = " ".join(of)
-    rows = tuple(_settings(root, words, settings_file, ctx))
+    rows = tuple(_with_misfits(_settings(root, words, settings_file, ctx)))
     view = ConfigView(
         of=words,
         file=str(settings_file.path or ""),
         looked_at=tuple(map(str, config_paths(os.environ, Path.cwd()))),
-        settings=tuple(row for row in rows if row.origin != DEFAULT or not only_set),
+        settings=tuple(row for row in rows if row.origin != DEFAULT or row.problem or not only_set),
     )
     session.show(view, list(_lines(view, origin=origin)))
     return ExitCode.USAGE if any(row.problem for row in rows) else ExitCode.OK
 
 
-def _settings(root: click.Group, words: str, settings_file: Config, ctx: click.Context) -> Iterator[SettingView]:
+class _Found(msgspec.Struct, frozen=True):
+    """A setting by its option's name."""
+
+    name: str
+    view: SettingView
+    # As a verb takes it; None: it is not set, or wrong by itself.
+    taken: object
+
+
+# What a verb makes of settings, and by the names of their options its fields.
+_TAKEN_TOGETHER: Final[tuple[tuple[Callable[..., object], Mapping[str, str]], ...]] = (
+    (TransferSettings, {key: key for key in TRANSFER_KEYS}),
+    (S3Settings, {f"{S3}_{key}": key for key in S3_KEYS}),
+)
+
+
+def _with_misfits(found: Iterable[_Found]) -> Iterator[SettingView]:
+    """The settings, with what is wrong of those that a verb takes together: then numbers contradict each other."""
+    by_name = {setting.name: setting for setting in found}
+    problems: dict[str, str] = {}
+    for take, fields in _TAKEN_TOGETHER:
+        taken = {name: by_name[name].taken for name in fields if name in by_name and by_name[name].taken is not None}
+        while taken and (reason := _refusal(take, {fields[name]: value for name, value in taken.items()})):
+            named = [name for name in taken if re.search(rf"\b{fields[name]}\b", reason)] or list(taken)
+            problems |= {name: reason.removeprefix(f"{fields[name]} ") for name in named}
+            # Each refusal tells one thing: look for more without what is told already.
+            taken = {name: value for name, value in taken.items() if name not in named}
+    for name, setting in by_name.items():
+        yield msgspec.structs.replace(setting.view, problem=setting.view.problem or problems.get(name, ""))
+
+
+def _refusal(take: Callable[..., object], values: Mapping[str, object]) -> str:
+    """Why settings are refused together, with the name of the field that it begins with; empty: they are not."""
+    try:
+        take(**values)
+    except UsageError as error:
+        return f"{error.subject} {bare_message(error)}"
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _settings(root: click.Group, words: str, settings_file: Config, ctx: click.Context) -> Iterator[_Found]:
     """The options of a verb, or the settings of all of them."""
     verbs = {verb.words: verb for verb in walk_verbs(root)}
     if words and words not in verbs:
@@ -120,7 +203,7 @@ def _settings(root: click.Group, words: str, settings_file: Config, ctx: click.C
     table = table_name(chosen[0]) if words else ""
     for name, param in sorted(found.items(), key=lambda item: _order(item[0])):
         variables = tuple(param.envvar if isinstance(param.envvar, list) else ())
-        yield _setting(
+        yield _found(
             param,
             variables=variables if words else variables[-1:],
             places=_places(name, table, is_shared=name in shared),
@@ -144,16 +227,16 @@ def _places(name: str, table: str, *, is_shared: bool) -> list[tuple[str, str]]:
     return [*places, ("", name)] if is_shared else places
 
 
-def _setting(
+def _found(
     param: click.Option,
     *,
     variables: tuple[str, ...],
     places: list[tuple[str, str]],
     settings_file: Config,
     ctx: click.Context,
-) -> SettingView:
+) -> _Found:
     value, origin, place = _default(param), DEFAULT, ""
-    problem = ""
+    problem, taken = "", None
     variable = next((name for name in variables if os.environ.get(name)), None)
     at = next(((t, key) for t, key in places if key in _table(settings_file, t)), None)
     if variable is not None:
@@ -164,19 +247,30 @@ def _setting(
         # An option that may be repeated is, in the environment, several words.
         words = param.type.split_envvar_value(value) if param.multiple and isinstance(value, str) else value
         try:
-            param.type_cast_value(ctx, words)
+            taken = param.type_cast_value(ctx, words)
         except click.BadParameter as error:
             problem = error.message
-    return SettingView(
+    view = SettingView(
         key=_named(*places[-1]),
         flag=max(param.opts, key=len),
         variables=variables,
         # A URL with credentials in it is refused everywhere, and not printed on the way.
-        value=without_credentials(value) if isinstance(value, str) else value,
+        value=_without_credentials(value),
         origin=origin,
         place=place,
         problem=without_credentials(problem),
     )
+    return _Found(str(param.name), view, taken)
+
+
+def _without_credentials(value: Value | None) -> Value | None:
+    match value:
+        case str():
+            return without_credentials(value)
+        case tuple():
+            return tuple(without_credentials(one) if isinstance(one, str) else one for one in value)
+        case _:
+            return value
 
 
 def _table(settings_file: Config, name: str) -> Mapping[str, Value]:
@@ -211,7 +305,7 @@ def _lines(view: ConfigView, *, origin: bool) -> Iterator[str]:
     yield from table(headers if origin else headers[:2], [row if origin else row[:2] for row in rows])
     for setting in view.settings:
         if setting.problem:
-            yield f"WRONG: {setting.key}: {setting.problem} (from {setting.origin} {setting.place})"
+            yield f"WRONG: {setting.key}: {setting.problem} (from {f'{setting.origin} {setting.place}'.strip()})"
 
 
 def _told(value: Value | None) -> str:
@@ -220,6 +314,8 @@ def _told(value: Value | None) -> str:
             return "-"
         case bool():
             return "true" if value else "false"
+        case tuple():
+            return ", ".join(map(str, value)) or "-"
         case _:
             return str(value)
 

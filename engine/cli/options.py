@@ -78,10 +78,20 @@ class _Switch(click.types.BoolParamType):
         return bool(super().convert(str(value), param, ctx))
 
 
+def _parse_rate(text: str) -> int:
+    """Bytes per second; 0: as many as there may be."""
+    rate = parse_size_bytes(text)
+    if 0 < rate < BYTES_PER_S_MIN:
+        hint = "give at least 64KiB, or 0 for no limit"
+        raise UsageError("is too few bytes per second", operation="read", subject=repr(text), hint=hint)
+    return rate
+
+
 DURATION: Final = Parsed("duration", parse_duration_ms)
 MOMENT: Final = Parsed("time", parse_moment)
 SHARE: Final = Parsed("share", parse_share)
 SIZE: Final = Parsed("size", parse_size_bytes)
+RATE: Final = Parsed("size", _parse_rate)
 VERSION: Final = Parsed("version", parse_version)
 COMMIT: Final = Parsed("commit", parse_commit)
 STORE: Final = Parsed("store", parse_store)
@@ -192,6 +202,16 @@ def setting_keys(group: click.Group) -> tuple[frozenset[str], dict[str, frozense
     return shared, by_verb
 
 
+def _repeatable_keys(group: click.Group) -> dict[str, frozenset[str]]:
+    """Of the keys of each verb's table those that take several values."""
+    return {
+        table_name(verb): frozenset(
+            p.name for p in verb.params if isinstance(p, click.Option) and p.name and p.multiple
+        )
+        for verb in walk_verbs(group)
+    }
+
+
 # ---------------------------------------------------------------------- the settings file
 
 
@@ -207,7 +227,7 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None)
     if path is None:
         return
     shared, by_verb = setting_keys(group)
-    config = read_config(path, shared=shared, by_verb=by_verb)
+    config = read_config(path, shared=shared, by_verb=by_verb, repeatable=_repeatable_keys(group))
     ctx.obj[CONFIG_META] = config
     table = table_name(ctx.command)
     ctx.default_map = default_map(config, table, by_verb.get(table, frozenset()))
@@ -289,7 +309,7 @@ def common_options(function: Decorated) -> Decorated:
         flag = _S3_SHORT.get(key, f"--{S3}-{key.replace('_', '-')}")
         function = click.option(flag, f"{S3}_{key}", cls=Setting, type=_s3_type(key), hidden=True)(function)
     for add in (
-        click.option("--bwlimit", cls=Setting, type=SIZE, metavar="SIZE", hidden=True),
+        click.option("--bwlimit", cls=Setting, type=RATE, metavar="SIZE", hidden=True),
         click.option(
             "--log-format",
             cls=Setting,
@@ -354,7 +374,7 @@ def take_common(values: dict[str, Any]) -> Common:
     """Split the common options off the values of a verb.
 
     Raises:
-        UsageError: The transfer or S3 settings contradict each other, or the limit on bytes per second is too low.
+        UsageError: The transfer or S3 settings contradict each other.
         click.MissingParameter: There is no repository.
     """
     # An argument that some verbs have says the same as the option, and stands nearer.
@@ -368,15 +388,10 @@ def take_common(values: dict[str, Any]) -> Common:
         s3 = S3Settings(**given)
     except ValueError as error:
         raise UsageError(str(error), operation="settings", subject=f"[{S3}]", hint=_S3_HINT) from None
-    bwlimit = values.pop("bwlimit") or 0
-    if 0 < bwlimit < BYTES_PER_S_MIN:
-        raise UsageError(
-            f"{bwlimit} bytes per second are too few", operation="settings", subject="--bwlimit", hint=_BWLIMIT_HINT
-        )
     return Common(
         transfer=TransferSettings(**transfer),
         s3=s3,
-        bwlimit=bwlimit,
+        bwlimit=values.pop("bwlimit") or 0,
         metrics_file=values.pop("metrics_file", None),
         **{
             key: values.pop(key) for key in ("repository", "json", "quiet", "debug", "cache_dir", "cache", "log_format")
@@ -384,7 +399,6 @@ def take_common(values: dict[str, Any]) -> Common:
     )
 
 
-_BWLIMIT_HINT: Final = "give at least 64KiB, or 0 for no limit"
 _S3_HINT: Final = "look at [s3] in tidemark.toml and at the variables TIDEMARK_S3_..."
 
 

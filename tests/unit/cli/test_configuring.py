@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine.cli import tidemark
 from tests.unit.cli.conftest import Run
 
 
@@ -78,6 +79,75 @@ def test_a_value_that_would_be_refused_is_told_and_ends_with_2(run: Run) -> None
     assert "TIDEMARK_IN_FLIGHT_MAX" in result.stdout
 
 
+def test_what_only_together_is_wrong_is_told_of_each_setting(run: Run, tmp_path: Path) -> None:
+    environment = {
+        "TIDEMARK_IN_FLIGHT_MAX": "0",
+        "TIDEMARK_BLOB_BYTES_MAX": "2MiB",
+        "TIDEMARK_S3_READ_TIMEOUT_S": "abc",
+        "TIDEMARK_S3_KMS_KEY_ID": "k",
+        "TIDEMARK_S3_ENDPOINT_URL": "https://canary:abc/secret@host",
+        "TIDEMARK_S3_REGION": "eu",
+        "TIDEMARK_BWLIMIT": "63KiB",
+    }
+    told = shown(run, "--set", **environment)["settings"]
+    assert {setting["key"]: setting["problem"] for setting in told} == {
+        "[transfer] in_flight_max": "is not within 1 and 1,024: 0",
+        "[transfer] blob_bytes_max": "pack_bytes_max exceeds blob_bytes_max: 8388608",
+        "[s3] read_timeout_s": "'abc' is not a valid float.",
+        "[s3] kms_key_id": "needs encryption = aws:kms",
+        "[s3] endpoint_url": "holds credentials: take them out, URLs get logged",
+        "[s3] region": "",
+        "bwlimit": "'63KiB': is too few bytes per second; give at least 64KiB, or 0 for no limit",
+    }
+    assert "secret" not in json.dumps(told)
+    # Each of them alone ends a verb; without it, that finds no repository.
+    (tmp_path / "here").mkdir()
+    for name, value in environment.items():
+        ended = run("backup", "here", "-r", "memory://nobody", "-j", "j", **{name: value})
+        assert ended.exit_code == (7 if name == "TIDEMARK_S3_REGION" else 2), name
+
+
+def test_a_wrong_flag_does_not_keep_the_settings_from_being_told(run: Run) -> None:
+    result = run("config", "show", TIDEMARK_JSON="abc", TIDEMARK_CACHE="abc")
+    assert result.exit_code == 2
+    assert "WRONG: json: 'abc' is not a valid boolean" in result.stdout
+    assert "WRONG: cache: 'abc' is not a valid boolean" in result.stdout
+
+
+def test_what_stands_on_its_own_command_line_is_not_shown_and_yet_checked(run: Run) -> None:
+    assert shown(run, "--set", "-r", "memory://zz")["settings"] == []
+    assert "is not shown" in " ".join(run("config", "show", "--help").stdout.split())
+    assert run("config", "show", "--s3-part-bytes", "many").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "text, value", [('"*.sst"', ["*.sst"]), ('["*.sst", "a b"]', ["*.sst", "a b"]), ("[]", []), ("5", [5])]
+)
+def test_an_option_that_may_be_repeated_takes_a_text_or_a_list(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, value: list[str]
+) -> None:
+    (tmp_path / "tidemark.toml").write_text(f"[restore]\nfiles = {text}\n")
+    told = shown(run, "restore")["by_key"]["[restore] files"]
+    assert (told["value"], told["origin"], told["problem"]) == (value, "file", "")
+    taken: list[object] = []
+
+    def restore(**values: object) -> None:
+        taken.append(values["files"])
+
+    monkeypatch.setattr(tidemark.commands["restore"], "callback", restore)
+    assert run("restore", "target", "-r", "memory://a", "-j", "j").exit_code == 0
+    assert taken == [tuple(map(str, value))]
+
+
+@pytest.mark.parametrize("text", ['[restore]\nowners = ["ignore"]', "[restore]\nfiles = [[1]]", 'job = ["a"]'])
+def test_a_list_is_refused_where_one_value_is_wanted(run: Run, tmp_path: Path, text: str) -> None:
+    (tmp_path / "tidemark.toml").write_text(text)
+    for words in (("config", "show"), ("restore", "target", "-r", "memory://a")):
+        result = run(*words)
+        assert result.exit_code == 2
+        assert "is a list" in result.stderr
+
+
 @pytest.mark.parametrize("words", [(), ("--json",), ("--origin",)])
 @pytest.mark.parametrize(
     "url, told",
@@ -123,8 +193,9 @@ def test_a_verb_of_a_group_is_named_by_its_words_and_an_unknown_one_is_refused(r
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_asks_tidemark(run: Run, shell: str) -> None:
-    result = run("completion", shell)
+@pytest.mark.parametrize("quiet", ["", "1"])
+def test_the_script_of_a_shell_asks_tidemark(run: Run, shell: str, quiet: str) -> None:
+    result = run("completion", shell, TIDEMARK_QUIET=quiet)
     assert result.exit_code == 0
     assert "_TIDEMARK_COMPLETE" in result.stdout
     if program := shutil.which(shell):
