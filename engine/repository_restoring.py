@@ -57,6 +57,7 @@ class RestoringRepository(ReadingRepository):
             pin: Protect the commit meanwhile; False if the caller holds a pin already.
 
         Raises:
+            UsageError: A pattern is empty.
             NotFoundError: The commit has no such store or was collected meanwhile, or a pattern matches nothing.
             IncompleteError: A blob or an index is missing; the target is as it was.
             DamagedError: A blob is altered; the target is as it was.

@@ -14,7 +14,7 @@ from blobstore.local_files import run_blocking
 from engine.clock import Ambient
 from engine.digest_cache import DigestCache
 from engine.download import Downloaded, Downloader
-from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError
+from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.hashing import Digest
 from engine.identify import find_present
 from engine.index_io import IndexCache, read_stored_snapshot
@@ -25,7 +25,7 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.rocksdb_lock import check_none_held_below
 from engine.staging import Staging, target_errors
 from engine.transfer_settings import TransferSettings
-from index.chosen_files import choose_files
+from index.chosen_files import choose_files, is_empty
 from index.local_tree import LocalFile
 from index.model import SnapshotIndex, StoreReference
 from index.restore_plan import RestorePlan, choose_candidates, plan_restore
@@ -116,10 +116,12 @@ async def restore_store(
     Raises:
         TargetError: The target is no directory, has content that may not be replaced, is in use, or there is no room;
             or `replace` would put a few files into the place of a whole directory.
+        UsageError: One of the patterns is empty.
         NotFoundError: One of the patterns matches no file.
         DamagedError: The index or a blob is missing or altered. The cause is a `BlobNotFoundError` if it is missing.
         StoreError: As the store says.
     """
+    check_patterns(files)
     refuse_few_files(target, files, replace=replace)
 
     async def choose() -> ReadIndex:
@@ -208,6 +210,22 @@ async def restore_index(
         prepare_seconds=prepared_s - indexed_s + opened_s - begun_s,
         publish_seconds=done_s - fetched_s,
     )
+
+
+def check_patterns(patterns: Sequence[str]) -> None:
+    """Refuse patterns that are none.
+
+    Raises:
+        UsageError: One of them is empty.
+    """
+    for pattern in patterns:
+        if is_empty(pattern):
+            raise UsageError(
+                "is an empty pattern",
+                operation="restore",
+                subject=repr(pattern),
+                hint="write a name or a pattern such as '*.sst'; for all files none at all",
+            )
 
 
 def refuse_few_files(target: Path, patterns: Sequence[str], *, replace: bool) -> None:

@@ -8,7 +8,14 @@ from pathlib import Path
 from blobstore.base import BlobStore
 from engine.digest_cache import DigestCache
 from engine.local_stat import FilePath
-from engine.restore import OwnerPolicy, choose_or_refuse, look_for_present, read_index_of, refuse_few_files
+from engine.restore import (
+    OwnerPolicy,
+    check_patterns,
+    choose_or_refuse,
+    look_for_present,
+    read_index_of,
+    refuse_few_files,
+)
 from engine.staging import look_at_target
 from engine.transfer_settings import TransferSettings
 from index.local_tree import LocalFile
@@ -34,10 +41,12 @@ async def plan_restore_store(
     Raises:
         TargetError: The target is no directory, has content that may not be replaced, or a RocksDB has it open; or
             `replace` would put a few files into the place of a whole directory.
+        UsageError: One of the patterns is empty.
         NotFoundError: One of the patterns matches no file.
         DamagedError: The index is missing or altered.
         StoreError: As the store says.
     """
+    check_patterns(files)
     refuse_few_files(target, files, replace=replace)
     _, has_content = await asyncio.to_thread(look_at_target, target, replace=replace)
     index, _ = await read_index_of(store, reference)

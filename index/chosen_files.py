@@ -8,11 +8,16 @@ import msgspec
 from index.model import DirIndex, SnapshotIndex
 
 
+def is_empty(pattern: str) -> bool:
+    """Whether a pattern names nothing at all, as "" and "." do: such a one is no pattern."""
+    return not PurePosixPath(pattern).parts
+
+
 def choose_files(index: SnapshotIndex, patterns: Sequence[str]) -> tuple[SnapshotIndex, tuple[str, ...]]:
     """A snapshot of those files alone that a pattern matches, and of the directories that they stand in.
 
     A pattern is as in a shell, matched from the right: `*.sst` at any depth, `db/*.sst` in every directory `db`. `*`
-    matches within one component.
+    matches within one component. None of them is empty.
 
     Returns:
         The snapshot, of which only the files are less; and the patterns that match nothing.

@@ -31,7 +31,7 @@ from engine.cli.restore_request import (
 )
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice, Moment
-from engine.restore import OwnerPolicy, RestoreResult
+from engine.restore import OwnerPolicy, RestoreResult, check_patterns
 from engine.sync import SyncRepository
 from engine.views import CommitView, view_commit
 from engine.words import human_bytes, human_duration, printable
@@ -113,6 +113,7 @@ def restore(
     The newest commit, unless one of --number, --version, --at and --name chooses another. Ends with 3 if with --all
     some stores came back and others did not; --dry-run ends as the restore would, as far as looking can tell.
     """
+    check_patterns(files)
     request = RestoreRequest(
         scope=choose_scope(job, commit_per_task=commit_per_task, task=task),
         choice=choose_commit(number=number, version=version, at=at, name=name),

@@ -182,6 +182,17 @@ def test_some_files_alone_come_back(two_commits: Shell) -> None:
         assert "would take the place" in refused["message"]
 
 
+@pytest.mark.parametrize("pattern", ["", ".", "./"])
+@pytest.mark.parametrize("more", [(), ("--dry-run",), ("--all",), ("--files", "*.sst")])
+def test_an_empty_pattern_is_refused_before_anything_is_opened(
+    shell: Shell, pattern: str, more: tuple[str, ...]
+) -> None:
+    # There is no repository, and nobody has found that out.
+    refused = shell.refused("restore", "deep/some", "--files", pattern, *more, code=2)
+    assert refused["message"] == f"restore {pattern!r}: is an empty pattern"
+    assert not (shell.directory / "deep").exists()
+
+
 def test_a_dry_run_counts_the_chosen_files_and_not_the_store(two_commits: Shell) -> None:
     shell = two_commits
     words = ("restore", "some", "--files", "CURRENT")

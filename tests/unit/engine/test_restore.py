@@ -13,7 +13,7 @@ import pytest
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
 from engine import index_io, local_stat
-from engine.errors import DamagedError, EngineError, NotFoundError, TargetBusyError, TargetError
+from engine.errors import DamagedError, EngineError, NotFoundError, TargetBusyError, TargetError, UsageError
 from engine.index_io import IndexCache, read_index
 from engine.restore import OwnerPolicy
 from index.envelope import KIND_INDEX, seal
@@ -401,6 +401,17 @@ class TestSomeFiles:
             await bench.restore(files=["*.sst", "*.log"])
         assert not bench.target.exists()
         assert bench.beside_target() == []
+
+    @pytest.mark.parametrize("pattern", ["", ".", "./."])
+    async def test_an_empty_pattern_is_refused_before_the_target_is_touched(
+        self, bench: Workbench, pattern: str
+    ) -> None:
+        bench.store.requests.clear()
+        with pytest.raises(UsageError, match="is an empty pattern"):
+            await bench.restore(files=["*.sst", pattern])
+        assert not bench.target.exists()
+        assert bench.beside_target() == []
+        assert not bench.store.requests
 
     async def test_a_few_files_never_take_the_place_of_a_directory(self, bench: Workbench) -> None:
         await bench.restore()

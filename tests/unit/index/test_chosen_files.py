@@ -2,7 +2,7 @@
 
 import pytest
 
-from index.chosen_files import choose_files
+from index.chosen_files import choose_files, is_empty
 from index.model import DirIndex
 from tests.unit.index.builders import Tree, backup
 
@@ -50,3 +50,12 @@ def test_entries_are_the_very_ones_of_the_snapshot_and_removed_ones_go() -> None
     chosen, _ = choose_files(index, ["*"])
     assert chosen.dir.files_present == index.dir.files_present
     assert chosen.dir.files_removed == ()
+
+
+def test_a_pattern_that_names_nothing_is_empty() -> None:
+    assert [pattern for pattern in ("", ".", "./", "./.", "a", "*", "/", "..", " ") if is_empty(pattern)] == [
+        "",
+        ".",
+        "./",
+        "./.",
+    ]
