@@ -264,7 +264,7 @@ def parse_moment(text: str) -> Moment:
             "is neither a time nor a duration",
             operation="read",
             subject=repr(text),
-            hint="write 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00'",
+            hint="write 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00'; a time without a zone is UTC",
         ) from None
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return Moment(at_ms=(at - _EPOCH) // _ONE_MS)

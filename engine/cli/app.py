@@ -40,7 +40,7 @@ GROUPS_HELP: Final = {
         ("latest", "the newest"),
         ("12", "the one with this number"),
         ("v8, 8_<uid>", "the newest of this version, or of this version and unique id"),
-        ("@TIME", "the newest then: @2026-05-01T12:30:00Z, @36h for 36 hours ago, '@yesterday 18:00'"),
+        ("@TIME", "the newest then: @2026-05-01T12:30:00Z, @36h for 36 hours ago, '@yesterday 18:00' (UTC)"),
         ("before-upgrade", "the one with this name"),
     ],
     "Settings": [

@@ -9,7 +9,7 @@ from engine.errors import UsageError
 
 def commit_options(function: Decorated) -> Decorated:
     """Which commit; `choose_commit` takes what they say."""
-    at = "The newest then: 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00'."
+    at = "The newest then: 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00' (UTC)."
     for add in (
         click.option("--name", metavar="NAME", help="The commit of this name."),
         click.option("--at", type=MOMENT, metavar="TIME", help=at),

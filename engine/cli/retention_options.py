@@ -26,7 +26,10 @@ def retention_options(function: Decorated) -> Decorated:
             "--keep-named/--no-keep-named", default=True, show_default=True, help="Keep records that have names."
         ),
         click.option(
-            "--keep-since", type=MOMENT, metavar="TIME", help="Keep what was current then or later: 2026-05-01, 7d."
+            "--keep-since",
+            type=MOMENT,
+            metavar="TIME",
+            help="Keep what was current then or later: 7d, 2026-05-01, 'yesterday 18:00' (UTC).",
         ),
         click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N of each job."),
     )
@@ -60,7 +63,11 @@ def choose_rules(
 
 
 def resolve_rules(repository: SyncRepository, rules: PolicyFile) -> RetentionPolicy:
-    """The rules with times by the store's clock, which is asked only if a rule says how long ago something was."""
-    if all(entry.keep_since is None or entry.keep_since.at_ms is not None for entry in rules.entries):
+    """The rules with times by the store's clock, which is asked only if a rule has a time.
+
+    Raises:
+        UsageError: A time is yet to come.
+    """
+    if all(entry.keep_since is None for entry in rules.entries):
         return rules.resolve(0)
-    return rules.resolve(repository.loop.run(repository.asynchronous.store.now_ms()))
+    return rules.resolve_past(repository.loop.run(repository.asynchronous.store.now_ms()))

@@ -94,7 +94,7 @@ _MOVE_ASIDE = (
 @repository_and_checkpoint
 @click.option("--job", "-j", cls=Setting, metavar="JOB", help="Whose.  [default: the only job with checkpoints]")
 @click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
-@click.option("--at", type=MOMENT, metavar="TIME", help="The newest then: 2026-05-01T12:30:00Z, or 36h ago.")
+@click.option("--at", type=MOMENT, metavar="TIME", help="The newest then: 2026-05-01, 36h, 'yesterday 18:00' (UTC).")
 @click.option("--replayed", is_flag=True, help="Apply changelogs here: the query then starts at once.")
 @click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
 @click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files stand now.")

@@ -4,7 +4,7 @@
 [[job]]
 match = "flights-*"     # as in a shell; the first rule that matches is the one that counts
 keep_last = 30
-keep_since = "7d"       # or a time; what either keeps stays
+keep_since = "7d"       # or "2026-05-01", "yesterday 18:00", in UTC; what either keeps stays
 keep_named = true       # as if left out
 
 [[job]]
@@ -24,6 +24,7 @@ import msgspec
 
 from engine.config import Moment, parse_moment
 from engine.errors import UsageError, bare_message
+from engine.words import iso_time
 from index.retention import Retention, RetentionPolicy, RetentionRule, shadows
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
@@ -31,7 +32,7 @@ POLICY_BYTES_MAX: Final = 1024 * 1024
 _KEYS: Final[Mapping[str, tuple[type, str]]] = {
     "match": (str, 'write match = "flights-*", or match = "*" for all jobs'),
     "keep_last": (int, "write a number from 1 on"),
-    "keep_since": (str, 'write "7d", or "2026-05-01"'),
+    "keep_since": (str, 'write "7d", "2026-05-01" or "yesterday 18:00" (UTC)'),
     "keep_named": (bool, "write true or false"),
     "keep_all": (bool, "write true or false"),
 }
@@ -65,6 +66,25 @@ class PolicyFile(msgspec.Struct, frozen=True, kw_only=True):
     def resolve(self, now_ms: int) -> RetentionPolicy:
         """The policy, given the store's clock."""
         return RetentionPolicy(rules=tuple(entry.resolve(now_ms) for entry in self.entries))
+
+    def resolve_past(self, now_ms: int) -> RetentionPolicy:
+        """The same, for a collection that would go by it at once.
+
+        Raises:
+            UsageError: A time is yet to come, such as "today 23:59": of every job its newest commit alone was current
+                then, and something else was meant.
+        """
+        policy = self.resolve(now_ms)
+        for rule in policy.rules:
+            since_ms = rule.retention.keep_since_ms if rule.retention is not None else None
+            if since_ms is not None and since_ms > now_ms:
+                raise UsageError(
+                    f"is yet to come, and would keep the newest commits alone: it is {iso_time(now_ms)} by the store",
+                    operation="policy",
+                    subject=f"keep_since {iso_time(since_ms)}",
+                    hint="write a time that is over, such as 7d or 'yesterday 18:00' (UTC); or keep_last alone",
+                )
+        return policy
 
 
 def read_policy(path: Path) -> PolicyFile:

@@ -103,7 +103,10 @@ def test_collect_tells_each_key_with_its_reason(two_commits: Shell) -> None:
     verbose = shell.run("collect", "--keep-last", "1", "-n", "-v").stdout
     assert "log/flights/00000000000000000001.commit" in verbose
     assert "would delete" in verbose
-    text = shell.run("collect", "--keep-since", "2100-01-01").stdout
+    for words in (("collect",), ("collect", "explain", "log/flights/00000000000000000001.commit")):
+        refused = shell.refused(*words, "--keep-since", "2100-01-01", code=2)
+        assert "is yet to come" in refused["message"]
+    text = shell.run("collect", "--keep-since", "0s").stdout
     assert "deleted" in text
     assert [c["number"] for c in shell.told("list")["commits"]] == [2]
 

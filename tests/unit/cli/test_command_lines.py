@@ -24,6 +24,14 @@ def test_the_help_of_a_verb_fits_one_screen_and_has_an_example(run: Run, command
     assert command.example.startswith(f"tidemark {command.words} ")
 
 
+@pytest.mark.parametrize(
+    "words", ["", "restore", "collect", "collect explain", "collect verify-plan", "bench restore", "spark restore"]
+)
+def test_a_help_that_has_times_of_a_day_says_that_they_are_utc(run: Run, words: str) -> None:
+    told = " ".join(run(*words.split(), "--help", COLUMNS="80").stdout.split())
+    assert told.count("yesterday 18:00'") == told.count("yesterday 18:00' (UTC)") > 0
+
+
 @pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
 def test_without_a_verb_it_prints_its_help(run: Run, words: tuple[str, ...]) -> None:
     result = run(*words)

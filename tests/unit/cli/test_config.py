@@ -106,8 +106,9 @@ def test_a_time_of_a_day_is_that_of_today_or_yesterday_by_the_store_and_in_utc()
 
 @pytest.mark.parametrize("text", ["yesterday 24:00", "yesterday 18", "tomorrow 18:00", "today", "yesterday 18:60"])
 def test_what_is_no_time_of_a_day_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="neither a time"):
+    with pytest.raises(UsageError, match="neither a time") as caught:
         parse_moment(text)
+    assert "'yesterday 18:00'; a time without a zone is UTC" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-13-01", "12:30", "2026-05-01T25:00", "1777638600250123456789"])

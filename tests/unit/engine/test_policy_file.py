@@ -48,6 +48,20 @@ def test_rules_are_read_in_their_order(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("since", ["today 23:59", "2099-01-01", "1970-01-12T13:46:40.001Z"])
+def test_a_time_that_is_yet_to_come_keeps_nothing_and_is_refused(tmp_path: Path, since: str) -> None:
+    rules = read_policy(written(tmp_path, f'[[job]]\nmatch = "a"\nkeep_last = 3\nkeep_since = "{since}"'))
+    with pytest.raises(UsageError, match="is yet to come") as caught:
+        rules.resolve_past(NOW_MS)
+    assert "1970-01-12T13:46:40.000Z by the store" in str(caught.value)
+
+
+@pytest.mark.parametrize("since", ["0s", "today 13:46", "yesterday 23:59", "1970-01-12T13:46:40Z"])
+def test_a_time_that_is_over_counts(tmp_path: Path, since: str) -> None:
+    rules = read_policy(written(tmp_path, f'[[job]]\nmatch = "a"\nkeep_since = "{since}"\n'))
+    assert rules.resolve_past(NOW_MS) == rules.resolve(NOW_MS)
+
+
 @pytest.mark.parametrize(
     "text, line, message, hint",
     [
@@ -58,7 +72,7 @@ def test_rules_are_read_in_their_order(tmp_path: Path) -> None:
         ('[[job]]\nmatch = "a"\nkeep_last = -2', 3, "keep_last is -2", "from 1 on"),
         ('[[job]]\nmatch = "a"\nkeep_last = true', 3, "keep_last is True", "number"),
         ('[[job]]\nmatch = ""\nkeep_last = 1', 2, "match is ''", "match"),
-        ('[[job]]\nmatch = "a"\nkeep_since = 2026-05-01', 3, "keep_since is", "7d"),
+        ('[[job]]\nmatch = "a"\nkeep_since = 2026-05-01', 3, "keep_since is", "yesterday 18:00"),
         ('[[job]]\nmatch = "a"\nkeep_since = "7x"', 3, "neither a time nor a duration", "36h"),
         ('[[job]]\nmatch = "a"\nkeep_last = 1\nkeep_named = 1', 4, "keep_named is 1", "true or false"),
         ('[[job]]\nmatch = "a"\nkeep_named = true', 2, "keeps nothing but the newest", "keep_last"),
