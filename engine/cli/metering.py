@@ -1,7 +1,7 @@
 """The verb `metrics`: the condition of a repository, as Prometheus reads it."""
 
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -122,7 +122,7 @@ def metrics(
             return repository.loop.run(gathering)
 
         if address is not None:
-            _serve(session, Watched(read, monotonic_s, every_s=every / 1000, tell=_teller(session)), address, every)
+            _serve(session, read, address, every)
             return ExitCode.OK
         samples = read()
     _tell(session, samples, textfile)
@@ -153,10 +153,12 @@ def _view(samples: Samples, *, textfile: str = "", url: str = "") -> MetricsView
     )
 
 
-def _serve(session: Session, watched: Watched, address: tuple[str, int], every_ms: int) -> None:
+def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, int], every_ms: int) -> None:
     from engine.metrics.exposition import Endpoint  # noqa: PLC0415
 
     host, port = address
+    teller = _Teller(session)
+    watched = Watched(read, SystemAmbient().monotonic_s, every_s=every_ms / 1000, tell=teller)
     try:
         endpoint = Endpoint(watched, host=host, port=port)
     except OSError as error:
@@ -178,24 +180,26 @@ def _serve(session: Session, watched: Watched, address: tuple[str, int], every_m
         # What it was started for is done: it served until it was told to stop.
         session.say("stopped")
     finally:
+        teller.is_over = True
         endpoint.close()
     session.show(MetricsView(samples=(), textfile="", url=url))
 
 
-def _teller(session: Session) -> "_Teller":
-    return _Teller(session)
-
-
 class _Teller:
-    """Tells of an error of a reading, once until it is another one."""
+    """Tells of an error of a reading, once until it is another one.
+
+    Attributes:
+        is_over: Nobody listens any more; a reading that is cut off is no news.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._last = ""
+        self.is_over = False
 
     def __call__(self, error: Exception) -> None:
         message = describe(error, self._session.verb).message
-        if message != self._last:
+        if message != self._last and not self.is_over:
             self._session.warn(f"the repository could not be read: {message}")
         self._last = message
 

@@ -1,10 +1,10 @@
 """A metric, and one value of it."""
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
-PREFIX = "tidemark_"
+PREFIX: Final = "tidemark_"
 
 Kind = Literal["counter", "gauge"]
 
