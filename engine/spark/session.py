@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,9 @@ _QUIET: Final = Path(__file__).with_name("log4j2.properties")
 _PYTHON: Final = "PYSPARK_PYTHON"
 # A Spark Connect server; what follows the first `;` may have a token.
 _REMOTE: Final = "SPARK_REMOTE"
+# How long a server may take to answer a connection, and what gRPC calls one that stands.
+CONNECT_S_MAX: Final = 15.0
+_READY: Final = "READY"
 
 
 @contextlib.contextmanager
@@ -32,21 +36,13 @@ def open_session() -> Iterator[SparkSession]:
     very Python's where they run on this machine and nobody has chosen another.
 
     Raises:
-        UsageError: Spark does not start here.
+        UsageError: Spark does not start here, or the server does not answer.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active
         return
-    try:
-        with _quiet():
-            builder = SparkSession.builder.appName("tidemark")
-            if _REMOTE not in os.environ:
-                # A server's own settings are nobody's to change.
-                builder = builder.config("spark.ui.showConsoleProgress", "false")
-            session = builder.getOrCreate()
-    except (PySparkException, OSError) as error:
-        raise UsageError(_told(error), operation="spark", hint=_hint(error)) from error
+    session = _connect(remote) if (remote := os.environ.get(_REMOTE)) else _start()
     context = getattr(session, "sparkContext", None)
     if context is not None and context.master.startswith("local") and not os.environ.get(_PYTHON):
         context.pythonExec = session.conf.get("spark.pyspark.python", None) or sys.executable
@@ -56,20 +52,63 @@ def open_session() -> Iterator[SparkSession]:
         session.stop()
 
 
-def _told(error: Exception) -> str:
-    return "Spark does not start here" if _lacks_java(error) else f"Spark does not start here: {error}"
+def _start() -> SparkSession:
+    """A session with a JVM of its own."""
+    try:
+        with _quiet():
+            builder = SparkSession.builder.appName("tidemark").config("spark.ui.showConsoleProgress", "false")
+            return builder.getOrCreate()
+    except (PySparkException, OSError) as error:
+        no_java = isinstance(error, OSError) or (
+            isinstance(error, PySparkRuntimeError) and error.getCondition() == _NO_JAVA
+        )
+        raise UsageError(
+            "Spark does not start here" if no_java else f"Spark does not start here: {error}",
+            operation="spark",
+            hint="set JAVA_HOME to a Java 17 or newer, or leave --on-spark out"
+            if no_java
+            else "see what Spark says of its settings, or leave --on-spark out",
+        ) from error
 
 
-def _hint(error: Exception) -> str:
-    if server := os.environ.get(_REMOTE):
-        return f"see whether the Spark Connect server of {_REMOTE}={server.partition(';')[0]} runs, or unset {_REMOTE}"
-    if _lacks_java(error):
-        return "set JAVA_HOME to a Java 17 or newer, or leave --on-spark out"
-    return "see what Spark says of its settings, or leave --on-spark out"
+def _connect(remote: str) -> SparkSession:
+    """A session of a Spark Connect server. No error has what follows a `;` in its URL: there may be a token."""
+    shown = remote.partition(";")[0]
+    try:
+        if remote.startswith("sc:"):
+            _wait_for_server(remote)
+        return SparkSession.builder.appName("tidemark").getOrCreate()
+    except (PySparkException, OSError, ValueError) as error:
+        raise UsageError(
+            f"there is no session of Spark Connect: {str(error).replace(remote, shown)}",
+            operation="spark",
+            subject=f"{_REMOTE}={shown}",
+            hint="pip install 'tidemark[connect]'"
+            if isinstance(error, ImportError)
+            else f"see whether the server runs, or unset {_REMOTE}",
+        ) from None
 
 
-def _lacks_java(error: Exception) -> bool:
-    return isinstance(error, OSError) or (isinstance(error, PySparkRuntimeError) and error.getCondition() == _NO_JAVA)
+def _wait_for_server(url: str) -> None:
+    """Spark's own client would try for ten minutes, and say nothing.
+
+    Raises:
+        PySparkException, ValueError: The URL is none, or gRPC is not installed.
+        TimeoutError: Nobody answers.
+    """
+    # With gRPC, which only those have who use it.
+    from pyspark.sql.connect.client import DefaultChannelBuilder  # noqa: PLC0415
+
+    with DefaultChannelBuilder(url).toChannel() as channel:
+        answered = threading.Event()
+
+        def note(state: object) -> None:
+            if getattr(state, "name", "") == _READY:
+                answered.set()
+
+        channel.subscribe(note, try_to_connect=True)
+        if not answered.wait(CONNECT_S_MAX):
+            raise TimeoutError(f"no answer in {CONNECT_S_MAX} s")
 
 
 @contextlib.contextmanager

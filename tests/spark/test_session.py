@@ -2,11 +2,13 @@
 
 import os
 import sys
+import traceback
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
 
+from engine.errors import UsageError
 from engine.spark import session as sessions
 from engine.spark.session import open_session
 
@@ -35,7 +37,7 @@ class Builder:
 
 @pytest.fixture(autouse=True)
 def nobody_has_said_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PYSPARK_PYTHON", "SPARK_CONF_DIR", "SPARK_HOME", LOG_SETTINGS):
+    for name in ("PYSPARK_PYTHON", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE", LOG_SETTINGS):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -62,3 +64,18 @@ def test_the_terminal_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> No
     assert LOG_SETTINGS not in os.environ
     monkeypatch.setenv(LOG_SETTINGS, "mine.properties")
     assert started(monkeypatch, "local[2]").log_settings == "mine.properties"
+
+
+@pytest.mark.parametrize(
+    "url", ["sc://127.0.0.1:1/;token=song-of-a-canary", "sc://127.0.0.1:1:2/;token=song-of-a-canary"]
+)
+def test_a_server_that_does_not_answer_is_told_soon_and_without_its_token(
+    monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", url)
+    monkeypatch.setattr(sessions, "CONNECT_S_MAX", 0.2)
+    with pytest.raises(UsageError, match="there is no session of Spark Connect") as told, open_session():
+        pass
+    assert "127.0.0.1:1" in str(told.value)
+    assert told.value.hint == "see whether the server runs, or unset SPARK_REMOTE"
+    assert "canary" not in "".join(traceback.format_exception(told.value))
