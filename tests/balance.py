@@ -16,6 +16,7 @@ LONGEST_FIRST: Final = (
     "tests/spark/checkpoint",
     "tests/spark/state",
     "tests/spark/sources",
+    "tests/spark/test_connect.py",
     "tests/contract/test_wrappers.py",
     "tests/integration/test_s3_wire_faults.py",
     "tests/contract/test_s3.py",
@@ -35,14 +36,14 @@ LONGEST_FIRST: Final = (
     "tests/integration/test_memory.py",
 )
 _RANKS: Final = {unit: rank for rank, unit in enumerate(LONGEST_FIRST)}
-# Starts a JVM of its own, in a process of its own.
-_ALONE: Final = "tests/spark/test_canary.py"
+# Each starts a JVM of its own, in a process of its own.
+_ALONE: Final = frozenset({"tests/spark/test_canary.py", "tests/spark/test_connect.py"})
 
 
 def unit_of(nodeid: str) -> str:
     """What a test stays together with: its file, or its directory where that shares a JVM."""
     file = nodeid.split("::", 1)[0]
-    return file.rpartition("/")[0] if file.startswith("tests/spark/") and file != _ALONE else file
+    return file.rpartition("/")[0] if file.startswith("tests/spark/") and file not in _ALONE else file
 
 
 def sort_longest_first(items: list[pytest.Item]) -> None:
