@@ -38,6 +38,7 @@ from index.model import (
     UniqueId,
 )
 from index.naming import commit_of_name
+from index.words import iso_time
 
 # A reader whose commit is collected before its pin stands chooses again this often.
 CHOICES_MAX: Final = 3
@@ -178,7 +179,8 @@ class ReadingRepository:
                 (c for c in commits if fits(c, number=number, version=version, unique_id=unique_id, at_ms=at_ms)), None
             )
         if found is None:
-            wanted = {"number": number, "version": version, "unique id": unique_id, "time": at_ms}
+            time = iso_time(at_ms) if at_ms is not None else None
+            wanted = {"number": number, "version": version, "unique id": unique_id, "time": time}
             text = ", ".join(f"{k} {v}" for k, v in wanted.items() if v is not None) or "any commit"
             raise NotFoundError(f"nothing fits {text}", operation="find", subject=str(scope))
         return found

@@ -29,8 +29,8 @@ class SnapshotShare(msgspec.Struct, frozen=True, kw_only=True):
 def measure_share(index: SnapshotIndex, *, index_bytes: int = 0) -> SnapshotShare:
     """What of a snapshot was uploaded with it (design 0002, K2).
 
-    A file is new if any of its bytes stand in a blob of the snapshot's own upload session, or in the index itself: a
-    file that was packed again counts as new, because it was sent again.
+    A file is new if any of its bytes stand in a blob of the snapshot's own upload session, or in the index itself, as do
+    those of an empty one. A file that was packed again counts as new, because it was sent again.
 
     Args:
         index: The snapshot.
@@ -51,4 +51,4 @@ def measure_share(index: SnapshotIndex, *, index_bytes: int = 0) -> SnapshotShar
 
 
 def _is_new(file: FileIndex, session: str) -> bool:
-    return file.inline is not None or any(parse_upload_key(blob.key).session == session for blob in file.blobs)
+    return not file.blobs or any(parse_upload_key(blob.key).session == session for blob in file.blobs)

@@ -48,6 +48,7 @@ class ReportView(msgspec.Struct, frozen=True, kw_only=True):
 )
 @scope_options(job_required=False)
 @click.option("--task", cls=Setting, metavar="TASK", help="With --commit-per-task: whose commits.  [default: 0]")
+@click.option("--jobs", is_flag=True, help="All jobs, even if a job is set.")
 @click.option(
     "--output",
     "-o",
@@ -80,6 +81,7 @@ def report(
     job: str | None,
     commit_per_task: bool,
     task: str | None,
+    jobs: bool,
     output: Path,
     limit: int,
     rehearsals: Path | None,
@@ -95,7 +97,8 @@ def report(
     listing, the records, and each index of the commits told. Ends with 0 whatever the page says.
     """
     rules = choose_rules(keep_last, keep_since, policy, keep_named=keep_named)
-    scopes = [choose_scope(job, commit_per_task=commit_per_task, task=task)] if job is not None else []
+    is_one = job is not None and not jobs
+    scopes = [choose_scope(job or "", commit_per_task=commit_per_task, task=task)] if is_one else []
     if not output.absolute().parent.is_dir():
         raise TargetError("there is no such directory", operation="report", subject=str(output.parent), hint="make it")
     history, history_path = _read_rehearsals(session, rehearsals)
