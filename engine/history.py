@@ -23,9 +23,10 @@ from index.keys import commit_key
 from index.log import Commit, LogListing, check_dense, commit_of, is_closed, is_void
 from index.model import Boundary, CommitRecord, NameRecord, RepositoryRecord, Scope, StoreReference
 from index.naming import commit_of_name
+from index.picture import decode_picture
 from index.snapshot_share import SnapshotShare, measure_share
 from index.told import Told
-from index.words import iso_time
+from index.words import iso_time, printable, shortened
 
 ENTRIES_MAX: Final = 20
 READS_IN_FLIGHT_MAX: Final = 16
@@ -301,6 +302,15 @@ def _with_share(entry: HistoryEntry, known: dict[tuple[int, str, str], SnapshotS
         carried = SnapshotShare(files_retained=reference.files_count, bytes_retained=reference.size_bytes)
         total = total.plus(share or carried)
     return msgspec.structs.replace(entry, share=total)
+
+
+def tell_offsets(offsets: str, length_max: int) -> str:
+    """What a commit says of itself, in a few characters: of the picture of a checkpoint its batch (design 0005, P8)."""
+    try:
+        picture = decode_picture(offsets)
+    except FormatError:
+        picture = None
+    return f"Spark batch {picture.batch:,}" if picture is not None else printable(shortened(offsets, length_max))
 
 
 def damaged_keys(history: History) -> tuple[str, ...]:

@@ -29,8 +29,8 @@ class SnapshotShare(msgspec.Struct, frozen=True, kw_only=True):
 def measure_share(index: SnapshotIndex, *, index_bytes: int = 0) -> SnapshotShare:
     """What of a snapshot was uploaded with it (design 0002, K2).
 
-    A file is new if any of its bytes stand in a blob of the snapshot's own upload session, or in the index itself, as do
-    those of an empty one. A file that was packed again counts as new, because it was sent again.
+    A file is new if any of its bytes stand in a blob of the snapshot's own upload session, or in the index itself, as
+    an empty one does. A file that was packed again counts as new, because it was sent again.
 
     Args:
         index: The snapshot.

@@ -10,7 +10,7 @@ from engine.cli.options import MOMENT, Setting, Verb, common_options, scope_opti
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import Moment
 from engine.errors import NotFoundError
-from engine.history import ENTRIES_MAX, History, HistoryEntry, State
+from engine.history import ENTRIES_MAX, History, HistoryEntry, State, tell_offsets
 from engine.words import count, human_bytes, iso_time, printable, shortened, table
 from index.model import Scope
 
@@ -181,7 +181,7 @@ def history_lines(view: HistoryView) -> list[str]:
                 "-" if e.new_files is None else f"{e.new_files:,}",
                 "-" if e.retained_bytes is None else human_bytes(e.retained_bytes),
                 str(e.stores_count),
-                printable(shortened(e.offsets, OFFSETS_SHOWN_MAX)) or "-",
+                tell_offsets(e.offsets, OFFSETS_SHOWN_MAX) or "-",
                 printable(shortened(", ".join(e.names), NAMES_SHOWN_MAX)) or "-",
                 tell_entry(e, view),
             )

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from engine.history import HistoryEntry, State
+from engine.history import HistoryEntry, State, tell_offsets
 from engine.page import items, key, paragraph, table, tell
 from engine.rehearsal.page import tell_broken, tell_rehearsals
 from engine.report import lineage
 from engine.report.lineage import draw_lineage
 from engine.report.model import JobFacts, ReportFacts
 from engine.report.plots import NEW, RETAINED, plot_commits, plot_shares, short_time
-from engine.words import count, human_bytes, shortened
+from engine.words import count, human_bytes
 from index.log import Commit
 from index.model import Scope
 
@@ -51,7 +51,7 @@ def _commit_row(entry: HistoryEntry) -> tuple[str, ...]:
         f"{len(record.stores):,}",
         f"{sum(s.files_count for s in record.stores):,}",
         human_bytes(sum(s.size_bytes for s in record.stores)),
-        shortened(record.offsets, OFFSETS_SHOWN_MAX),
+        tell_offsets(record.offsets, OFFSETS_SHOWN_MAX),
         ", ".join(entry.names),
         _state(entry),
     )

@@ -2,10 +2,11 @@
 
 from blobstore.base import BytesBody
 from blobstore.metered import MeteredStore
-from engine.history import History, State, read_history
+from engine.history import History, State, read_history, tell_offsets
 from index.codec import encode_record
 from index.keys import boundary_key, commit_key
 from index.model import Boundary, Scope
+from index.picture import Picture
 from index.retention import Retention
 from index.snapshot_share import SnapshotShare
 from tests.unit.engine.conftest import JOB, World
@@ -117,6 +118,12 @@ async def test_only_what_is_asked_for_is_read(world: World) -> None:
     assert with_shares.entries[0].share is not None
     since = await read_history(metered, repository.record, JOB, since_ms=commits[3].committed_at_ms, shares=False)
     assert ([n for n, _ in _states(since)], since.older_count) == ([6, 5, 4], 3)
+
+
+def test_offsets_of_a_picture_are_its_batch() -> None:
+    assert tell_offsets(Picture(query_id="q", batch=12, oldest_batch=1).encode(), 10) == "Spark batch 12"
+    assert tell_offsets('{"kind":"spark-checkpoint","format":99}', 10) == '{"kind":"…'
+    assert tell_offsets("a\x1b" + "b" * 100, 4) == "a\\x1bb…"
 
 
 def test_shares_add_up() -> None:
