@@ -13,6 +13,8 @@ from engine.words import printable, shortened
 TEXT_LENGTH_MAX: Final = 400
 # A text of a table that is not longer stands in one line.
 SHORT_LENGTH_MAX: Final = 24
+# A table with more rows is folded: a plot tells the same, and the next section is not a mile away.
+ROWS_SHOWN_MAX: Final = 12
 
 # Made with `str.format`, so that braces stand there twice.
 _HEAD: Final = """<!doctype html>
@@ -60,6 +62,7 @@ svg .hollow {{ fill: var(--back); }}
 .tiles {{ display: flex; flex-wrap: wrap; gap: .8rem; margin: 1rem 0; padding: 0; list-style: none; }}
 .tiles li {{ background: var(--raised); border-radius: .5rem; padding: .6rem 1rem; min-width: 9rem; flex: 1; }}
 .tiles b {{ display: block; font-size: 1.3rem; font-weight: 600; white-space: nowrap; }}
+summary {{ cursor: pointer; color: var(--accent); }}
 nav a {{ margin-right: 1rem; white-space: nowrap; display: inline-block; }}
 </style></head><body>
 <h1>{title}</h1>
@@ -102,7 +105,12 @@ def framed(html: str, label: str) -> str:
 
 
 def table(
-    headers: Sequence[str], rows: Iterable[Sequence[str]], *, label: str, numbers: Collection[str] = frozenset()
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    label: str,
+    numbers: Collection[str] = frozenset(),
+    folds: bool = True,
 ) -> str:
     """A table of texts.
 
@@ -111,14 +119,19 @@ def table(
         rows: As many texts each.
         label: What it is a table of, for who cannot see it.
         numbers: Headers of the columns that are aligned to the right.
+        folds: Whether it is folded if it is long.
     """
+    told = list(rows)
     head = "".join(f"<th scope=col{_style(is_number=header in numbers)}>{tell(header)}</th>" for header in headers)
     are_numbers = [header in numbers for header in headers]
     body = "".join(
         f"<tr>{''.join(_cell(cell, is_number=n) for n, cell in zip(are_numbers, row, strict=True))}</tr>"
-        for row in rows
+        for row in told
     )
-    return framed(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", label)
+    framed_table = framed(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", label)
+    if not folds or len(told) <= ROWS_SHOWN_MAX:
+        return framed_table
+    return f"<details><summary>{tell(label)}: {len(told):,} rows</summary>{framed_table}</details>"
 
 
 def _cell(told: str, *, is_number: bool) -> str:

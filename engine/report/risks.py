@@ -125,6 +125,7 @@ def _tell_verified(verified: VerifyReport) -> Iterator[str]:
         [_problem_row(p) for p in verified.problems[:PROBLEMS_TOLD_MAX]],
         label="Blobs at risk",
         numbers={"commit"},
+        folds=False,
     )
     if len(verified.problems) > PROBLEMS_TOLD_MAX:
         yield paragraph(f"The first {PROBLEMS_TOLD_MAX}; `tidemark verify` tells all.", "note")

@@ -288,3 +288,15 @@ def test_more_than_fits_on_a_screen_is_drawn_wider_and_cut() -> None:
 @pytest.mark.parametrize("size_bytes, unit", [(0, "B"), (1023, "B"), (1024, "KiB"), (5 * MIB, "MiB"), (2**62, "PiB")])
 def test_units_leave_few_digits(size_bytes: int, unit: str) -> None:
     assert choose_unit(size_bytes)[1] == unit
+
+
+def test_long_tables_are_folded_and_risks_never() -> None:
+    scope = Scope("job")
+    problems = [_problem(ProblemKind.BLOB_MISSING, f"blobs/{n}") for n in range(30)]
+    page = make_report_page(
+        _facts(_job("job", *(_entry(n, scope=scope) for n in range(30, 0, -1))), verified=_verified(*problems))
+    )
+    _Tags(page)
+    assert "<summary>Commits of job: 30 rows</summary>" in page
+    assert page.count("<details>") == 3
+    assert page.index("blobs/29") > page.rindex("</details>")
