@@ -19,7 +19,7 @@ WITH_JAVA = java_home="$$($(PYTHON) scripts/java_home.py)" && JAVA_HOME="$$java_
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv test demo lint wheel soak endure bench simulate docs clean
+.PHONY: help venv test demo lint wheel soak endure fuzz bench simulate docs clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1	/p' Makefile
@@ -53,6 +53,13 @@ soak: $(STAMP)  ## Try to break the protocol: 100,000 schedules, every crash poi
 
 endure: $(STAMP)  ## Run the other tests that take minutes: real processes killed, faults of servers, Spark's plans
 	$(WITH_JAVA) $(PYTEST) -m soak --ignore tests/simulation --timeout 3600
+
+# TARGET is a name of tests/fuzz/table.py; without one, all of them are fuzzed for so many SECONDS each.
+TARGET ?=
+SECONDS ?= 30
+fuzz: $(STAMP)  ## Fuzz the parsers, guided by coverage, SECONDS each (TARGET=: one of them), and keep what was found
+	$(PYTHON) -m pip install --disable-pip-version-check --quiet --editable '.[fuzz]' --constraint constraints.txt
+	$(PYTHON) -m tests.fuzz.campaign --seconds $(SECONDS) $(TARGET)
 
 # The same SEED gives the same histories, byte for byte. A violation is told with its seed and its shortest schedule.
 SEED ?= 1

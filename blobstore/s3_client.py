@@ -435,6 +435,9 @@ def _is_stale(refusal: Refusal, method: str) -> bool:
 def _failure(error: Exception, body: Any) -> Exception:
     if isinstance(body, SentBody) and body.error is not None:
         return body.error
+    if _was_reading(error):
+        # No XML, a number or a time that is none, an element twice. What the SDK says of it quotes the answer.
+        return BrokenError(f"the answer cannot be read: {_told(error)}")
     return _translated(error)
 
 
@@ -475,9 +478,6 @@ def _translated(error: Exception) -> Exception:
             | OSError()
         ):
             return BrokenError(_told(error))
-        case _ if _was_reading(error):
-            # No XML, a number or a time that is none, an element twice. What the SDK says of it quotes the answer.
-            return BrokenError(f"the answer cannot be read: {_told(error)}")
         case _:
             return error
 

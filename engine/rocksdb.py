@@ -471,11 +471,8 @@ def _typed(error: Exception, operation: str, directory: Path) -> EngineError:
     if isinstance(error, KeyError | TypeError):
         hint = "keys and values are bytes"
         return UsageError(message.strip("'"), operation=operation, subject=subject, hint=hint)
-    if message.startswith("Corruption"):
+    if message.startswith("Corruption") or (operation == "open" and message.startswith(_REFUSALS)):
         hint = "restore the store from its last commit"
-        return DamagedError(message, operation=operation, subject=subject, hint=hint)
-    if operation == "open" and message.startswith(_REFUSALS):
-        hint = "another program wrote it, or somebody altered it; restore the store from its last commit"
         return DamagedError(message, operation=operation, subject=subject, hint=hint)
     if message.startswith("IO error") and message.endswith(_LACKING):
         hint = "see to permissions, room and open files on this machine"

@@ -10,13 +10,13 @@ import botocore.session
 from blobstore.errors import StoreError
 from blobstore.s3 import S3Store
 from blobstore.s3_answers import answers, read_promised_bytes, read_ttl_ms
-from blobstore.s3_client import _translated, read_time
+from blobstore.s3_client import _failure, read_time
 from blobstore.s3_errors import BrokenError
 from blobstore.s3_lifecycle import backstop_rules, describe_rule, plan_lifecycle, threats
 from engine import config
 from engine.errors import UsageError
 from engine.words import printable
-from tests.fuzz.target import Target
+from tests.fuzz.target import Target, check_refusal
 
 _NOW_MS: Final = 1_800_000_000_000
 _RANGE_BYTES: Final = 100
@@ -40,7 +40,7 @@ def run_words(data: bytes) -> None:
         try:
             found = parse(text)
         except UsageError as error:
-            assert error.hint
+            check_refusal(error)
             continue
         if isinstance(found, config.Moment):
             found.resolve_ms(_NOW_MS)
@@ -57,7 +57,7 @@ def run_headers(data: bytes) -> None:
     try:
         assert read_promised_bytes(answer, 7, _RANGE_BYTES, key="k") == _RANGE_BYTES
     except StoreError as error:
-        assert error.hint
+        check_refusal(error)
     read_time(time)
 
 
@@ -77,7 +77,7 @@ def run_xml(data: bytes) -> None:
     try:
         answer = parser.parse({"status_code": 200, "headers": {}, "body": data[1:]}, shape)
     except Exception as error:
-        if isinstance(_translated(error), BrokenError):
+        if isinstance(_failure(error, None), BrokenError):
             return
         raise
     store = S3Store("bucket", "prefix")

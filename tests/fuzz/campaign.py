@@ -1,4 +1,4 @@
-"""Fuzzes targets one after the other, and keeps what was found: `python -m tests.fuzz.campaign --seconds 30 [TARGET …]`.
+"""Fuzzes targets one by one, and keeps what was found: `python -m tests.fuzz.campaign --seconds 30 [TARGET …]`.
 
 What an input reaches that none before it did is kept in `corpus/<target>/`, in as few and as short inputs as reach all
 of it. A finding is kept there as `found-<digest>` until somebody gives it a better name: files of which the name begins
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from tests.fuzz.seeds import seeds_of
 from tests.fuzz.table import MODULES, TARGETS
@@ -27,7 +27,7 @@ _FOUND: Final = "found-"
 _TOLD_MAX: Final = 4000
 
 
-def fuzz(name: str, seconds: int, seed: int) -> bool:
+def fuzz(name: str, seconds: int, seed: int, out: TextIO) -> bool:
     """Fuzz one target.
 
     Returns:
@@ -54,11 +54,11 @@ def fuzz(name: str, seconds: int, seed: int) -> bool:
         for crash in found:
             kept = CORPUS / name / f"{_FOUND}{crash.name.rpartition('-')[2][:16]}"
             shutil.copyfile(crash, kept)
-            print(f"{name}: found {kept}")
+            print(f"{name}: found {kept}", file=out)
     if done.returncode:
         # The error of a finding is Python's, and goes to the one; that of an input that takes too long to the other.
-        print(done.stdout[-_TOLD_MAX:] or done.stderr[-_TOLD_MAX:])
-    print(f"{name}: {_told(done.stderr)}; {len(corpus_of(name))} inputs are kept", flush=True)
+        print(done.stdout[-_TOLD_MAX:] or done.stderr[-_TOLD_MAX:], file=out)
+    print(f"{name}: {_told(done.stderr)}; {len(corpus_of(name))} inputs are kept", file=out, flush=True)
     return not done.returncode
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     words.add_argument("--seconds", type=int, default=30, help="for each target")
     words.add_argument("--seed", type=int, default=0, help="of the fuzzer; 0: another one each time")
     chosen = words.parse_args()
-    clean = [fuzz(name, chosen.seconds, chosen.seed) for name in chosen.target or TARGETS]
+    clean = [fuzz(name, chosen.seconds, chosen.seed, sys.stdout) for name in chosen.target or TARGETS]
     sys.exit(not all(clean))
 
 

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -21,10 +21,11 @@ from engine.state.lzf import compress_block
 from index import changelog, plan_file
 from index.audit import AuditRecord, encode_audit
 from index.collect_plan import DeleteReason, PlannedUpload, Upload
-from index.keys import BLOBS, INDEXES as INDEX_ROOM, RunId, upload_key
 from index.dir_diff import strip_removed
+from index.keys import BLOBS, RunId, upload_key
+from index.keys import INDEXES as INDEX_ROOM
 from index.lineage import encode_lineage
-from index.model import BlobKey, DirDelta, IndexDelta, IndexReference, LineageItem, Scope, StoreReference, UniqueId
+from index.model import DirDelta, IndexDelta, IndexReference, LineageItem, Scope, StoreReference, UniqueId
 from index.picture import Picture
 from index.reachable import files_of
 from index.retention import Retention, as_policy
@@ -113,11 +114,8 @@ def _plan() -> Iterator[bytes]:
 
 
 def _audit() -> Iterator[bytes]:
-    counts = dict.fromkeys(
-        "scopes_count names_count pins_count boundaries_count listed_count listed_bytes live_count live_bytes "
-        "waiting_count waiting_bytes spared_count failed_count".split(),
-        0,
-    )
+    names = [field.name for field in msgspec.structs.fields(AuditRecord)]
+    counts: dict[str, Any] = {name: 0 for name in names if name.endswith(("_count", "_bytes"))}
     yield encode_audit(
         AuditRecord(
             run=_RUN,
@@ -285,7 +283,7 @@ def _lzf() -> Iterator[bytes]:
 
 def _rows() -> Iterator[bytes]:
     for mask in range(1, 64):
-        words = bin(mask).count("1") + 1
+        words = mask.bit_count() + 1
         row = b"\0" + bytes(8 * words)
         yield bytes((mask, words)) + row + row
     texts = b"\0" + bytes(8) + struct.pack("<II", 3, 16) + b"abc".ljust(8, b"\0")
@@ -354,7 +352,10 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
         b'{"x":' + b"[" * 1500,
     ],
     "profile": _profile,
-    "digest-cache": lambda: [msgspec.msgpack.encode({"directory": "x", "files": []}), msgspec.msgpack.encode(["x", []])],
+    "digest-cache": lambda: [
+        msgspec.msgpack.encode({"directory": "x", "files": []}),
+        msgspec.msgpack.encode(["x", []]),
+    ],
     "history": _history,
     "result": _result,
     "settings": _settings,

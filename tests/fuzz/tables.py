@@ -3,7 +3,8 @@
 from typing import Final
 
 from engine.spark.collect_listing import decode_inventory
-from engine.spark.state_rows import Table, decode_keys, split_bytes, split_typed
+from engine.spark.state_plan import Table
+from engine.spark.state_rows import decode_keys, split_bytes, split_typed
 from engine.spark.unsafe_rows import decode_pairs, decode_rows
 from index import run_file, state_schema
 from index.picture import StoreId
@@ -40,7 +41,7 @@ _FIELDS: Final = tuple(
 
 def run_unsafe_rows(data: bytes) -> None:
     """The first byte has which fields a row has, the second where the bytes are cut into two rows."""
-    if len(data) < 2:  # noqa: PLR2004  # a test
+    if len(data) < 2:
         return
     chosen = ",".join(field for bit, field in enumerate(_FIELDS) if data[0] >> bit & 1)
     of = state_schema.decode_type(f'{{"type":"struct","fields":[{chosen}]}}')

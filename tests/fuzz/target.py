@@ -42,14 +42,20 @@ def try_one(target: Target, data: bytes) -> Exception | None:
     Raises:
         BaseException: It was refused by another error than those that may be, or a law does not hold.
     """
+    refusals: tuple[type[Exception], ...] = (*REFUSALS, *target.refuses)
     try:
         target.run(data)
-    except (*REFUSALS, *target.refuses) as error:
-        assert str(error), "an error that says nothing"
-        if isinstance(error, REFUSALS):
-            assert error.hint, "an error without a hint"
+    except refusals as error:
+        check_refusal(error)
         return error
     return None
+
+
+def check_refusal(error: Exception) -> None:
+    """A refusal says what is wrong, and one of ours what to do about it."""
+    assert str(error), "an error that says nothing"
+    if isinstance(error, REFUSALS):
+        assert error.hint, "an error without a hint"
 
 
 def corpus_of(name: str) -> list[Path]:

@@ -13,7 +13,18 @@ from tests.fuzz.table import TARGETS, UNFUZZED
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("index", "blobstore", "engine")
 # How functions are called that turn bytes or texts of somebody else's into values.
-_NAMES: Final = ("decode_", "parse_", "read_", "load_", "from_", "unpack_", "unseal", "decompress_", "unwrap_", "split_")
+_NAMES: Final = (
+    "decode_",
+    "parse_",
+    "read_",
+    "load_",
+    "from_",
+    "unpack_",
+    "unseal",
+    "decompress_",
+    "unwrap_",
+    "split_",
+)
 # What a module needs to take bytes apart.
 _TOOLS: Final = frozenset(
     {

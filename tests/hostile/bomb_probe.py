@@ -22,7 +22,7 @@ import cramjam
 import msgspec
 import xxhash
 
-from engine.state.compression import Codec, decompress_chunks, decompress_sst_block, zstd
+from engine.state.compression import Codec, Compressor, decompress_chunks, decompress_sst_block
 from engine.state.zips import read_state_zip
 from index.changelog import ChangelogDecoder, encode_header
 from index.codec import decode_commit, decode_index
@@ -45,9 +45,9 @@ def _pieces(codec: Codec, data: bytes) -> int:
 
 def zstd_bomb() -> int:
     """Half a gigabyte of zeros in some ten kilobytes: they come out in pieces."""
-    compressor = zstd.ZstdCompressor(level=1)
-    parts = [compressor.compress(bytes(MIB)) for _ in range(_BOMB_BYTES // MIB)]
-    return _pieces("zstd", b"".join((*parts, compressor.flush())))
+    compressor = Compressor("zstd")
+    parts = [compressor.write(bytes(MIB)) for _ in range(_BOMB_BYTES // MIB)]
+    return _pieces("zstd", b"".join((*parts, compressor.finish())))
 
 
 def zstd_window() -> int:
@@ -178,13 +178,18 @@ def _changelog(data: bytes) -> int:
     return 0
 
 
+def _zstd(plain: bytes) -> bytes:
+    compressor = Compressor("zstd")
+    return compressor.write(plain) + compressor.finish()
+
+
 def sst_block() -> int:
     """A compressed block of an SST, by each algorithm, that holds far more than it may."""
     plain = bytes(64 * MIB)
     for kind, block in (
         (2, _deflated(64 * MIB)[2:-4]),
         (3, bz2.compress(plain)),
-        (7, bytes(zstd.compress(plain))),
+        (7, _zstd(plain)),
         (1, bytes(cramjam.snappy.compress_raw(plain))),
         (5, bytes(cramjam.lz4.compress_block(plain, store_size=False))),
     ):
@@ -232,7 +237,8 @@ def main() -> None:
             came: Any = BOMBS[name]()
         except Exception as error:  # noqa: BLE001  (told, whatever it is)
             came = type(error).__name__
-        print(f"{name} {came} {time.monotonic() - begun:.1f}", flush=True)
+        sys.stdout.write(f"{name} {came} {time.monotonic() - begun:.1f}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -126,13 +126,14 @@ class Forger:
             valid_until_ms=NEVER_MS,
             stores=(store,),
         )
-        return self.put_record(msgspec.structs.replace(record, **changed))
+        record = msgspec.structs.replace(record, **changed)
+        self.put_record(record)
+        return record
 
-    def put_record(self, record: Any, *, key: str = "") -> Any:
+    def put_record(self, record: Any, *, key: str = "") -> None:
         """Write a record where the first one stands, unless it says where."""
         number = record.number if isinstance(record, CommitRecord) and record.number > 0 else 1
         self.put(key or f"log/flights/{number:020d}.commit", sealed(KIND_COMMIT, record))
-        return record
 
     def put_boundary(self, value: Any, *, number: int = 1) -> None:
         """Write a boundary."""

@@ -1,4 +1,4 @@
-"""What would fill the memory is refused, or comes out in pieces, in a process that has little of it (architecture, H3)."""
+"""What would fill the memory is refused, or comes in pieces, in a process that has little of it (architecture, H3)."""
 
 import subprocess
 import sys

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 import rocksdict
+from typing_extensions import override
 
 from blobstore.local import LocalStore
 from engine.errors import DamagedError
@@ -37,6 +38,7 @@ class Canary:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    @override
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (str(self._path),)
 
@@ -71,6 +73,11 @@ def turn_on_unpickling(directory: Path) -> None:
     path = directory / "rocksdict-config.json"
     said = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**said, "raw_mode": False}))
+
+
+def turn_on_everywhere(root: Path) -> None:
+    for config in root.rglob("rocksdict-config.json"):
+        turn_on_unpickling(config.parent)
 
 
 def read_all(directory: Path) -> dict[bytes, bytes]:
@@ -181,8 +188,7 @@ async def test_a_checkpoint_of_payloads_is_backed_up_restored_and_checked_as_byt
     query = await WrittenQuery(tmp_path / "query", tmp_path / "work").begin()
     await query.run(3)
     before = await rows_of(tmp_path / "query", tmp_path / "before")
-    for config in tmp_path.rglob("rocksdict-config.json"):
-        turn_on_unpickling(config.parent)
+    await asyncio.to_thread(turn_on_everywhere, tmp_path)
     assert await rows_of(tmp_path / "query", tmp_path / "after") == before
 
 

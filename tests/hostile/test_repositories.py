@@ -1,6 +1,7 @@
 """Whole repositories of an attacker's, at the command line: each is refused with what is wrong, and touches nothing.
 
-The rules H1 to H9 stand in design/architecture.md. Parsers by themselves are fuzzed (`tests/fuzz`); here is what stands behind them.
+The rules H1 to H9 stand in design/architecture.md. Parsers by themselves are fuzzed (`tests/fuzz`); here is what
+stands behind them.
 """
 
 import json
@@ -154,7 +155,9 @@ SIZES: Final[dict[str, Attack]] = {
     ),
     "a negative size": lambda f: f.commit(an_index(a_file("f", metadata=FileMetadata(-1, 0o644, 1)))),
     "sizes that overflow": lambda f: f.commit(
-        an_index(*(in_blob(name, upload_key(BLOBS, SCOPE, SESSION, n), size_bytes=2**62) for n, name in enumerate("abc")))
+        an_index(
+            *(in_blob(name, upload_key(BLOBS, SCOPE, SESSION, n), size_bytes=2**62) for n, name in enumerate("abc"))
+        )
     ),
     "a run beyond its pack": lambda f: f.commit(
         an_index(in_blob("f", BLOB, offset=5, size_bytes=10), packs=(Pack(BLOB, 12),))
@@ -259,7 +262,8 @@ RECORDS: Final[dict[str, Attack]] = {
     "another job": lambda f: f.commit(an_index(a_file("f")), scope=Scope("other")),
     "a climbing job": lambda f: f.commit(an_index(a_file("f")), scope=Scope("../x\0")),
     "another number": lambda f: f.put_record(
-        msgspec.structs.replace(f.commit(an_index(a_file("f"))), number=7), key="log/flights/00000000000000000001.commit"
+        msgspec.structs.replace(f.commit(an_index(a_file("f"))), number=7),
+        key="log/flights/00000000000000000001.commit",
     ),
     "number 0": lambda f: f.commit(an_index(a_file("f")), number=0),
     "settled beyond itself": lambda f: f.commit(an_index(a_file("f")), settled_through=5),
@@ -305,9 +309,7 @@ def test_store_names_that_climb_make_no_directory(forger: Forger) -> None:
 
 
 LEASES: Final[dict[str, Attack]] = {
-    "a boundary that keeps what is newer": lambda f: f.put_boundary(
-        Boundary(scope=SCOPE, number=1, kept=(_point(9),))
-    ),
+    "a boundary that keeps what is newer": lambda f: f.put_boundary(Boundary(scope=SCOPE, number=1, kept=(_point(9),))),
     "a boundary that descends": lambda f: f.put_boundary(
         Boundary(scope=SCOPE, number=3, kept=(_point(2), _point(1))), number=3
     ),
