@@ -1,5 +1,6 @@
 """A checkpoint that our own state stores write, as Spark would, and what is in one."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -75,6 +76,7 @@ class WrittenQuery:
         format_version: Of its names.
         families: Whether the operator is one with column families, whose metadata names schema files.
         partitions: How many stores.
+        planted: Rows that every batch puts beside its own.
         file_offsets: Whether its offsets are those of a file source, one file a batch.
         settings: Of the stores.
     """
@@ -87,6 +89,7 @@ class WrittenQuery:
         format_version: Literal[1, 2] = 2,
         families: bool = False,
         partitions: int = 2,
+        planted: Mapping[bytes, bytes] | None = None,
         file_offsets: bool = False,
         **settings: Any,
     ) -> None:
@@ -95,6 +98,7 @@ class WrittenQuery:
         self._work = work
         self._families = families
         self._file_offsets = file_offsets
+        self._planted = planted or {}
         self._settings = StateStoreSettings(
             format_version=format_version,
             column_families=families,
@@ -166,6 +170,8 @@ class WrittenQuery:
             for n in range(batch, batch + 3):
                 store.put(f"{partition}-{n}".encode(), f"of batch {batch}".encode())
             store.delete(f"{partition}-{batch - 1}".encode())
+            for key, value in self._planted.items():
+                store.put(key, value)
             if self._families:
                 store.merge(b"list", b"%d" % batch, family="lists")
                 store.put(b"%d" % batch, b"1", family="$counts")
