@@ -7,11 +7,11 @@ import pytest
 
 from engine.errors import EngineError
 from engine.state.compression import Compressor
-from engine.state_store import StateStore
 from index.changelog import encode_end, encode_header, encode_put
 from index.errors import DamagedChangelogError, FormatError, LineageError, UnsafeNameError
 from index.java_utf import encode_utf
 from index.model import LineageItem, UniqueId
+from tests.fuzz.target import check_refusal
 from tests.unit.engine.state.state_store_kit import Bench, Ids, write_numbers
 
 NEWEST: Final = 4
@@ -55,13 +55,9 @@ async def written(bench: Bench) -> Ids:
 async def refused(bench: Bench, ids: Ids) -> Exception:
     async with bench.store(format_version=2) as store:
         with pytest.raises((FormatError, EngineError)) as error:
-            await load(store, ids)
-    assert error.value.hint
+            await store.load(NEWEST, ids[NEWEST])
+    check_refusal(error.value)
     return error.value
-
-
-async def load(store: StateStore, ids: Ids) -> None:
-    await store.load(NEWEST, ids[NEWEST])
 
 
 WAYS: Final = ((4,), (4, 3, 2, 1), (3, 3), (3, 3, 2, 2, 1, 1), (1, 2), (3, 1), (5, 6), (3, 2, 4), (1,), (2,))

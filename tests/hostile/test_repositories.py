@@ -36,7 +36,7 @@ DAMAGED: Final = 4
 # What can be made of a repository: what writes to this machine, what reads, and what deletes.
 COLLECT: Final = ("collect", "--keep-last", "1")
 READ: Final = (("restore", "target"), ("verify",), COLLECT)
-ALL: Final = (*READ, ("restore", "target", "--all"), ("show", "--files"), ("diff", "1"))
+ALL: Final = (*READ, ("restore", "target", "--all"), ("show", "--files"))
 
 Attack = Callable[[Forger], object]
 BLOB: Final = upload_key(BLOBS, SCOPE, SESSION, 7)
