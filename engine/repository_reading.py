@@ -1,7 +1,7 @@
 """The read side of a repository: finds commits, protects them, and reads what they hold."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypedDict, Unpack
@@ -25,6 +25,7 @@ from engine.restore import read_index_of
 from engine.state.index_files import IndexStateFiles
 from engine.state.restore import find_state_commit
 from engine.transfer_settings import TransferSettings
+from engine.words import iso_time
 from index.index_diff import IndexDifference, diff_indexes
 from index.keys import encode_component
 from index.log import Commit, fits
@@ -171,6 +172,7 @@ class ReadingRepository:
                     hint="give a name, or a number, version, unique id or time",
                 )
             return commit_of_name(await read_name(self.store, scope, name))
+        commits: Sequence[Commit] = ()
         if number is None and version is None and unique_id is None and at_ms is None:
             found = await self.latest(scope)
         else:
@@ -179,10 +181,12 @@ class ReadingRepository:
                 (c for c in commits if fits(c, number=number, version=version, unique_id=unique_id, at_ms=at_ms)), None
             )
         if found is None:
-            time = iso_time(at_ms) if at_ms is not None else None
+            time = None if at_ms is None else iso_time(at_ms)
             wanted = {"number": number, "version": version, "unique id": unique_id, "time": time}
             text = ", ".join(f"{k} {v}" for k, v in wanted.items() if v is not None) or "any commit"
-            raise NotFoundError(f"nothing fits {text}", operation="find", subject=str(scope))
+            raise NotFoundError(
+                f"nothing fits {text}", operation="find", subject=str(scope), hint=_hint_of_oldest(commits, at_ms)
+            )
         return found
 
     @contextlib.asynccontextmanager
@@ -284,3 +288,10 @@ def require_store(commit: Commit, task: str, store: str) -> StoreReference:
             hint=f"it has {have or 'none'}",
         )
     return reference
+
+
+def _hint_of_oldest(commits: Sequence[Commit], at_ms: int | None) -> str:
+    """Where a time is before everything that is there, which is what there is; else nothing."""
+    if at_ms is None or not commits or commits[-1].committed_at_ms <= at_ms:
+        return ""
+    return f"the oldest is commit {commits[-1].record.number}, of {iso_time(commits[-1].committed_at_ms)}"

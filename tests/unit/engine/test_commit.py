@@ -19,6 +19,7 @@ from engine.errors import (
     UsageError,
 )
 from engine.log_io import read_commit
+from engine.words import iso_time
 from index.codec import decode_pin, encode_record
 from index.keys import PINS, boundary_key, commit_key
 from index.model import Boundary, CommitPointer, Scope, ScopeLayout, WriteId
@@ -381,6 +382,21 @@ async def test_commit_time_never_goes_backwards(world: World) -> None:
     assert first.committed_at_ms <= second.committed_at_ms < third.committed_at_ms
     assert second.created_at_ms < first.created_at_ms
     assert (await repository.find(JOB, at_ms=third.committed_at_ms - 1)).record.number == 2
+
+
+async def test_a_time_before_all_commits_is_told_with_the_oldest(world: World) -> None:
+    repository = await world.process()
+    for number in ("1", "2"):
+        commit = await repository.commit(JOB, [], offsets=number)
+        world.clock.advance(5_000)
+    first = await repository.find(JOB, number=1)
+    with pytest.raises(NotFoundError) as told:
+        await repository.find(JOB, at_ms=first.committed_at_ms - 1)
+    assert iso_time(first.committed_at_ms - 1) in str(told.value)
+    assert told.value.hint == f"the oldest is commit 1, of {iso_time(first.committed_at_ms)}"
+    with pytest.raises(NotFoundError) as told:
+        await repository.find(JOB, at_ms=commit.committed_at_ms, version=99)
+    assert told.value.hint == NotFoundError.default_hint
 
 
 async def test_rewind_takes_the_next_number_and_the_old_stores(world: World) -> None:
