@@ -25,7 +25,6 @@ from engine.restore import read_index_of
 from engine.state.index_files import IndexStateFiles
 from engine.state.restore import find_state_commit
 from engine.transfer_settings import TransferSettings
-from engine.words import iso_time
 from index.index_diff import IndexDifference, diff_indexes
 from index.keys import encode_component
 from index.log import Commit, fits

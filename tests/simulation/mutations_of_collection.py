@@ -274,7 +274,7 @@ def pins_are_not_written() -> Iterator[None]:
     shows=NO_BLOB,
 )
 def first_stores_are_protected() -> Iterator[None]:
-    with everywhere(roots._read_pins, _with_stores_up_to(1)):
+    with everywhere(roots.read_pins, _with_stores_up_to(1)):
         yield
 
 
@@ -285,12 +285,12 @@ def first_stores_are_protected() -> Iterator[None]:
     shows=NO_BLOB,
 )
 def pins_are_not_asked_for() -> Iterator[None]:
-    with everywhere(roots._read_pins, _with_stores_up_to(0)):
+    with everywhere(roots.read_pins, _with_stores_up_to(0)):
         yield
 
 
 def _with_stores_up_to(count: int) -> Callable[..., Awaitable[tuple[roots.Lease, ...]]]:
-    real = roots._read_pins
+    real = roots.read_pins
 
     async def read(*of: Any) -> tuple[roots.Lease, ...]:
         return tuple(msgspec.structs.replace(lease, stores=lease.stores[:count]) for lease in await real(*of))
