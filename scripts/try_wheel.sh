@@ -2,6 +2,8 @@
 # Build the wheel with the Python $1, install it with its dependencies into a new environment outside the checkout, and
 # use it there: `tidemark doctor` takes a store through everything that a repository asks of one.
 set -eu
+# The checkout is to be found by nobody, pip included.
+unset PYTHONPATH
 
 python=$(realpath --no-symlinks "$1")
 cd "$(dirname "$0")/.."
@@ -19,7 +21,6 @@ cp -R pyproject.toml README.md LICENSE blobstore engine index "$elsewhere/source
     --constraint "$checkout/constraints.txt" "$(echo "$elsewhere"/dist/tidemark-*.whl)[s3]"
 
 cd "$elsewhere"
-unset PYTHONPATH
 venv/bin/tidemark --version
 venv/bin/python -c 'import blobstore.s3, engine, engine.spark, index; print(engine.__file__)'
 venv/bin/tidemark doctor "file://$elsewhere/store"
