@@ -157,6 +157,20 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
     )
 
 
+def check_url(url: str) -> None:
+    """Refuse a URL that `open_store` would refuse, as far as its text tells; whether the bucket has a name, S3 says.
+
+    Raises:
+        InvalidRequestError: The URL does not follow the grammar or holds credentials.
+    """
+    if local_path_of(url) is None:
+        parts = _split(url, url.partition(":")[0].lower())
+        if parts.scheme == "memory":
+            _check_memory(parts)
+        elif parts.scheme != "s3":
+            raise _unknown(parts.scheme)
+
+
 def local_path_of(location: str | Path) -> Path | None:
     """The directory of this machine that a path or a `file:` URL names; None for a URL of another scheme.
 
@@ -190,7 +204,7 @@ def _open_bare(url: str, settings: StoreSettings) -> BlobStore:
         case "s3":
             return open_s3(url, settings)
         case _:
-            raise _refused(parts.scheme, "there is no store of this scheme")
+            raise _unknown(parts.scheme)
 
 
 def _split(url: str, scheme: str) -> SplitResult:
@@ -211,10 +225,18 @@ def _split(url: str, scheme: str) -> SplitResult:
     return parts
 
 
-def _open_memory(parts: SplitResult) -> BlobStore:
+def _check_memory(parts: SplitResult) -> None:
     if parts.path or not _MEMORY_NAME.fullmatch(parts.netloc):
         raise _refused("memory", "the URL is not memory:// and a name of letters, digits, `_`, `.` and `-`")
+
+
+def _open_memory(parts: SplitResult) -> BlobStore:
+    _check_memory(parts)
     return _memory_stores.setdefault(parts.netloc, MemoryStore())
+
+
+def _unknown(scheme: str) -> InvalidRequestError:
+    return _refused(scheme, "there is no store of this scheme")
 
 
 def _refused(scheme: str, message: str, *, hint: str = _HINT) -> InvalidRequestError:

@@ -13,6 +13,8 @@ import msgspec
 from click.core import ParameterSource
 from typing_extensions import override
 
+from blobstore.errors import InvalidRequestError
+from blobstore.opening import check_url
 from blobstore.s3_settings import S3Settings
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import CONFIG_META, Setting, Verb, common_options, setting_keys, table_name, walk_verbs
@@ -248,8 +250,12 @@ def _found(
         words = param.type.split_envvar_value(value) if param.multiple and isinstance(value, str) else value
         try:
             taken = param.type_cast_value(ctx, words)
+            if param.name == "repository" and value:
+                check_url(str(value))
         except click.BadParameter as error:
             problem = error.message
+        except InvalidRequestError as error:
+            problem = f"{error}; {error.hint}"
     view = SettingView(
         key=_named(*places[-1]),
         flag=max(param.opts, key=len),

@@ -8,7 +8,7 @@ from blobstore.errors import CapabilityMissingError, InvalidRequestError, StoreU
 from blobstore.hedging import HedgeSettings
 from blobstore.memory import MemoryStore
 from blobstore.metered import Meter
-from blobstore.opening import StoreSettings, open_s3, open_store, slowed
+from blobstore.opening import StoreSettings, check_url, open_s3, open_store, slowed
 from blobstore.retrying import RetrySettings
 from blobstore.s3_settings import S3Settings
 
@@ -110,10 +110,16 @@ def test_what_a_url_must_not_hold_is_refused_without_repeating_it(url: str) -> N
     ],
 )
 def test_a_url_that_does_not_follow_the_grammar_is_refused(url: str) -> None:
-    with pytest.raises(InvalidRequestError) as caught:
-        open_store(url)
-    assert caught.value.operation == "open"
-    assert caught.value.hint
+    for refuse in (open_store, check_url):
+        with pytest.raises(InvalidRequestError) as caught:
+            refuse(url)
+        assert caught.value.operation == "open"
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a", "file:///a", "a", "/a@b?c#d", "memory://a"])
+def test_a_url_that_follows_the_grammar_is_not_refused_by_its_text(url: str) -> None:
+    check_url(url)
 
 
 def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:

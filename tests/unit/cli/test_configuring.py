@@ -163,6 +163,8 @@ def test_credentials_in_a_url_are_not_printed(run: Run, words: tuple[str, ...], 
     result = run("config", "show", *words, TIDEMARK_REPOSITORY=url)
     assert told in result.stdout
     assert "secret" not in result.stdout + result.stderr
+    # No verb takes it.
+    assert result.exit_code == (0 if url.startswith("/") else 2)
 
 
 @pytest.mark.parametrize(
