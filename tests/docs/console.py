@@ -143,12 +143,20 @@ class Shell:
             text=True,
         )
 
-    def run(self, command: str) -> tuple[int, list[str]]:
-        """The exit code of a command, and the lines that it printed."""
+    def run(self, command: str, *, strict: bool) -> tuple[int, list[str]]:
+        """The exit code of a command, and the lines that it printed.
+
+        Args:
+            command: What stands in the document.
+            strict: It ends with the code of whatever in a pipeline fails. A transcript may look at the first lines of
+                what is long, and see that it was cut off.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         # In braces, so that `cd` and `export` last; without standard input, which is the shell's own script.
-        self._process.stdin.write(f"{{ {command}\n}} </dev/null\nprintf '\\n%s %s\\n' '{_MARK}' $?\n")
+        self._process.stdin.write(
+            f"set {'-' if strict else '+'}o pipefail\n{{ {command}\n}} </dev/null\nprintf '\\n%s %s\\n' '{_MARK}' $?\n"
+        )
         self._process.stdin.flush()
         lines: list[str] = []
         for line in self._process.stdout:
@@ -170,9 +178,12 @@ _SHAPES: Final = (
     (re.compile(r"\b[0-9a-f]{2}/(?=[\w.~@-]+/[0-9a-f]{20}-)"), ""),
     (re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b(-[0-9a-f]+)?"), "<id>"),
     (re.compile(r"\b[0-9A-Z]{20}\b"), "<id>"),
+    (re.compile(r"(?<=\s)[+-](?=\d)"), ""),
+    # Nothing is not something: `0 at risk` is no `27 at risk`.
+    (re.compile(r"\b0 B\b|(?<![\w.:/,-])0(\.0+)?(?![\w.:/,]|[-%]\d)"), "<nothing>"),
     (re.compile(r"\b\d[\d,]*(\.\d+)? ?(ms|s|m|h|d|B|KiB|MiB|GiB)\b( \d+(s|m|h)\b)?(/s\b)?"), "<quantity>"),
     (re.compile(r"\d[\d,]*(\.\d+)?(e[+-]\d+)?"), "<number>"),
-    (re.compile(r"(?<=<number> )(\w+?)((?<=x)es|s)?\b"), r"\1"),
+    (re.compile(r"(?:(?<=<number> )|(?<=<nothing> ))(\w+?)((?<=x)es|s)?\b"), r"\1"),
     (re.compile(r"-{3,}|─+"), "<rule>"),
     (re.compile(r"\s+"), " "),
 )
@@ -213,12 +224,13 @@ def run(
     try:
         for block in blocks_of(text):
             for command in block.commands():
-                code, printed = shell.run(command.text)
+                strict = command.printed is None
+                code, printed = shell.run(command.text, strict=strict)
                 for _ in range(TRIES - 1):
                     # What 5 says: the store was too busy, try again. A loaded machine makes it so.
                     if code != ExitCode.UNAVAILABLE or command.code == code:
                         break
-                    code, printed = shell.run(command.text)
+                    code, printed = shell.run(command.text, strict=strict)
                 yield command, code, printed
     finally:
         shell.close()
@@ -228,10 +240,16 @@ def run(
 
 
 def rewrite(path: Path, environment: Mapping[str, str] | None = None) -> None:
-    """Write what the commands of a document print into it; what agrees already stays as it is."""
+    """Write what the commands of a document print into it, all of one run, unless all agrees already.
+
+    What has `...` stays as it is while it agrees: somebody chose what to show of it.
+    """
     text = path.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as home:
         outcomes = {command.line: (code, printed) for command, code, printed in run(text, Path(home), environment)}
+    commands = [command for block in blocks_of(text) for command in block.commands()]
+    if all(c.printed is None or agrees(c.printed, outcomes[c.line][1]) for c in commands):
+        return
     lines, done = text.splitlines(), 0
     written: list[str] = []
     for block in blocks_of(text):
@@ -242,7 +260,9 @@ def rewrite(path: Path, environment: Mapping[str, str] | None = None) -> None:
             if code != command.code:
                 sys.stderr.write(f"{path}:{command.line}: ended with {code}: {command.text}\n")
                 sys.stderr.writelines(f"    {line}\n" for line in printed)
-            if code != command.code or command.printed is None or agrees(command.printed, printed):
+            if code != command.code or command.printed is None:
+                continue
+            if ANY_LINES in command.printed and agrees(command.printed, printed):
                 continue
             height = command.text.count("\n") + 1
             written += lines[done : command.line - 1 + height]

@@ -103,6 +103,9 @@ class TestShapes:
         "expected, printed",
         [
             (["commit 1: done"], ["commit 1: failed"]),
+            (["0 at risk"], ["27 at risk"]),
+            (["restored 10 MiB"], ["restored 0 B"]),
+            (["up 1.0"], ["up 0.0"]),
             (["one", "two"], ["one"]),
             (["one"], ["one", "two"]),
             ([], ["one"]),
@@ -133,6 +136,10 @@ class TestBlocks:
         [block] = blocks_of("<!-- not run: it takes an hour -->\n```sh\none\n```\n")
         assert block.not_run == "it takes an hour"
         assert block.commands() == []
+
+    def test_a_command_that_fails_inside_a_pipeline_of_a_script_is_told(self, tmp_path: Path) -> None:
+        [(_, code, _)] = run("```sh\nfalse | true\n```\n", tmp_path)
+        assert code == 1
 
     def test_a_command_that_fails_is_told(self, tmp_path: Path) -> None:
         [(command, code, printed)] = run(
