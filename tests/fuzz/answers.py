@@ -14,6 +14,7 @@ from blobstore.s3_client import _failure, read_time
 from blobstore.s3_errors import BrokenError
 from blobstore.s3_lifecycle import backstop_rules, describe_rule, plan_lifecycle, threats
 from engine import config
+from engine.browse import escape_bytes, parse_bytes
 from engine.errors import UsageError
 from engine.words import printable
 from tests.fuzz.target import Target, check_refusal
@@ -28,6 +29,7 @@ _WORDS: Final[tuple[Callable[[str], Any], ...]] = (
     config.parse_store,
     config.parse_version,
     config.parse_commit,
+    parse_bytes,
 )
 # Answers that are XML, by the name that the SDK has for what is asked.
 _ASKED: Final = ("ListObjectsV2", "ListMultipartUploads", "GetBucketLifecycleConfiguration", "DeleteObjects")
@@ -44,6 +46,8 @@ def run_words(data: bytes) -> None:
             continue
         if isinstance(found, config.Moment):
             found.resolve_ms(_NOW_MS)
+        elif isinstance(found, bytes):
+            assert parse_bytes(escape_bytes(found)) == found
     assert printable(text).isprintable()
 
 

@@ -17,6 +17,7 @@ _PARSERS: Final = [
     "blobstore.s3_client",
     "blobstore.s3_lifecycle",
     "blobstore.s3_profile",
+    "engine.browse",
     "engine.checkpoint.check_entries",
     "engine.checkpoint.sst_check",
     "engine.checkpoint.state_file_check",
