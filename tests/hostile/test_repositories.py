@@ -129,10 +129,19 @@ KEYS: Final = {
 }
 
 
-@pytest.mark.parametrize("key", [key for key in KEYS.values() if key.isprintable()], ids=lambda key: key[:24])
+def _index_of_key(key: str) -> bytes:
+    """A sealed index of a file in a blob of this key: its bytes stand in for others, as msgspec writes Unicode only."""
+    raw = key.encode("utf-8", "surrogateescape")
+    stand_in = b"?" * len(raw)
+    payload = msgspec.msgpack.encode(an_index(in_blob("f", stand_in.decode())))
+    assert payload.count(stand_in) == 1
+    return sealed(KIND_INDEX, msgspec.Raw(payload.replace(stand_in, raw)))
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS.keys())
 def test_a_file_whose_blob_stands_elsewhere_is_not_fetched(forger: Forger, key: str) -> None:
     """H5: a key of an index is an upload in `blobs/` and nothing else, so no GET leaves the area of blobs."""
-    refused_everywhere(forger, lambda f: f.commit(an_index(in_blob("f", key))))
+    refused_everywhere(forger, lambda f: f.commit(f.put_bytes(_index_of_key(key))))
 
 
 def test_an_index_that_stands_elsewhere_is_not_fetched(forger: Forger) -> None:
