@@ -25,7 +25,8 @@ def test_the_help_of_a_verb_fits_one_screen_and_has_an_example(run: Run, command
 
 
 @pytest.mark.parametrize(
-    "words", ["", "restore", "collect", "collect explain", "collect verify-plan", "bench restore", "spark restore"]
+    "words",
+    ["", "restore", "history", "collect", "collect explain", "collect verify-plan", "bench restore", "spark restore"],
 )
 def test_a_help_that_has_times_of_a_day_says_that_they_are_utc(run: Run, words: str) -> None:
     told = " ".join(run(*words.split(), "--help", COLUMNS="80").stdout.split())
