@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,8 +21,11 @@ _NO_JAVA: Final = "JAVA_GATEWAY_EXITED"
 _LOG_SETTINGS: Final = "LOG4J_CONFIGURATION_FILE"
 _QUIET: Final = Path(__file__).with_name("log4j2.properties")
 _PYTHON: Final = "PYSPARK_PYTHON"
-# A Spark Connect server; what follows the first `;` may have a token.
+# A Spark Connect server, or `local[N]`; what follows the server may have a token.
 _REMOTE: Final = "SPARK_REMOTE"
+_SERVER: Final = re.compile(r"(?P<begin>sc://|local)(?:[^/;?#]*@)?(?P<server>[^/;?#@]*)")
+# Spark's condition for such a URL; where Python refuses it first, there is none.
+_NO_URL: Final = "INVALID_CONNECT_URL"
 # How long a server may take to answer a connection, and what gRPC calls one that stands.
 CONNECT_S_MAX: Final = 15.0
 _READY: Final = "READY"
@@ -72,21 +76,42 @@ def _start() -> SparkSession:
 
 
 def _connect(remote: str) -> SparkSession:
-    """A session of a Spark Connect server. No error has what follows a `;` in its URL: there may be a token."""
-    shown = remote.partition(";")[0]
+    """A session of a Spark Connect server. No error has more of its URL than the server: the rest may be a token."""
     try:
         if remote.startswith("sc:"):
             _wait_for_server(remote)
         return SparkSession.builder.appName("tidemark").getOrCreate()
     except (PySparkException, OSError, ValueError) as error:
-        raise UsageError(
-            f"there is no session of Spark Connect: {str(error).replace(remote, shown)}",
-            operation="spark",
-            subject=f"{_REMOTE}={shown}",
-            hint="pip install 'tidemark[connect]'"
-            if isinstance(error, ImportError)
-            else f"see whether the server runs, or unset {_REMOTE}",
-        ) from None
+        told, hint = _tell(error, remote), _hint(error)
+    # Not in the block above: Spark's error tells parts of the URL, and would be the context of this one.
+    raise UsageError(
+        f"there is no session of Spark Connect: {told}",
+        operation="spark",
+        subject=f"{_REMOTE}={_server_of(remote)}",
+        hint=hint,
+    )
+
+
+def _tell(error: Exception, remote: str) -> str:
+    """An error in words that have no token: of the URL, or with one that has parameters, its condition alone."""
+    if isinstance(error, ValueError) or (isinstance(error, PySparkException) and ";" in remote):
+        condition = error.getCondition() if isinstance(error, PySparkException) else _NO_URL
+        return condition or type(error).__name__
+    return str(error).replace(remote, _server_of(remote))
+
+
+def _hint(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return "pip install 'tidemark[connect]'"
+    if isinstance(error, ValueError):
+        return f"write {_REMOTE} as sc://HOST:PORT/;token=TOKEN, with %3D for each = in the token"
+    return f"see whether the server runs, or unset {_REMOTE}"
+
+
+def _server_of(remote: str) -> str:
+    """What names the server, without user, path and parameters, which may be mistyped tokens."""
+    found = _SERVER.match(remote)
+    return f"{found['begin']}{found['server']}" if found else "***"
 
 
 def _wait_for_server(url: str) -> None:

@@ -2,12 +2,13 @@
 
 import os
 import sys
-import traceback
 from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
+from pyspark.errors import PySparkException
 
+from engine.cli.failures import describe, trace_of
 from engine.errors import UsageError
 from engine.spark import session as sessions
 from engine.spark.session import open_session
@@ -66,16 +67,55 @@ def test_the_terminal_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> No
     assert started(monkeypatch, "local[2]").log_settings == "mine.properties"
 
 
-@pytest.mark.parametrize(
-    "url", ["sc://127.0.0.1:1/;token=song-of-a-canary", "sc://127.0.0.1:1:2/;token=song-of-a-canary"]
-)
-def test_a_server_that_does_not_answer_is_told_soon_and_without_its_token(
-    monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
+def refusal(monkeypatch: pytest.MonkeyPatch, url: str) -> UsageError:
     monkeypatch.setenv("SPARK_REMOTE", url)
     monkeypatch.setattr(sessions, "CONNECT_S_MAX", 0.2)
     with pytest.raises(UsageError, match="there is no session of Spark Connect") as told, open_session():
         pass
-    assert "127.0.0.1:1" in str(told.value)
-    assert told.value.hint == "see whether the server runs, or unset SPARK_REMOTE"
-    assert "canary" not in "".join(traceback.format_exception(told.value))
+    return told.value
+
+
+def everything_told(error: UsageError) -> str:
+    """What the command line says of it, in text and as JSON, and what `--debug` adds."""
+    return f"{error!r}\n{describe(error, 'collect')}\n{trace_of(error)}"
+
+
+def test_a_server_that_does_not_answer_is_told_soon_and_without_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = refusal(monkeypatch, "sc://127.0.0.1:1/;token=song-of-a-canary")
+    assert "no answer in 0.2 s" in str(error)
+    assert "sc://127.0.0.1:1" in str(error)
+    assert error.hint == "see whether the server runs, or unset SPARK_REMOTE"
+    assert "canary" not in everything_told(error)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sc://127.0.0.1/;token=Y2FuYXJ5canary==",
+        "sc://127.0.0.1/;token=a=canary",
+        "sc://127.0.0.1/;canary",
+        "sc://127.0.0.1/;user_id=me;token=canary=",
+        "sc://127.0.0.1/canary",
+        "sc://127.0.0.1:1;token=canary",
+        "sc://127.0.0.1:1:2/;token=canary",
+        "sc://canary@127.0.0.1/;token=canary=",
+        "sc:///;token=canary",
+        "sc:127.0.0.1;token=canary",
+        "sc://127.0.0.1\N{ACCOUNT OF};token=canary",
+    ],
+)
+def test_a_url_that_is_none_is_refused_without_its_token(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    error = refusal(monkeypatch, url)
+    assert "INVALID_CONNECT_URL" in str(error)
+    assert "%3D" in error.hint
+    assert "canary" not in everything_told(error)
+    assert (error.__cause__, error.__context__) == (None, None)
+
+
+def test_what_a_server_says_is_told_where_no_token_can_be_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> None:
+        raise PySparkException("UNAUTHENTICATED: Bearer canary")
+
+    monkeypatch.setattr(sessions, "_wait_for_server", refuse)
+    assert "UNAUTHENTICATED" in str(refusal(monkeypatch, "sc://127.0.0.1"))
+    assert "canary" not in everything_told(refusal(monkeypatch, "sc://127.0.0.1/;token=canary"))
