@@ -55,7 +55,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     state: State
-    # None: it cannot be read.
+    # None: it cannot be read, and no name has what it had.
     commit: Commit | None
     # What its new stores brought, and what they and the carried over ones took over; None: nobody has looked, or an
     # index of it cannot be read, as of a closed one.
@@ -70,8 +70,13 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def restores(self) -> bool:
-        """Whether it can be restored."""
-        return self.state in {State.OPEN, State.NAMED}
+        """Whether it can be restored: by its number if it is open, else by a name that holds it."""
+        return self.state is State.OPEN or bool(self.held_by)
+
+    @property
+    def held_by(self) -> str:
+        """The name to restore it by, where its record is closed, void, damaged or gone; empty: there is none."""
+        return self.names[0] if self.names and self.commit is not None and self.state is not State.OPEN else ""
 
 
 class History(Told, msgspec.Struct, frozen=True, kw_only=True):
@@ -224,11 +229,16 @@ def _entry_of(
 def _with_named(
     entries: Sequence[HistoryEntry], names: Iterable[NameRecord], reader: _Reader, older_count: int
 ) -> list[HistoryEntry]:
-    """With what only names hold: once for each commit, in its place."""
+    """With what only names hold: once for each commit, in its place, or in that of the record that cannot be read."""
     all_ = list(entries)
     last = min((entry.number for entry in entries), default=0)
+    not_told = reader.numbers - {entry.number for entry in entries}
     for name in names:
-        if name.source.number in reader.numbers or any(_is_of(*_pointer(name), entry) for entry in all_):
+        if name.source.number in not_told or any(_is_of(*_pointer(name), entry) for entry in all_):
+            continue
+        unreadable = next((n for n, e in enumerate(all_) if e.number == name.source.number and e.commit is None), None)
+        if unreadable is not None:
+            all_[unreadable] = msgspec.structs.replace(all_[unreadable], commit=commit_of_name(name))
             continue
         entry = HistoryEntry(number=name.source.number, state=State.NAMED, commit=commit_of_name(name))
         fits = not older_count or entry.number > last
@@ -298,7 +308,7 @@ def _with_share(entry: HistoryEntry, known: dict[tuple[int, str, str], SnapshotS
         if share is None and is_new(reference, entry.commit.record):
             return entry  # beyond the bound
         if isinstance(share, str):
-            return msgspec.structs.replace(entry, problem=share)
+            return msgspec.structs.replace(entry, problem="; ".join(filter(None, (entry.problem, share))))
         carried = SnapshotShare(files_retained=reference.files_count, bytes_retained=reference.size_bytes)
         total = total.plus(share or carried)
     return msgspec.structs.replace(entry, share=total)

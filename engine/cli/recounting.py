@@ -24,7 +24,7 @@ class HistoryEntryView(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     # open, closed, void, damaged or named.
     state: str
-    # commit, rewind or fork; empty of a damaged record.
+    # commit, rewind or fork; empty of a damaged record that no name holds.
     kind: str
     version: int | None
     committed_at_ms: int | None
@@ -165,7 +165,7 @@ def _view_entry(entry: HistoryEntry) -> HistoryEntryView:
 def _restore_options(entry: HistoryEntry) -> str:
     if not entry.restores:
         return ""
-    return f"--number {entry.number}" if entry.state is State.OPEN else f"--name {entry.names[0]}"
+    return f"--name {entry.held_by}" if entry.held_by else f"--number {entry.number}"
 
 
 def history_lines(view: HistoryView) -> list[str]:
@@ -213,6 +213,8 @@ def tell_entry(entry: HistoryEntryView, of: HistoryView) -> str:
     }
     if entry.state in meanings:
         told.append(meanings[entry.state])
+    if entry.restore_options and entry.state not in {State.OPEN, State.NAMED}:
+        told.append(f"held by {printable(shortened(entry.names[0], NAMES_SHOWN_MAX))}")
     if entry.pins_count:
         told.append(f"being read ({count(entry.pins_count, 'pin')})")
     return ", ".join(told) or entry.kind
@@ -223,8 +225,10 @@ def _restoring_lines(entries: Sequence[HistoryEntryView]) -> list[str]:
     if shown is None:
         return []
     options = printable(shown.restore_options)
+    if shown.state == State.OPEN:
+        options += f", or --version {shown.version}, --at {shown.committed_at}"
     return [
         "",
-        f"restore one: tidemark restore TARGET {options}, or --version {shown.version}, --at {shown.committed_at};",
+        f"restore one: tidemark restore TARGET {options};",
         "`rewind` makes it the newest again, `fork` begins another job with it, `keys` looks into it",
     ]

@@ -10,7 +10,7 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.metered import MeteredStore
 from engine.collect import CollectReport, collect
 from engine.errors import EngineError
-from engine.history import History, State, damaged_keys, read_history
+from engine.history import History, HistoryEntry, State, damaged_keys, read_history
 from engine.inventory import list_room
 from engine.log_io import list_all_logs
 from engine.progress import NO_PROGRESS, Progress
@@ -176,7 +176,7 @@ class _Gathering:
     async def suspect(self, history: History) -> Suspects:
         """What no record that can be read leads to, of a job in which one cannot."""
         damaged = [entry for entry in history.entries if entry.state is State.DAMAGED]
-        records = tuple(zip(damaged_keys(history), (entry.problem for entry in damaged), strict=True))
+        records = tuple(zip(damaged_keys(history), map(_tell_damage, damaged), strict=True))
         readable = {s.index for commit in commits_of([history]) for s in commit.record.stores}
         try:
             reached = await reachable_keys(self._store, readable)
@@ -198,6 +198,10 @@ class _Gathering:
             keys=tuple(blob.key for blob in lost[:SUSPECTS_TOLD_MAX]),
             hidden="" if not history.older_count else "older records were not read, and may lead to some of them",
         )
+
+
+def _tell_damage(entry: HistoryEntry) -> str:
+    return f"{entry.problem}; what it had is held by {entry.held_by}" if entry.held_by else entry.problem
 
 
 def commits_of(histories: Sequence[History]) -> list[Commit]:

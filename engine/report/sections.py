@@ -65,9 +65,10 @@ def _state(entry: HistoryEntry) -> str:
         State.DAMAGED: "cannot be read",
         State.NAMED: "held by its name alone",
     }[entry.state]
+    held = f"held by {entry.held_by}" if entry.held_by and entry.state is not State.NAMED else ""
     past = f"left behind by {entry.rewound_by}" if entry.rewound_by is not None else ""
     read = count(entry.pins_count, "reader") if entry.pins_count else ""
-    return ", ".join(part for part in (told, past, read) if part)
+    return ", ".join(part for part in (told, held, past, read) if part)
 
 
 def tell_shares(facts: ReportFacts) -> Iterator[str]:
@@ -147,7 +148,7 @@ def _lineage_row(entry: HistoryEntry, commit: Commit) -> tuple[str, ...]:
     scope = record.source_scope or record.scope
     return (
         str(entry.number),
-        record.kind if entry.state is not State.NAMED else "named",
+        record.kind if commit.name is None else "named",
         str(record.predecessor.number) if record.predecessor is not None else "",
         f"{record.source.number} of {scope}" if record.source is not None else "",
         ", ".join(entry.names),

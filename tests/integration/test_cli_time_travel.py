@@ -10,7 +10,7 @@ from blobstore.opening import open_store
 from engine.repository import Repository
 from engine.rocksdb import StoreWriter
 from index.model import Scope
-from tests.integration.conftest import SECOND, Shell, content
+from tests.integration.conftest import FIRST, SECOND, Shell, content
 
 
 def test_history_tells_what_is_new_what_became_of_it_and_how_to_restore_it(two_commits: Shell) -> None:
@@ -56,6 +56,18 @@ def test_a_damaged_record_is_told_in_its_place(two_commits: Shell) -> None:
         (1, "damaged", ""),
     ]
     assert "DAMAGED" in shell.run("history").stdout
+
+
+def test_a_name_saves_what_a_damaged_record_had(two_commits: Shell) -> None:
+    shell = two_commits
+    shell.run("name", "1", "golden")
+    record = next(p for p in sorted((shell.directory / "repository").rglob("*1.commit*")) if p.is_file())
+    record.write_bytes(b"no record")
+    entry = shell.told("history")["entries"][1]
+    assert (entry["state"], entry["names"], entry["version"]) == ("damaged", ["golden"], 8)
+    shell.run("restore", "target", *entry["restore_options"].split())
+    assert content(shell.directory / "target") == FIRST
+    assert "DAMAGED, held by golden" in shell.run("history").stdout
 
 
 def test_a_fork_from_a_moment_copies_no_byte(two_commits: Shell) -> None:

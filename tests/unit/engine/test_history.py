@@ -84,6 +84,47 @@ async def test_a_closed_record_that_still_stands_is_told_and_not_looked_into(wor
     assert not history.entries[1].restores
 
 
+async def test_a_name_holds_what_a_closed_record_had(world: World) -> None:
+    repository = await world.process()
+    commits = await world.history(repository, "one", "two")
+    await repository.name(commits[0], "golden")
+    boundary = Boundary(scope=JOB, number=2, kept=(commits[1].pointer,))
+    await world.store.put_if_absent(boundary_key(JOB, 2), BytesBody(encode_record(boundary)))
+    closed = (await repository.history(JOB)).entries[1]
+    assert (closed.state, closed.held_by, closed.restores) == (State.CLOSED, "golden", True)
+    assert closed.share is not None
+
+
+async def test_a_name_holds_what_a_damaged_record_had(world: World) -> None:
+    repository = await world.process()
+    commits = await world.history(repository, "one", "two", "three")
+    for name in ("golden", "also"):
+        await repository.name(commits[0], name)
+    for number in (1, 2):
+        await world.store.put(commit_key(JOB, number), BytesBody(b"no record"))
+    history = await repository.history(JOB)
+    assert _states(history) == [(3, State.OPEN), (2, State.DAMAGED), (1, State.DAMAGED)]
+    held, lost = history.entries[2], history.entries[1]
+    assert (held.restores, held.held_by, held.names) == (True, "also", ("also", "golden"))
+    assert held.commit is not None
+    assert held.commit.pointer == commits[0].pointer
+    assert commit_key(JOB, 1) in held.problem
+    assert held.share is not None
+    assert (lost.restores, lost.held_by, lost.commit) == (False, "", None)
+    await world.store.inner.delete([commits[0].record.stores[0].index.key])
+    held = (await repository.history(JOB)).entries[2]
+    assert commit_key(JOB, 1) in held.problem
+    assert commits[0].record.stores[0].index.key in held.problem
+
+
+async def test_a_name_of_a_record_that_is_not_told_is_not_told(world: World) -> None:
+    repository = await world.process()
+    commits = await world.history(repository, "one", "two")
+    await repository.name(commits[0], "golden")
+    history = await repository.history(JOB, entries_max=1)
+    assert (_states(history), history.older_count) == ([(2, State.OPEN)], 1)
+
+
 async def test_a_damaged_record_is_an_entry_and_the_others_are_told(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one", "two", "three")

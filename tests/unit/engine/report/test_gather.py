@@ -1,7 +1,7 @@
 """What a report is made of: bounded, and past what is damaged."""
 
 from blobstore.base import BytesBody
-from engine.report import gather_report
+from engine.report import gather_report, make_report_page
 from engine.report.gather import AUDITS_MAX, JOBS_MAX
 from engine.verify import ProblemKind
 from index.keys import audit_key, commit_key, make_run_id
@@ -58,6 +58,20 @@ async def test_a_damaged_record_is_told_with_the_blobs_that_only_it_may_name(wor
     assert suspects.count == len(alone) > 0
     assert facts.plan is None
     assert "a collection would refuse" in facts.plan_missing
+
+
+async def test_what_a_name_holds_of_a_damaged_record_is_verified_and_led_to(world: World) -> None:
+    repository = await world.process()
+    commits = await world.history(repository, "one", "two")
+    await repository.name(commits[0], "golden")
+    await world.store.put(commit_key(JOB, 1), BytesBody(b"no record"))
+    facts = await gather_report(repository, location="memory")
+    (suspects,) = facts.suspects
+    assert suspects.count == 0
+    assert "held by golden" in suspects.records[0][1]
+    assert facts.verified is not None
+    assert (facts.verified.commits_count, facts.verified.problems) == (2, ())
+    assert "cannot be read, held by golden" in make_report_page(facts)
 
 
 async def test_audit_records_are_read_newest_first_and_past_broken_ones(world: World) -> None:
