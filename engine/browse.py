@@ -37,6 +37,13 @@ class KeyRange(msgspec.Struct, frozen=True, kw_only=True):
     stop: bytes | None = None
 
 
+class KeyPlace(msgspec.Struct, frozen=True):
+    """Where one goes on: at a key of a column family, with the families behind it whole."""
+
+    family: str
+    key: bytes
+
+
 class FoundKey(msgspec.Struct, frozen=True, kw_only=True):
     """One key, with its value if that was asked for."""
 
@@ -54,6 +61,7 @@ class FoundKeys(Told, msgspec.Struct, frozen=True, kw_only=True):
     count: int | None
     # The key that comes next, and its family; None: these are all.
     next: FoundKey | None = None
+    # Those of the range; of the ones before the place to go on at nothing is told.
     families: tuple[str, ...]
 
     @override
@@ -144,6 +152,7 @@ def find_keys(
     *,
     keys_max: int,
     family: str | None = None,
+    resume: KeyPlace | None = None,
     values: bool = False,
     counted: bool = False,
     merge_delimiter: bytes | None = None,
@@ -155,6 +164,7 @@ def find_keys(
         wanted: Which keys.
         keys_max: So many at most; 0 with `counted` tells none.
         family: The column family; None: all, one after the other.
+        resume: Where the range begins, if not in the first of its families.
         values: Whether values are told too.
         counted: Whether all keys of the range are counted, which reads all of it.
         merge_delimiter: As in `RocksDbSettings`.
@@ -165,19 +175,12 @@ def find_keys(
         UsageError: It holds operands, and there is no delimiter to put them together.
     """
     there = list_families(directory)
-    if family is not None and family not in there:
-        raise NotFoundError(
-            f"has no column family {family!r}",
-            operation="keys",
-            subject=str(directory),
-            hint=f"it has {', '.join(there)}",
-        )
-    families = there if family is None else (family,)
+    families = there if family is None else _from_family(family, there, directory)[:1]
     keys: list[FoundKey] = []
     count, following = 0, None
-    for name in families:
+    for name in families if resume is None else _from_family(resume.family, families, directory):
         with open_family(directory, name, RocksDbSettings(merge_delimiter=merge_delimiter)) as reader:
-            for key, value in _range(reader, wanted):
+            for key, value in _range(reader, _range_in(name, wanted, resume)):
                 if len(keys) < keys_max:
                     keys.append(_found(name, key, value, values=values))
                 elif following is None:
@@ -188,6 +191,25 @@ def find_keys(
         if following is not None and not counted:
             break
     return FoundKeys(keys=tuple(keys), count=count if counted else None, next=following, families=families)
+
+
+def _from_family(family: str, families: tuple[str, ...], directory: Path) -> tuple[str, ...]:
+    """A family and those behind it."""
+    if family not in families:
+        raise NotFoundError(
+            f"has no column family {family!r}",
+            operation="keys",
+            subject=str(directory),
+            hint=f"it has {', '.join(families)}",
+        )
+    return families[families.index(family) :]
+
+
+def _range_in(family: str, wanted: KeyRange, resume: KeyPlace | None) -> KeyRange:
+    """What is left of a range in one family: only in the one to go on in it begins later."""
+    if resume is None or family != resume.family:
+        return wanted
+    return msgspec.structs.replace(wanted, start=max(wanted.start, resume.key))
 
 
 def _range(reader: StoreReader, wanted: KeyRange) -> Iterator[tuple[bytes, bytes]]:
@@ -243,6 +265,24 @@ def parse_bytes(text: str) -> bytes:
         else:
             raise _no_key(text)
     return bytes(data)
+
+
+def write_place(place: KeyPlace) -> str:
+    r"""A place as text that `parse_place` reads back: the family, a colon and the key, each as `escape_bytes` says."""
+    family = escape_bytes(place.family.encode("utf-8", "surrogateescape")).replace(":", "\\x3a")
+    return f"{family}:{escape_bytes(place.key)}"
+
+
+def parse_place(text: str) -> KeyPlace:
+    """A place from text as `write_place` writes it.
+
+    Raises:
+        UsageError: It is none.
+    """
+    family, colon, key = text.partition(":")
+    if not colon:
+        raise UsageError(f"{text!r} is no place", operation="read", hint="write FAMILY:KEY, as `more:` tells it")
+    return KeyPlace(parse_bytes(family).decode("utf-8", "surrogateescape"), parse_bytes(key))
 
 
 def _is_hex(text: str) -> bool:

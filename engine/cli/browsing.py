@@ -11,12 +11,15 @@ import msgspec
 from engine.browse import (
     FoundKey,
     FoundKeys,
+    KeyPlace,
     KeyRange,
     escape_bytes,
     find_keys,
     is_picture,
     opened_snapshot,
     parse_bytes,
+    parse_place,
+    write_place,
 )
 from engine.cli.commit_options import choose_commit, commit_options
 from engine.cli.options import Parsed, Verb, common_options, scope_options, store_options, transfer_options
@@ -32,6 +35,7 @@ from index.model import StoreReference
 KEYS_MAX: Final = 100
 VALUE_SHOWN_MAX: Final = 160
 KEY: Final = Parsed("key", parse_bytes)
+PLACE: Final = Parsed("place", parse_place)
 
 _MERGES: Final = {"comma": b",", "none": b"", "bar": b"|"}
 
@@ -53,14 +57,16 @@ class KeysView(msgspec.Struct, frozen=True, kw_only=True):
     commit: CommitView
     task: str
     store: str
-    # Those that were looked into.
+    # Those of the range.
     families: tuple[str, ...]
     keys: tuple[KeyView, ...]
     # Of the whole range; null without --count.
     count: int | None
-    # Where to go on with --from, as escaped text, and in which column family; empty: these are all.
-    next_key: str
-    next_family: str
+    # The key that comes next, as escaped text, and its column family; null: these are all.
+    next_key: str | None
+    next_family: str | None
+    # What --resume takes to go on there.
+    resume: str | None
     # What was fetched for it.
     restored_bytes: int
 
@@ -79,6 +85,7 @@ class KeysView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--from", "start", type=KEY, metavar="K", help="From this key on, in the order of bytes.")
 @click.option("--to", "stop", type=KEY, metavar="K", help="Up to this key, and without it.")
 @click.option("--family", metavar="NAME", help="One column family.  [default: all]")
+@click.option("--resume", type=PLACE, metavar="F:K", help="Go on in family F at key K, as `more:` tells it.")
 @click.option(
     "--limit", type=click.IntRange(0, 1_000_000), default=KEYS_MAX, show_default=True, metavar="N", help="Keys told."
 )
@@ -112,6 +119,7 @@ def keys(
     start: bytes | None,
     stop: bytes | None,
     family: str | None,
+    resume: KeyPlace | None,
     limit: int,
     values: bool,
     counted: bool,
@@ -145,6 +153,7 @@ def keys(
                 wanted,
                 keys_max=limit,
                 family=family,
+                resume=resume,
                 values=values,
                 counted=counted,
                 merge_delimiter=_MERGES[merge] if merge is not None else None,
@@ -173,8 +182,9 @@ def _view_keys(commit: Commit, reference: StoreReference, found: FoundKeys) -> K
         families=found.families,
         keys=tuple(map(_view_key, found.keys)),
         count=found.count,
-        next_key=escape_bytes(following.key) if following is not None else "",
-        next_family=following.family if following is not None else "",
+        next_key=escape_bytes(following.key) if following is not None else None,
+        next_family=following.family if following is not None else None,
+        resume=write_place(KeyPlace(following.family, following.key)) if following is not None else None,
         restored_bytes=reference.size_bytes,
     )
 
@@ -204,9 +214,10 @@ def _keys_lines(view: KeysView, form: str) -> list[str]:
         lines.append(_key_line(key, form))
     if view.count is not None:
         lines.append(count(view.count, "key"))
-    if view.next_key:
-        where = f" in column family {printable(view.next_family)}" if len(view.families) > 1 else ""
-        lines.append(f"more: --from {shlex.quote(view.next_key)}{where}")
+    if view.next_key is not None and view.resume is not None:
+        # Behind the same command line either goes on. With several families --from would begin in all of them.
+        option, place = ("--resume", view.resume) if len(view.families) > 1 else ("--from", view.next_key)
+        lines.append(f"more: {option} {shlex.quote(place)}")
     return lines
 
 

@@ -1,9 +1,11 @@
 """Going back in time on the command line: history, forks from a moment, and the keys of a snapshot."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
+import rocksdict
 
 from blobstore.metered import MeteredStore
 from blobstore.opening import open_store
@@ -128,6 +130,47 @@ def test_keys_of_a_snapshot(keyed: Shell) -> None:
         "more: --from '\\x00\\x1b[31m'",
     ]
     assert not list(keyed.directory.rglob("tidemark-keys-*"))
+
+
+@pytest.fixture
+def families(shell: Shell) -> Shell:
+    """A repository with a RocksDB of three column families of three keys each; the first key of `b: 2` is empty."""
+    shell.run("init")
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(create_if_missing=True)
+    db = rocksdict.Rdict(str(shell.directory / "state"), options)
+    for name, keys in (("a", (b"k", b"l", b"zz")), ("b: 2", (b"", b"m", b"zz"))):
+        family = db.create_column_family(name, rocksdict.Options(raw_mode=True))
+        for key in keys:
+            family[key] = b"v"
+        family.close()
+    for key in (b"a", b"b", b"c"):
+        db[key] = b"v"
+    db.close()
+    shell.run("backup", "state")
+    return shell
+
+
+@pytest.mark.parametrize("limit", [1, 3, 5])
+def test_every_key_is_told_by_whoever_follows_the_hints(families: Shell, limit: int) -> None:
+    everything = [(k["family"], k["key"]) for k in families.told("keys")["keys"]]
+    assert len(everything) == 9
+    told, hint = [], ""
+    for page in range(-(-9 // limit)):
+        words = ("keys", "--limit", str(limit), *shlex.split(hint.removeprefix("more: ")))
+        view = families.told(*words)
+        told += [(k["family"], k["key"]) for k in view["keys"]]
+        hint = families.run(*words).stdout.splitlines()[-1]
+        is_last = len(told) == 9
+        assert hint.startswith("more: ") is not is_last, page
+        assert [view[name] is None for name in ("next_key", "next_family", "resume")] == [is_last] * 3
+    assert told == everything
+
+
+def test_keys_go_on_at_a_place_only(families: Shell) -> None:
+    assert families.run("keys", "--limit", "3").stdout.splitlines()[-1] == "more: --resume 'b\\x3a 2:'"
+    assert "is no place" in families.refused("keys", "--resume", "b", code=2)["message"]
+    assert families.refused("keys", "--resume", "absent:", code=7)["hint"] == "it has a, b: 2, default"
 
 
 def test_keys_that_cannot_be_browsed(keyed: Shell) -> None:

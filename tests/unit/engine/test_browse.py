@@ -4,17 +4,20 @@ from pathlib import Path
 
 import pytest
 import rocksdict
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.browse import (
     SCRATCH_PREFIX,
+    KeyPlace,
     KeyRange,
     escape_bytes,
     find_keys,
     is_picture,
     opened_snapshot,
     parse_bytes,
+    parse_place,
+    write_place,
 )
 from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.rocksdb import StoreWriter
@@ -76,6 +79,29 @@ def test_a_limit_says_where_to_go_on_and_a_count_goes_on_to_the_end(state: Path)
     assert (found.next.key, found.count) == (b"k2", None)
     counted = find_keys(state, KeyRange(), keys_max=0, counted=True)
     assert (counted.keys, counted.count) == ((), 7)
+
+
+def test_one_goes_on_in_a_family_with_those_behind_it_whole(state: Path) -> None:
+    wanted = KeyRange(start=b"k", stop=b"p")
+    pages, resume = [], None
+    while True:
+        found = find_keys(state, wanted, keys_max=2, resume=resume)
+        pages.append([(k.family, k.key) for k in found.keys])
+        assert found.families == ("default", "extra")
+        if found.next is None:
+            break
+        resume = parse_place(write_place(KeyPlace(found.next.family, found.next.key)))
+    default = [("default", b"k%d" % n) for n in range(5)]
+    assert pages == [default[:2], default[2:4], [default[4], ("extra", b"other")]]
+    # Behind the family to go on in, keys are told from the beginning of the range and not from that place.
+    assert [k.key for k in find_keys(state, wanted, keys_max=9, resume=KeyPlace("default", b"zz")).keys] == [b"other"]
+    assert find_keys(state, wanted, keys_max=9, resume=KeyPlace("default", b"a")).keys[0].key == b"k0"
+
+
+def test_one_goes_on_nowhere_but_in_a_family_of_the_range(state: Path) -> None:
+    with pytest.raises(NotFoundError, match="no column family 'extra'") as caught:
+        find_keys(state, KeyRange(), keys_max=1, family="default", resume=KeyPlace("extra", b""))
+    assert caught.value.hint == "it has default"
 
 
 def test_what_is_not_there_is_told(state: Path, tmp_path: Path) -> None:
@@ -141,6 +167,23 @@ def test_escaped_bytes_read_back_and_steer_no_terminal(data: bytes) -> None:
     text = escape_bytes(data)
     assert parse_bytes(text) == data
     assert text.isprintable()
+
+
+@given(st.text(max_size=10), st.binary(max_size=10))
+@example("a:b", b":")
+@example("0x", b"0x")
+@example("", b"")
+def test_places_read_back_and_steer_no_terminal(family: str, key: bytes) -> None:
+    text = write_place(KeyPlace(family, key))
+    assert parse_place(text) == KeyPlace(family, key)
+    assert text.isprintable()
+
+
+def test_what_is_no_place_is_refused() -> None:
+    with pytest.raises(UsageError, match="is no place"):
+        parse_place("default")
+    with pytest.raises(UsageError, match="is no key"):
+        parse_place("default:\\q")
 
 
 @pytest.mark.parametrize("text", ["0xf", "0xzz", "a\\", "a\\x1", "\\n", "\\xgg"])
