@@ -14,7 +14,7 @@ from blobstore.s3_client import _failure, read_time
 from blobstore.s3_errors import BrokenError
 from blobstore.s3_lifecycle import backstop_rules, describe_rule, plan_lifecycle, threats
 from engine import config
-from engine.browse import escape_bytes, parse_bytes
+from engine.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, write_place
 from engine.errors import UsageError
 from engine.words import printable
 from tests.fuzz.target import Target, check_refusal
@@ -30,6 +30,7 @@ _WORDS: Final[tuple[Callable[[str], Any], ...]] = (
     config.parse_version,
     config.parse_commit,
     parse_bytes,
+    parse_place,
 )
 # Answers that are XML, by the name that the SDK has for what is asked.
 _ASKED: Final = ("ListObjectsV2", "ListMultipartUploads", "GetBucketLifecycleConfiguration", "DeleteObjects")
@@ -48,6 +49,8 @@ def run_words(data: bytes) -> None:
             found.resolve_ms(_NOW_MS)
         elif isinstance(found, bytes):
             assert parse_bytes(escape_bytes(found)) == found
+        elif isinstance(found, KeyPlace):
+            assert parse_place(write_place(found)) == found
     assert printable(text).isprintable()
 
 

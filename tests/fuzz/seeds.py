@@ -302,6 +302,7 @@ def _prefixed() -> Iterator[bytes]:
 def _words() -> Iterator[bytes]:
     yield from (b"36h", b"1d12h", b"2026-05-01T12:30:00Z", b"yesterday 18:00", b"64MiB", b"10%", b"0.1")
     yield from (b"0x6b00ff", b"k\\x00\\\\\\xff", b"\\x", b"\\")
+    yield from (b"default:user-0", b"b\\x3a\\xff:0x00", b":")
     yield from (b"task/store", b"8_uid", b"@2026-05-01", b"v8", b"latest", b"0001-01-01T00:00:00+23:59")
 
 
