@@ -1,5 +1,6 @@
 """Progress for people: a line that redraws itself on a terminal, a line now and then in a log."""
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -111,7 +112,9 @@ class TerminalProgress:
             self._write(_CLEAR_LINE + self.line(now_s)[:width])
             self._on_screen = True
         elif self._tell is not None:
-            self._tell(self.line(now_s), self._numbers())
+            # As in `_write`.
+            with contextlib.suppress(OSError, ValueError):
+                self._tell(self.line(now_s), self._numbers())
         else:
             self._write(self.line(now_s) + "\n")
 

@@ -192,10 +192,12 @@ class Session:
             self._say("info", text, printable(text))
 
     def _say(self, level: Level, text: str, line: str) -> None:
-        if self.logs_json:
-            log(level, self.verb, text)
-        else:
-            click.echo(line, err=True)
+        # Where nobody reads it any more, that is no reason to give up the work, or to say that it failed.
+        with contextlib.suppress(OSError, ValueError):
+            if self.logs_json:
+                log(level, self.verb, text)
+            else:
+                click.echo(line, err=True)
 
     def can_ask(self) -> bool:
         """Whether somebody sits at a terminal and has not asked for silence."""

@@ -44,6 +44,15 @@ from engine.cli import main
 sys.exit(main())
 """
 
+# Logs each step, so that a backup of a moment says anything at all.
+TALKATIVE = """
+import sys
+import engine.terminal_progress
+engine.terminal_progress.LOG_PERIOD_S = 0
+from engine.cli import main
+sys.exit(main())
+"""
+
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
@@ -263,3 +272,26 @@ def test_without_java_a_verb_on_spark_says_what_to_do(environment: dict[str, str
         "spark: Spark does not start here",
     )
     assert "JAVA_HOME" in failure["hint"]
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_log_that_nobody_reads_any_more_fails_no_backup(
+    tmp_path: Path, environment: dict[str, str], form: str
+) -> None:
+    run(environment, "init")
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = ["backup", source(tmp_path), "--log-format", form, "--metrics-file", "/absent/directory/t.prom"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", TALKATIVE, *words],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=writer,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    assert done.returncode == 0
+    assert b"commit 1 of flights" in done.stdout

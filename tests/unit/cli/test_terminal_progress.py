@@ -1,4 +1,5 @@
 import io
+import threading
 import time
 from collections.abc import Mapping
 
@@ -110,6 +111,26 @@ def test_a_stream_that_nobody_reads_any_more_stops_no_work() -> None:
     with TerminalProgress(_Broken(), clock, what="backup") as progress:
         clock.now_s += 1
         progress.add(files=1, bytes_=1)
+
+
+def test_a_structured_log_that_nobody_reads_any_more_stops_no_work_and_not_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.terminal_progress.TICK_PERIOD_S", 0.001)
+    told = threading.Semaphore(0)
+
+    def tell(line: str, fields: Mapping[str, int]) -> None:
+        told.release()
+        raise BrokenPipeError
+
+    clock = _Clock()
+    with TerminalProgress(io.StringIO(), clock, what="backup", tell=tell) as progress:
+        clock.now_s += 10
+        progress.add(files=1, bytes_=1)
+        assert told.acquire(timeout=10)
+        for _ in range(2):
+            clock.now_s += 10
+            assert told.acquire(timeout=10)
 
 
 def test_a_log_gets_its_line_also_while_nothing_moves(monkeypatch: pytest.MonkeyPatch) -> None:
