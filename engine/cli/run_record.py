@@ -89,6 +89,18 @@ class RunRecord:
 
         What cannot be written is a warning, and changes nothing of the result.
         """
+        try:
+            given_up = self._add_to(path, verb=verb, job=job, code=code, error=error)
+        except Exception as failure:  # noqa: BLE001  (the work is done, and has its own result)
+            said = str(failure) if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
+            warn(f"there are no figures of this run: {said}")
+        else:
+            if given_up:
+                warn(f"{path}: what it had is given up, {given_up}")
+        finally:
+            self._begin_again()
+
+    def _add_to(self, path: Path, *, verb: str, job: str, code: int, error: BaseException | None) -> str:
         # With prometheus_client, and what all verbs show: for those who asked for it.
         from engine.cli.run_figures import figures_of  # noqa: PLC0415
         from engine.metrics.textfile import add_run  # noqa: PLC0415
@@ -102,12 +114,7 @@ class RunRecord:
             ended_at_ms=self._ambient.local_now_ms(),
             seconds=self._ambient.monotonic_s() - self.began_s,
         )
-        self._begin_again()
-        try:
-            if given_up := add_run(path, samples):
-                warn(f"{path}: what it had is given up, {given_up}")
-        except OSError as failure:
-            warn(f"there are no figures of this run: {failure}")
+        return add_run(path, samples)
 
     def _begin_again(self) -> None:
         self.began_s = self._ambient.monotonic_s()

@@ -55,14 +55,20 @@ def parse(text: str) -> tuple[Sample, ...]:
     Raises:
         ValueError: It is no such text.
     """
-    found = []
+    try:
+        return tuple(_parse(text))
+    except Exception as error:
+        # The parser of prometheus_client ends with whatever comes of it, and often says nothing.
+        raise ValueError(f"it is no text for Prometheus: {str(error) or type(error).__name__}") from error
+
+
+def _parse(text: str) -> Iterator[Sample]:
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             metric = METRICS.get(sample.name)
             if metric is not None and sample.labels.keys() == set(metric.labels):
                 values = tuple(sample.labels[label] for label in metric.labels)
-                found.append(Sample(sample.name, values, float(sample.value)))
-    return tuple(found)
+                yield Sample(sample.name, values, float(sample.value))
 
 
 class Endpoint:

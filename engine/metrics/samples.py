@@ -38,7 +38,7 @@ class Samples:
         if unknown := labels.keys() - set(metric.labels):
             raise KeyError(f"{metric.name} has no label {min(unknown)}")
         told = {**self._common, **labels}
-        self._values[metric.name, tuple(told.get(label, "") for label in metric.labels)] = float(value)
+        self._values[metric.name, tuple(_writable(told.get(label, "")) for label in metric.labels)] = float(value)
 
     def update(self, samples: Iterable[Sample]) -> None:
         """Note values that are samples already."""
@@ -50,6 +50,11 @@ class Samples:
         places = {name: place for place, name in enumerate(METRICS)}
         for name, labels in sorted(self._values, key=lambda key: (places[key[0]], key[1])):
             yield Sample(name, labels, self._values[name, labels])
+
+
+def _writable(text: str) -> str:
+    """A text that UTF-8 has: bytes of the command line that are none of it are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def labels_of(sample: Sample) -> Mapping[str, str]:

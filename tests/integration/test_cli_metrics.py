@@ -137,6 +137,25 @@ def test_a_file_that_cannot_be_written_is_a_warning(two_commits: Shell) -> None:
     assert read(Path("t.prom").read_text())["run_exit_code", "verify"] == 0
 
 
+def test_figures_that_cannot_be_made_change_nothing_of_the_result(
+    two_commits: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> str:
+        raise IndexError("string index out of range")
+
+    monkeypatch.setattr("engine.metrics.textfile.add_run", broken)
+    done = two_commits.run("backup", str(two_commits.tree("source", FIRST)), "--metrics-file", "t.prom")
+    assert "warning: there are no figures of this run: IndexError: string index" in done.stderr
+
+
+def test_a_job_that_is_no_text_is_a_usage_error(shell: Shell) -> None:
+    shell.run("init")
+    source = str(shell.tree("source", FIRST))
+    shell.run("backup", source, "--job", "\udcff", "--metrics-file", "t.prom", code=2)
+    told = read(Path("t.prom").read_text())
+    assert told["runs_total", "backup", "2"] == 1
+
+
 def test_a_rehearsal_tells_its_time_and_what_it_may_take(two_commits: Shell, file: Path) -> None:
     two_commits.run("bench", "restore", "--to-nowhere", "--no-report", "--slo", "5m")
     told = read(file.read_text())

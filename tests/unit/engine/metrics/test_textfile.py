@@ -28,7 +28,7 @@ def run(verb: str, job: str, *, code: int = 0, retries: int = 0, at_s: float = 1
 
 def values(path: Path) -> dict[tuple[str, ...], float]:
     """By name and the values of the labels in their order."""
-    return {(sample.name, *sample.labels): sample.value for sample in parse(path.read_text())}
+    return {(sample.name, *sample.labels): sample.value for sample in parse(path.read_bytes().decode())}
 
 
 def test_what_is_exposed_is_what_prometheus_reads() -> None:
@@ -81,12 +81,22 @@ def test_runs_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["not a metric\n", "tidemark_runs_total{verb=\n", "\x00\xff", "x" * 100])
+@pytest.mark.parametrize(
+    "text", ["not a metric\n", "tidemark_runs_total{verb=\n", "{,  =# TYPE ={", "\x00\xff", "x" * 100]
+)
 def test_a_file_that_is_no_text_of_ours_is_given_up_and_that_is_told(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.prom"
     path.write_text(text)
     assert add_run(path, run("backup", "flights"))
     assert values(path)["tidemark_run_exit_code", "backup", "flights"] == 0
+
+
+@pytest.mark.parametrize("job", ["a\rb", "a\r\nb", "\udcff", "\u2028", 'a "b"\\c'])
+def test_a_job_with_any_name_keeps_its_counters(tmp_path: Path, job: str) -> None:
+    path = tmp_path / "t.prom"
+    assert [add_run(path, run("backup", job)) for _ in range(2)] == ["", ""]
+    (runs,) = (value for key, value in values(path).items() if key[0] == "tidemark_runs_total")
+    assert runs == 2
 
 
 def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
