@@ -1,8 +1,10 @@
 """Files for the textfile collector: whole or not at all, and what runs add to them."""
 
+import fcntl
 import os
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,14 +113,46 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(OSError, match="No space"):
         write_textfile(path, run("backup", "other"))
     assert path.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["t.prom"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".t.prom.lock", "t.prom"]
 
 
-def test_another_user_can_read_it_and_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [add_run, write_textfile])
+def test_who_holds_the_lock_for_ever_stops_nobody_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, Samples], object]
+) -> None:
+    monkeypatch.setattr(textfile, "LOCK_ATTEMPTS_MAX", 2)
+    path = tmp_path / "t.prom"
+    write(path, run("backup", "flights"))
+    before = path.read_bytes()
+    with (tmp_path / ".t.prom.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError, match="another process holds this lock"):
+            write(path, run("backup", "flights"))
+    assert path.read_bytes() == before
+    # Other files, and who locks the directory, are no concern of it.
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        write(path, run("backup", "other"))
+    finally:
+        os.close(directory)
+
+
+@pytest.mark.parametrize("write", [add_run, write_textfile])
+def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path: Path, write: Callable[[Path, Samples], object]) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="is no regular file"):
+        write(path, run("backup", "flights"))
+    assert path.is_fifo()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_another_user_can_read_it_and_a_link_is_replaced_not_followed(tmp_path: Path, umask: int) -> None:
     path, elsewhere = tmp_path / "t.prom", tmp_path / "elsewhere"
     elsewhere.write_text("precious")
     path.symlink_to(elsewhere)
-    before = os.umask(0o022)
+    before = os.umask(umask)
     try:
         write_textfile(path, run("backup", "flights"))
     finally:
