@@ -24,6 +24,7 @@ from blobstore.opening import BYTES_PER_S_MIN
 from blobstore.s3_settings import S3Settings
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.log_lines import TEXT, LogFormat
+from engine.cli.refused import readable_values, write_refused
 from engine.config import (
     S3,
     S3_KEYS,
@@ -127,6 +128,16 @@ class Verb(click.Command):
         for param in self.params:
             if isinstance(param, click.Option) and param.name and param.envvar is None:
                 param.envvar = environment_names(self.words, param.name, shared=isinstance(param, Setting))
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = tuple(args)
+        try:
+            return super().parse_args(ctx, args)
+        except (click.UsageError, UsageError) as error:
+            if not ctx.resilient_parsing:
+                write_refused(self.words, readable_values(self, ctx.parent, given), error)
+            raise
 
     @override
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -215,10 +215,9 @@ def _add_collection(samples: Samples, view: CollectView) -> None:
     samples.add("collect_live_bytes", view.live_bytes)
     samples.add("collect_waiting_bytes", view.waiting_bytes)
     samples.add("collect_failed_keys_total", view.failed_count)
-    if not view.dry_run:
-        for total in view.totals:
-            samples.add("collect_deleted_keys_total", total.count, reason=total.reason)
-            samples.add("collect_deleted_bytes_total", total.size_bytes, reason=total.reason)
+    for total in view.totals:
+        samples.add("collect_deleted_keys_total", total.count, reason=total.reason)
+        samples.add("collect_deleted_bytes_total", total.size_bytes, reason=total.reason)
 
 
 def _add_verification(samples: Samples, view: VerifyView) -> None:

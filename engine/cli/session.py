@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -19,6 +19,7 @@ from engine.cli.failures import describe, is_terminated
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.log_lines import Level, log
 from engine.cli.options import Common, Verb, take_common
+from engine.cli.refused import figures_verb, write_refused
 from engine.cli.run_record import RunRecord
 from engine.clock import SystemAmbient
 from engine.config import CommitChoice, Moment, cache_path
@@ -51,9 +52,17 @@ class Session:
         self.verb = verb.words
         self.common = common
         self.job = ""
+        self._figures_verb = self.verb
         self._prints = verb.prints
         self._ambient = SystemAmbient()
         self.record = RunRecord(self._ambient) if common.metrics_file is not None else None
+
+    def tell_of(self, values: Mapping[str, Any]) -> None:
+        """Know what the figures of the run are about: the values of its options. A dry run has no figures."""
+        self.job = str(values.get("job") or "")
+        self._figures_verb = figures_verb(self.verb, values)
+        if values.get("dry_run"):
+            self.record = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[SyncRepository]:
@@ -162,7 +171,12 @@ class Session:
         """Write down what the run did, where somebody wants to know, and begin to note anew."""
         if self.record is not None and self.common.metrics_file is not None:
             self.record.write(
-                self.common.metrics_file, verb=self.verb, job=self.job, code=code, error=error, warn=self.warn
+                self.common.metrics_file,
+                verb=self._figures_verb,
+                job=self.job,
+                code=code,
+                error=error,
+                warn=self.warn,
             )
 
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
@@ -303,8 +317,14 @@ def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., Exit
         if ctx.invoked_subcommand is not None:
             return None  # a verb below this one was asked for
         verb = cast("Verb", ctx.command)
-        session = Session(verb, take_common(values))
-        session.job = str(values.get("job") or "")
+        given = dict(values)
+        try:
+            common = take_common(values)
+        except (click.UsageError, UsageError) as error:
+            write_refused(verb.words, given, error)
+            raise
+        session = Session(verb, common)
+        session.tell_of(given)
         with _recorded(session) as ended:
             code = function(session, **values)
             ended(code)

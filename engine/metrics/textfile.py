@@ -112,7 +112,7 @@ def _locked(path: Path) -> Iterator[None]:
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.stat().st_mode):
             raise OSError(errno.EINVAL, "is no regular file", str(path))
-    # A file of its own, which stays: the file itself is another one after each run, and a directory is locked by anybody.
+    # A file of its own, which stays: the file itself is another one after each run, and anybody locks a directory.
     lock = path.with_name(f".{path.name}.lock")
     flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(lock, flags, _MODE)

@@ -76,11 +76,14 @@ def test_each_run_adds_its_figures_to_one_file(shell: Shell, file: Path) -> None
     shell.run("verify", "--level", "content")
     shell.run("collect", "--keep-last", "1")
     told = read(file.read_text())
-    assert told["runs_total", "backup", "0"] == 2
-    assert told["backup_files_to_retain", "backup"] == 1
-    assert told["backup_files_to_remove", "backup"] == 3
-    # Nothing was committed by that run, and the earlier one still counts.
+    assert told["runs_total", "backup", "0"] == told["runs_total", "backup --no-commit", "0"] == 1
+    assert told["backup_files_to_retain", "backup --no-commit"] == 1
+    assert told["backup_files_to_remove", "backup --no-commit"] == 3
     assert (told["commit_calls_total", "backup"], told["commit_calls_total", "commit"]) == (1, 2)
+    # Nothing was committed by that run: it is no success of `backup`.
+    assert ("commit_calls_total", "backup --no-commit") not in told
+    success = ("run_last_success_timestamp_seconds", "backup")
+    assert told[success] == first[success]
     assert told["commits_skipped_total", "commit"] == 1
     assert told["restore_files_restored", "restore"] == told["restore_files_to_restore", "restore"] == 4
     assert told["restore_restored_bytes", "restore"] == uploaded
@@ -127,6 +130,64 @@ def min_blob(shell: Shell) -> str:
     """The path of a large blob."""
     root = shell.directory / "repository"
     return str(max((root / "blobs").rglob("*-*"), key=lambda p: p.stat().st_size).relative_to(root))
+
+
+def test_a_dry_run_has_no_figures(two_commits: Shell, file: Path) -> None:
+    shell = two_commits
+    source = str(shell.tree("source", FIRST))
+    shell.run("backup", "-n", source)
+    shell.run("restore", "-n", "target")
+    shell.run("collect", "-n", "--keep-last", "1", "--delete-at-most", "0.000001", code=10)
+    shell.run("backup", "-n", "/nonexistent", code=2)
+    assert not file.exists()
+    shell.run("collect", "--keep-last", "1", "--delete-at-most", "0.000001", code=10)
+    before = file.read_bytes()
+    shell.run("collect", "-n", "--keep-last", "1")
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-q", "/nonexistent"),
+        (".", "--version", "-1"),
+        (".", "--nope"),
+        (".", "--nope", "--json", "--check-retained"),
+        (),
+        (".", "--repository", ""),
+        (".", "--no-commit", "--nope", "--job", "flights"),
+        (".", "--s3-connect-timeout-s", "-1"),
+    ],
+)
+def test_a_command_line_that_is_refused_is_a_run_that_failed(shell: Shell, file: Path, words: tuple[str, ...]) -> None:
+    shell.run("init")
+    shell.run("backup", str(shell.tree("source", FIRST)))
+    shell.run("backup", *words, code=2)
+    told = read(file.read_text())
+    verb = "backup --no-commit" if "--no-commit" in words else "backup"
+    assert told["run_exit_code", verb] == 2
+    assert told["runs_total", verb, "2"] == told["runs_total", "backup", "0"] == 1
+    assert 'runs_total{code="2",job_name="flights"' in file.read_text()
+    assert told["run_last_success_timestamp_seconds", "backup"] > 0
+
+
+def test_what_is_no_run_of_a_verb_has_no_figures(shell: Shell, file: Path) -> None:
+    shell.run("init")
+    shell.run("list", "--nope", code=2)
+    shell.run("backup", "--help")
+    shell.run("collect", "explain", "--nope", code=2)
+    assert not file.exists()
+
+
+def test_a_refused_command_line_finds_the_file_as_any_other(shell: Shell) -> None:
+    shell.run("backup", "/nonexistent", "--metrics-file", "flag.prom", code=2)
+    shell.run("backup", "/nonexistent", code=2, TIDEMARK_METRICS_FILE="variable.prom")
+    Path("other.toml").write_text('[backup]\nmetrics_file = "key.prom"\n')
+    shell.run("backup", "--nope", "--config", "other.toml", code=2)
+    for name in ("flag", "variable", "key"):
+        assert read(Path(f"{name}.prom").read_text())["run_exit_code", "backup"] == 2
+    warned = shell.run("backup", "/nonexistent", "--metrics-file", "/absent/t.prom", "--log-format", "json", code=2)
+    assert [json.loads(line)["level"] for line in warned.stderr.splitlines()] == ["warning", "error"]
 
 
 def test_a_file_that_cannot_be_written_is_a_warning(two_commits: Shell) -> None:
