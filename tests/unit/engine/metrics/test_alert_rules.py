@@ -10,6 +10,7 @@ import promql_parser
 import pytest
 import yaml
 
+from engine.cli.exit_codes import ExitCode
 from engine.metrics.samples import METRICS
 
 RULES = Path(__file__).parents[4] / "examples" / "prometheus" / "tidemark.rules.yml"
@@ -84,6 +85,7 @@ FIRING = {
     "TidemarkCollectionsFail": {"tidemark_collections_failed": "2x100"},
     "TidemarkRunFailed": {'tidemark_run_exit_code{verb="verify",job_name="j"}': "4x100"},
     "TidemarkRunMissing": {'tidemark_run_last_success_timestamp_seconds{verb="backup",job_name="j"}': "-10000x100"},
+    "TidemarkRunNeverSucceeded": {'tidemark_run_end_timestamp_seconds{verb="backup",job_name="new"}': "7x100"},
     "TidemarkRehearsalOverSlo": {
         'tidemark_rehearsal_seconds{verb="bench restore",job_name="j"}': "61x100",
         'tidemark_rehearsal_slo_seconds{verb="bench restore",job_name="j"}': "60x100",
@@ -128,7 +130,31 @@ def test_each_alert_fires_when_it_should_and_none_when_all_is_well(tmp_path: Pat
     assert set(FIRING) == {alert["alert"] for alert in ALERTS}
     ill = {name: values for series in FIRING.values() for name, values in series.items()}
     well = {name: QUIET.get(values, values) for name, values in ill.items() if not name.endswith("_up")}
-    tests = [rule_test(ill, fire=True), rule_test(well, fire=False)]
+    well['tidemark_run_last_success_timestamp_seconds{verb="backup",job_name="new"}'] = "0+1200x100"
+    check(tmp_path, [rule_test(ill, fire=True), rule_test(well, fire=False)])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Prometheus, is not installed")
+def test_a_run_that_the_machine_ended_has_failed_and_one_that_somebody_stopped_has_not(tmp_path: Path) -> None:
+    failed = {code: code not in {ExitCode.OK, ExitCode.SLOW, ExitCode.INTERRUPTED} for code in ExitCode}
+    assert failed[ExitCode.TERMINATED]
+    series = {f'tidemark_run_exit_code{{verb="backup",job_name="{int(code)}"}}': f"{int(code)}x100" for code in failed}
+    query = 'count by (job_name) (ALERTS{alertname="TidemarkRunFailed",alertstate="firing"})'
+    expected = [{"labels": f'{{job_name="{int(code)}"}}', "value": 1} for code, fires in failed.items() if fires]
+    check(
+        tmp_path,
+        [
+            {
+                "interval": "20m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "promql_expr_test": [{"expr": query, "eval_time": "2h", "exp_samples": expected}],
+            }
+        ],
+    )
+
+
+def check(tmp_path: Path, tests: list[dict[str, Any]]) -> None:
+    """Have promtool run unit tests of the rules."""
     file = tmp_path / "alerts.test.yml"
     file.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "20m", "tests": tests}))
     done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
