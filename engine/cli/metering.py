@@ -84,7 +84,7 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
     default="60s",
     show_default=True,
     metavar="TIME",
-    help="With --listen: read anew at most so often.",
+    help="With --listen: so long after a reading the next one begins.",
 )
 @click.option("--names", is_flag=True, help="List all metrics, with what Samza and Spark call them.")
 @common_options
@@ -154,11 +154,11 @@ def _view(samples: Samples, *, textfile: str = "", url: str = "") -> MetricsView
 
 
 def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, int], every_ms: int) -> None:
-    from engine.metrics.exposition import Endpoint  # noqa: PLC0415
+    from engine.metrics.endpoint import Endpoint  # noqa: PLC0415
 
     host, port = address
     teller = _Teller(session)
-    watched = Watched(read, SystemAmbient().monotonic_s, every_s=every_ms / 1000, tell=teller)
+    watched = Watched(read, every_s=every_ms / 1000, tell=teller)
     try:
         endpoint = Endpoint(watched, host=host, port=port)
     except OSError as error:
@@ -173,9 +173,10 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
         session.warn(
             "whoever reaches this port reads the names of jobs and their sizes: nobody is asked for a password"
         )
-    session.say(f"serving {url}, read anew at most every {human_duration(every_ms)}; end it with Ctrl-C or SIGTERM")
+    session.say(f"serving {url}, read anew every {human_duration(every_ms)}; end it with Ctrl-C or SIGTERM")
     try:
-        endpoint.wait()
+        with watched:
+            endpoint.wait()
     except KeyboardInterrupt:
         # What it was started for is done: it served until it was told to stop.
         session.say("stopped")

@@ -1,10 +1,10 @@
 """The text that Prometheus reads, both ways: the one door to prometheus_client."""
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from wsgiref.types import WSGIApplication
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -71,33 +71,9 @@ def _parse(text: str) -> Iterator[Sample]:
                 yield Sample(sample.name, values, float(sample.value))
 
 
-class Endpoint:
-    """`/metrics` on a port of this machine, until it is closed.
-
-    Args:
-        look: What is told; called in a thread for each time that somebody asks.
-        host: Address to listen on.
-        port: 0: any that is free.
-
-    Attributes:
-        port: Where it listens.
-
-    Raises:
-        OSError: The address cannot be listened on.
-    """
-
-    def __init__(self, look: Callable[[], Iterable[Sample]], *, host: str, port: int) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Told(look))
-        self._server, self._thread = start_http_server(port, host, registry)
-        self.port: int = self._server.server_port
-
-    def wait(self) -> None:
-        """Wait for an interrupt."""
-        threading.Event().wait()
-
-    def close(self) -> None:
-        """Answer nobody any more."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+def wsgi_app(look: Callable[[], Iterable[Sample]]) -> WSGIApplication:
+    """What answers a server's requests with some samples, looked at anew for each."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Told(look))
+    app: WSGIApplication = make_wsgi_app(registry)
+    return app

@@ -1,52 +1,68 @@
-"""A condition that is read anew now and then, for whoever asks often."""
+"""A condition that is read anew now and then, for whoever asks meanwhile."""
 
 import threading
 from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Final, Self
 
 from engine.metrics.model import Sample
 from engine.metrics.samples import Samples
 
+# However little somebody says: a reading lists the whole repository.
+EVERY_S_MIN: Final = 1.0
+THREAD: Final = "tidemark metrics"
+
 
 class Watched:
-    """The last reading, made anew when it is asked for and too old. Several threads may ask at once.
+    """The last reading, which a thread makes anew within a `with`. Who asks gets it at once, and never waits for one.
 
-    A reading that fails changes nothing but `repository_up`, which is 0 until one goes well.
+    A reading that fails changes nothing but `repository_up`, which is 0 before the first one too.
 
     Args:
         read: Makes a reading.
-        monotonic_s: Seconds that never go backwards.
-        every_s: A reading is as good as new for so long, a failed one too.
+        every_s: So long after the end of a reading the next one begins, after a failed one too.
         tell: Is told of an error of `read`, which goes no further.
     """
 
-    def __init__(
-        self,
-        read: Callable[[], Samples],
-        monotonic_s: Callable[[], float],
-        *,
-        every_s: float,
-        tell: Callable[[Exception], None],
-    ) -> None:
+    def __init__(self, read: Callable[[], Samples], *, every_s: float, tell: Callable[[Exception], None]) -> None:
         self._read = read
-        self._monotonic_s = monotonic_s
-        self._every_s = every_s
+        self._every_s = max(EVERY_S_MIN, every_s)
         self._tell = tell
-        self._lock = threading.Lock()
-        self._last = Samples()
-        self._read_at_s: float | None = None
+        self._ended = threading.Event()
+        self._last = _is_down(())
+
+    def __enter__(self) -> Self:
+        """Begin to read."""
+        threading.Thread(target=self._read_on, name=THREAD, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Begin no other reading. One that is under way is not waited for: it may take hours."""
+        self._ended.set()
 
     def __call__(self) -> Iterator[Sample]:
         """The samples of the last reading."""
-        with self._lock:
-            now_s = self._monotonic_s()
-            if self._read_at_s is None or now_s - self._read_at_s >= self._every_s:
-                self._refresh()
-                self._read_at_s = now_s
-            return iter(tuple(self._last))
+        return iter(self._last)
 
-    def _refresh(self) -> None:
+    def _read_on(self) -> None:
+        while not self._ended.is_set():
+            self.refresh()
+            self._ended.wait(self._every_s)
+
+    def refresh(self) -> None:
+        """Read once."""
         try:
-            self._last = self._read()
+            self._last = tuple(self._read())
         except Exception as error:  # noqa: BLE001  (whoever asks is told by `repository_up`, the operator by `tell`)
-            self._last.add("repository_up", 0)
+            self._last = _is_down(self._last)
             self._tell(error)
+
+
+def _is_down(last: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """A reading, but that the repository cannot be read."""
+    samples = Samples()
+    samples.update(last)
+    samples.add("repository_up", 0)
+    return tuple(samples)

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Final
@@ -314,7 +315,9 @@ def test_it_serves_until_it_is_told_to_stop(two_commits: Shell, number: signal.S
             assert answer.headers["Content-Type"].startswith("text/plain")
             return read(answer.read().decode())
 
-    first = fetch()
+    until_s = time.monotonic() + 30
+    while (first := fetch())["repository_up",] != 1 and time.monotonic() < until_s:
+        time.sleep(0.01)
     assert first["last_commit_number",] == 2
     # Not read anew within the hour.
     two_commits.run("rewind", "1")

@@ -1,20 +1,22 @@
-"""A condition that is read anew now and then."""
+"""A condition that is read anew now and then, while others ask for it."""
 
+import threading
+
+import pytest
+
+from engine.metrics import watching
 from engine.metrics.samples import Samples
 from engine.metrics.watching import Watched
 
 
 class World:
-    """A clock, and a repository that can be out of reach."""
+    """A repository that can be out of reach."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
         self.readings = 0
         self.is_down = False
         self.told: list[str] = []
-        self.watched = Watched(
-            self.read, lambda: self.now_s, every_s=60, tell=lambda error: self.told.append(str(error))
-        )
+        self.watched = Watched(self.read, every_s=3600, tell=lambda error: self.told.append(str(error)))
 
     def read(self) -> Samples:
         self.readings += 1
@@ -29,30 +31,62 @@ class World:
         return {sample.name.removeprefix("tidemark_"): sample.value for sample in self.watched()}
 
 
-def test_it_is_read_when_somebody_asks_and_not_more_often_than_said() -> None:
+def test_who_asks_gets_the_last_reading_and_causes_none() -> None:
     world = World()
-    assert world.readings == 0
-    assert world.values() == {"repository_up": 1, "repository_bytes": 1}
-    world.now_s = 59.9
-    assert world.values()["repository_bytes"] == 1
-    world.now_s = 60
-    assert world.values()["repository_bytes"] == 2
-    assert world.readings == 2
+    assert (world.values(), world.readings) == ({"repository_up": 0}, 0)
+    world.watched.refresh()
+    assert world.values() == world.values() == {"repository_up": 1, "repository_bytes": 1}
+    world.watched.refresh()
+    assert (world.values()["repository_bytes"], world.readings) == (2, 2)
 
 
 def test_a_reading_that_fails_leaves_the_last_one_and_says_so() -> None:
     world = World()
-    world.values()
-    world.is_down, world.now_s = True, 60
+    world.watched.refresh()
+    world.is_down = True
+    world.watched.refresh()
     assert world.values() == {"repository_up": 0, "repository_bytes": 1}
-    world.now_s = 100
-    world.values()
-    assert (world.readings, world.told) == (2, ["no route"])
-    world.is_down, world.now_s = False, 120
+    assert world.told == ["no route"]
+    world.is_down = False
+    world.watched.refresh()
     assert world.values() == {"repository_up": 1, "repository_bytes": 3}
 
 
 def test_one_that_never_went_well_says_that_alone() -> None:
     world = World()
     world.is_down = True
+    world.watched.refresh()
     assert world.values() == {"repository_up": 0}
+
+
+def test_a_reading_without_end_keeps_nobody_waiting() -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def read() -> Samples:
+        began.set()
+        go_on.wait(30)
+        return Samples()
+
+    with Watched(read, every_s=3600, tell=lambda _: None) as watched:
+        assert began.wait(30)
+        assert [sample.value for sample in watched()] == [0]
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == watching.THREAD)
+    assert thread.is_alive()
+    go_on.set()
+    thread.join(30)
+
+
+def test_it_reads_by_itself_until_it_is_left_and_not_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watching.EVERY_S_MIN >= 1
+    monkeypatch.setattr(watching, "EVERY_S_MIN", 0.001)
+    read = threading.Semaphore(0)
+
+    def reading() -> Samples:
+        read.release()
+        return Samples()
+
+    with Watched(reading, every_s=0, tell=lambda _: None):
+        assert all(read.acquire(timeout=30) for _ in range(3))
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == watching.THREAD)
+    thread.join(30)
+    assert not thread.is_alive()
