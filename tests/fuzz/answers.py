@@ -16,6 +16,8 @@ from blobstore.s3_lifecycle import backstop_rules, describe_rule, plan_lifecycle
 from engine import config
 from engine.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, write_place
 from engine.errors import UsageError
+from engine.metrics import exposition
+from engine.metrics.samples import Samples
 from engine.words import printable
 from tests.fuzz.target import Target, check_refusal
 
@@ -105,6 +107,15 @@ def _look_at_rules(rules: tuple[Any, ...]) -> None:
         describe_rule(rule)
 
 
+def run_prometheus(data: bytes) -> None:
+    """A file of figures, which the next run goes on from: what is told of it is what was read."""
+    samples = Samples()
+    samples.update(exposition.parse(data.decode()))
+    told = tuple(samples)
+    # By their texts: NaN is equal to nothing.
+    assert str(exposition.parse(exposition.expose(told).decode())) == str(told)
+
+
 TARGETS: Final = (
     Target(name="words", run=run_words, covers=_WORDS, bytes_max=256),
     Target(
@@ -114,5 +125,6 @@ TARGETS: Final = (
         refuses=(ValueError,),
         bytes_max=256,
     ),
+    Target(name="prometheus", run=run_prometheus, covers=(exposition.parse,), refuses=(ValueError,), bytes_max=1024),
     Target(name="xml", run=run_xml, covers=(S3Store._page, S3Store._unfinished)),
 )

@@ -1,5 +1,6 @@
 """Where the fuzzer begins: golden files, and what our encoders make of small values."""
 
+import math
 import struct
 import zipfile
 import zlib
@@ -14,6 +15,8 @@ import pyarrow as pa
 from blobstore.s3_profile import StoreProfile, encode_profile
 from engine.backup import BackupResult, BackupStats
 from engine.cli.result_file import ResultFile
+from engine.metrics.exposition import expose
+from engine.metrics.samples import Samples
 from engine.rehearsal.model import FailedRehearsal
 from engine.spark.collect_listing import encode_inventory
 from engine.state.compression import CODECS, Compressor
@@ -326,6 +329,16 @@ def _xml() -> Iterator[bytes]:
     yield b"\0<html>no XML at all"
 
 
+def _prometheus() -> Iterator[bytes]:
+    samples = Samples(verb="backup", job_name='a "b"\\c\nd\re')
+    samples.add("runs_total", 1, code="0")
+    samples.add("run_seconds", 0.25)
+    samples.add("backup_files_uploaded", math.nan, task="0", store="default")
+    yield expose(samples)
+    yield b"{,  =# TYPE ={"
+    yield b'tidemark_repository_up 1 1234 # {a="b"} 3\n# EOF\n'
+
+
 def _settings() -> Iterator[bytes]:
     yield b'store = "s3://b/p"\njson = true\n[backup]\njob = "j"\n[s3]\nregion = "x"\n[transfer]\nin_flight_max = 4\n'
     yield b"store = " + b"[" * 1500
@@ -395,6 +408,7 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "prefixed-rows": _prefixed,
     "words": _words,
     "headers": _headers,
+    "prometheus": _prometheus,
     "xml": _xml,
 }
 

@@ -86,6 +86,7 @@ UNFUZZED: Final[dict[str, str]] = {
         _TASKS,
     ),
     "engine.cli.browsing": "decodes what it has encoded itself",
+    "engine.cli.options.Verb.parse_args": "has click read a command line",
     "engine.cli.doctoring": "decodes what it has encoded itself",
     "engine.collect.overtaken.read_until_not_overtaken": "repeats a reading, whatever it reads",
     "engine.plan_shards": "reads private files that the same process has written a moment ago",
