@@ -24,7 +24,7 @@ from blobstore.opening import BYTES_PER_S_MIN
 from blobstore.s3_settings import S3Settings
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.log_lines import TEXT, LogFormat
-from engine.cli.refused import readable_values, write_refused
+from engine.cli.run_refused import readable_values, write_refused
 from engine.config import (
     S3,
     S3_KEYS,

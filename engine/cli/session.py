@@ -19,8 +19,8 @@ from engine.cli.failures import describe, is_terminated
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.log_lines import Level, log
 from engine.cli.options import Common, Verb, take_common
-from engine.cli.refused import figures_verb, write_refused
 from engine.cli.run_record import RunRecord
+from engine.cli.run_refused import figures_verb, write_refused
 from engine.clock import SystemAmbient
 from engine.config import CommitChoice, Moment, cache_path
 from engine.errors import NotFoundError, UsageError
