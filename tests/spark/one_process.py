@@ -82,7 +82,7 @@ class Frame:
 class OneProcessSpark:
     """Makes frames."""
 
-    def createDataFrame(self, table: pa.Table) -> Frame:  # noqa: N802
+    def createDataFrame(self, table: pa.Table, schema: object = None) -> Frame:  # noqa: N802
         rows = list(rows_of(iter(table.drop_columns("partition").to_batches())))
         return Frame(lambda: rows)
 

@@ -70,6 +70,8 @@ def test_the_terminal_is_left_to_the_verb(monkeypatch: pytest.MonkeyPatch) -> No
 def refusal(monkeypatch: pytest.MonkeyPatch, url: str) -> UsageError:
     monkeypatch.setenv("SPARK_REMOTE", url)
     monkeypatch.setattr(sessions, "CONNECT_S_MAX", 0.2)
+    # Other tests of this process may have one.
+    monkeypatch.setattr(sessions.SparkSession, "getActiveSession", lambda: None)
     with pytest.raises(UsageError, match="there is no session of Spark Connect") as told, open_session():
         pass
     return told.value

@@ -22,6 +22,8 @@ def test_a_state_full_of_payloads_is_read_as_bytes(spark: SparkSession, tmp_path
         await query.run(2)
 
     asyncio.run(write())
+    # Of its own: what is registered in a session, those made of it know too, and refuse to register again.
+    spark = spark.newSession()
     register_sources(spark)
     for source in ("tidemark_state", "tidemark_files"):
         read = spark.read.format(source)
