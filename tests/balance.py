@@ -2,7 +2,7 @@
 
 A worker that gets a long file last works alone at the end, so the long ones begin. Files stay whole, because a file's
 tests share what its fixtures start; so do the files of a directory that starts a JVM, which takes longer to start and
-to warm up than most of its tests take.
+to warm up than most of its tests take. Documents share nothing: each is a unit.
 """
 
 from typing import Any, Final
@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
+_DOCUMENT: Final = "tests/docs/test_documents.py::test_each_command_does_what_the_document_says"
 # What the workers begin with, longest first. Whatever is not named here takes less than the last of them.
 LONGEST_FIRST: Final = (
     "tests/spark",
@@ -17,7 +18,9 @@ LONGEST_FIRST: Final = (
     "tests/spark/state",
     "tests/spark/sources",
     "tests/spark/test_connect.py",
+    f"{_DOCUMENT}[docs/how-to/spark.md]",
     "tests/contract/test_wrappers.py",
+    f"{_DOCUMENT}[docs/how-to/s3.md]",
     "tests/integration/test_s3_wire_faults.py",
     "tests/contract/test_s3.py",
     "tests/integration/test_s3_doctor.py",
@@ -26,6 +29,9 @@ LONGEST_FIRST: Final = (
     "tests/unit/engine/checkpoint/test_check.py",
     "tests/unit/engine/checkpoint/test_check_running.py",
     "tests/integration/test_s3_soak.py",
+    f"{_DOCUMENT}[README.md]",
+    f"{_DOCUMENT}[docs/how-to/free-space.md]",
+    f"{_DOCUMENT}[docs/how-to/time-travel.md]",
     "tests/integration/test_s3_policies.py",
     "tests/integration/test_cli_process.py",
     "tests/integration/test_s3_content_faults.py",
@@ -41,7 +47,9 @@ _ALONE: Final = frozenset({"tests/spark/test_canary.py", "tests/spark/test_conne
 
 
 def unit_of(nodeid: str) -> str:
-    """What a test stays together with: its file, or its directory where that shares a JVM."""
+    """What a test stays together with: its file, or its directory where that shares a JVM; nothing, if a document."""
+    if nodeid.startswith(_DOCUMENT):
+        return nodeid
     file = nodeid.split("::", 1)[0]
     return file.rpartition("/")[0] if file.startswith("tests/spark/") and file not in _ALONE else file
 

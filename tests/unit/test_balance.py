@@ -7,11 +7,14 @@ import pytest
 from tests.balance import LONGEST_FIRST, sort_longest_first, unit_of
 
 ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = "tests/docs/test_documents.py::test_each_command_does_what_the_document_says"
 
 
 @pytest.mark.parametrize("unit", LONGEST_FIRST)
 def test_what_comes_first_exists(unit: str) -> None:
-    assert (ROOT / unit).exists()
+    file, _, document = unit.partition("[")
+    assert (ROOT / file.split("::")[0]).exists()
+    assert not document or (ROOT / document.removesuffix("]")).exists()
 
 
 @pytest.mark.parametrize(
@@ -22,9 +25,13 @@ def test_what_comes_first_exists(unit: str) -> None:
         ("tests/spark/state/test_queries.py::test_b", "tests/spark/state"),
         ("tests/spark/test_canary.py::test_b", "tests/spark/test_canary.py"),
         ("tests/sparkling/test_a.py::test_b", "tests/sparkling/test_a.py"),
+        ("tests/docs/test_documents.py::TestBlocks::test_b", "tests/docs/test_documents.py"),
+        (f"{DOCUMENT}[docs/how-to/s3.md]", f"{DOCUMENT}[docs/how-to/s3.md]"),
     ],
 )
-def test_files_that_share_a_jvm_are_one_unit_and_every_other_file_is_its_own(nodeid: str, unit: str) -> None:
+def test_files_that_share_a_jvm_are_one_unit_and_every_other_file_or_document_is_its_own(
+    nodeid: str, unit: str
+) -> None:
     assert unit_of(nodeid) == unit
 
 
