@@ -24,7 +24,7 @@ from engine.errors import (
     UsageError,
 )
 from engine.pins import PIN_DURATION_MS, RENEWALS_PER_DURATION
-from index.keys import commit_key, parse_log_key
+from index.keys import parse_log_key
 from index.model import CommitPointer, Scope
 from tests.simulation.chronicle import StoreName, Written
 from tests.simulation.judge import Ledger
@@ -152,9 +152,8 @@ class Causes:
 
     def _own_records(self, asked: Asked) -> list[Written]:
         """The records that this request has left."""
-        scope, writer_of = asked.written_scope or asked.scope, self._server.writer_of
-        records = self._server.chronicle.records.get(scope, {}).values()
-        own = [w for w in records if writer_of.get(commit_key(scope, w.record.number)) == asked.process]
+        records = self._server.chronicle.records.get(asked.written_scope or asked.scope, {}).values()
+        own = [written for written in records if written.writer == asked.process]
         if asked.offsets is not None:
             return [w for w in own if w.record.offsets == asked.offsets]
         return [w for w in own if w.record.kind == asked.verb and w.record.source == asked.source]

@@ -47,6 +47,8 @@ class Written(msgspec.Struct, kw_only=True):
     """A commit record that the server created, whatever became of it."""
 
     record: CommitRecord
+    # The process whose request created it. Its number may be another's once it is closed and collected.
+    writer: str
     created_at_ms: int
     # Neither void nor closed from birth on.
     was_valid: bool
@@ -129,7 +131,7 @@ class Chronicle:
         stored = self.objects[self.root + key]
         match key.split("/", 1)[0]:
             case "log" if key.endswith(".commit"):
-                self._record_created(key, stored)
+                self._record_created(process, key, stored)
             case "log":
                 self._boundary_created(process, key, stored)
             case "names":
@@ -238,7 +240,7 @@ class Chronicle:
         found = [s for scope in self.records for w in self.open_records(scope) for s in w.record.stores]
         return found + [s for name in self.live_names() for s in name.stores]
 
-    def _record_created(self, key: str, stored: SimObject) -> None:
+    def _record_created(self, process: str, key: str, stored: SimObject) -> None:
         record = decode_commit(stored.data, subject=key)
         in_time = stored.created_ms <= record.valid_until_ms
         closed = any(
@@ -246,7 +248,11 @@ class Chronicle:
             for n, b in self.boundaries.get(record.scope, {}).items()
         )
         written = Written(
-            record=record, created_at_ms=stored.created_ms, was_valid=in_time and not closed, created=self.events
+            record=record,
+            writer=process,
+            created_at_ms=stored.created_ms,
+            was_valid=in_time and not closed,
+            created=self.events,
         )
         known = self.records.setdefault(record.scope, {})
         if record.pointer in known:
