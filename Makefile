@@ -31,6 +31,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
 	$(PYTHON) -m pip install --disable-pip-version-check --editable '.[connect,demo,dev,s3]' --constraint constraints.txt
 	touch $@
 
+# TIDEMARK_NO_CEPH=1 make test: as on a machine without Ceph.
 test: $(STAMP)  ## Run the tests
 	$(WITH_JAVA) $(PYTEST) -n $(WORKERS) --dist loadfile -m "not soak"
 

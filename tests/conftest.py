@@ -25,6 +25,12 @@ from tests.servers.s3_server import S3Server
 REQUIRE_S3 = "TIDEMARK_REQUIRE_S3"
 
 
+def pytest_configure() -> None:
+    """Decide once whether there is Ceph: what is installed during a run changes nothing, in no worker."""
+    if why := ceph_rgw.why_missing():
+        os.environ[ceph_rgw.NO_CEPH] = why
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first."""
     sort_longest_first(items)

@@ -28,6 +28,8 @@ from tests.servers.s3_server import (
 )
 
 PACKAGES = "ceph-mon ceph-osd radosgw ceph-common"
+# Set to a reason, this machine counts as one without Ceph.
+NO_CEPH = "TIDEMARK_NO_CEPH"
 _PROGRAMS = ("ceph", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin", "setpriv")
 _ATTEMPTS_MAX = 3
 _LOG_TAIL_BYTES = 2000
@@ -105,7 +107,9 @@ class Keys(NamedTuple):
 
 
 def why_missing() -> str:
-    """Which programs this machine lacks; empty if Ceph can be started."""
+    """Return why Ceph is not to be started: it is switched off, or programs are missing; empty if it can be."""
+    if switched_off := os.environ.get(NO_CEPH):
+        return switched_off
     lacking = [program for program in _PROGRAMS if shutil.which(program) is None]
     return f"Ceph RGW is not installed ({', '.join(lacking)}): apt-get install {PACKAGES}" if lacking else ""
 
