@@ -105,7 +105,7 @@ async def test_the_store_deletes_what_was_abandoned_and_spares_what_was_committe
     committed = await keys_of(store)
     assert set(tags_of(server, bucket, committed).values()) == {"kept"}
 
-    abandoned = set((await repository.backup(SCOPE, write_tree(tmp_path / "second", "two"))).new_keys)
+    abandoned: set[str] = set((await repository.backup(SCOPE, write_tree(tmp_path / "second", "two"))).new_keys)
     assert await keys_of(store) == committed | abandoned
     assert tags_of(server, bucket, abandoned) == dict.fromkeys(abandoned, "expiring")
     assert abandoned
@@ -123,7 +123,7 @@ async def test_the_store_deletes_what_was_abandoned_and_spares_what_was_committe
 
     await wait_until(abandoned_is_gone)
     # What is begun now falls to a later round: all that was there has then been looked at once more.
-    later = set((await repository.backup(SCOPE, write_tree(tmp_path / "third", "three"))).new_keys)
+    later: set[str] = set((await repository.backup(SCOPE, write_tree(tmp_path / "third", "three"))).new_keys)
     assert later
 
     async def later_is_gone() -> bool:
