@@ -21,6 +21,7 @@ from engine.errors import (
     UnsafeStoreError,
 )
 from engine.repository import Repository
+from index.errors import FormatError
 from index.keys import commit_key
 from index.log import Commit
 from index.model import Scope, UniqueId
@@ -107,7 +108,7 @@ class Actions:
         collections = server.collections.copy()
         try:
             await self._verbs[step.verb](member, repository, step)
-        except (EngineError, StoreError) as error:
+        except (EngineError, FormatError, StoreError) as error:
             for kind, moment in _ERRORS:
                 self._met(moment, int(isinstance(error, kind)))
             if not self.causes.explains(asked, member, error):

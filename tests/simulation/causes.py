@@ -24,6 +24,7 @@ from engine.errors import (
     UsageError,
 )
 from engine.pins import PIN_DURATION_MS, RENEWALS_PER_DURATION
+from index.errors import FormatError
 from index.keys import parse_log_key
 from index.model import CommitPointer, Scope
 from tests.simulation.chronicle import StoreName, Written
@@ -114,7 +115,7 @@ class Causes:
         stood_s = member.stood_s - asked.stood_s
         is_troubled = self._server.troubles[asked.process] > asked.troubles or stood_s > 0
         match error:
-            case DamagedError():
+            case DamagedError() | FormatError():
                 return self._is_damaged(asked, error, stood_s)
             case FencedError():
                 return any(self._is_closed(w) for w in self._own_records(asked))
@@ -168,7 +169,7 @@ class Causes:
         is_closed = bool(self._server.chronicle.boundaries.get(asked.scope))
         return is_closed and not any(written.is_open for written in self._own_records(asked))
 
-    def _is_damaged(self, asked: Asked, error: EngineError, stood_s: float) -> bool:
+    def _is_damaged(self, asked: Asked, error: EngineError | FormatError, stood_s: float) -> bool:
         # A reader whose pin has lapsed while it stood still may have been overtaken (D5).
         has_lapsed = asked.verb == "restore" and stood_s * 1000 >= _PIN_LEFT_MS
         twice = (asked.process, error.subject) in self._server.damaged_twice

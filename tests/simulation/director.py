@@ -10,6 +10,7 @@ from blobstore.hedging import HedgeSettings
 from engine.errors import EngineError
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
+from index.errors import FormatError
 from index.model import Scope
 from index.retention import Retention
 from tests.simulation.actors import Actions
@@ -300,7 +301,7 @@ class World:
         asked = self._actions.causes.begin(member, None, Scope(""), asyncio.get_running_loop().time())
         try:
             await process.open()
-        except (EngineError, StoreError) as error:
+        except (EngineError, FormatError, StoreError) as error:
             if not self._actions.causes.explains(asked, member, error):
                 self.ledger.errors.append(f"7: p{member.number} cannot open the repository: {error!r}")
             return None

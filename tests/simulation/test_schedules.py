@@ -115,3 +115,12 @@ def test_the_command_line_replays_what_was_written_down(
     assert main(["--seed", "5", "--history"]) == 0
     assert capsys.readouterr().out == history
     assert "put_object log/" in history
+
+
+def test_a_record_whose_bytes_come_altered_twice_may_be_told_as_damage() -> None:
+    """Whoever opens the repository is told so too; seed 7001825 was a false alarm of the judge."""
+    assert simulate(make_schedule(7001825)).violations == ()
+    flips = tuple(Trap(process=READER, operation="get", prefix=p, phase="before", effect="flip") for p in ("log/",) * 2)
+    steps = (Do(process=WRITER, verb="push"), Do(process=READER, verb="backup", store=1), *flips)
+    outcome = simulate(msgspec.structs.replace(EMPTY, steps=(*steps, Do(process=READER, verb="collect"))))
+    assert outcome.violations == ()
