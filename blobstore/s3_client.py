@@ -39,7 +39,8 @@ from blobstore.s3_errors import (
     BrokenError,
     Refusal,
     RefusedError,
-    showable,
+    read_date_ms,
+    read_refusal,
 )
 from blobstore.s3_settings import S3Settings, may_hold_credentials
 from blobstore.s3_threads import IN_THREAD, ThreadedSession, pour
@@ -174,7 +175,7 @@ class S3Client:
         try:
             answer: Answer = await getattr(client, method)(**{k: v for k, v in arguments.items() if v is not None})
         except botocore.exceptions.ClientError as error:
-            outcome = _refusal(error.response)
+            outcome = read_refusal(error.response)
         except Exception as error:  # noqa: BLE001  (translated, and what is not the libraries' goes on as it is)
             outcome = _failure(error, arguments.get("Body"))
         else:
@@ -310,6 +311,7 @@ class S3Client:
             )
         # Some servers never answer it, and the client would wait for ever.
         client.meta.events.register_last("before-call.s3", _drop_expect)
+        client.meta.events.register_last("before-call.s3.HeadBucket", _ask_no_region)
         return client
 
 
@@ -357,7 +359,7 @@ def abandon(answer: Answer) -> None:
 
 def date_ms(answer: Answer) -> int | None:
     """The store's clock as an answer tells it, in whole seconds."""
-    return _date_ms(answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date"))
+    return read_date_ms(answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date"))
 
 
 async def _check_ca_bundle(path: str | None) -> None:
@@ -393,38 +395,9 @@ def _drop_expect(params: Any, **_: Any) -> None:
     params["headers"].pop("Expect", None)
 
 
-def _refusal(response: Any) -> Refusal:
-    told = response.get("Error", {})
-    answer = response.get("ResponseMetadata", {})
-    headers = answer.get("HTTPHeaders", {})
-    status = int(answer.get("HTTPStatusCode") or 0)
-    code, message = str(told.get("Code") or status), str(told.get("Message") or "")
-    date_ms = _date_ms(headers.get("date"))
-    return Refusal(
-        status=status,
-        code=code,
-        message="" if code in STALE_CREDENTIALS else showable(message),
-        request_id=str(answer.get("RequestId") or headers.get("x-amz-request-id") or ""),
-        retry_after_s=_retry_after_s(headers.get("retry-after"), date_ms),
-        date_ms=date_ms,
-    )
-
-
-def _date_ms(date: str | None) -> int | None:
-    try:
-        return int(parsedate_to_datetime(date).timestamp()) * 1000 if date else None
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _retry_after_s(text: str | None, date_ms: int | None) -> float | None:
-    """A number of seconds, or a time, which is told by the server's clock."""
-    if text is None:
-        return None
-    if text.isascii() and text.isdigit():
-        return float(text)
-    until_ms = _date_ms(text)
-    return None if until_ms is None or date_ms is None else max(0.0, (until_ms - date_ms) / 1000)
+def _ask_no_region(context: Any, **_: Any) -> None:
+    """Keep the SDK from asking, on a redirect of this request, for the bucket's region by this request, without end."""
+    context["s3_redirect"]["redirected"] = True
 
 
 def _is_stale(refusal: Refusal, method: str) -> bool:

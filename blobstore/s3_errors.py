@@ -1,7 +1,10 @@
 """What an S3 store answers instead of doing it, as errors of the contract: decided here alone (design 0003, E1)."""
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 from typing_extensions import override
@@ -74,11 +77,13 @@ _ELSEWHERE: Final = frozenset(
 _UNSUPPORTED: Final = frozenset({"MethodNotAllowed", "MissingContentLength", "NotImplemented", "UnsupportedArgument"})
 _UNSUPPORTED_STATUS: Final = frozenset({405, 411, 501})
 _FULL_STATUS: Final = 507
-_ELSEWHERE_STATUS: Final = frozenset({301, 307})
+_ELSEWHERE_STATUS: Final = frozenset({301, 302, 303, 307, 308})
 _DENIED_STATUS: Final = frozenset({UNAUTHORIZED, FORBIDDEN})
 _SKEWED: Final = "RequestTimeTooSkewed"
 _TOO_MANY_STATUS: Final = frozenset({429, 503})
+_HOST: Final = re.compile(r"[A-Za-z0-9.:_\[\]-]{1,260}")
 _MESSAGE_LENGTH_MAX: Final = 200
+_WORD_LENGTH_MAX: Final = 100
 # What is said of a signature quotes what was signed.
 _QUOTED: Final = re.compile(r"authorization|security-token|signature|canonical", re.IGNORECASE)
 
@@ -103,12 +108,60 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_s: float | None = None
     # The store's clock, None if it did not tell.
     date_ms: int | None = None
+    # The host and port that a redirect names.
+    location: str = ""
 
     @override
     def __str__(self) -> str:
         told = f"{self.code} ({self.status})" if self.code != str(self.status) else self.code
         message = f": {self.message}" if self.message else ""
         return f"{told}{message}" + (f" [request {self.request_id}]" if self.request_id else "")
+
+
+def read_refusal(response: Mapping[str, Any]) -> Refusal:
+    """Read what the SDK made of a refusal."""
+    told = response.get("Error", {})
+    answer = response.get("ResponseMetadata", {})
+    headers = answer.get("HTTPHeaders", {})
+    status = int(answer.get("HTTPStatusCode") or 0)
+    code, message = str(told.get("Code") or status)[:_WORD_LENGTH_MAX], str(told.get("Message") or "")
+    date_ms = read_date_ms(headers.get("date"))
+    return Refusal(
+        status=status,
+        code=code,
+        message="" if code in STALE_CREDENTIALS else showable(message),
+        request_id=str(answer.get("RequestId") or headers.get("x-amz-request-id") or "")[:_WORD_LENGTH_MAX],
+        retry_after_s=_retry_after_s(headers.get("retry-after"), date_ms),
+        date_ms=date_ms,
+        location=_host(str(told.get("Endpoint") or headers.get("location") or "")),
+    )
+
+
+def _host(location: str) -> str:
+    """Return the host and port that a redirect names; nothing of its path, which may quote the request."""
+    try:
+        host = urlsplit(location if "//" in location else f"//{location}").netloc
+    except ValueError:
+        return ""
+    return host if _HOST.fullmatch(host) else ""
+
+
+def read_date_ms(date: str | None) -> int | None:
+    """Read a date of a header; None if it is none."""
+    try:
+        return int(parsedate_to_datetime(date).timestamp()) * 1000 if date else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _retry_after_s(text: str | None, date_ms: int | None) -> float | None:
+    """A number of seconds, or a time, which is told by the server's clock."""
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return float(text)
+    until_ms = read_date_ms(text)
+    return None if until_ms is None or date_ms is None else max(0.0, (until_ms - date_ms) / 1000)
 
 
 class RefusedError(Exception):
@@ -153,6 +206,8 @@ def classify(refusal: Refusal, *, operation: str, key: str) -> StoreError:
         kind = StoreMissingError
     elif code in _ELSEWHERE or status in _ELSEWHERE_STATUS:
         hint = "the bucket is in another region or place: set region or endpoint_url"
+        if refusal.location:
+            hint = f"redirects are not followed: set endpoint_url to {refusal.location} if you trust it, or set region"
     elif status in _DENIED_STATUS or code in STALE_CREDENTIALS or code.startswith("KMS"):
         kind, hint = AccessDeniedError, _denied_hint(code)
     elif status == NOT_FOUND:

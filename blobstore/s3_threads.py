@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
+import aiohttp
 import urllib3
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.httpsession import AIOHTTPSession
@@ -28,6 +29,10 @@ T = TypeVar("T")
 # Whether the request that is made in this context is sent by a thread; otherwise it goes through the event loop.
 IN_THREAD: Final = ContextVar("IN_THREAD", default=False)
 _REFUSED: Final = 300
+# The longest refusal, and the longest other answer, that is read: a page of 1,000 keys, each byte of them escaped, is
+# less than 4 MiB.
+_REFUSAL_BYTES_MAX: Final = 1024 * 1024
+_ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
 # What is read at first; more at a time while that comes fast, so that of a slow body the sink hears in time.
 _FIRST_BYTES: Final = 64 * 1024
 _FAST_S: Final = HELD_S / 8
@@ -48,10 +53,19 @@ class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no t
 
     @override
     async def send(self, request: Any) -> Any:
-        if not IN_THREAD.get():
-            return await super().send(request)
         now_s = asyncio.get_running_loop().time()
-        return await _in_thread(lambda: self._send(request, now_s), _close_answer)
+        if IN_THREAD.get():
+            return await _in_thread(lambda: self._send(request, now_s), _close_answer)
+        is_stream, request.stream_output = request.stream_output, True  # the SDK would read all of it, without a limit
+        answer = await super().send(request)
+        if is_stream and answer.status_code < _REFUSED:
+            return answer
+        content = await _read_answer(answer.raw, _bytes_max(answer.status_code))
+        return AioAWSResponse(answer.url, answer.status_code, answer.headers, _ReadBody(content))
+
+    @override
+    async def _get_session(self, proxy_url: str | None) -> "_NoRedirects":
+        return _NoRedirects(await super()._get_session(proxy_url))
 
     @override
     async def close(self) -> None:
@@ -65,9 +79,12 @@ class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no t
         if request.stream_output and answer.status_code < _REFUSED:
             return AioAWSResponse(answer.url, answer.status_code, headers, answer.raw)
         try:
-            content = answer.content
+            content = answer.raw.read(_REFUSAL_BYTES_MAX + 1)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise BrokenError(f"a refusal broke off: {type(error).__name__}") from None
+        if len(content) > _REFUSAL_BYTES_MAX:
+            answer.raw.close()
+            raise _too_long(_REFUSAL_BYTES_MAX)
         return AioAWSResponse(answer.url, answer.status_code, headers, _ReadBody(content))
 
     def _session(self, now_s: float) -> URLLib3Session:
@@ -79,8 +96,49 @@ class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no t
             return self._blocking
 
 
+class _NoRedirects:
+    """An HTTP client that follows no redirect: the other host would get the session token (design 0003, E6)."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self._session = session
+
+    async def request(self, method: str, **arguments: Any) -> aiohttp.ClientResponse:
+        return await self._session.request(method, allow_redirects=False, **arguments)
+
+
+def _bytes_max(status: int) -> int:
+    return _REFUSAL_BYTES_MAX if status >= _REFUSED else _ANSWER_BYTES_MAX
+
+
+async def _read_answer(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    """Return the body of an answer that is not streamed.
+
+    Raises:
+        BrokenError: It did not come whole, or is longer than the limit.
+    """
+    parts, size_bytes = [], 0
+    is_whole = False
+    try:
+        while part := await answer.content.readany():
+            parts.append(part)
+            size_bytes += len(part)
+            if size_bytes > bytes_max:
+                raise _too_long(bytes_max)
+        is_whole = True
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        raise BrokenError(f"the answer broke off: {type(error).__name__}") from None
+    finally:
+        if not is_whole:
+            answer.close()
+    return b"".join(parts)
+
+
+def _too_long(bytes_max: int) -> BrokenError:
+    return BrokenError(f"the answer is longer than {bytes_max} bytes, and is not read further")
+
+
 class _ReadBody:
-    """What a refusal says, which the SDK reads as if it were still to come."""
+    """An answer that has been read, for the SDK, which reads it as if it were still to come."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,20 +1,24 @@
 """Servers that answer anything at all: no XML, other keys than were asked for, numbers and times that are none (H5)."""
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 import pytest
 from typing_extensions import override
 
-from blobstore.base import list_blobs, read_blob
-from blobstore.errors import StoreError
+from blobstore.base import BytesBody, list_blobs, read_blob
+from blobstore.errors import InvalidRequestError, StoreError
 from blobstore.s3 import S3Store
 from blobstore.s3_settings import S3Settings
+from tests.contract.pouring_contract import Collecting
 from tests.fuzz.target import check_refusal
 
 DATE: Final = "Sun, 22 Nov 2026 20:00:00 GMT"
+# Where an answer without end has its end, if nobody hangs up.
+_ENDLESS_BYTES: Final = 256 * 1024 * 1024
 _SECRET: Final = "what-only-the-answer-says"
 
 
@@ -25,8 +29,13 @@ class Liar(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Lying)
+        self.status = 200
         self.body = b""
         self.headers: dict[str, str] = {}
+        # Whether the body comes again and again, in chunks; and how many bytes of it were sent.
+        self.is_endless = False
+        self.sent_bytes = 0
+        self.requests: list[str] = []
 
     @property
     def endpoint_url(self) -> str:
@@ -39,13 +48,25 @@ class _Lying(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         assert isinstance(self.server, Liar)
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        headers = {"Content-Length": str(len(self.server.body)), "Content-Type": "application/xml"}
-        self.send_response_only(200)
-        for name, value in {"Date": DATE, **headers, **self.server.headers}.items():
+        self.server.requests.append(self.command)
+        length = {"Content-Length": str(len(self.server.body))}
+        if self.server.is_endless:
+            length = {"Transfer-Encoding": "chunked"}
+        self.send_response_only(self.server.status)
+        for name, value in {"Date": DATE, "Content-Type": "application/xml", **length, **self.server.headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
+        if self.command == "HEAD":
+            return
+        if not self.server.is_endless:
             self.wfile.write(self.server.body)
+            return
+        chunk = b"%x\r\n%s\r\n" % (len(self.server.body), self.server.body)
+        with contextlib.suppress(OSError):
+            while self.server.sent_bytes < _ENDLESS_BYTES:
+                self.wfile.write(chunk)
+                self.server.sent_bytes += len(self.server.body)
+        self.close_connection = True
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815  # the names that the base class calls
 
@@ -58,6 +79,17 @@ class _Lying(BaseHTTPRequestHandler):
 def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    with Liar() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def other() -> Iterator[Liar]:
+    """The server that a redirect leads to."""
     with Liar() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -161,4 +193,46 @@ async def test_a_body_longer_than_the_cap_is_not_read(store: S3Store, liar: Liar
     liar.headers = {"Last-Modified": DATE, "ETag": '"x"'}
     with pytest.raises(StoreError):
         await read_blob(store, "blobs/00/j/x", size_bytes_max=1000)
+    await store.close()
+
+
+def _requests(store: S3Store) -> dict[str, Callable[[], Awaitable[object]]]:
+    """Each way to ask a server: through the event loop, in a thread, with a body, without an answer's body."""
+    return {
+        "get": lambda: read_blob(store, "blobs/00/j/x", size_bytes_max=1000),
+        "pour": lambda: store.pour("blobs/00/j/x", Collecting(), size_bytes=2 * 1024 * 1024),
+        "stat": lambda: store.stat("blobs/00/j/x"),
+        "list": lambda: store.list_page("blobs/"),
+        "put": lambda: store.put("blobs/00/j/x", BytesBody(b"abc")),
+        "create": lambda: store.put_if_absent("blobs/00/j/x", BytesBody(b"abc")),
+        "delete": lambda: store.delete(["blobs/00/j/x"]),
+    }
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_followed(store: S3Store, liar: Liar, other: Liar, status: int) -> None:
+    """The other host would get the session token, and what it answers would be taken for the object (F2)."""
+    host = other.endpoint_url.removeprefix("http://")
+    liar.status, liar.headers = status, {"Location": f"{other.endpoint_url}/{_SECRET}"}
+    for what, ask in _requests(store).items():
+        is_unread = (status, what) == (303, "pour")  # the SDK's blocking client fails on it
+        with pytest.raises(StoreError if is_unread else InvalidRequestError) as refused:
+            await ask()
+        assert is_unread or host in refused.value.hint, what
+        assert_secret_is_kept(refused.value)
+        assert _SECRET not in refused.value.hint
+    assert other.requests == []
+    await store.close()
+
+
+@pytest.mark.parametrize("status", [200, 404, 500])
+async def test_an_answer_without_end_is_given_up(store: S3Store, liar: Liar, status: int) -> None:
+    """In bounded memory: no more is read than the limit and what is on its way (F5)."""
+    liar.status, liar.is_endless, liar.body = status, True, bytes(64 * 1024)
+    requests = _requests(store)
+    for what in ("get", "pour", "list", "put", "delete"):
+        liar.sent_bytes = 0
+        with pytest.raises(StoreError):
+            await requests[what]()
+        assert liar.sent_bytes < 32 * 1024 * 1024, what
     await store.close()
