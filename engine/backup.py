@@ -29,6 +29,7 @@ from index.invariants import check_snapshot_index
 from index.model import (
     BlobKey,
     DirIndex,
+    IndexReference,
     LineageItem,
     RepositoryRecord,
     Scope,
@@ -83,8 +84,8 @@ class BackupResult(Told, msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     # Without a number: the commit gives it one.
     reference: StoreReference
-    # What it was diffed against; a commit on another parent refuses the result (design 0002, C2).
-    base_unique_id: UniqueId | None
+    # The index that it was diffed against; a commit on another parent refuses the result (design 0002, C2).
+    base: IndexReference | None
     # When the store created the oldest upload: the lease begins there (C5).
     oldest_birth_ms: int
     # Everything that carries a TTL: blobs, then the index.
@@ -148,7 +149,7 @@ async def backup_source(
         store_name: Which of the task's stores.
         source: What is backed up.
         version: The caller's version of this state; greater than the last of the lineage.
-        unique_id: Tells two attempts at the same version apart; a random one if not given.
+        unique_id: A label of this attempt at the version, for people and for Spark; a random one if not given.
         base: The snapshot to diff against; None uploads everything.
         repository: Tells the TTL of uploads.
         settings: Limits and sizes.
@@ -239,7 +240,7 @@ async def backup_source(
             files_count=changes.files_added + changes.files_retained,
             size_bytes=changes.bytes_added + changes.bytes_retained,
         ),
-        base_unique_id=base.unique_id if base is not None else None,
+        base=base.index if base is not None else None,
         oldest_birth_ms=min(births_ms),
         new_keys=(*uploaded.keys, reference.key),
         stats=_stats(facts, reference.size_bytes, ambient.monotonic_s() - begun_s, diff_seconds=looked_s - begun_s),

@@ -43,12 +43,11 @@ from engine.errors import (
 from engine.index_io import is_missing
 from engine.log_io import load_log, read_commit
 from engine.pins import hold_pin
-from engine.settle import settle_keys, settle_record
+from engine.settle import new_indexes_of, settle_keys, settle_record
 from engine.store_checks import check_commits
 from index.keys import commit_key
 from index.log import Commit
 from index.model import (
-    BlobKey,
     CommitPointer,
     CommitRecord,
     RepositoryRecord,
@@ -157,7 +156,7 @@ class CommitWriter:
             return await self._submit(
                 request,
                 compose,
-                [key for result in results for key in result.new_keys],
+                results,
                 gone=frozenset(key for result in results for key in result.missing_keys),
             )
 
@@ -223,21 +222,26 @@ class CommitWriter:
                 return commit
 
     async def _submit(
-        self, request: Request, compose: Compose, new_keys: Sequence[BlobKey], *, gone: frozenset[str] | None = None
+        self,
+        request: Request,
+        compose: Compose,
+        results: Sequence[BackupResult],
+        *,
+        gone: frozenset[str] | None = None,
     ) -> Commit:
         """Bring one request to its end: find its record, or send it, and acknowledge it.
 
         Args:
             request: What is to be committed.
             compose: Makes its record.
-            new_keys: As for `_finish`.
+            results: As for `_finish`.
             gone: What of the parent is missing and not needed any more (design 0006, M1); None: nothing of it is.
         """
         why = ""
         for _ in range(COMMIT_ATTEMPTS_MAX):
             standing = await self._resolve(request)
             if standing is not None:
-                return await self._finish(standing, new_keys)
+                return await self._finish(standing, results)
             remembered = self._head
             head = await self._load_head(request.parent)
             check_commits(self._store, request.kind)
@@ -263,7 +267,7 @@ class CommitWriter:
                 raise
             if await self._send(request, record, data):
                 commit = await self._judge_sent(record)
-                return await self._finish(commit, new_keys)
+                return await self._finish(commit, results)
             why = "own late records keep arriving"
         raise CommitLostError(why, operation=request.kind, subject=str(self._scope))
 
@@ -398,12 +402,15 @@ class CommitWriter:
             del self._unresolved[record.pointer]
             raise
 
-    async def _finish(self, commit: Commit, new_keys: Sequence[BlobKey]) -> Commit:
-        """T1, after the acknowledgement. Interrupted here, the same request made again finds its commit.
+    async def _finish(self, commit: Commit, results: Sequence[BackupResult]) -> Commit:
+        """Remove the TTLs of what the record names as new (T1). Interrupted here, the same request finds its commit.
 
         Args:
-            new_keys: The new indexes and every blob that is new in them, or nothing.
+            commit: The acknowledged commit.
+            results: What was to be committed. Nothing of a result that the record does not name is touched.
         """
+        new = set(new_indexes_of(commit.record))
+        new_keys = [key for result in results if result.reference.index in new for key in result.new_keys]
         # The commit stands whatever happens now; while `settled` is False the next commit completes it.
         with contextlib.suppress(StoreError, DamagedError):
             await settle_keys(self._store, new_keys)

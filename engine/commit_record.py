@@ -14,11 +14,11 @@ from index.model import (
     NEVER_MS,
     CommitPointer,
     CommitRecord,
+    IndexReference,
     RepositoryRecord,
     Scope,
     ScopeLayout,
     StoreReference,
-    UniqueId,
     WriteId,
 )
 
@@ -43,8 +43,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     version: int | None = None
     offsets: str = ""
     layout: ScopeLayout | None = None
-    # Task, store and unique id of each result.
-    results: tuple[tuple[str, str, UniqueId], ...] = ()
+    # Task, store and index of each result. A unique id is the caller's label: two results may have the same one.
+    results: tuple[tuple[str, str, IndexReference], ...] = ()
     # Task and name of each store that the scope no longer has.
     dropped: tuple[tuple[str, str], ...] = ()
     parent: CommitPointer | Literal["any"] | None = ANY
@@ -69,13 +69,14 @@ def request_of(
     dropped: Collection[tuple[str, str]],
 ) -> Request:
     """The request to commit some backups, whatever order they come in."""
-    identities = ((r.reference.task, r.reference.store, r.reference.unique_id) for r in results)
+    identities = ((r.reference.task, r.reference.store, r.reference.index) for r in results)
     return Request(
         kind="commit",
         version=version,
         offsets=offsets,
         layout=layout,
-        results=tuple(sorted(identities)),
+        # At most one for each store: the index is never compared.
+        results=tuple(sorted(identities, key=lambda identity: identity[:2])),
         dropped=tuple(sorted(set(dropped))),
         parent=parent,
     )
@@ -286,15 +287,16 @@ def _no_such_store(scope: Scope, dropped: tuple[str, str], stores: Collection[tu
 
 
 def _check_bases(scope: Scope, parent: Commit | None, results: Sequence[BackupResult]) -> None:
-    """C2: what a result was diffed against must be what the parent holds."""
+    """C2: the index that a result was diffed against must be the one that the parent holds."""
     for result in results:
         held: StoreReference | None = None
         if parent is not None:
             held = parent.store(result.reference.task, result.reference.store)
-        if result.base_unique_id != (held.unique_id if held else None):
+        if result.base != (held.index if held else None):
             raise StaleResultError(
                 f"store {result.reference.store} of task {result.reference.task} was backed up against "
-                f"{result.base_unique_id}, but the newest commit holds {held.unique_id if held else None}",
+                f"{result.base.key if result.base else None}, but the newest commit holds "
+                f"{held.index.key if held else None}",
                 operation="commit",
                 subject=str(scope),
             )

@@ -11,24 +11,31 @@ import msgspec
 
 from blobstore.bounded import map_bounded
 from engine.backup import BackupResult
-from engine.errors import LeaseExpiredError, UsageError
+from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
+from engine.index_io import is_missing
 from engine.repository import Repository
 from engine.whole_file import write_whole
 from index.errors import FormatError
 from index.keys import INDEXES, parse_upload_key
 from index.model import NEVER_MS, BlobKey, CommitRecord, SnapshotIndex, WriteId
 from index.reachable import blob_keys, files_of, new_blob_keys
-from index.record_invariants import check_commit
+from index.record_invariants import check_commit, check_index_reference
 
 RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
 IN_FLIGHT_MAX: Final = 16
+# 2: the base is an index; in 1 it was a unique id, which two snapshots may share.
+SCHEMA: Final = 2
+
+
+class _Header(msgspec.Struct, frozen=True):
+    schema: int
 
 
 class ResultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What stands in the file, as JSON."""
 
     tidemark: Literal["backup result"] = "backup result"
-    schema: Literal[1] = 1
+    schema: Literal[2] = SCHEMA
     repository_id: str
     result: BackupResult
 
@@ -56,6 +63,9 @@ def read_result(path: Path, *, repository_id: str) -> BackupResult:
     if len(data) > RESULT_BYTES_MAX:
         raise _refused(path, "is larger than 64 MiB")
     try:
+        schema = msgspec.json.decode(data, type=_Header).schema
+        if schema < SCHEMA:
+            raise _refused(path, "was written by an older tidemark", hint="back up again, then commit the new file")
         file = msgspec.json.decode(data, type=ResultFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refused(path, f"is no backup result: {error}") from None
@@ -80,6 +90,8 @@ def _check_form(result: BackupResult) -> None:
         parsed = parse_upload_key(key)
         if parsed.scope != result.scope or parsed.session != session:
             raise FormatError("is not an upload of this backup", subject=key)
+    if result.base is not None:
+        check_index_reference(result.base, "M17", "base")
     if not 0 <= result.oldest_birth_ms <= NEVER_MS:
         raise FormatError("is no time", subject="oldest_birth_ms")
 
@@ -94,12 +106,15 @@ async def check_uploaded(repository: Repository, path: Path, result: BackupResul
     Raises:
         UsageError: It says something else than the store.
         LeaseExpiredError: An upload has expired and is gone.
+        StaleResultError: Its base is gone.
         DamagedError: The index is missing or altered.
     """
     reference = result.reference
     index = await repository.read_index(reference.index)
     if not _same_snapshot(result, index):
         raise _refused(path, "does not say what the index in the store says")
+    if not await _fits_its_base(repository, path, result, index):
+        raise _refused(path, "was not made on the base that it names")
     if not _needs_nothing_missing(result, index):
         raise _refused(path, "needs what it says to be missing")
     if set(result.new_keys) != {*new_blob_keys(index), reference.index.key}:
@@ -125,21 +140,38 @@ def _needs_nothing_missing(result: BackupResult, index: SnapshotIndex) -> bool:
     return blob_keys(index).isdisjoint(result.missing_keys)
 
 
+async def _fits_its_base(repository: Repository, path: Path, result: BackupResult, index: SnapshotIndex) -> bool:
+    """Whether all that the index retains is in the base, whose commit protects it (T2): one GET, more for deltas.
+
+    Raises:
+        StaleResultError: The base is gone, and the result needs it.
+        DamagedError: The base is altered.
+    """
+    retained = blob_keys(index) - new_blob_keys(index)
+    if not retained or result.base is None or result.base.key in result.missing_keys:
+        return not retained
+    try:
+        return retained <= blob_keys(await repository.read_index(result.base))
+    except DamagedError as error:
+        if not is_missing(error):
+            raise
+        raise StaleResultError("its base is gone", operation="commit", subject=str(path)) from error
+
+
 def _same_snapshot(result: BackupResult, index: SnapshotIndex) -> bool:
     reference, metadata = result.reference, index.metadata
     sizes = [file.metadata.size_bytes for _, file in files_of(index.dir)]
     return (
         (metadata.job, metadata.task, metadata.store) == (result.scope.job, reference.task, reference.store)
         and (metadata.version, metadata.unique_id) == (reference.version, reference.unique_id)
-        and result.base_unique_id == (metadata.base.unique_id if metadata.base is not None else None)
         and (len(sizes), sum(sizes)) == (reference.files_count, reference.size_bytes)
     )
 
 
-def _refused(path: Path, message: str) -> UsageError:
+def _refused(path: Path, message: str, hint: str = "") -> UsageError:
     return UsageError(
         message,
         operation="commit",
         subject=str(path),
-        hint="give files that `tidemark backup --no-commit --result FILE` wrote for this repository",
+        hint=hint or "give files that `tidemark backup --no-commit --result FILE` wrote for this repository",
     )

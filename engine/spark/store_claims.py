@@ -2,7 +2,7 @@
 
 ```
 <local root>/<repository id>/<scope>/<task>/<store>/
-    ready-<version>-<run>-<uniqueId>    a finished store, closed; the name says exactly which state it is
+    ready-<version>-<run>-<index>       a finished store, closed; the name says exactly which state it is
     attempt-<id>/                       the room of one attempt
         lock                            held with flock for as long as the attempt lives
         db/                             the store that it works on
@@ -13,9 +13,9 @@ The rules, which together are I4 of design 0002:
 
 1. A `ready-` directory is claimed by renaming it into the room of one attempt. The rename succeeds for one of any
    number of attempts, and with it the name is gone: nobody can take a store that was written to for the state that
-   the name had promised.
+   the name had promised. A state is that of one index, by its hash: two snapshots may have the same unique id.
 2. An attempt touches its own room only. It makes a state claimable by renaming its closed `db` to a name that
-   carries a unique id of its own. Nothing is ever deleted under a `ready-` name: it is renamed into a room first,
+   carries an index of its own. Nothing is ever deleted under a `ready-` name: it is renamed into a room first,
    so that nobody claims a directory that is half gone.
 3. A room whose lock is free belongs to a dead process and is removed by whoever comes next. The lock is the
    kernel's: `kill -9` frees it, and a process that merely stalls keeps it.
@@ -43,21 +43,22 @@ from engine.clock import Ambient, SystemAmbient
 from engine.errors import TargetError, UsageError
 from index.errors import UnsafeNameError
 from index.keys import decode_component, encode_component, encode_scope
-from index.model import Scope, UniqueId
+from index.model import Scope
 
 ROOM_ATTEMPTS_MAX: Final = 10
 # In place of a run: the state was restored to be read, and no driver will commit it.
 READERS: Final = "0" * 20
 
-_READY = re.compile(r"ready-(?P<version>\d{1,19})-(?P<run>[0-9a-f]{20})-(?P<unique_id>.+)")
+_READY = re.compile(r"ready-(?P<version>\d{1,19})-(?P<run>[0-9a-f]{20})-(?P<index>.+)")
 _ROOM = re.compile(r"attempt-[0-9a-f]{20}")
 
 
 class StoreState(msgspec.Struct, frozen=True, order=True):
-    """Which state of a store: its version, and the id that tells two attempts at that version apart."""
+    """Which state of a store: its version, for people, and the index that it was backed up as."""
 
     version: int
-    unique_id: UniqueId
+    # SHA-256 of the stored index, in hexadecimal; in directories of older releases a unique id, which nobody wants.
+    index: str
 
 
 class ReadyStore(msgspec.Struct, frozen=True, order=True):
@@ -69,7 +70,7 @@ class ReadyStore(msgspec.Struct, frozen=True, order=True):
 
     def encode(self) -> str:
         """The name of the directory."""
-        return f"ready-{self.state.version}-{self.run}-{encode_component(self.state.unique_id)}"
+        return f"ready-{self.state.version}-{self.run}-{encode_component(self.state.index)}"
 
     @classmethod
     def decode(cls, name: str) -> "ReadyStore | None":
@@ -78,10 +79,10 @@ class ReadyStore(msgspec.Struct, frozen=True, order=True):
         if found is None:
             return None
         try:
-            unique_id = UniqueId(decode_component(found["unique_id"]))
+            index = decode_component(found["index"])
         except UnsafeNameError:
             return None
-        return cls(StoreState(int(found["version"]), unique_id), found["run"])
+        return cls(StoreState(int(found["version"]), index), found["run"])
 
 
 class StoreClaims:

@@ -212,7 +212,7 @@ class TaskRows:
 
 def state_of(reference: StoreReference) -> StoreState:
     """The state that a reference names."""
-    return StoreState(reference.version, reference.unique_id)
+    return StoreState(reference.version, reference.index.sha256.hex())
 
 
 def open_at(

@@ -180,7 +180,7 @@ def _result() -> Iterator[bytes]:
     result = BackupResult(
         scope=Scope("j"),
         reference=reference,
-        base_unique_id=None,
+        base=None,
         oldest_birth_ms=1,
         new_keys=(key,),
         stats=BackupStats(**stats),

@@ -26,7 +26,7 @@ from engine.errors import (
 from engine.pins import PIN_DURATION_MS, RENEWALS_PER_DURATION
 from index.errors import FormatError
 from index.keys import parse_log_key
-from index.model import CommitPointer, Scope
+from index.model import CommitPointer, IndexReference, Scope
 from tests.simulation.chronicle import StoreName, Written
 from tests.simulation.judge import Ledger
 from tests.simulation.members import Member, Results
@@ -177,17 +177,17 @@ class Causes:
 
     def _is_stale_result(self, asked: Asked, name: StoreName) -> bool:
         """C2: the scope has had something else for this store than what the result was made against, and later."""
-        base = asked.results[name].base_unique_id
-        held: list[tuple[int, str | None]] = [
-            (w.record.number, next((s.unique_id for s in w.record.stores if (s.task, s.store) == name), None))
+        base = asked.results[name].base
+        held: list[tuple[int, IndexReference | None]] = [
+            (w.record.number, next((s.index for s in w.record.stores if (s.task, s.store) == name), None))
             for w in self._server.chronicle.records.get(asked.scope, {}).values()
             if w.was_valid
         ]
         if base is None:
-            return any(unique_id is not None for _, unique_id in held)
-        begun = min((number for number, unique_id in held if unique_id == base), default=0)
+            return any(index is not None for _, index in held)
+        begun = min((number for number, index in held if index == base), default=0)
         is_forgotten = asked.scope in self._server.chronicle.forgotten_until
-        return is_forgotten or any(number > begun and unique_id != base for number, unique_id in held)
+        return is_forgotten or any(number > begun and index != base for number, index in held)
 
     def _is_taken(self, asked: Asked) -> bool:
         """C4: the number was taken when this process asked for it, by a record that was not its own."""

@@ -4,18 +4,20 @@ import signal
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.errors import TargetError, UsageError
 from engine.spark import store_claims
 from engine.spark.store_claims import READERS, ReadyStore, StoreClaims, StoreState
-from index.model import Scope, UniqueId
+from engine.spark.store_task import state_of
+from index.model import BlobKey, IndexReference, Scope, StoreReference, UniqueId
 
 RUN, OTHER_RUN = "a" * 20, "b" * 20
-STATE = StoreState(7, UniqueId("6f1c2f3e-0000-4000-8000-000000000007"))
-OLD = StoreState(6, UniqueId("6f1c2f3e-0000-4000-8000-000000000006"))
-NEWER = StoreState(8, UniqueId("6f1c2f3e-0000-4000-8000-000000000008"))
-TWIN = StoreState(7, UniqueId("6f1c2f3e-0000-4000-8000-0000000000ff"))
+STATE = StoreState(7, "6f1c2f3e-0000-4000-8000-000000000007")
+OLD = StoreState(6, "6f1c2f3e-0000-4000-8000-000000000006")
+NEWER = StoreState(8, "6f1c2f3e-0000-4000-8000-000000000008")
+TWIN = StoreState(7, "6f1c2f3e-0000-4000-8000-0000000000ff")
 
 
 @pytest.fixture
@@ -38,8 +40,8 @@ def entries(claims: StoreClaims) -> list[str]:
     "state, run, name",
     [
         (STATE, RUN, f"ready-7-{RUN}-6f1c2f3e-0000-4000-8000-000000000007"),
-        (StoreState(0, UniqueId("a/b c")), OTHER_RUN, f"ready-0-{OTHER_RUN}-a~2Fb~20c"),
-        (StoreState(2**62, UniqueId("x-y-z")), RUN, f"ready-{2**62}-{RUN}-x-y-z"),
+        (StoreState(0, "a/b c"), OTHER_RUN, f"ready-0-{OTHER_RUN}-a~2Fb~20c"),
+        (StoreState(2**62, "x-y-z"), RUN, f"ready-{2**62}-{RUN}-x-y-z"),
     ],
 )
 def test_the_name_of_a_finished_store_says_which_state_it_is(state: StoreState, run: str, name: str) -> None:
@@ -63,7 +65,7 @@ def test_a_finished_store_is_claimed_with_its_content_and_its_name_is_gone(claim
 
 
 @pytest.mark.parametrize("wanted", [OLD, NEWER, TWIN])
-def test_another_version_or_unique_id_is_not_claimed(claims: StoreClaims, wanted: StoreState) -> None:
+def test_another_version_or_index_is_not_claimed(claims: StoreClaims, wanted: StoreState) -> None:
     make_ready(claims, STATE)
     with claims.begin() as attempt:
         assert attempt.claim(wanted) is None
@@ -147,7 +149,7 @@ def test_failing_runs_do_not_pile_up_states(claims: StoreClaims) -> None:
             run = f"{number:020x}"
             attempt.remove_stale(STATE, run)
             attempt.directory.mkdir()
-            attempt.finish(StoreState(8, UniqueId(f"u{number}")), run)
+            attempt.finish(StoreState(8, f"u{number}"), run)
     assert len(entries(claims)) == 1
 
 
@@ -241,7 +243,7 @@ def test_names_with_any_character_stay_inside_the_local_root(tmp_path: Path) -> 
 
 def test_what_cannot_be_given_back_is_no_error(claims: StoreClaims, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two readers of one state both find no other, and both put theirs back."""
-    state = ReadyStore(StoreState(1, UniqueId("u")), READERS)
+    state = ReadyStore(StoreState(1, "u"), READERS)
     with claims.begin() as one, claims.begin() as two:
         for attempt in (one, two):
             attempt.directory.mkdir()
@@ -260,10 +262,25 @@ def test_a_foreign_name_is_passed_over(claims: StoreClaims) -> None:
 
 
 def test_readers_keep_one_state(claims: StoreClaims) -> None:
-    states = [StoreState(version, UniqueId(f"u{version}")) for version in range(1, 5)]
+    states = [StoreState(version, f"u{version}") for version in range(1, 5)]
     for state in states:
         with claims.begin() as attempt:
             attempt.remove_read(state)
             attempt.directory.mkdir()
             attempt.give_back(ReadyStore(state, READERS))
     assert [ready.state for ready in claims.ready()] == states[-1:]
+
+
+def test_two_snapshots_of_one_unique_id_are_two_states() -> None:
+    first = StoreReference(
+        task="0",
+        store="state",
+        version=7,
+        unique_id=UniqueId("v7"),
+        index=IndexReference(key=BlobKey("indexes/x"), sha256=bytes(32), size_bytes=1),
+        number=1,
+        files_count=0,
+        size_bytes=0,
+    )
+    second = msgspec.structs.replace(first, index=msgspec.structs.replace(first.index, sha256=b"\1" * 32))
+    assert state_of(first) != state_of(second)

@@ -213,7 +213,7 @@ def test_two_attempts_at_once_do_not_disturb_each_other_and_one_counts(job: Job)
     assert sorted(report.origin for report in reports) == ["local", "restored"]
     assert len(job.entries()) == 2
     for report in reports:
-        assert report.backup.base_unique_id == job.newest.record.stores[0].unique_id  # type: ignore[union-attr]
+        assert report.backup.base == job.newest.record.stores[0].index  # type: ignore[union-attr]
     job.commit(reports[0])
     assert job.sums() == {"a": (4, 22), "b": (2, 11)}
     # The loser's reference is worth nothing any more.

@@ -9,7 +9,7 @@ import pytest
 from blobstore.memory import MemoryStore
 from engine.backup import BackupResult
 from engine.cli.result_file import ResultFile, check_uploaded, read_result, write_result
-from engine.errors import DamagedError, LeaseExpiredError, UsageError
+from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
 from engine.repository import Repository
 from index.model import Scope
 
@@ -67,7 +67,7 @@ async def test_a_result_of_another_repository_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "place, value",
     [
-        ("schema", 2),
+        ("schema", 3),
         ("tidemark", "something else"),
         ("surprise", 1),
         ("result.scope.job", ""),
@@ -87,6 +87,7 @@ async def test_a_result_of_another_repository_is_refused(tmp_path: Path) -> None
         ("result.new_keys", ["repository"]),
         ("result.new_keys", ["log/flights/00000000000000000001.commit"]),
         ("result.new_keys", ["blobs/69/flights/aaaaaaaaaaaaaaaaaaaa-000000"]),
+        ("result.base", {"key": "../../etc/passwd", "sha256": "", "size_bytes": 1}),
         ("result.stats", None),
         ("result", []),
     ],
@@ -110,7 +111,6 @@ async def test_a_file_with_a_value_that_nobody_writes_is_refused(tmp_path: Path,
         ("result.reference.store", "another"),
         ("result.reference.files_count", 1),
         ("result.reference.size_bytes", 1),
-        ("result.base_unique_id", "another"),
         ("result.new_keys", []),
     ],
 )
@@ -173,3 +173,38 @@ async def test_a_result_that_cannot_be_written_leaves_nothing(tmp_path: Path) ->
     with pytest.raises(OSError, match="directory"):
         write_result(tmp_path / "taken", ResultFile(repository_id=repository.record.id, result=result))
     assert _listed(tmp_path) == ["source", "taken"]
+
+
+async def test_a_file_of_an_older_release_says_to_back_up_again(tmp_path: Path) -> None:
+    repository, result = await _backed_up(tmp_path)
+    path = tmp_path / "result.json"
+    write_result(path, ResultFile(repository_id=repository.record.id, result=result))
+    _changed(path, "schema", 1)
+    with pytest.raises(UsageError, match="older") as refused:
+        read_result(path, repository_id=repository.record.id)
+    assert "back up again" in refused.value.hint
+
+
+async def _on_a_base(tmp_path: Path) -> tuple[Repository, BackupResult]:
+    repository, first = await _backed_up(tmp_path)
+    await repository.commit(SCOPE, [first])
+    (tmp_path / "source" / "new").write_bytes(b"n" * 5000)
+    return repository, await repository.backup(SCOPE, tmp_path / "source")
+
+
+async def test_a_file_that_names_another_base_is_refused(tmp_path: Path) -> None:
+    """Else it could be committed on a parent that does not protect what it retains."""
+    repository, result = await _on_a_base(tmp_path)
+    assert (await check_uploaded(repository, tmp_path, result)).base == result.base
+    other = await repository.backup(SCOPE, tmp_path / "source", store="other")
+    for base in (other.reference.index, None):
+        with pytest.raises(UsageError, match="base"):
+            await check_uploaded(repository, tmp_path, msgspec.structs.replace(result, base=base))
+
+
+async def test_a_result_whose_base_is_gone_is_stale(tmp_path: Path) -> None:
+    repository, result = await _on_a_base(tmp_path)
+    assert result.base is not None
+    await repository.store.delete([result.base.key])
+    with pytest.raises(StaleResultError):
+        await check_uploaded(repository, tmp_path, result)

@@ -96,7 +96,7 @@ class TestFirst:
         reference = result.reference
         assert (reference.task, reference.store, reference.version, reference.unique_id) == ("0", "default", 7, "mine")
         assert (reference.number, reference.files_count, reference.size_bytes) == (0, 8, sum(map(len, FORMS.values())))
-        assert (result.scope, result.base_unique_id) == (SCOPE, None)
+        assert (result.scope, result.base) == (SCOPE, None)
         index = await read_index(bench.inner, reference.index)
         assert new_blob_keys(index) == set(result.new_keys[:-1])
         assert (index.metadata.base, index.metadata.lineage) == (None, ())
@@ -141,7 +141,7 @@ class TestNext:
         assert bench.meter.requests == {"get": 1, "put_if_absent": 1}
         assert second.stats.requests == 2
         assert second.new_keys == (second.reference.index.key,)
-        assert second.base_unique_id == first.reference.unique_id
+        assert second.base == first.reference.index
         assert await stored_files(bench, second.reference) == await stored_files(bench, first.reference)
 
     async def test_known_base_costs_no_request(self, bench: Workbench) -> None:
@@ -248,7 +248,7 @@ class TestNext:
         )
         with pytest.raises(UsageError, match="M13"):
             await bench.backup(version=9, lineage=[LineageItem(9, UniqueId("s9"))])
-        assert (await bench.backup(version=8, base=None, lineage=())).base_unique_id is None
+        assert (await bench.backup(version=8, base=None, lineage=())).base is None
 
     async def test_changed_mode_alone_uploads_nothing(self, bench: Workbench) -> None:
         bench.write({"f": b"x" * 3000})

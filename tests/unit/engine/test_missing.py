@@ -229,7 +229,7 @@ class TestIndex:
         await job.another_process()
         result = await job.backup()
         assert (result.stats.files_healed, result.stats.files_added) == (len(FORMS), len(FORMS))
-        assert result.base_unique_id == first.record.stores[0].unique_id
+        assert result.base == first.record.stores[0].index
         await job.check(await job.repository.commit(JOB, [result]))
 
     async def test_also_if_it_is_given_as_the_base(self, job: Job) -> None:

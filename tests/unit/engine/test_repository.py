@@ -33,7 +33,7 @@ async def test_a_backup_whose_base_is_collected_meanwhile_builds_on_the_next_one
     result = await world.backup(repository, "mine")
     newest = await repository.latest(JOB)
     assert newest is not None
-    assert result.base_unique_id == newest.record.stores[0].unique_id
+    assert result.base == newest.record.stores[0].index
     assert result.reference.version == newest.record.stores[0].version + 1
     assert (await repository.commit(JOB, [result])).record.number == 3
 
