@@ -68,13 +68,16 @@ def rule_ids(prefix: str) -> tuple[str, str]:
     return f"tidemark-expire-{name}", f"tidemark-abort-{name}"
 
 
-def backstop_days(*, ttl_ms: int, collection_period_ms: int) -> int:
-    """After how many days the store itself may delete an upload (design 0002, T3)."""
-    return max(
-        DAYS_MIN,
-        -(-(ttl_ms + DAY_MS) // DAY_MS),
-        -(-COLLECTION_PERIODS_MIN * collection_period_ms // DAY_MS),
-    )
+def backstop_days(*, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> int:
+    """Return after how many days the store itself may delete an upload: no collection that heals it may come later.
+
+    That is three collection periods after the end of the longest lease, and a day for what rounds times to days.
+
+    Source:
+        Design 0002, T3.
+    """
+    lease_end_ms = ttl_ms - margin_ms
+    return max(DAYS_MIN, -(-(lease_end_ms + COLLECTION_PERIODS_MIN * collection_period_ms) // DAY_MS) + 1)
 
 
 def backstop_rules(prefix: str, *, days: int) -> tuple[Rule, Rule]:

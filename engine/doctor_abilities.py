@@ -160,7 +160,9 @@ async def _read_days_min(patient: Patient) -> int:
         record = decode_repository(data or b"", subject=REPOSITORY)
     except FormatError:
         return DAYS_MIN
-    return backstop_days(ttl_ms=record.ttl_ms, collection_period_ms=record.collection_period_ms)
+    return backstop_days(
+        ttl_ms=record.ttl_ms, margin_ms=record.margin_ms, collection_period_ms=record.collection_period_ms
+    )
 
 
 async def check_lifecycle(patient: Patient, *, ttls_stay: bool) -> Evidence:

@@ -65,7 +65,7 @@ def lifecycle(session: Session, *, install: bool, remove: bool, yes: bool) -> Ex
     """Show the lifecycle rules of a bucket, and what would change; change them only if asked to.
 
     They are a backstop for where nobody collects: one rule deletes uploads that no commit has taken over, one aborts
-    multipart uploads that nobody finished, both after the TTL and a day, at least 7 days and three collection periods.
+    multipart uploads that nobody finished, both three collection periods after the TTL, and at least after 7 days.
     Rules of others are never touched; those that take away what the repository needs are told.
     """
     if install and remove:
@@ -132,7 +132,9 @@ def _read_needs(session: Session, *, install: bool) -> _Needs:
         if install:
             raise
         return _Needs(days=None, ttls_stay=False)
-    days = backstop_days(ttl_ms=record.ttl_ms, collection_period_ms=record.collection_period_ms)
+    days = backstop_days(
+        ttl_ms=record.ttl_ms, margin_ms=record.margin_ms, collection_period_ms=record.collection_period_ms
+    )
     return _Needs(days=days, ttls_stay=ttls_stay)
 
 

@@ -29,19 +29,17 @@ NEIGHBOURS = backstop_rules("team-state", days=7)
 
 
 @pytest.mark.parametrize(
-    "ttl_ms, period_ms, days, why",
+    "ttl_ms, margin_ms, period_ms, days, why",
     [
-        (DAY_MS, DAY_MS, 7, "never less than a week"),
-        (6 * DAY_MS, DAY_MS, 7, "the TTL and a day"),
-        (7 * DAY_MS, DAY_MS, 8, "the TTL and a day"),
-        (7 * DAY_MS + 1, DAY_MS, 9, "rounded up"),
-        (DAY_MS, 3 * DAY_MS, 9, "three collection periods"),
-        (DAY_MS, 3 * DAY_MS + HOUR_MS, 10, "rounded up too"),
-        (HOUR_MS, HOUR_MS, 7, "however short both are"),
+        (DAY_MS, HOUR_MS, DAY_MS, 7, "never less than a week"),
+        (HOUR_MS, HOUR_MS // 4, HOUR_MS, 7, "however short both are"),
+        (7 * DAY_MS, HOUR_MS, 2 * DAY_MS, 14, "three collection periods after the end of the longest lease, and a day"),
+        (7 * DAY_MS, DAY_MS, 2 * DAY_MS, 13, "the margin is no part of the lease"),
+        (7 * DAY_MS + 2, 1, 2 * DAY_MS, 15, "rounded up"),
     ],
 )
-def test_days(ttl_ms: int, period_ms: int, days: int, why: str) -> None:
-    assert backstop_days(ttl_ms=ttl_ms, collection_period_ms=period_ms) == days, why
+def test_days(ttl_ms: int, margin_ms: int, period_ms: int, days: int, why: str) -> None:
+    assert backstop_days(ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=period_ms) == days, why
 
 
 def test_the_rules_take_only_what_is_below_the_prefix() -> None:

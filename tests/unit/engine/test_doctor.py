@@ -248,9 +248,9 @@ async def test_a_rule_that_deletes_what_nobody_can_protect_is_unsafe_and_no_prof
         ({**backstop_rules("state", days=7)[0], "Filter": {"Prefix": "state/"}}, 0, False),
         (backstop_rules("state", days=7)[0], 0, True),
         (backstop_rules("", days=6)[0], 0, False),
-        (backstop_rules("", days=7)[0], 6, True),
-        (backstop_rules("", days=7)[0], 30, False),
-        (backstop_rules("", days=31)[0], 30, True),
+        (backstop_rules("", days=7)[0], 3, True),
+        (backstop_rules("", days=33)[0], 30, False),
+        (backstop_rules("", days=34)[0], 30, True),
     ],
 )
 async def test_a_rule_of_anybody_that_takes_what_is_needed_is_unsafe(rule: Rule, ttl_days: int, is_safe: bool) -> None:
