@@ -181,7 +181,6 @@ async def backup_source(
         source=source,
         base=base,
         settings=settings,
-        ambient=ambient,
         cache=cache,
         indexes=indexes,
         missing=missing,
@@ -207,7 +206,7 @@ async def backup_source(
             settings=settings,
             ssts=facts.compared.ssts,
             cache=cache,
-            looked_at_ms=facts.looked_at_ms,
+            looked_at_ns=facts.compared.looked_at_ns,
             progress=progress,
         )
         uploaded = await uploader.upload(facts.plan)
@@ -254,7 +253,6 @@ async def plan_backup_dir(
     directory: Path,
     base: StoreReference | None,
     settings: TransferSettings,
-    ambient: Ambient,
     cache: DigestCache,
     missing: frozenset[str] = frozenset(),
     check_retained: bool = False,
@@ -265,7 +263,6 @@ async def plan_backup_dir(
         source=WholeDirectory(directory),
         base=base,
         settings=settings,
-        ambient=ambient,
         cache=cache,
         indexes=None,
         missing=missing,

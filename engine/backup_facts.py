@@ -9,12 +9,11 @@ import msgspec
 
 from blobstore.base import BlobStore
 from engine.backup_source import BackupSource
-from engine.clock import Ambient
 from engine.digest_cache import DigestCache
 from engine.errors import DamagedError
 from engine.identify import identify, identify_ssts
 from engine.index_io import IndexCache, StoredSnapshot, read_stored_snapshot
-from engine.local_dir import all_files
+from engine.local_dir import all_files, file_system_now_ns
 from engine.local_stat import FilePath
 from engine.missing import find_missing, key_of
 from engine.transfer_settings import TransferSettings
@@ -28,7 +27,6 @@ from index.reachable import blob_keys
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What was gathered before anything was sent."""
 
-    looked_at_ms: int
     # As scanned; identity facts stand in the plan.
     scanned: LocalDir
     base: StoredSnapshot | None
@@ -53,6 +51,8 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
     limits: BackupLimits
     plan: BackupPlan
     ssts: dict[FilePath, SstIdentity]
+    # By the clock of the source's file system, after the scan.
+    looked_at_ns: int
 
     def without(self, missing: Collection[str]) -> "_Compared":
         """The same where so much of the base is missing; the files need not be looked at again."""
@@ -66,7 +66,6 @@ async def gather_facts(
     source: BackupSource,
     base: StoreReference | None,
     settings: TransferSettings,
-    ambient: Ambient,
     cache: DigestCache,
     indexes: IndexCache | None,
     missing: frozenset[str],
@@ -75,7 +74,6 @@ async def gather_facts(
     """Look at everything; arguments and errors as `engine.backup.backup_source`."""
     found = _Base() if base is None else await _find_base(store, base, indexes, missing, check_retained=check_retained)
     previous = found.snapshot.index if found.snapshot is not None else None
-    looked_at_ms = ambient.local_now_ms()
     requests = found.requests
 
     async def compare(scanned: LocalDir) -> _Compared:
@@ -88,7 +86,6 @@ async def gather_facts(
                 previous,
                 settings=settings,
                 cache=cache,
-                looked_at_ms=looked_at_ms,
                 stop=stop,
             )
         finally:
@@ -109,7 +106,6 @@ async def gather_facts(
         compared = await compare(scanned)
     of_base = blob_keys(previous) if missing and previous is not None else frozenset[BlobKey]()
     return Facts(
-        looked_at_ms=looked_at_ms,
         scanned=scanned,
         base=found.snapshot,
         requests=requests,
@@ -168,12 +164,12 @@ def _compare(
     *,
     settings: TransferSettings,
     cache: DigestCache,
-    looked_at_ms: int,
     stop: threading.Event,
 ) -> _Compared:
     """Everything that has to be read of the directory before it is known what to upload, in one hop to a thread."""
     remote = previous.dir if previous is not None else DirIndex("")
-    local = identify(directory, scanned, remote, cache, looked_at_ms=looked_at_ms, stop=stop)
+    looked_at_ns = file_system_now_ns(directory, scanned)
+    local = identify(directory, scanned, remote, cache, looked_at_ns=looked_at_ns, stop=stop)
     limits = BackupLimits(
         blob_bytes_max=settings.blob_bytes_max,
         pack_file_bytes_max=settings.pack_file_bytes_max,
@@ -186,5 +182,7 @@ def _compare(
     cache.trim(all_files(scanned))
     # Small files are read as a whole when they are sent, and tell then.
     added = [(item.file.path, item.file.file) for item in plan.blobs if item.file.expected is None]
-    ssts = identify_ssts(directory, added, cache, looked_at_ms=looked_at_ms, stop=stop)
-    return _Compared(local=local, previous=previous, diff=diff, limits=limits, plan=plan, ssts=ssts)
+    ssts = identify_ssts(directory, added, cache, looked_at_ns=looked_at_ns, stop=stop)
+    return _Compared(
+        local=local, previous=previous, diff=diff, limits=limits, plan=plan, ssts=ssts, looked_at_ns=looked_at_ns
+    )

@@ -12,6 +12,7 @@ from typing import Final, Self
 import msgspec
 
 from engine.hashing import BLAKE3_BYTES, Digest, hash_content
+from engine.local_stat import is_written_once
 from index.decoding import UNDECODABLE
 from index.local_tree import LocalFile
 from index.model import SstIdentity
@@ -21,13 +22,12 @@ ENTRIES_MAX: Final = 400_000
 SPARE_ENTRIES: Final = 1_000
 CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
 # A file that changed less than this before it was looked at may change once more within the same clock tick.
-SETTLING_TIME_MS: Final = 2_000
+SETTLING_TIME_NS: Final = 2_000_000_000
 
 # Directories of which one open repository keeps the hashes in memory.
 DIRECTORIES_REMEMBERED_MAX: Final = 64
 
 _MAGIC: Final = b"TIDECACH"
-_NS_PER_MS: Final = 1_000_000
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -47,7 +47,7 @@ class CachedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sst: SstIdentity | None = None
     # The file had been quiet for so long that its stat stands for its content: a backup may trust the entry (I1).
     settled: bool = False
-    # Recorded by a restore of ours once it had written and fsynced the file: a restore may trust it (I2).
+    # Recorded by a restore of ours once it had written and fsynced the file (I2).
     restored: bool = False
 
 
@@ -64,36 +64,47 @@ class DigestCache:
     One cache serves one store's directories. A new stat of an inode replaces the old one and `trim` forgets files that
     are gone, so that it grows with the number of files and not with that of their changes; beyond `ENTRIES_MAX` the
     oldest entries go. Threads may use it at the same time.
+
+    Args:
+        trust_stat: Believe every stat, as `TransferSettings.trust_stat` says.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, trust_stat: bool = False) -> None:
+        self._trust_stat = trust_stat
         self._files: dict[tuple[int, int], CachedFile] = {}
 
     def __len__(self) -> int:
         return len(self._files)
 
     def find(self, file: LocalFile) -> CachedFile | None:
-        """What a backup may believe of a file with this stat (I1)."""
-        known = self._files.get((file.device, file.inode))
-        return known if known is not None and known.settled and _has_stat_of(known, file) else None
+        """Return what a backup may believe of a file with this stat (I1).
+
+        Bytes that are written through a shared mapping move no stat, so that a name counts too: it must be one whose
+        file is written once.
+        """
+        known = self._find(file)
+        is_believed = known is not None and known.settled and (self._trust_stat or is_written_once(file.name))
+        return known if is_believed else None
 
     def find_restored(self, file: LocalFile) -> CachedFile | None:
-        """What a restore may believe: only what an earlier restore of ours had fsynced (I2)."""
-        known = self._files.get((file.device, file.inode))
-        return known if known is not None and known.restored and _has_stat_of(known, file) else None
+        """Return what an earlier restore of ours had fsynced, where the caller trusts a stat (I2): rot moves none."""
+        known = self._find(file) if self._trust_stat else None
+        return known if known is not None and known.restored else None
 
-    def record(self, file: LocalFile, *, looked_at_ms: int, sst_read: bool = False) -> None:
+    def _find(self, file: LocalFile) -> CachedFile | None:
+        known = self._files.get((file.device, file.inode))
+        return known if known is not None and _has_stat_of(known, file) else None
+
+    def record(self, file: LocalFile, *, looked_at_ns: int, sst_read: bool = False) -> None:
         """Remember the identity facts that a file carries. Facts about the same stat add up.
 
         Args:
             file: The file; its stat held before and after its bytes were read.
-            looked_at_ms: This machine's clock when that stat was taken, or earlier.
+            looked_at_ns: What the clock of its file system said before it was read, or earlier.
             sst_read: Whether its tail was read, so that an `sst` of None means that it has no identity.
         """
-        known = self._files.get((file.device, file.inode))
-        if known is not None and not _has_stat_of(known, file):
-            known = None
-        settled = _is_settled(file, looked_at_ms)
+        known = self._find(file)
+        settled = _is_settled(file, looked_at_ns)
         if known is None and not settled:
             return
         blake3, crc32 = file.blake3, file.crc32
@@ -116,10 +127,10 @@ class DigestCache:
             )
         )
 
-    def record_restored(self, file: LocalFile, digest: Digest, *, looked_at_ms: int) -> None:
+    def record_restored(self, file: LocalFile, digest: Digest) -> None:
         """Remember a file that a restore has written and verified, with its stat from after the fsync (I2)."""
-        settled = _is_settled(file, looked_at_ms)
-        self._put(_entry(file, digest.blake3, digest.crc32, settled=settled, restored=True))
+        # Written a moment ago: a backup has to read it once more.
+        self._put(_entry(file, digest.blake3, digest.crc32, settled=False, restored=True))
 
     def trim(self, files: Collection[LocalFile]) -> None:
         """Forget files that are gone, once they are more than those that there are.
@@ -140,13 +151,13 @@ class DigestCache:
                 self._files.pop(next(iter(self._files)), None)
 
     @classmethod
-    def load(cls, cache_dir: Path, directory: Path) -> Self:
-        """The cache that `save` left for a directory; an empty one if there is none that can be trusted.
+    def load(cls, cache_dir: Path, directory: Path, *, trust_stat: bool = False) -> Self:
+        """Load the cache that `save` left for a directory; an empty one if there is none that can be trusted.
 
         A file that is damaged, oversized, another user's or writable by others counts as none: whoever could
         write it could make a backup skip a file that has changed.
         """
-        cache = cls()
+        cache = cls(trust_stat=trust_stat)
         try:
             data = _read_own_file(_cache_path(cache_dir, directory))
             payload = data[len(_MAGIC) + BLAKE3_BYTES :]
@@ -187,8 +198,9 @@ class DigestCaches:
         error: Why the newest one could not be kept. That costs the next run time and nothing else: nothing is raised.
     """
 
-    def __init__(self, cache_dir: Path | None) -> None:
+    def __init__(self, cache_dir: Path | None, *, trust_stat: bool) -> None:
         self._cache_dir = cache_dir
+        self._trust_stat = trust_stat
         # By directory, the one used last at the end.
         self._caches: dict[Path, DigestCache] = {}
         self.error: OSError | None = None
@@ -206,7 +218,10 @@ class DigestCaches:
         directory = directory.absolute()
         cache = self._caches.pop(directory, None)
         if cache is None:
-            cache = DigestCache.load(self._cache_dir, directory) if self._cache_dir is not None else DigestCache()
+            if self._cache_dir is None:
+                cache = DigestCache(trust_stat=self._trust_stat)
+            else:
+                cache = DigestCache.load(self._cache_dir, directory, trust_stat=self._trust_stat)
         self._caches[directory] = cache
         # A job that backs up a checkpoint of another name each time would otherwise remember them all.
         for oldest in list(self._caches)[:-DIRECTORIES_REMEMBERED_MAX]:
@@ -257,9 +272,8 @@ def _has_stat_of(known: CachedFile, file: LocalFile) -> bool:
     )
 
 
-def _is_settled(file: LocalFile, looked_at_ms: int) -> bool:
-    changed_at_ns = max(file.metadata.modified_at_ns, file.changed_at_ns)
-    return looked_at_ms * _NS_PER_MS - changed_at_ns >= SETTLING_TIME_MS * _NS_PER_MS
+def _is_settled(file: LocalFile, looked_at_ns: int) -> bool:
+    return looked_at_ns - max(file.metadata.modified_at_ns, file.changed_at_ns) >= SETTLING_TIME_NS
 
 
 def _cache_path(cache_dir: Path, directory: Path) -> Path:

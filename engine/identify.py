@@ -62,7 +62,7 @@ def identify(
     remote: DirIndex,
     cache: DigestCache,
     *,
-    looked_at_ms: int,
+    looked_at_ns: int,
     stop: threading.Event,
 ) -> LocalDir:
     """Fill in the identity facts that a diff against `remote` asks for, and no others.
@@ -72,7 +72,7 @@ def identify(
         local: The scan.
         remote: The previous snapshot.
         cache: Asked first, and told what was read.
-        looked_at_ms: This machine's clock before the scan.
+        looked_at_ns: As `engine.local_dir.file_system_now_ns` said, after the scan.
         stop: Set by a caller that does not want the result any more.
 
     Returns:
@@ -95,7 +95,7 @@ def identify(
                     known_here[file.name] = found
                 else:
                     wanted.append(found)
-    for path, file in _read(root, wanted, cache, looked_at_ms, stop).items():
+    for path, file in _read(root, wanted, cache, looked_at_ns, stop).items():
         known[path[:-1]][path[-1]] = file
     return _with_files(local, known, ())
 
@@ -105,7 +105,7 @@ def identify_ssts(
     files: Sequence[tuple[FilePath, LocalFile]],
     cache: DigestCache,
     *,
-    looked_at_ms: int,
+    looked_at_ns: int,
     stop: threading.Event,
 ) -> dict[FilePath, SstIdentity]:
     """The identities of those files that are SSTs and have one.
@@ -114,7 +114,7 @@ def identify_ssts(
         root: Where the files were scanned.
         files: By path; those whose name does not end in `.sst` are passed over.
         cache: Asked first, and told what was read.
-        looked_at_ms: This machine's clock before the scan.
+        looked_at_ns: As `engine.local_dir.file_system_now_ns` said, after the scan.
         stop: Set by a caller that does not want the result any more.
 
     Raises:
@@ -132,7 +132,7 @@ def identify_ssts(
             found[path] = sst
         elif known is None or not known.sst_read:
             wanted.append(Wanted(path, file, sst=True, digest=False))
-    read = _read(root, wanted, cache, looked_at_ms, stop)
+    read = _read(root, wanted, cache, looked_at_ns, stop)
     return found | {path: file.sst for path, file in read.items() if file.sst is not None}
 
 
@@ -148,7 +148,7 @@ def find_present(
     Args:
         root: Where the files were scanned.
         candidates: Local files, and the entry that each may be equal to.
-        cache: Believed only where an earlier restore of ours recorded the file; every other file is read.
+        cache: Asked what an earlier restore of ours wrote; every file that it does not know of is read.
         stop: Set by a caller that does not want the result any more.
 
     Raises:
@@ -183,7 +183,7 @@ def _from_cache(parents: FilePath, file: LocalFile, entry: FileIndex, cache: Dig
 
 
 def _read(
-    root: Path, wanted: Sequence[Wanted], cache: DigestCache, looked_at_ms: int, stop: threading.Event
+    root: Path, wanted: Sequence[Wanted], cache: DigestCache, looked_at_ns: int, stop: threading.Event
 ) -> dict[FilePath, LocalFile]:
     """Read facts from the disk, several files at once where there is much to hash, and remember them."""
     if not wanted:
@@ -191,7 +191,7 @@ def _read(
     with _opened(root) as descriptor:
         read = _map_read(functools.partial(_read_one, root, descriptor, stop), wanted, stop)
     for item, file in zip(wanted, read, strict=True):
-        cache.record(file, looked_at_ms=looked_at_ms, sst_read=item.sst)
+        cache.record(file, looked_at_ns=looked_at_ns, sst_read=item.sst)
     return {item.path: file for item, file in zip(wanted, read, strict=True)}
 
 

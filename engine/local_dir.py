@@ -3,6 +3,7 @@
 Everything here blocks and is made for a thread, a whole directory per call: a hop per file costs more than the file.
 """
 
+import contextlib
 import os
 import re
 import stat
@@ -56,6 +57,25 @@ def all_files(local: LocalDir) -> list[LocalFile]:
     for sub in local.sub_dirs:
         files += all_files(sub)
     return files
+
+
+def file_system_now_ns(directory: Path, scanned: LocalDir) -> int:
+    """Return a time that the clock of the directory's file system has reached, which may be another machine's clock.
+
+    It is the newest ctime of the scan and of a file without a name, where the file system makes one. With other file
+    systems mounted below the directory it is the earliest of theirs.
+    """
+    newest_ns: dict[int, int] = {}
+    for file in all_files(scanned):
+        newest_ns[file.device] = max(file.changed_at_ns, newest_ns.get(file.device, 0))
+    with contextlib.suppress(OSError, AttributeError):  # read-only, or a system that has no such files
+        probe = os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            status = os.fstat(probe)
+        finally:
+            os.close(probe)
+        newest_ns[status.st_dev] = max(status.st_ctime_ns, newest_ns.get(status.st_dev, 0))
+    return min(newest_ns.values(), default=0)
 
 
 def find_difference(before: LocalDir, after: LocalDir) -> FilePath | None:

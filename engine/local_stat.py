@@ -15,6 +15,7 @@ from typing import Final
 from engine.errors import SourceChangedError, UnsafeSourceError
 from index.local_tree import LocalFile
 from index.model import FileMetadata
+from index.state_names import parse_state_name
 
 # O_NONBLOCK: opening a FIFO that took a file's name must not wait for its writer.
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -40,7 +41,7 @@ LACKING: Final = frozenset(
 
 _PERMISSIONS: Final = 0o7777
 # What RocksDB hard-links into a checkpoint and writes only once.
-_SHARED_NAME: Final = re.compile(r".*\.sst|OPTIONS-[0-9]+", re.DOTALL)
+_SHARED_NAME: Final = re.compile(r".*\.sst|[0-9]+\.blob|OPTIONS-[0-9]+", re.DOTALL)
 
 
 def local_file(name: str, status: os.stat_result) -> LocalFile:
@@ -79,12 +80,17 @@ def is_unchanged(before: LocalFile, after: LocalFile) -> bool:
         and before.device == after.device
         and before.inode == after.inode
         and before.metadata == after.metadata
-        # A checkpoint shares SSTs and OPTIONS with the live store, whose next compaction or checkpoint unlinks or links
-        # them: that moves the ctime of the inode and no byte, and RocksDB never writes to them once they have their
-        # names. The number of links would not tell more: one that comes and one that goes cancel out. Of any other
-        # file the ctime decides.
+        # A checkpoint shares SSTs, blob files and OPTIONS with the live store, whose next compaction or checkpoint
+        # unlinks or links them: that moves the ctime of the inode and no byte, and RocksDB never writes to them once
+        # they have their names. The number of links would not tell more: one that comes and one that goes cancel out.
+        # Of any other file the ctime decides.
         and (before.changed_at_ns == after.changed_at_ns or _SHARED_NAME.fullmatch(before.name) is not None)
     )
+
+
+def is_written_once(name: str) -> bool:
+    """Tell whether RocksDB or Spark never writes to a file again once it has this name (design 0002, I1)."""
+    return _SHARED_NAME.fullmatch(name) is not None or parse_state_name(name) is not None
 
 
 def is_still(file: LocalFile, status: os.stat_result) -> bool:

@@ -264,7 +264,6 @@ class Repository(CaringRepository):
                     directory=directory,
                     base=base,
                     settings=self.settings,
-                    ambient=self._ambient,
                     cache=cache,
                     missing=gone,
                     check_retained=check_retained,

@@ -74,7 +74,10 @@ class ReadingRepository:
         # The id comes from the store: as one component it cannot lead out of the directory.
         # What this object has found missing: the next backup uploads it again (design 0006, M1).
         self.gaps = Gaps()
-        self._digests = DigestCaches(cache_dir / encode_component(record.id) if cache_dir is not None else None)
+        self._digests = DigestCaches(
+            cache_dir / encode_component(record.id) if cache_dir is not None else None,
+            trust_stat=self.settings.trust_stat,
+        )
 
     async def __aenter__(self) -> Self:
         """The repository itself."""

@@ -51,7 +51,7 @@ class RestoringRepository(ReadingRepository):
         """Bring one store of a commit back into a directory, whole or not at all.
 
         Args:
-            target: Absent, or empty, or with `replace` any directory: then its files are reused where they fit (I2).
+            target: Absent, or empty, or with `replace` any directory: files with the right hash are reused (I2).
             owners: What to do about the recorded owners.
             files: Patterns such as `*.sst`, matched from the right: only what one of them matches. None: all files.
             pin: Protect the commit meanwhile; False if the caller holds a pin already.

@@ -102,7 +102,7 @@ async def restore_store(
         target: Absent, an empty directory, or with `replace` any directory.
         settings: Limits and sizes.
         ambient: Clock and randomness.
-        cache: What earlier restores wrote and this one may trust (I2); told what this one writes.
+        cache: What earlier restores wrote, where a stat is trusted (I2); told what this one writes.
         owners: What to do about recorded owners.
         replace: Whether a directory with content may be replaced. Its files are reused where they are the right ones.
         files: Patterns, as of `index.chosen_files`: only files that one of them matches are restored. None: all.
@@ -164,7 +164,6 @@ async def restore_index(
         As `restore_store`, as are all other arguments and the errors.
     """
     begun_s = ambient.monotonic_s()
-    looked_at_ms = ambient.local_now_ms()
     staging = Staging(target, ambient.session(), replace=replace)
     try:
         await run_blocking(staging.open)
@@ -191,7 +190,7 @@ async def restore_index(
         await run_blocking(staging.publish, plan.dirs)
     finally:
         await run_blocking(staging.close)
-    await asyncio.to_thread(_remember, staging.target, done, cache, looked_at_ms)
+    await asyncio.to_thread(_remember, staging.target, done, cache)
     done_s = ambient.monotonic_s()
     in_index = (*plan.empty, *plan.inline)
     return RestoreResult(
@@ -355,7 +354,7 @@ async def _download(
             os.close(source)
 
 
-def _remember(target: Path, done: Downloaded, cache: DigestCache, looked_at_ms: int) -> None:
+def _remember(target: Path, done: Downloaded, cache: DigestCache) -> None:
     """Tell the cache what stands at the target now (I2)."""
     links = {written.file.path for written in done.links}
     try:
@@ -368,7 +367,7 @@ def _remember(target: Path, done: Downloaded, cache: DigestCache, looked_at_ms: 
             local = stat_again(root, written) if written.file.path in links else written.local
             if local is not None:
                 entry = written.file.entry
-                cache.record_restored(local, Digest(entry.blake3, entry.crc32), looked_at_ms=looked_at_ms)
+                cache.record_restored(local, Digest(entry.blake3, entry.crc32))
     finally:
         os.close(root)
     cache.trim([written.local for written in done.files])

@@ -1,4 +1,4 @@
-"""How bytes are cut, packed and moved: the numbers behind a backup and a restore."""
+"""How bytes are cut, packed, compared and moved: the settings behind a backup and a restore."""
 
 from typing import Final
 
@@ -36,6 +36,10 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     inline_bytes_max: int = 64 * KIB
     # Neighbours in a pack are fetched together in ranges of up to this size.
     range_bytes: int = 16 * MIB
+    # Take a local file for unchanged where its stat is: a restore reuses what an earlier one has written and synced, a
+    # backup retains what it has hashed before. Without this a restore hashes all that it reuses, and a backup every
+    # file that is not written once, such as MANIFEST: rot moves no stat, nor does a write through a shared mapping.
+    trust_stat: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers that contradict each other.

@@ -98,7 +98,7 @@ class Uploader:
         settings: TransferSettings,
         ssts: Mapping[FilePath, SstIdentity],
         cache: DigestCache,
-        looked_at_ms: int,
+        looked_at_ns: int,
         progress: Progress,
     ) -> None:
         """Prepare an upload.
@@ -110,7 +110,7 @@ class Uploader:
             settings: Limits of memory and parallelism.
             ssts: The identities of those files in blobs of their own that have one; small files are asked here.
             cache: Told the hashes that were taken.
-            looked_at_ms: This machine's clock before the source was scanned.
+            looked_at_ns: As `engine.local_dir.file_system_now_ns` said, after the scan.
             progress: Told files and bytes.
         """
         self._store = store
@@ -119,7 +119,7 @@ class Uploader:
         self._settings = settings
         self._ssts = ssts
         self._cache = cache
-        self._looked_at_ms = looked_at_ms
+        self._looked_at_ns = looked_at_ns
         self._progress = progress
         self._budget = ByteBudget(settings.memory_bytes_max)
         self._files: dict[FilePath, FileIndex] = {}
@@ -249,7 +249,7 @@ class Uploader:
                 hint="the file is damaged or was exchanged; restore the last commit, or back up without a base",
             )
         file = msgspec.structs.replace(item.file, blake3=digest.blake3, crc32=digest.crc32, sst=sst or item.file.sst)
-        self._cache.record(file, looked_at_ms=self._looked_at_ms, sst_read=sst is not None)
+        self._cache.record(file, looked_at_ns=self._looked_at_ns, sst_read=sst is not None)
         if item.expected is not None:
             sst = item.expected.sst
         self._files[item.path] = FileIndex(file.name, file.metadata, digest.blake3, digest.crc32, blobs, inline, sst)

@@ -98,6 +98,9 @@ COMMIT: Final = Parsed("commit", parse_commit)
 STORE: Final = Parsed("store", parse_store)
 
 
+TRUST_STAT: Final = "trust_stat"
+
+
 class Setting(click.Option):
     """An option that makes sense for more than one run."""
 
@@ -145,7 +148,8 @@ class Verb(click.Command):
             with formatter.section("Example"):
                 formatter.write_text(self.example)
         names = {param.name for param in self.params}
-        hidden = [f"--{name.replace('_', '-')}" for name in TRANSFER_KEYS if name in names and name != "in_flight_max"]
+        shown = {"in_flight_max", TRUST_STAT}
+        hidden = [f"--{name.replace('_', '-')}" for name in TRANSFER_KEYS if name in names and name not in shown]
         formatter.write_paragraph()
         for text in (*([f"Transfer settings: {' '.join(hidden)}"] if hidden else []), _EVERY_VERB):
             formatter.write(textwrap.fill(text, formatter.width, break_on_hyphens=False) + "\n")
@@ -310,7 +314,7 @@ COMMON_HELP: Final = (
     ("--metrics-file FILE", "Of verbs that do work: add the figures of the run to FILE, for node_exporter."),
     ("--bwlimit SIZE", "Bytes per second, sent and fetched, such as 10MiB.  [default: no limit]"),
     ("--cache-dir DIR", "Where hashes of local files are remembered. [default: $XDG_CACHE_HOME/tidemark]"),
-    ("--no-cache", "Remember nothing, believe nothing: read every file whose hash is needed."),
+    ("--no-cache", "Remember no hash of a local file: read every file whose hash is needed."),
 )
 
 
@@ -427,9 +431,15 @@ def transfer_options(function: Decorated) -> Decorated:
         if key == "in_flight_max":
             text = f"Requests under way at once.  [default: {_default(key)}]"
             function = click.option(flag, cls=Setting, type=int, metavar="N", help=text)(function)
-        else:
+        elif key != TRUST_STAT:
             function = click.option(flag, cls=Setting, type=SIZE, metavar="SIZE", hidden=True)(function)
     return function
+
+
+def trust_stat_option(function: Decorated) -> Decorated:
+    """The field of `TransferSettings` that matters only to verbs which compare local files."""
+    text = "Hash no file whose stat is as recorded."
+    return click.option("--trust-stat", cls=Setting, is_flag=True, default=None, help=text)(function)
 
 
 def _default(key: str) -> object:

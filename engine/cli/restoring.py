@@ -17,6 +17,7 @@ from engine.cli.options import (
     scope_options,
     store_options,
     transfer_options,
+    trust_stat_option,
 )
 from engine.cli.restore_dry_run import RestorePlanView, show_plan
 from engine.cli.restore_request import (
@@ -74,7 +75,9 @@ class RestoreView(msgspec.Struct, frozen=True, kw_only=True):
 @commit_options
 @click.option("--all", "all_stores", is_flag=True, help="All stores of the commit, to TARGET/<task>/<store>.")
 @click.option("--files", multiple=True, metavar="GLOB", help="Only files that match, such as '*.sst'; may be repeated.")
-@click.option("--replace", is_flag=True, help="TARGET may have content: it is replaced, files that fit are reused.")
+@click.option(
+    "--replace", is_flag=True, help="TARGET may have content: it is replaced, files with the right hash are reused."
+)
 @click.option(
     "--owners",
     cls=Setting,
@@ -86,6 +89,7 @@ class RestoreView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be fetched and reused.")
 @figures_option
+@trust_stat_option
 @transfer_options
 @common_options
 @with_session

@@ -16,6 +16,7 @@ from engine.cli.options import (
     scope_options,
     store_options,
     transfer_options,
+    trust_stat_option,
 )
 from engine.cli.result_file import ResultFile, write_result
 from engine.cli.session import Session, check_component, choose_scope, with_session
@@ -137,6 +138,7 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--no-commit", is_flag=True, help="Upload only; `tidemark commit` makes it visible.")
 @click.option("--result", type=_NEW_FILE, metavar="FILE", help="With --no-commit: where the result goes.")
 @figures_option
+@trust_stat_option
 @transfer_options
 @common_options
 @with_session

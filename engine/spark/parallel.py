@@ -367,8 +367,8 @@ def restore_stores(
         url: A repository that every executor can reach.
         scope: Whose stores.
         target_root: A directory on whichever executor gets a store.
-        replace: What is there already may be replaced, and is reused as far as it fits (I2). Without it a store that
-            stands there exactly as committed is no error, anything else is.
+        replace: What is there already may be replaced, and is reused where its hash is right (I2). Without it a store
+            that stands there exactly as committed is no error, anything else is.
         or_newest_complete: Where something of that commit is missing, take the newest of which everything is there
             (design 0006, M2); found out beforehand, with a STAT for each of its blobs.
         partitions_max: Work is spread over at most so many; see `default_partitions` if not given.

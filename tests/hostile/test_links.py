@@ -8,16 +8,17 @@ from typing import Final
 
 import pytest
 
+from engine.clock import SystemAmbient
 from engine.errors import TargetError, UnsafeSourceError
 from index.keys import BLOBS, upload_key
 from tests.hostile.forger import SCOPE, SESSION, Forger, a_file, an_index, in_blob
-from tests.unit.engine.workbench import LaterAmbient, Workbench, read_tree
+from tests.unit.engine.workbench import Workbench, read_tree
 
 UNSAFE: Final = 9
 TREE: Final = {"CURRENT": b"MANIFEST-1\n", "000001.sst": b"s" * 3000, "sub/f": b"f" * 40}
 
 
-class FixedAmbient(LaterAmbient):
+class FixedAmbient(SystemAmbient):
     """Chance that an attacker has guessed."""
 
     def session(self) -> str:  # type: ignore[explicit-override]

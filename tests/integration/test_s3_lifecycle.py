@@ -18,7 +18,7 @@ from tests.conftest import ceph_or_skip
 from tests.servers.ceph_rgw import CephRgw
 from tests.servers.s3_server import S3Server
 from tests.unit.engine.conftest import text_tree
-from tests.unit.engine.workbench import LaterAmbient, read_tree
+from tests.unit.engine.workbench import read_tree
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(180)]
 
@@ -55,7 +55,7 @@ async def store(bucket: str) -> AsyncIterator[S3Store]:
 
 @pytest.fixture
 async def repository(bucket: str) -> AsyncIterator[Repository]:
-    async with await Repository.init(f"s3://{bucket}/{PREFIX}", ambient=LaterAmbient()) as repository:
+    async with await Repository.init(f"s3://{bucket}/{PREFIX}") as repository:
         yield repository
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -240,7 +241,7 @@ def test_a_store_that_is_alone_has_everything(access: Access) -> None:
     ],
 )
 def test_shares_are_within_what_was_given(
-    given: dict[str, int], stores_count: int, in_flight_max: int, expected: tuple[int, int, int]
+    given: dict[str, Any], stores_count: int, in_flight_max: int, expected: tuple[int, int, int]
 ) -> None:
     settings = TransferSettings(**given)
     at_once, share = share_settings(settings, in_flight_max=in_flight_max, stores_count=stores_count)

@@ -1,6 +1,7 @@
 """A backup uploads what changed and writes an index of everything; a source that moves is refused (design 0002, I3)."""
 
 import asyncio
+import mmap
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import rocksdict
+from typing_extensions import override
 
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
@@ -16,6 +18,7 @@ from blobstore.local_files import LocalFile as OpenFile
 from engine import identify, run_body
 from engine.backup import plan_backup_dir
 from engine.clock import SystemAmbient
+from engine.digest_cache import DigestCache
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.hashing import FileHasher, hash_bytes
 from engine.index_io import IndexCache, read_index
@@ -278,12 +281,42 @@ class TestNext:
             assert await stored_tree(bench) == {"f": data}
 
     async def test_file_changed_just_now_is_never_believed_by_its_stat(self, bench: Workbench) -> None:
-        bench.ambient = SystemAmbient()
+        """By the clock of its file system: one that is ahead of it, as a client's may be, makes no file old."""
+        bench.ambient = _AheadAmbient()
         bench.write(FORMS)
         await bench.backup()
         assert len(bench.cache) == 0
         await bench.backup()
         assert len(bench.cache) == 0
+
+    @pytest.mark.parametrize("trust_stat", [False, True])
+    async def test_bytes_that_come_through_a_mapping_are_seen(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, trust_stat: bool
+    ) -> None:
+        """A page that is dirty takes more writes without moving a stat (I1)."""
+        # As if every file had been quiet for long.
+        monkeypatch.setattr("engine.digest_cache.SETTLING_TIME_NS", -(10**9))
+        bench.cache = DigestCache(trust_stat=trust_stat)
+        bench.write({"lmdb": bytes(5000)})
+        path = bench.directory / "lmdb"
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 5000) as mapped:
+            mapped[:5] = b"FIRST"
+            await bench.backup()
+            before = path.stat()
+            mapped[:5] = b"LATER"
+            await bench.backup()
+            if path.stat().st_ctime_ns != before.st_ctime_ns:
+                pytest.skip("this file system has written the page meanwhile")
+        stored = await stored_tree(bench)
+        assert stored["lmdb"][:5] == (b"FIRST" if trust_stat else b"LATER")
+
+
+class _AheadAmbient(SystemAmbient):
+    """A wall clock ten seconds ahead of the file system's."""
+
+    @override
+    def local_now_ms(self) -> int:
+        return super().local_now_ms() + 10_000
 
 
 @pytest.mark.parametrize("broken", ["what is sent", "what is hashed as a whole"])
@@ -555,7 +588,6 @@ class TestDryRun:
             directory=bench.directory,
             base=None,
             settings=bench.settings,
-            ambient=bench.ambient,
             cache=bench.cache,
         )
         assert bench.store.requests == []

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,16 +15,21 @@ from index.model import FileMetadata, SstIdentity
 
 SECOND_NS = 1_000_000_000
 CHANGED_NS = 1_700_000_000 * SECOND_NS
-CHANGED_MS = CHANGED_NS // 1_000_000
-QUIET_MS = CHANGED_MS + 2_000
+QUIET_NS = CHANGED_NS + 2 * SECOND_NS
 DIGEST = Digest(b"d" * 32, 7)
 
 
 def a_file(
-    *, size: int = 5, mtime: int = CHANGED_NS, ctime: int = CHANGED_NS, inode: int = 9, device: int = 1
+    *,
+    size: int = 5,
+    mtime: int = CHANGED_NS,
+    ctime: int = CHANGED_NS,
+    inode: int = 9,
+    device: int = 1,
+    name: str = "000009.sst",
 ) -> LocalFile:
     return LocalFile(
-        name="f",
+        name=name,
         metadata=FileMetadata(size, 0o644, mtime),
         device=device,
         inode=inode,
@@ -38,9 +44,9 @@ def a_file(
     [{"size": 6}, {"mtime": CHANGED_NS + 1}, {"ctime": CHANGED_NS + 1}, {"inode": 10}, {"device": 2}],
     ids=str,
 )
-def test_any_other_stat_is_another_file(changed: dict[str, int]) -> None:
+def test_any_other_stat_is_another_file(changed: dict[str, Any]) -> None:
     cache = DigestCache()
-    cache.record(a_file(), looked_at_ms=QUIET_MS)
+    cache.record(a_file(), looked_at_ns=QUIET_NS)
     found = cache.find(a_file())
     assert found is not None
     assert (found.blake3, found.crc32) == DIGEST
@@ -48,46 +54,83 @@ def test_any_other_stat_is_another_file(changed: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "looked_at_ms, mtime, ctime, believed",
+    "looked_at_ns, mtime, ctime, believed",
     [
-        (CHANGED_MS + 1_999, CHANGED_NS, CHANGED_NS, False),
-        (CHANGED_MS + 2_000, CHANGED_NS, CHANGED_NS, True),
-        (CHANGED_MS + 2_000, CHANGED_NS, CHANGED_NS + 1, False),
-        (CHANGED_MS + 2_000, CHANGED_NS + 1, CHANGED_NS, False),
-        (CHANGED_MS + 2_000, CHANGED_NS - 9 * SECOND_NS, CHANGED_NS, True),
-        (CHANGED_MS - 9_000, CHANGED_NS, CHANGED_NS, False),
+        (CHANGED_NS + 2 * SECOND_NS - 1, CHANGED_NS, CHANGED_NS, False),
+        (CHANGED_NS + 2 * SECOND_NS, CHANGED_NS, CHANGED_NS, True),
+        (CHANGED_NS + 2 * SECOND_NS, CHANGED_NS, CHANGED_NS + 1, False),
+        (CHANGED_NS + 2 * SECOND_NS, CHANGED_NS + 1, CHANGED_NS, False),
+        (CHANGED_NS + 2 * SECOND_NS, CHANGED_NS - 9 * SECOND_NS, CHANGED_NS, True),
+        (CHANGED_NS - 9 * SECOND_NS, CHANGED_NS, CHANGED_NS, False),
     ],
 )
 def test_file_that_changed_within_two_seconds_before_is_not_believed(
-    looked_at_ms: int, mtime: int, ctime: int, believed: bool
+    looked_at_ns: int, mtime: int, ctime: int, believed: bool
 ) -> None:
     cache = DigestCache()
     file = a_file(mtime=mtime, ctime=ctime)
-    cache.record(file, looked_at_ms=looked_at_ms)
+    cache.record(file, looked_at_ns=looked_at_ns)
     assert (cache.find(file) is not None) == believed
 
 
-def test_restore_believes_only_what_a_restore_recorded() -> None:
+@pytest.mark.parametrize("trust_stat", [False, True])
+@pytest.mark.parametrize(
+    "name, is_written_once",
+    [
+        ("000009.sst", True),
+        ("000009.blob", True),
+        ("OPTIONS-000007", True),
+        ("12_5f0c0ffe-ab12-4c4d-8e8e-0123456789ab.changelog", True),
+        ("12.zip", True),
+        ("MANIFEST-000005", False),
+        ("CURRENT", False),
+        ("IDENTITY", False),
+        ("000008.log", False),
+        ("stranger", False),
+        ("blob", False),
+        ("archive.zip", False),
+    ],
+)
+def test_backup_believes_only_names_whose_files_are_written_once(
+    name: str, is_written_once: bool, trust_stat: bool
+) -> None:
+    """Bytes that come through a shared mapping move no stat."""
+    cache = DigestCache(trust_stat=trust_stat)
+    cache.record(a_file(name=name), looked_at_ns=QUIET_NS)
+    assert (cache.find(a_file(name=name)) is not None) == (is_written_once or trust_stat)
+
+
+def test_restore_believes_nothing_unless_a_stat_is_trusted(tmp_path: Path) -> None:
+    """Rot moves no stat: not of this process's files, and not of those that another one has written."""
     cache = DigestCache()
-    cache.record(a_file(), looked_at_ms=QUIET_MS)
+    cache.record_restored(a_file(), DIGEST)
     assert cache.find_restored(a_file()) is None
-    cache.record_restored(a_file(), DIGEST, looked_at_ms=CHANGED_MS)
+    cache.save(tmp_path, tmp_path / "state")
+    assert DigestCache.load(tmp_path, tmp_path / "state").find_restored(a_file()) is None
+    assert DigestCache.load(tmp_path, tmp_path / "state", trust_stat=True).find_restored(a_file()) is not None
+
+
+def test_restore_believes_only_what_a_restore_recorded() -> None:
+    cache = DigestCache(trust_stat=True)
+    cache.record(a_file(), looked_at_ns=QUIET_NS)
+    assert cache.find_restored(a_file()) is None
+    cache.record_restored(a_file(), DIGEST)
     assert cache.find_restored(a_file()) is not None
     assert cache.find(a_file()) is None, "a backup does not believe what changed just now"
 
 
 def test_backup_of_a_restored_file_leaves_it_to_be_believed_by_both() -> None:
-    cache = DigestCache()
-    cache.record_restored(a_file(), DIGEST, looked_at_ms=CHANGED_MS)
-    cache.record(a_file(), looked_at_ms=QUIET_MS)
+    cache = DigestCache(trust_stat=True)
+    cache.record_restored(a_file(), DIGEST)
+    cache.record(a_file(), looked_at_ns=QUIET_NS)
     assert cache.find(a_file()) is not None
     assert cache.find_restored(a_file()) is not None
 
 
 def test_restored_file_that_reads_differently_with_the_same_stat_has_to_be_read_by_a_restore() -> None:
-    cache = DigestCache()
-    cache.record_restored(a_file(), DIGEST, looked_at_ms=CHANGED_MS)
-    cache.record(msgspec.structs.replace(a_file(), blake3=b"x" * 32), looked_at_ms=QUIET_MS)
+    cache = DigestCache(trust_stat=True)
+    cache.record_restored(a_file(), DIGEST)
+    cache.record(msgspec.structs.replace(a_file(), blake3=b"x" * 32), looked_at_ns=QUIET_NS)
     assert cache.find_restored(a_file()) is None
 
 
@@ -95,9 +138,9 @@ def test_facts_about_one_stat_add_up() -> None:
     cache = DigestCache()
     sst = SstIdentity("SESSION", 3)
     cache.record(
-        msgspec.structs.replace(a_file(), blake3=None, crc32=None, sst=sst), looked_at_ms=QUIET_MS, sst_read=True
+        msgspec.structs.replace(a_file(), blake3=None, crc32=None, sst=sst), looked_at_ns=QUIET_NS, sst_read=True
     )
-    cache.record(a_file(), looked_at_ms=QUIET_MS)
+    cache.record(a_file(), looked_at_ns=QUIET_NS)
     found = cache.find(a_file())
     assert found is not None
     assert (found.sst_read, found.sst, found.blake3) == (True, sst, DIGEST.blake3)
@@ -107,10 +150,10 @@ def test_new_stat_replaces_the_old_one_and_the_oldest_entries_go(monkeypatch: py
     monkeypatch.setattr(digest_cache, "ENTRIES_MAX", 3)
     cache = DigestCache()
     for change in range(5):
-        cache.record(a_file(ctime=CHANGED_NS + change), looked_at_ms=QUIET_MS + 10_000)
+        cache.record(a_file(ctime=CHANGED_NS + change), looked_at_ns=QUIET_NS + 10 * SECOND_NS)
     assert len(cache) == 1
     for inode in range(5):
-        cache.record(a_file(inode=inode), looked_at_ms=QUIET_MS)
+        cache.record(a_file(inode=inode), looked_at_ns=QUIET_NS)
     assert len(cache) == 3
     assert [inode for inode in range(5) if cache.find(a_file(inode=inode))] == [2, 3, 4]
 
@@ -119,7 +162,7 @@ def test_files_that_are_gone_are_forgotten_once_they_are_the_majority(monkeypatc
     monkeypatch.setattr(digest_cache, "SPARE_ENTRIES", 0)
     cache = DigestCache()
     for inode in range(10):
-        cache.record(a_file(inode=inode), looked_at_ms=QUIET_MS)
+        cache.record(a_file(inode=inode), looked_at_ns=QUIET_NS)
     cache.trim([a_file(inode=inode) for inode in range(5)])
     assert len(cache) == 10
     cache.trim([a_file(inode=inode) for inode in range(4)])
@@ -130,15 +173,15 @@ def test_files_that_are_gone_are_forgotten_once_they_are_the_majority(monkeypatc
 class TestOnDisk:
     @pytest.fixture
     def cache(self) -> DigestCache:
-        cache = DigestCache()
-        cache.record(a_file(), looked_at_ms=QUIET_MS)
-        cache.record_restored(a_file(inode=10), DIGEST, looked_at_ms=CHANGED_MS)
+        cache = DigestCache(trust_stat=True)
+        cache.record(a_file(), looked_at_ns=QUIET_NS)
+        cache.record_restored(a_file(inode=10), DIGEST)
         return cache
 
     def test_load_gives_what_save_was_given(self, cache: DigestCache, tmp_path: Path) -> None:
         cache.save(tmp_path / "cache", tmp_path / "state")
         cache.save(tmp_path / "cache", tmp_path / "state")
-        loaded = DigestCache.load(tmp_path / "cache", tmp_path / "state")
+        loaded = DigestCache.load(tmp_path / "cache", tmp_path / "state", trust_stat=True)
         assert loaded.find(a_file()) == cache.find(a_file())
         assert loaded.find_restored(a_file(inode=10)) == cache.find_restored(a_file(inode=10))
         assert len(list((tmp_path / "cache").iterdir())) == 1
@@ -200,7 +243,7 @@ class TestOnDisk:
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(Path, "replace", refuse)
-        cache.record(a_file(inode=77), looked_at_ms=QUIET_MS)
+        cache.record(a_file(inode=77), looked_at_ns=QUIET_NS)
         with pytest.raises(OSError, match="No space"):
             cache.save(tmp_path, tmp_path / "a")
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

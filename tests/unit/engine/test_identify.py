@@ -17,7 +17,7 @@ from index.model import DirIndex, FileIndex, FileMetadata, SstIdentity
 from index.sst_properties import MoreBytesNeeded
 from tests.unit.engine.workbench import open_descriptors
 
-LONG_AFTER_MS = 4_000_000_000_000
+LONG_AFTER_NS = 4_000_000_000_000_000_000
 SST = SstIdentity("ABCDEFGHIJKLMNOPQRST", 7)
 
 
@@ -45,7 +45,7 @@ def identified(root: Path, remote: DirIndex, cache: DigestCache | None = None) -
         scan_dir(root),
         remote,
         cache if cache is not None else DigestCache(),
-        looked_at_ms=LONG_AFTER_MS,
+        looked_at_ns=LONG_AFTER_NS,
         stop=threading.Event(),
     )
 
@@ -82,9 +82,9 @@ def test_only_files_of_equal_name_place_and_size_are_read(tmp_path: Path, reads:
 
 
 def test_second_look_reads_nothing(tmp_path: Path, reads: list[tuple[str, int, int]]) -> None:
-    (tmp_path / "f").write_bytes(b"data")
+    (tmp_path / "OPTIONS-000007").write_bytes(b"data")
     cache = DigestCache()
-    remote = DirIndex("", (entry("f", b"data"),))
+    remote = DirIndex("", (entry("OPTIONS-000007", b"data"),))
     first = identified(tmp_path, remote, cache)
     assert identified(tmp_path, remote, cache) == first
     assert len(reads) == 1
@@ -128,7 +128,7 @@ def test_sst_that_keeps_asking_for_more_has_no_identity(
     monkeypatch.setattr(module, "parse_sst_tail", parse)
     scanned = scan_dir(tmp_path)
     files = [((file.name,), file) for file in scanned.files]
-    found = identify_ssts(tmp_path, files, DigestCache(), looked_at_ms=LONG_AFTER_MS, stop=threading.Event())
+    found = identify_ssts(tmp_path, files, DigestCache(), looked_at_ns=LONG_AFTER_NS, stop=threading.Event())
     assert found == {}
     assert given == [4096, *asked][:tries]
 
@@ -167,7 +167,7 @@ def test_file_that_changed_since_the_scan_is_refused_by_name(
             scanned,
             DirIndex("", (entry("f", b"data"),)),
             DigestCache(),
-            looked_at_ms=LONG_AFTER_MS,
+            looked_at_ns=LONG_AFTER_NS,
             stop=threading.Event(),
         )
     assert raised.value.subject == str(root / "f")
@@ -184,7 +184,7 @@ def test_reading_stops_when_nobody_wants_it(tmp_path: Path) -> None:
             scan_dir(tmp_path),
             DirIndex("", (entry("f", b"data"),)),
             DigestCache(),
-            looked_at_ms=LONG_AFTER_MS,
+            looked_at_ns=LONG_AFTER_NS,
             stop=stop,
         )
 
@@ -206,12 +206,12 @@ class TestFindPresent:
         (tmp_path / "f").write_bytes(b"data")
         (file,) = scan_dir(tmp_path).files
         entries = {"f": entry("f", b"data")}
-        cache = DigestCache()
+        cache = DigestCache(trust_stat=True)
         identified(tmp_path, DirIndex("", (entries["f"],)), cache)
         reads.clear()
         assert self.found(tmp_path, entries, cache) == {"f"}
         assert len(reads) == 1
-        cache.record_restored(file, hash_bytes(b"data"), looked_at_ms=0)
+        cache.record_restored(file, hash_bytes(b"data"))
         assert self.found(tmp_path, entries, cache) == {"f"}
         assert self.found(tmp_path, {"f": entry("f", b"DATA")}, cache) == set()
         assert len(reads) == 1

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.errors import UnsafeSourceError
-from engine.local_dir import find_difference, scan_dir
+from engine.local_dir import file_system_now_ns, find_difference, scan_dir
 from engine.local_stat import is_untouched
 from index.invariants import DEPTH_MAX
 from index.local_tree import LocalDir
@@ -229,6 +230,7 @@ def _grow_shared(root: Path) -> None:
     [
         ("000007.sst", True),
         ("OPTIONS-000012", True),
+        ("000009.blob", True),
         ("OPTIONS-000012.dbtmp", False),
         ("000007.sst.x", False),
         ("MANIFEST-000004", False),
@@ -262,6 +264,39 @@ def test_only_what_a_checkpoint_shares_may_be_linked_and_unlinked_elsewhere(
     assert find_difference(before, scan_dir(directory)) == (None if held_still else (name,))
     # A restore that wants to reuse the file still goes by the ctime (I2).
     assert not is_untouched(before.files[0], (directory / name).stat())
+
+
+class TestFileSystemNow:
+    """The clock by which a file is old is that of its own file system (I1)."""
+
+    def test_it_has_reached_what_a_new_file_says(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(b"f")
+        time.sleep(0.05)
+        (tmp_path / "new").write_bytes(b"f")
+        now_ns = file_system_now_ns(tmp_path, scan_dir(tmp_path))
+        assert now_ns >= (tmp_path / "new").stat().st_ctime_ns
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["f", "new"]
+
+    def test_where_nothing_can_be_made_it_is_the_newest_change(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("f", "new"):
+            (tmp_path / name).write_bytes(b"f")
+            os.utime(tmp_path / name, ns=(0, 2**62))
+            time.sleep(0.05)
+        scanned = scan_dir(tmp_path)
+        assert file_system_now_ns(tmp_path / "gone", scanned) == (tmp_path / "new").stat().st_ctime_ns
+        monkeypatch.delattr("os.O_TMPFILE")
+        assert file_system_now_ns(tmp_path, scanned) == (tmp_path / "new").stat().st_ctime_ns
+        assert file_system_now_ns(tmp_path, LocalDir(name="")) == 0
+
+    def test_of_two_file_systems_the_one_that_is_behind_counts(self, tmp_path: Path) -> None:
+        (tmp_path / "f").write_bytes(b"f")
+        scanned = scan_dir(tmp_path)
+        (file,) = scanned.files
+        mounted = msgspec.structs.replace(file, name="g", device=file.device + 1, changed_at_ns=7)
+        both = msgspec.structs.replace(scanned, files=(file, mounted))
+        assert file_system_now_ns(tmp_path, both) == 7
 
 
 def test_other_file_in_the_place_of_an_sst_is_found(tmp_path: Path) -> None:

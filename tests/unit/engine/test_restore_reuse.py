@@ -9,6 +9,8 @@ import rocksdict
 
 from engine import identify
 from engine.errors import EngineError, TargetError
+from engine.hashing import hash_bytes
+from engine.local_stat import local_file
 from index.model import SstIdentity
 from tests.unit.engine.restore_kit import FORMS, backed_up, restored_whole
 from tests.unit.engine.workbench import Workbench, read_tree
@@ -28,9 +30,10 @@ class TestReuse:
         bench.meter.reset()
         return bench
 
-    async def test_restored_directory_is_believed_by_its_stat(
+    async def test_restored_directory_is_believed_by_its_stat_where_that_is_trusted(
         self, restored: Workbench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        restored.cache._trust_stat = True
         monkeypatch.setattr(identify, "_read_one", None)
         result = await restored.restore(replace=True)
         assert restored_whole(restored)
@@ -39,6 +42,24 @@ class TestReuse:
         # And once more: the new stat of the hard-linked SST is remembered as well.
         result = await restored.restore(replace=True)
         assert result.files_reused == 6
+
+    @pytest.mark.parametrize("trust_stat", [False, True])
+    @pytest.mark.parametrize("name", ["packed-1", "000007.sst", "cut"])
+    async def test_rot_that_moves_no_stat_is_fetched_again(
+        self, restored: Workbench, name: str, trust_stat: bool
+    ) -> None:
+        path = restored.target / name
+        whole, status = path.read_bytes(), path.stat()
+        path.write_bytes(bytes([*whole[:-1], whole[-1] ^ 1]))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        # The stat that the cache has is that of the rotten file, as if rot had moved none.
+        restored.cache.record_restored(local_file(name, path.stat()), hash_bytes(whole))
+        restored.cache._trust_stat = trust_stat
+        result = await restored.restore(replace=True)
+        # A stat is trusted where the file gets a second name; a file that is copied is hashed on the way.
+        is_kept = trust_stat and name == "000007.sst"
+        assert (read_tree(restored.target) == read_tree(restored.directory)) != is_kept
+        assert result.files_fetched == (0 if is_kept else 1)
 
     async def test_directory_of_somebody_else_is_read_and_reused_where_it_is_right(self, bench: Workbench) -> None:
         bench.target.mkdir()

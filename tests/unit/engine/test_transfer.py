@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from typing import Any
 
 import pytest
 
@@ -194,7 +195,7 @@ def test_hash_of_pieces_is_hash_of_the_whole() -> None:
     ],
     ids=str,
 )
-def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, int]) -> None:
+def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(UsageError) as raised:
         TransferSettings(**wrong)

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import override
-
 from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
 from blobstore.metered import MeteredStore
@@ -36,14 +34,6 @@ SETTINGS = TransferSettings(
 Tree = dict[str, bytes]
 
 
-class LaterAmbient(SystemAmbient):
-    """A wall clock ten seconds ahead: every file has been quiet for long enough to be believed (design 0002, I1)."""
-
-    @override
-    def local_now_ms(self) -> int:
-        return super().local_now_ms() + 10_000
-
-
 class Workbench:
     """Backs up and restores; each backup is diffed against the one before unless told otherwise."""
 
@@ -54,7 +44,7 @@ class Workbench:
         self.meter = self.metered.meter
         self.store = InterposedStore(self.metered)
         self.cache = DigestCache()
-        self.ambient: SystemAmbient = LaterAmbient()
+        self.ambient = SystemAmbient()
         self.settings = SETTINGS
         self.directory = root / "state"
         self.directory.mkdir()

@@ -82,7 +82,7 @@ def _files(directory: Path, *, count: int, size_bytes: int) -> Path:
 
 
 @asynccontextmanager
-async def _repository(store: BlobStore, *directories: Path, **settings: int) -> AsyncIterator[Repository]:
+async def _repository(store: BlobStore, *directories: Path, **settings: Any) -> AsyncIterator[Repository]:
     """A repository whose newest commit has a store for each directory."""
     async with await Repository.init(store, settings=TransferSettings(**settings)) as repository:
         results = [
