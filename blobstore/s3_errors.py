@@ -205,6 +205,8 @@ def classify(refusal: Refusal, *, operation: str, key: str) -> StoreError:
     elif code == "NoSuchBucket":
         kind = StoreMissingError
     elif code in _ELSEWHERE or status in _ELSEWHERE_STATUS:
+        # As for all that a wrong setting leads to: exit code 2.
+        operation = "connect"
         hint = "the bucket is in another region or place: set region or endpoint_url"
         if refusal.location:
             hint = f"redirects are not followed: set endpoint_url to {refusal.location} if you trust it, or set region"

@@ -11,6 +11,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.s3_errors import Refusal, classify, showable
+from engine.cli.exit_codes import ExitCode, choose_exit_code
 
 TABLE = [
     (403, "AccessDenied", AccessDeniedError),
@@ -25,8 +26,6 @@ TABLE = [
     (404, "404", BlobNotFoundError),
     (404, "NoSuchUpload", BlobNotFoundError),
     (404, "NoSuchBucket", StoreMissingError),
-    (301, "PermanentRedirect", InvalidRequestError),
-    (400, "AuthorizationHeaderMalformed", InvalidRequestError),
     (400, "InvalidArgument", InvalidRequestError),
     (412, "PreconditionFailed", InvalidRequestError),
     (405, "MethodNotAllowed", CapabilityMissingError),
@@ -54,6 +53,15 @@ def test_every_refusal_has_its_class(status: int, code: str, kind: type[StoreErr
     assert (error.operation, error.key) == ("get", "k")
     assert code in str(error)
     assert error.hint
+
+
+@pytest.mark.parametrize(
+    "status,code", [(301, "PermanentRedirect"), (307, "307"), (400, "AuthorizationHeaderMalformed")]
+)
+def test_a_bucket_elsewhere_is_a_wrong_setting(status: int, code: str) -> None:
+    error = classify(Refusal(status=status, code=code, location="other:9000"), operation="get", key="k")
+    assert choose_exit_code(error) is ExitCode.USAGE
+    assert "other:9000" in error.hint
 
 
 @pytest.mark.parametrize(

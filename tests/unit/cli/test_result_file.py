@@ -6,12 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
 from engine.backup import BackupResult
+from engine.cli.exit_codes import ExitCode, choose_exit_code
 from engine.cli.result_file import ResultFile, check_uploaded, read_result, write_result
 from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
 from engine.repository import Repository
 from index.model import Scope
+from index.retention import Retention
+from tests.doubles import SteppedClock
 
 SCOPE = Scope("flights")
 
@@ -132,16 +136,29 @@ async def test_a_birth_that_would_stretch_the_lease_is_not_believed(tmp_path: Pa
     assert checked.oldest_birth_ms <= result.oldest_birth_ms
 
 
-async def test_a_result_of_which_a_blob_is_gone_has_expired(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["blobs/", "indexes/"])
+async def test_a_result_of_which_an_upload_is_gone_has_expired(tmp_path: Path, prefix: str) -> None:
     repository, result = await _backed_up(tmp_path)
-    await repository.store.delete([result.new_keys[0]])
+    await repository.store.delete([next(key for key in result.new_keys if key.startswith(prefix))])
     with pytest.raises(LeaseExpiredError):
-        await check_uploaded(repository, tmp_path, result)
+        await check_uploaded(await Repository.open(repository.store), tmp_path / "result.json", result)
 
 
-async def test_a_result_of_which_the_index_is_gone_is_damage(tmp_path: Path) -> None:
+async def test_a_result_that_a_collection_took_after_its_ttl_has_expired(tmp_path: Path) -> None:
+    """It is no damage, which it was called before (exit code 4): the hint is to back up again (6)."""
+    clock = SteppedClock()
+    repository = await Repository.init(MemoryStore(clock=clock))
+    result = await repository.backup(SCOPE, _source(tmp_path))
+    clock.advance(2 * repository.record.ttl_ms)
+    await repository.collect(Retention(keep_last=1), delete_share_max=1)
+    with pytest.raises(LeaseExpiredError) as expired:
+        await check_uploaded(await Repository.open(repository.store), tmp_path / "result.json", result)
+    assert choose_exit_code(expired.value) is ExitCode.CONFLICT
+
+
+async def test_a_result_of_which_the_index_is_altered_is_damage(tmp_path: Path) -> None:
     repository, result = await _backed_up(tmp_path)
-    await repository.store.delete([result.reference.index.key])
+    await repository.store.put(result.reference.index.key, BytesBody(b"altered"))
     with pytest.raises(DamagedError):
         await check_uploaded(await Repository.open(repository.store), tmp_path / "result.json", result)
 
