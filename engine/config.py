@@ -27,7 +27,9 @@ Credentials are no settings: a key that could hold one is refused.
 """
 
 import difflib
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime, timedelta
@@ -133,6 +135,7 @@ def read_config(
     shared: Collection[str],
     by_verb: Mapping[str, Collection[str]],
     repeatable: Mapping[str, Collection[str]] | None = None,
+    is_named: bool = True,
 ) -> Config:
     """Read a settings file and refuse what nobody would ever look at.
 
@@ -141,14 +144,17 @@ def read_config(
         shared: Keys that may stand at the top.
         by_verb: The keys of each verb's own table.
         repeatable: Those of them that take several values; in the settings they are tuples, however they are written.
+        is_named: The user named this file. One that was found may send requests, signed, wherever its writer likes: it
+            has to be the user's own.
 
     Raises:
-        UsageError: It cannot be read, is not TOML, or has an unknown key, such as one for a credential.
+        UsageError: Others can write it, or it was found and is another's. It cannot be read, is not TOML, or has an
+            unknown key, such as one for a credential.
     """
     tables: dict[str, Collection[str]] = {**by_verb, TRANSFER: TRANSFER_KEYS, S3: S3_KEYS}
     top: dict[str, Value] = {}
     by_table: dict[str, Mapping[str, Value]] = {}
-    for key, value in _read_toml(path).items():
+    for key, value in _read_toml(path, is_named=is_named).items():
         if isinstance(value, dict):
             if key not in tables:
                 raise _unknown(path, key, f"table {key!r}", _nearest(key, {f"[{name}]": name for name in tables}))
@@ -170,9 +176,10 @@ def read_config(
     return Config(path=path, shared=top, by_table=by_table)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def _read_toml(path: Path, *, is_named: bool) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
+            _check_owner(path, os.fstat(file.fileno()), is_named=is_named)
             data = file.read(CONFIG_BYTES_MAX + 1)
         if len(data) > CONFIG_BYTES_MAX:
             raise UsageError("exceeds 1 MiB", operation="settings", subject=str(path), hint="this is no settings file")
@@ -187,6 +194,23 @@ def _read_toml(path: Path) -> dict[str, Any]:
     # Not UTF-8, not TOML, or a number with thousands of digits.
     except ValueError as error:
         raise UsageError(f"is no TOML: {error}", operation="settings", subject=str(path), hint="correct it") from error
+
+
+def _check_owner(path: Path, found: os.stat_result, *, is_named: bool) -> None:
+    """Refuse a file that says what somebody else wants.
+
+    Raises:
+        UsageError: Others can write it. Of a file that was not named: also its group can, or it is another user's.
+    """
+    if not stat.S_ISREG(found.st_mode):
+        return  # a pipe, or the process's own input
+    if not is_named and found.st_uid not in {os.geteuid(), 0}:
+        message, hint = f"belongs to another user (uid {found.st_uid})", f"if you trust it, name it: --config {path}"
+    elif found.st_mode & (stat.S_IWOTH if is_named else stat.S_IWGRP | stat.S_IWOTH):
+        message, hint = f"can be written by others (mode {stat.S_IMODE(found.st_mode):04o})", f"run `chmod go-w {path}`"
+    else:
+        return
+    raise UsageError(message, operation="settings", subject=str(path), hint=hint)
 
 
 def _nearest(word: str, known: Mapping[str, str | None]) -> str:

@@ -242,7 +242,8 @@ def _load_config(ctx: click.Context, _param: click.Parameter, value: str | None)
     if path is None:
         return
     shared, by_verb = setting_keys(group)
-    config = read_config(path, shared=shared, by_verb=by_verb, repeatable=_repeatable_keys(group))
+    repeatable = _repeatable_keys(group)
+    config = read_config(path, shared=shared, by_verb=by_verb, repeatable=repeatable, is_named=value is not None)
     ctx.obj[CONFIG_META] = config
     table = table_name(ctx.command)
     ctx.default_map = default_map(config, table, by_verb.get(table, frozenset()))

@@ -1,9 +1,11 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from engine.config import (
     CommitChoice,
+    Config,
     Moment,
     cache_path,
     check_new_name,
@@ -227,3 +229,55 @@ def test_a_file_that_is_no_text_or_is_not_there_is_refused(tmp_path: Path) -> No
     for path in (tmp_path / "tidemark.toml", tmp_path / "absent.toml", tmp_path):
         with pytest.raises(UsageError):
             read_config(path, shared=SHARED, by_verb=BY_VERB)
+
+
+def _read(path: Path, *, is_named: bool) -> Config:
+    return read_config(path, shared=SHARED, by_verb=BY_VERB, is_named=is_named)
+
+
+@pytest.mark.parametrize(
+    "mode, is_named, is_refused",
+    [
+        (0o600, False, False),
+        (0o644, False, False),
+        (0o664, False, True),
+        (0o646, False, True),
+        (0o664, True, False),
+        (0o646, True, True),
+    ],
+)
+def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int, is_named: bool, is_refused: bool) -> None:
+    """Its group may write one that the user names."""
+    path = _file(tmp_path, 'job = "x"')
+    path.chmod(mode)
+    if is_refused:
+        with pytest.raises(UsageError, match="can be written by others") as refused:
+            _read(path, is_named=is_named)
+        assert "chmod go-w" in refused.value.hint
+    else:
+        assert _read(path, is_named=is_named).shared == {"job": "x"}
+
+
+def test_another_users_file_is_obeyed_only_if_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _file(tmp_path, 'job = "x"')
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    owner = path.stat().st_uid
+    if owner == 0:  # root's is anybody's
+        assert _read(path, is_named=False).shared == {"job": "x"}
+        os.chown(path, 65_534, -1)
+        owner = 65_534
+    with pytest.raises(UsageError, match=f"another user .uid {owner}.") as refused:
+        _read(path, is_named=False)
+    assert "--config" in refused.value.hint
+    assert _read(path, is_named=True).shared == {"job": "x"}
+
+
+def test_a_pipe_can_be_named(tmp_path: Path) -> None:
+    """As the shell's `--config <(...)` does."""
+    reading, writing = os.pipe()
+    os.write(writing, b'job = "x"')
+    os.close(writing)
+    try:
+        assert _read(Path(f"/dev/fd/{reading}"), is_named=True).shared == {"job": "x"}
+    finally:
+        os.close(reading)
