@@ -30,10 +30,10 @@ from tests.simulation.causes import Asked, Causes
 from tests.simulation.chronicle import Collecting, Tree
 from tests.simulation.coverage import Coverage, Moment
 from tests.simulation.file_changes import changing_files
-from tests.simulation.judge import Acknowledged, Ledger, Releases, read_tree
-from tests.simulation.members import Member, Wanted
-from tests.simulation.plot import TTL_MS
-from tests.simulation.schedule import TASK_SCOPE, Do, Verb
+from tests.simulation.judge import Acknowledged, Ledger, Releases, index_keys, read_tree
+from tests.simulation.members import Member, Results, Wanted
+from tests.simulation.plot import USUAL
+from tests.simulation.schedule import TASK_SCOPE, Do, Times, Verb
 from tests.simulation.sim_world import WatchedServer
 
 TASK: Final = "0"
@@ -59,7 +59,7 @@ class Actions:
         server: The bucket.
         ledger: Where everybody says what they asked for and what they were told.
         coverage: Where rare moments are counted.
-        ttl_ms: Of the repository.
+        times: Of the repository.
         stale: The store says that its lists may be stale.
 
     Attributes:
@@ -67,13 +67,13 @@ class Actions:
     """
 
     def __init__(
-        self, server: WatchedServer, ledger: Ledger, coverage: Coverage, *, ttl_ms: int = TTL_MS, stale: bool = False
+        self, server: WatchedServer, ledger: Ledger, coverage: Coverage, *, times: Times = USUAL, stale: bool = False
     ) -> None:
         self._server = server
         self._ledger = ledger
         self._met = coverage.met
         self._stale = stale
-        self.causes = Causes(server, ledger, ttl_ms=ttl_ms, stale=stale)
+        self.causes = Causes(server, ledger, times=times, stale=stale)
         # By the name of their process.
         self._asked: dict[str, Asked] = {}
         self._members: list[Member] = []
@@ -84,6 +84,7 @@ class Actions:
             "backup": self._backup,
             "commit": self._commit,
             "push": self._push,
+            "again": self._again,
             "hand": self._hand,
             "restore": self._restore,
             "fork": self._fork,
@@ -134,10 +135,12 @@ class Actions:
     async def _backup(self, member: Member, repository: Repository, step: Do) -> None:
         scope, store = self._scope(step), f"s{step.store}"
         number = self._next()
-        unique_id = UniqueId(f"{number:08x}-0000-4000-8000-{member.number:012x}")
+        unique_id = UniqueId(f"{step.label or number:08x}-0000-4000-8000-{0 if step.label else member.number:012x}")
         tree = make_tree(number)
-        self._ledger.trees[unique_id] = tree
         result = await repository.backup(scope, member.write(tree), task=TASK, store=store, unique_id=unique_id)
+        key = result.reference.index.key
+        self._ledger.trees[key] = tree
+        self._server.chronicle.bases[key] = result.base.key if result.base is not None else None
         member.results.setdefault(scope, {})[TASK, store] = result
         self._met(Moment.REPACKED, int(result.stats.files_repacked > 0))
         if result.stats.files_repacked and any(m.is_busy and m.verb == "restore" for m in self._members):
@@ -149,12 +152,29 @@ class Actions:
 
     async def _commit(self, member: Member, repository: Repository, step: Do) -> None:
         for scope in sorted({*member.results, *member.unanswered}, key=str):
-            if scope in member.unanswered:
+            if scope in member.unanswered and not (step.label and scope in member.results):
                 offsets, results, dropped = member.unanswered.pop(scope)
             else:
-                offsets, results, dropped = f"r{self._next()}", member.results.pop(scope), frozenset()
-                self._ledger.requests[offsets] = {k: r.reference.unique_id for k, r in results.items()}
+                # Who makes a backup once more may ask with the same words: the offsets that have no answer yet.
+                unanswered = member.unanswered.pop(scope, None)
+                offsets = unanswered[0] if unanswered is not None else f"r{self._next()}"
+                results, dropped = member.results.pop(scope), frozenset()
+                self._want(offsets, results)
             await self._ask(member, repository, scope, (offsets, results, dropped))
+
+    async def _again(self, member: Member, repository: Repository, step: Do) -> None:
+        """Commit a result a second time, as a driver does that tries again, or that has it in a file."""
+        scope = self._scope(step)
+        results = member.committed.get(scope)
+        if results is not None:
+            offsets = f"r{self._next()}"
+            self._want(offsets, results)
+            await self._ask(member, repository, scope, (offsets, results, frozenset()))
+            self._met(Moment.COMMITTED_AGAIN)
+
+    def _want(self, offsets: str, results: Results) -> None:
+        brought = index_keys([result.reference for result in results.values()])
+        self._ledger.requests.setdefault(offsets, []).append(brought)
 
     async def _ask(self, member: Member, repository: Repository, scope: Scope, wanted: Wanted) -> None:
         assert member.process is not None
@@ -170,6 +190,11 @@ class Actions:
             member.unanswered[scope] = wanted
             raise
         self._acknowledge(scope, commit, offsets)
+        brought = index_keys([result.reference for result in results.values()])
+        if not brought.items() <= index_keys(commit.record.stores).items():
+            self._ledger.errors.append(f"3: {brought} was asked for, and {commit.record} acknowledged")
+        if results:
+            member.committed[scope] = results
         # It stood before this was asked, or was in the way of its own second attempt.
         key = commit_key(scope, commit.pointer.number)
         is_adopted = commit.pointer in stood_before or key in server.met[member.process.name]
@@ -188,7 +213,7 @@ class Actions:
         store = stores[-1 - step.choice % len(stores)]
         offsets = f"r{self._next()}"
         dropped = frozenset({(store.task, store.store)})
-        self._ledger.requests[offsets], self._ledger.drops[offsets] = {}, dropped
+        self._ledger.requests[offsets], self._ledger.drops[offsets] = [{}], dropped
         member.results.get(commits[0].scope, {}).pop((store.task, store.store), None)
         await self._ask(member, repository, commits[0].scope, (offsets, {}, dropped))
 
@@ -239,14 +264,14 @@ class Actions:
                 await repository.restore(commit, target, task=TASK, store="s0", replace=True)
         reference = commit.store(TASK, "s0")
         assert reference is not None
-        self._ledger.restored[target] = [reference.unique_id]
-        if read_tree(target) != self._ledger.trees[reference.unique_id]:
+        self._ledger.restored[target] = [reference.index.key]
+        if read_tree(target) != self._ledger.trees[reference.index.key]:
             self._ledger.errors.append(f"1: p{member.number} restores {commit.pointer} to other bytes")
         self._ledger.newly_restored.add(commit.pointer)
 
     def _known_states(self, scope: Scope) -> list[str]:
         written = self._server.chronicle.records.get(scope, {}).values()
-        return [s.unique_id for w in written for s in w.record.stores if s.store == "s0"]
+        return [s.index.key for w in written for s in w.record.stores if s.store == "s0"]
 
     async def _fork(self, member: Member, repository: Repository, step: Do) -> None:
         commit = await self._choose(member, repository, step)

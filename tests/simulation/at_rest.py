@@ -15,22 +15,28 @@ from index.retention import Retention
 from tests.simulation.chronicle import JUDGE, Chronicle, Collecting
 from tests.simulation.damage import Damage
 from tests.simulation.ledger import Ledger, read_tree
-from tests.simulation.plot import DAY_MS, MARGIN_MS, TTL_MS
+from tests.simulation.plot import DAY_MS
 from tests.simulation.processes import PREFIX, plain_store
+from tests.simulation.schedule import Times
 from tests.simulation.sim_s3 import SimServer
 from tests.walker import keys_to_keep
 
-# Until the last upload, pin and lease are over, and no longer: what is left then should have gone (D7).
-REST_S: Final = (TTL_MS + PIN_DURATION_MS + 3 * MARGIN_MS) / 1000
 # Later than every request that is late.
 LONG_REST_S: Final = 20 * 86_400.0
 _EVERYTHING: Final = 1_000_000
+# Where TTLs are longer, what is kept is settled once before they end.
+REST_TTL_MS: Final = DAY_MS
 # So many schedules have one of which everything is restored and which is collected again whatever is there.
 _THOROUGH_EVERY: Final = 16
 # So many have one that is collected twice whatever the first has left, and to which somebody commits after that; and so
 # many one of which the newest commit is restored. The thorough ones are among both.
 _WRITTEN_TO_EVERY: Final = 4
 _RESTORED_EVERY: Final = 2
+
+
+def rest_s(times: Times) -> float:
+    """Return the time until the last upload, pin and lease are over: what is left then should have gone (D7)."""
+    return (min(times.ttl_ms, REST_TTL_MS) + PIN_DURATION_MS + 3 * times.margin_ms) / 1000
 
 
 class AtRest:
@@ -59,7 +65,7 @@ class AtRest:
         self.violations: list[str] = []
 
     async def check(self) -> None:
-        """Collect as the last one, and judge; the world has rested for `REST_S`."""
+        """Collect as the last one, and judge; the world has rested for `rest_s`."""
         store = plain_store(self._server)
         # One thing after the other: nobody else is there, and tasks cost.
         repository = await Repository.open(store, settings=TransferSettings(in_flight_max=1))
@@ -81,7 +87,7 @@ class AtRest:
 
     async def _outlive(self, repository: Repository, damage: Damage) -> None:
         """Where TTLs are longer, wait for their end; what is kept is settled before, as T3 demands."""
-        longer_ms = repository.record.ttl_ms - TTL_MS
+        longer_ms = repository.record.ttl_ms - REST_TTL_MS
         if longer_ms <= 0 or not await self._collect(repository, damage, keep_last=_EVERYTHING):
             return
         await asyncio.sleep((longer_ms + DAY_MS) / 1000)
@@ -201,5 +207,5 @@ class AtRest:
             return
         if restored.commit.pointer != record.pointer:
             self.violations.append(f"1 newest: restored {restored.commit.pointer} and not {record.pointer} of {scope}")
-        if read_tree(target) != self._ledger.trees[store.unique_id]:
+        if read_tree(target) != self._ledger.trees[store.index.key]:
             self.violations.append(f"1 bytes: {scope} restores to other bytes")

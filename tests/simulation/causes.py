@@ -26,12 +26,12 @@ from engine.errors import (
 from engine.pins import PIN_DURATION_MS, RENEWALS_PER_DURATION
 from index.errors import FormatError
 from index.keys import parse_log_key
-from index.model import CommitPointer, IndexReference, Scope
+from index.model import CommitPointer, CommitRecord, IndexReference, Scope
 from tests.simulation.chronicle import StoreName, Written
-from tests.simulation.judge import Ledger
+from tests.simulation.judge import Ledger, index_keys
 from tests.simulation.members import Member, Results
-from tests.simulation.plot import MARGIN_MS, TTL_MS
-from tests.simulation.schedule import Verb
+from tests.simulation.plot import USUAL
+from tests.simulation.schedule import Times, Verb
 from tests.simulation.sim_world import WatchedServer
 
 # What an action takes at most where nothing goes wrong, and how much longer for each request that does: a deadline
@@ -69,17 +69,18 @@ class Causes:
     Args:
         server: Has seen every request.
         ledger: Whether somebody has taken something away.
-        ttl_ms: Of the repository.
+        times: Of the repository.
         stale: The store says that its lists may be stale.
     """
 
-    def __init__(self, server: WatchedServer, ledger: Ledger, *, ttl_ms: int = TTL_MS, stale: bool = False) -> None:
+    def __init__(self, server: WatchedServer, ledger: Ledger, *, times: Times = USUAL, stale: bool = False) -> None:
         self._server = server
         self._ledger = ledger
-        self._lease_ms = ttl_ms - MARGIN_MS
+        self._times = times
+        self._lease_ms = times.ttl_ms - times.margin_ms
         self._is_stale = stale
         # Requests for commits that were refused for good.
-        self._refused: list[tuple[Scope, str, str]] = []
+        self._refused: list[tuple[Asked, str]] = []
 
     def begin(self, member: Member, verb: Verb | None, scope: Scope, now_s: float) -> Asked:
         """An action begins."""
@@ -111,7 +112,7 @@ class Causes:
     def explains(self, asked: Asked, member: Member, error: Exception) -> bool:  # noqa: C901, PLR0911, PLR0912 - each a case
         """Whether there is a cause for this error."""
         if isinstance(error, _REFUSED) and asked.offsets is not None:
-            self._refused.append((asked.scope, asked.offsets, type(error).__name__))
+            self._refused.append((asked, type(error).__name__))
         stood_s = member.stood_s - asked.stood_s
         is_troubled = self._server.troubles[asked.process] > asked.troubles or stood_s > 0
         match error:
@@ -143,10 +144,10 @@ class Causes:
     def check_refused(self) -> list[str]:
         """What was refused for good has no record that was ever valid (C3)."""
         return [
-            f"3: {offsets} of {scope} was told {what}, and its record {written.record.number} was valid"
-            for scope, offsets, what in self._refused
-            for written in self._server.chronicle.records.get(scope, {}).values()
-            if written.was_valid and written.record.kind == "commit" and written.record.offsets == offsets
+            f"3: {asked.offsets} of {asked.scope} was told {what}, and its record {written.record.number} was valid"
+            for asked, what in self._refused
+            for written in self._server.chronicle.records.get(asked.scope, {}).values()
+            if written.was_valid and _is_for(written.record, asked)
         ]
 
     # ------------------------------------------------------------------ inside
@@ -156,7 +157,7 @@ class Causes:
         records = self._server.chronicle.records.get(asked.written_scope or asked.scope, {}).values()
         own = [written for written in records if written.writer == asked.process]
         if asked.offsets is not None:
-            return [w for w in own if w.record.offsets == asked.offsets]
+            return [w for w in own if _is_for(w.record, asked)]
         return [w for w in own if w.record.kind == asked.verb and w.record.source == asked.source]
 
     def _is_closed(self, written: Written) -> bool:
@@ -183,11 +184,12 @@ class Causes:
             for w in self._server.chronicle.records.get(asked.scope, {}).values()
             if w.was_valid
         ]
+        if asked.scope in self._server.chronicle.forgotten_until:
+            return True
         if base is None:
             return any(index is not None for _, index in held)
         begun = min((number for number, index in held if index == base), default=0)
-        is_forgotten = asked.scope in self._server.chronicle.forgotten_until
-        return is_forgotten or any(number > begun and index != base for number, index in held)
+        return any(number > begun and index != base for number, index in held)
 
     def _is_taken(self, asked: Asked) -> bool:
         """C4: the number was taken when this process asked for it, by a record that was not its own."""
@@ -203,7 +205,7 @@ class Causes:
             return bool(births) and min(births) + self._lease_ms < now_ms
         took_ms = now_ms - asked.began_s * 1000
         is_released = asked.verb == "name" and self._ledger.releases != {}
-        return took_ms > PIN_DURATION_MS - MARGIN_MS or stood_s > 0 or is_released
+        return took_ms > PIN_DURATION_MS - self._times.margin_ms or stood_s > 0 or is_released
 
     def _is_gone(self, asked: Asked) -> bool:
         chronicle = self._server.chronicle
@@ -238,6 +240,13 @@ class Causes:
         """K3: the job commits as a whole, or task by task."""
         records = self._server.chronicle.records
         return any(known.job == scope.job and (known.task is None) != (scope.task is None) for known in records)
+
+
+def _is_for(record: CommitRecord, asked: Asked) -> bool:
+    """Whether a record is what a commit asks for: offsets and indexes."""
+    wanted = index_keys([result.reference for result in asked.results.values()])
+    is_it = record.kind == "commit" and record.offsets == asked.offsets
+    return is_it and wanted.items() <= index_keys(record.stores).items()
 
 
 def _number(pointer: CommitPointer) -> int:

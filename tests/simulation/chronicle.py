@@ -81,6 +81,7 @@ class Chronicle:
         delta_chains: Those among them whose base is one, too.
         uploads: Judges what happens to single objects.
         pins: Knows which pins protect what.
+        bases: Which index each one was diffed against, by their keys, as whoever made it was told.
         tampered: Keys that a test has taken away behind everybody's back.
     """
 
@@ -99,6 +100,7 @@ class Chronicle:
         self.closings = 0
         self.deltas = 0
         self.delta_chains = 0
+        self.bases: dict[str, str | None] = {}
         self.tampered: set[str] = set()
         self._indexes: dict[str, SnapshotIndex] = {}
         self._ways: dict[str, frozenset[str]] = {}
@@ -115,7 +117,7 @@ class Chronicle:
             for scope, records in self.records.items()
         }
         copied.boundaries = {scope: dict(boundaries) for scope, boundaries in self.boundaries.items()}
-        copied.names = dict(self.names)
+        copied.names, copied.bases = dict(self.names), dict(self.bases)
         copied._indexes, copied._ways = dict(self._indexes), dict(self._ways)
         copied.uploads = self.uploads.copy(objects, copied._ways, copied._violated)
         copied.pins = self.pins.copy(copied._ways, clock)
@@ -314,12 +316,11 @@ class Chronicle:
         if record.kind != "commit" or (record.predecessor is not None and record.predecessor not in known):
             return
         before = known[record.predecessor].record.stores if record.predecessor is not None else ()
-        held = {(store.task, store.store): store.unique_id for store in before}
+        held = {(store.task, store.store): store.index.key for store in before}
         for store in record.stores:
-            index = self._indexes.get(store.index.key)
-            if store.number != record.number or index is None:
+            if store.number != record.number or store.index.key not in self.bases:
                 continue
-            base = index.metadata.base.unique_id if index.metadata.base is not None else None
+            base = self.bases[store.index.key]
             if base != held.get((store.task, store.store)):
                 self._violated(f"C2: record {record.number} of {record.scope} has {store.store} on top of {base}")
 

@@ -47,6 +47,7 @@ class Moment(enum.StrEnum):
     ZOMBIE_AFTER_FORGETTING = "zombie wakes after its scope was forgotten"
     BEGAN_ANEW = "new beginning of a forgotten scope"
     TASK_SCOPE = "commit of one task's scope"
+    COMMITTED_AGAIN = "result committed a second time"
     LIST_IN_PAGES = "list in pages"
 
 

@@ -7,7 +7,7 @@ from engine.errors import EngineError
 from engine.repository import Repository
 from engine.verify import Level
 from index.model import CommitRecord, Scope, StoreReference, UniqueId
-from tests.simulation.chronicle import Chronicle
+from tests.simulation.chronicle import Chronicle, StoreName
 from tests.simulation.ledger import Ledger
 from tests.simulation.processes import PREFIX
 from tests.simulation.sim_s3 import SimServer
@@ -83,23 +83,23 @@ class Damage:
     ) -> list[str]:
         ledger = self._ledger
         offsets = f"made good {scope}"
-        ledger.requests[offsets] = {}
+        brought: dict[StoreName, str] = {}
+        ledger.requests[offsets] = [brought]
         results = []
         try:
             for at, store in enumerate(hurt):
-                tree = ledger.trees[store.unique_id]
+                tree = ledger.trees[store.index.key]
                 directory = self._scratch / f"again-{scope.job}-{scope.task or ''}-{at}"
                 for path, data in tree.items():
                     (directory / path).parent.mkdir(parents=True, exist_ok=True)
                     (directory / path).write_bytes(data)
                 unique_id = UniqueId(f"{len(ledger.trees):08x}-0000-4000-8000-ffffffffffff")
-                ledger.trees[unique_id] = tree
-                ledger.requests[offsets][store.task, store.store] = unique_id
-                results.append(
-                    await repository.backup(
-                        scope, directory, task=store.task, store=store.store, unique_id=unique_id, check_retained=True
-                    )
+                result = await repository.backup(
+                    scope, directory, task=store.task, store=store.store, unique_id=unique_id, check_retained=True
                 )
+                ledger.trees[result.reference.index.key] = tree
+                brought[store.task, store.store] = result.reference.index.key
+                results.append(result)
             commit = await repository.commit(scope, results, offsets=offsets)
         except EngineError as error:
             return [f"7 healed: after {record.number} of {scope}, which is damaged, nobody can commit: {error!r}"]

@@ -14,14 +14,15 @@ from index.errors import FormatError
 from index.model import Scope
 from index.retention import Retention
 from tests.simulation.actors import Actions
+from tests.simulation.at_rest import rest_s
 from tests.simulation.coverage import Coverage, Moment
 from tests.simulation.faults import Fault, FaultPlan
 from tests.simulation.file_changes import FileChanges
-from tests.simulation.judge import JUDGE, REST_S, Judge, Ledger
+from tests.simulation.judge import JUDGE, Judge, Ledger
 from tests.simulation.last_writer import push_everywhere
 from tests.simulation.members import Actor, Member
 from tests.simulation.outcome import Beginning, Outcome
-from tests.simulation.plot import DAY_MS, ENFORCED_TTL_MS, MARGIN_MS, PROCESSES_IN_USE, TTL_MS
+from tests.simulation.plot import DAY_MS, ENFORCED, PROCESSES_IN_USE, USUAL
 from tests.simulation.processes import KilledError, Kind, plain_store
 from tests.simulation.schedule import (
     TASK_SCOPE,
@@ -86,6 +87,7 @@ class World:
         changes: FileChanges | None = None,
     ) -> None:
         self._schedule = schedule
+        self._times = schedule.times or (ENFORCED if schedule.store == "expiring" else USUAL)
         self._beginning = beginning
         self._changes = FileChanges() if changes is None else changes
         self._directory = directory
@@ -132,13 +134,7 @@ class World:
             page_max=schedule.page_max,
         )
         if self._beginning is None:
-            is_enforced = schedule.store == "expiring"
-            make_repository(
-                self.server,
-                ttl_ms=ENFORCED_TTL_MS if is_enforced else TTL_MS,
-                margin_ms=MARGIN_MS,
-                collection_period_ms=DAY_MS if is_enforced else TTL_MS,
-            )
+            make_repository(self.server, self._times)
         else:
             self._begin_with(self._beginning)
         share = schedule.faults_per_mille / 1000 / len(_CHANCE_FAULTS)
@@ -147,7 +143,7 @@ class World:
             self.server,
             self.ledger,
             self._coverage,
-            ttl_ms=ENFORCED_TTL_MS if schedule.store == "expiring" else TTL_MS,
+            times=self._times,
             stale=schedule.store == "stale",
         )
         self._actions.join(self.members)
@@ -169,7 +165,7 @@ class World:
             judge.violations.append(f"8: {server.in_flight_max} requests at once")
         judge.check_now()
         if not judge.violations and self._schedule.is_judged:
-            await self._advance(REST_S)
+            await self._advance(rest_s(self._times))
             server._expire()
             server.actor = JUDGE
             is_written_to = await judge.check_at_rest()

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from index.model import CommitPointer, CommitRecord, Scope, StoreReference
-from tests.simulation.at_rest import REST_S, AtRest
+from tests.simulation.at_rest import AtRest
 from tests.simulation.chronicle import JUDGE, Chronicle
-from tests.simulation.ledger import Acknowledged, Ledger, Releases, read_tree, unique_ids
+from tests.simulation.ledger import Acknowledged, Ledger, Releases, index_keys, read_tree
 from tests.simulation.sim_s3 import SimServer
 
-__all__ = ["JUDGE", "REST_S", "Acknowledged", "Judge", "Ledger", "Releases", "read_tree"]
+__all__ = ["JUDGE", "Acknowledged", "Judge", "Ledger", "Releases", "index_keys", "read_tree"]
 
 
 class Judge:
@@ -47,7 +47,7 @@ class Judge:
         self._check_targets()
 
     async def check_at_rest(self) -> bool:
-        """What holds once everybody is gone and has been for `REST_S`: see `tests.simulation.at_rest`.
+        """What holds once everybody is gone and has been for a while: see `tests.simulation.at_rest`.
 
         Returns:
             Whether somebody is to commit to it after that.
@@ -85,24 +85,25 @@ class Judge:
 
     def _check_asked_for(self, scope: Scope, record: CommitRecord) -> None:
         known = self._chronicle.records
-        has = unique_ids(record.stores)
+        has = index_keys(record.stores)
         if record.kind == "commit":
-            brought = self._ledger.requests.get(record.offsets)
-            if brought is None:
+            asked = self._ledger.requests.get(record.offsets)
+            if asked is None:
                 self.violations.append(f"3 asked: record {record.number} of {scope} was never asked for")
                 return
             before = known[scope].get(record.predecessor) if record.predecessor else None
-            wanted = (unique_ids(before.record.stores) if before else {}) | brought
+            held = index_keys(before.record.stores) if before else {}
             for dropped in self._ledger.drops.get(record.offsets, ()):
-                wanted.pop(dropped, None)
+                held.pop(dropped, None)
+            wanted = [held | brought for brought in asked]
         else:
             source_scope = record.source_scope or scope
             source = known.get(source_scope, {}).get(record.source) if record.source else None
             if source is None:
                 self.violations.append(f"3 source: {record.kind} {record.number} of {scope} has no source")
                 return
-            wanted = unique_ids(source.record.stores)
-        if has != wanted:
+            wanted = [index_keys(source.record.stores)]
+        if has not in wanted:
             self.violations.append(f"3 stores: record {record.number} of {scope} has {has} and should have {wanted}")
 
     def _check_contents(self, scope: Scope) -> None:
@@ -118,8 +119,8 @@ class Judge:
                 if error.args[0].removeprefix(self._chronicle.root) not in self._chronicle.tampered:
                     self.violations.append(f"2 missing: {what} needs {error}, which is missing")
                 continue
-            if found != self._ledger.trees.get(store.unique_id):
-                self.violations.append(f"1 bytes: {what} does not have the bytes of {store.unique_id}")
+            if found != self._ledger.trees.get(store.index.key):
+                self.violations.append(f"1 bytes: {what} does not have the bytes of {store.index.key}")
 
     def _check_names(self) -> None:
         live = self._chronicle.live_names()
@@ -138,5 +139,5 @@ class Judge:
             if not target.exists():
                 continue
             found = read_tree(target)
-            if all(found != self._ledger.trees[unique_id] for unique_id in allowed):
+            if all(found != self._ledger.trees[key] for key in allowed):
                 self.violations.append(f"5 target: {target.name} is neither absent nor complete: {sorted(found)}")

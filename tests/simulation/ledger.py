@@ -29,8 +29,8 @@ class Ledger:
     """What callers asked for, and what they were told.
 
     Attributes:
-        trees: What was backed up, by the unique id that the backup was given.
-        requests: What each request for a commit was to bring, by its offsets.
+        trees: What was backed up, by the key of its index: a unique id is a label, and two backups may have one.
+        requests: The indexes that a commit was asked to bring, by its offsets: each time that it was asked for.
         drops: What some were to drop.
         commits: What was acknowledged.
         names: What was acknowledged to stand for what, unless somebody has asked to release it since.
@@ -43,7 +43,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.trees: dict[str, Tree] = {}
-        self.requests: dict[str, dict[StoreName, str]] = {}
+        self.requests: dict[str, list[dict[StoreName, str]]] = {}
         self.drops: dict[str, frozenset[StoreName]] = {}
         self.commits: dict[Scope, list[Acknowledged]] = {}
         self.names: dict[tuple[Scope, str], CommitPointer] = {}
@@ -72,6 +72,6 @@ def read_tree(root: Path) -> Tree:
     return found
 
 
-def unique_ids(stores: Sequence[StoreReference]) -> dict[StoreName, str]:
-    """Which state each store is in."""
-    return {(s.task, s.store): s.unique_id for s in stores}
+def index_keys(stores: Sequence[StoreReference]) -> dict[StoreName, str]:
+    """Return which index each store has."""
+    return {(s.task, s.store): s.index.key for s in stores}

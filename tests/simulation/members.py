@@ -55,6 +55,8 @@ class Member:
         self.results: dict[Scope, Results] = {}
         # Requests without an answer: to be asked for again with the same words.
         self.unanswered: dict[Scope, Wanted] = {}
+        # What it has committed last: a driver may have it in a file, which outlives its process.
+        self.committed: dict[Scope, Results] = {}
         self._files: Tree = {}
 
     @property

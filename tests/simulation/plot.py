@@ -3,7 +3,7 @@
 from random import Random
 from typing import Final
 
-from tests.simulation.schedule import Advance, Control, Do, Effect, Land, Settle, Step, Trap, Verb
+from tests.simulation.schedule import Advance, Control, Do, Effect, Land, Settle, Step, Times, Trap, Verb
 
 SECOND_MS: Final = 1000
 MINUTE_MS: Final = 60 * SECOND_MS
@@ -13,6 +13,8 @@ DAY_MS: Final = 24 * HOUR_MS
 TTL_MS: Final = 4 * HOUR_MS
 MARGIN_MS: Final = 20 * MINUTE_MS
 ENFORCED_TTL_MS: Final = 7 * DAY_MS
+USUAL: Final = Times(ttl_ms=TTL_MS, margin_ms=MARGIN_MS, period_ms=TTL_MS)
+ENFORCED: Final = Times(ttl_ms=ENFORCED_TTL_MS, margin_ms=MARGIN_MS, period_ms=DAY_MS)
 
 # Who plays what; any process can do anything.
 WRITER, OTHER, READER, KEEPER, COLLECTOR, SECOND = range(6)
@@ -30,7 +32,7 @@ class Plot:
     def __init__(self, seed: int) -> None:
         self.chance = Random(f"schedule {seed}")
         self.steps: list[Step] = []
-        self.is_enforced = False
+        self.times = USUAL
         # Indexes are told as differences wherever there is a base.
         self.deltas = False
 
@@ -43,8 +45,8 @@ class Plot:
     def do(self, process: int, verb: Verb, *, wait: bool = True, **how: int) -> None:
         self.steps.append(Do(process=process, verb=verb, wait=wait, **how))
 
-    def push(self, process: int = WRITER, *, wait: bool = True, scope: int = 0) -> None:
-        self.do(process, "push", wait=wait, scope=scope, store=int(self.one_in(4)))
+    def push(self, process: int = WRITER, *, wait: bool = True, scope: int = 0, label: int = 0) -> None:
+        self.do(process, "push", wait=wait, scope=scope, store=int(self.one_in(4)), label=label)
 
     def collect(self, process: int = COLLECTOR, *, wait: bool = True) -> None:
         self.steps.append(self.collection(process, wait=wait))

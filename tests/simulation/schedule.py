@@ -17,6 +17,7 @@ Verb = Literal[
     "backup",  # of one store; the result waits in its process
     "commit",  # what waits in the process
     "push",  # both
+    "again",  # what its process has committed last, as if it had not
     "hand",  # what waits goes to process `other`, as a task's result goes to the driver
     "restore",
     "fork",
@@ -53,6 +54,8 @@ class Do(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="do"
     keep_last: int = 1
     since_ms: int = 0
     other: int = 0
+    # Of a backup: a unique id that others have too; 0: one of its own.
+    label: int = 0
     # Of a restore: which directory. One with content is replaced.
     target: int = 0
     # False: the next step does not wait for the end of the action.
@@ -102,6 +105,14 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
 Step = Do | Trap | Control | Advance | Land | Settle
 
 
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repository is made with, in ms."""
+
+    ttl_ms: int
+    margin_ms: int
+    period_ms: int
+
+
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """Steps, in a world that its seed decides: order of tasks, ids, contents, delays, faults."""
 
@@ -109,6 +120,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     store: StoreKind
     # Which repository it finds (`tests.simulation.simulate`); 0: an empty one.
     beginning: int
+    # Those of the repository; the usual ones if not given.
+    times: Times | None = None
     # Of a thousand requests so many go wrong by chance.
     faults_per_mille: int
     # Indexes are told as differences wherever there is a base, and not only where it pays.
@@ -154,7 +167,9 @@ def decode_schedule(text: str) -> Schedule:
 def show_schedule(schedule: Schedule) -> str:
     """A schedule as people read it, a step a line."""
     how = f"{schedule.faults_per_mille} faults of 1,000 requests{', deltas' if schedule.deltas else ''}"
-    where = f"store {schedule.store}, beginning {schedule.beginning}"
+    times = schedule.times
+    made = f", ttl {times.ttl_ms} ms, margin {times.margin_ms} ms, period {times.period_ms} ms" if times else ""
+    where = f"store {schedule.store}, beginning {schedule.beginning}{made}"
     lines = [f"seed {schedule.seed}, {where}, themes {', '.join(schedule.themes)}, {how}"]
     lines += _shown(schedule.steps, 1)
     return "\n".join(lines)

@@ -22,7 +22,7 @@ from tests.simulation.coverage import Coverage, Moment
 from tests.simulation.faults import Fault, Request, matching
 from tests.simulation.judge import JUDGE
 from tests.simulation.processes import PREFIX, SimProcess
-from tests.simulation.schedule import Effect, Trap
+from tests.simulation.schedule import Effect, Times, Trap
 from tests.simulation.sim_s3 import SimObject, SimServer
 from tests.simulation.under_way import Pending
 
@@ -213,13 +213,13 @@ class WatchedServer(SimServer):
         self.coverage.met(Moment.EXPIRY_BY_STORE, self.expired)
 
 
-def make_repository(server: SimServer, *, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> None:
+def make_repository(server: SimServer, times: Times) -> None:
     """Let an empty bucket be a repository."""
     record = RepositoryRecord(
         id="00000000-0000-4000-8000-000000000000",
-        ttl_ms=ttl_ms,
-        margin_ms=margin_ms,
-        collection_period_ms=collection_period_ms,
+        ttl_ms=times.ttl_ms,
+        margin_ms=times.margin_ms,
+        collection_period_ms=times.period_ms,
     )
     stored = SimObject(data=encode_record(record), created_ms=server.now_ms(), metadata={})
     server.put(f"{ROOT}{REPOSITORY}", stored, if_absent=True)

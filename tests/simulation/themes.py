@@ -5,6 +5,7 @@ such a moment by a trap, and leaves to chance who, when exactly, and what else h
 """
 
 from collections.abc import Callable
+from random import Random
 from typing import Final
 
 import msgspec
@@ -14,20 +15,33 @@ from tests.simulation.plot import (
     BOUNDARY,
     COLLECTOR,
     DAY_MS,
-    ENFORCED_TTL_MS,
+    ENFORCED,
     HOUR_MS,
     KEEPER,
-    MARGIN_MS,
+    MINUTE_MS,
     OTHER,
     PROCESSES_IN_USE,
     READER,
     RECORD,
     SECOND,
-    TTL_MS,
+    SECOND_MS,
+    USUAL,
     WRITER,
     Plot,
 )
-from tests.simulation.schedule import TASK_SCOPE, Control, Do, Effect, Schedule, Step, StoreKind, Trap, Verb, flat
+from tests.simulation.schedule import (
+    TASK_SCOPE,
+    Control,
+    Do,
+    Effect,
+    Schedule,
+    Step,
+    StoreKind,
+    Times,
+    Trap,
+    Verb,
+    flat,
+)
 from tests.simulation.sim_s3 import PAGES, page_max_of
 from tests.simulation.themes_of_chance import (
     anything,
@@ -39,6 +53,7 @@ from tests.simulation.themes_of_chance import (
     forgetting,
     long_pause,
     names,
+    one_id,
 )
 
 # ---------------------------------------------------------------------------------------------- themes
@@ -75,7 +90,7 @@ def zombie(plot: Plot) -> None:
     plot.trap(WRITER, *then, after=after, effect="stop", operation="put_if_absent", prefix="log/", suffix=RECORD)
     plot.push()
     if plot.one_in(3):
-        plot.advance(plot.chance.randrange(TTL_MS))
+        plot.advance(plot.chance.randrange(plot.times.ttl_ms))
         plot.collect()
     plot.wake(WRITER)
     plot.settle()
@@ -87,7 +102,7 @@ def void_record(plot: Plot) -> None:
     effect = plot.pick("stop", "adrift")
     plot.trap(WRITER, after=False, effect=effect, operation="put_if_absent", prefix="log/", suffix=RECORD)
     plot.push()
-    plot.advance((ENFORCED_TTL_MS if plot.is_enforced else TTL_MS) - MARGIN_MS // plot.chance.choice((1, 2, 4)))
+    plot.advance(plot.times.ttl_ms - plot.times.margin_ms // plot.chance.choice((1, 2, 4)))
     if plot.one_in(3):
         plot.collect()
     plot.wake(WRITER)
@@ -104,7 +119,7 @@ def interrupted_ttl_removal(plot: Plot) -> None:
     plot.push()
     story = plot.chance.randrange(4)
     if story == 0:
-        plot.advance(ENFORCED_TTL_MS if plot.is_enforced else TTL_MS)
+        plot.advance(plot.times.ttl_ms)
         plot.collect()
     elif story == 1:
         plot.do(KEEPER, plot.chance.choice(("fork", "name", "rewind")), choice=plot.chance.randrange(2))
@@ -124,7 +139,7 @@ def late_put(plot: Plot) -> None:
     if plot.one_in(2):
         plot.collect()
     if plot.one_in(4):
-        plot.advance(TTL_MS)
+        plot.advance(plot.times.ttl_ms)
         plot.collect()
     plot.land()
     plot.do(WRITER, "commit")
@@ -256,6 +271,7 @@ def second_attempt(plot: Plot) -> None:
 ACTORS_MIN: Final = 3
 EFFECTS_MIN: Final = 40
 PAGED_EVERY: Final = 4
+OTHER_TIMES_EVERY: Final = 6
 TWO_THEMES_EVERY: Final = 8
 THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     lost_answer_at_commit,
@@ -281,6 +297,7 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     forgetting,
     dropping,
     chain,
+    one_id,
     # These meet what they are for less often than the others.
     fork_against_collect,
     fork_against_collect,
@@ -311,14 +328,18 @@ def make_schedule(seed: int) -> Schedule:
     chance = plot.chance
     kinds, weights = zip(*_STORES, strict=True)
     store = chance.choices(kinds, weights)[0]
-    plot.is_enforced = store == "expiring"
+    is_enforced = store == "expiring"
     plot.deltas = plot.one_in(4)
     # One task commits for itself; what a schedule finds is of the whole job.
     is_of_task = plot.one_in(12)
     if plot.one_in(3):
         skew_ms = chance.choice((-3 * DAY_MS, -HOUR_MS, HOUR_MS, 3 * DAY_MS))
         plot.steps.append(Control(process=chance.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
-    beginning = 0 if is_of_task else chance.randrange(BEGINNINGS_COUNT)
+    if is_enforced:
+        plot.times = ENFORCED
+    elif plot.one_in(OTHER_TIMES_EVERY):
+        plot.times = _times(chance)
+    beginning = 0 if is_of_task or plot.times != USUAL else chance.randrange(BEGINNINGS_COUNT)
     if not beginning:
         plot.push()
         plot.push(chance.choice((WRITER, WRITER, OTHER)))
@@ -329,9 +350,9 @@ def make_schedule(seed: int) -> Schedule:
             # Clocks go backwards, too.
             skew_ms = chance.randrange(-DAY_MS, DAY_MS)
             plot.steps.append(Control(process=chance.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
-    if plot.is_enforced and plot.one_in(2):
+    if is_enforced and plot.one_in(2):
         plot.do(WRITER, "backup")
-        plot.advance(ENFORCED_TTL_MS + DAY_MS)
+        plot.advance(plot.times.ttl_ms + DAY_MS)
     if len({step.process for step in flat(tuple(plot.steps)) if isinstance(step, Do)}) < ACTORS_MIN:
         plot.collect()
         plot.push(OTHER)
@@ -343,11 +364,20 @@ def make_schedule(seed: int) -> Schedule:
         beginning=beginning,
         faults_per_mille=chance.choice((0, 0, 2, 10)),
         deltas=plot.deltas,
+        times=None if plot.times in (USUAL, ENFORCED) else plot.times,
         page_max=_page_max(seed),
         effects_min=EFFECTS_MIN,
         themes=tuple(theme.__name__ for theme in chosen),
         steps=tuple(_of_task(step) for step in steps) if is_of_task else steps,
     )
+
+
+def _times(chance: Random) -> Times:
+    """Any that `init` accepts, from minutes to weeks, each scale as likely as the others."""
+    ttl_ms = int(10 * MINUTE_MS * (30 * DAY_MS / (10 * MINUTE_MS)) ** chance.random())
+    margin_ms = chance.randrange(2 * SECOND_MS, ttl_ms // 2)
+    period_ms = int(MINUTE_MS * (30 * DAY_MS / MINUTE_MS) ** chance.random())
+    return Times(ttl_ms=ttl_ms, margin_ms=margin_ms, period_ms=period_ms)
 
 
 def _page_max(seed: int) -> int:

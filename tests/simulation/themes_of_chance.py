@@ -5,12 +5,10 @@ from tests.simulation.plot import (
     COLLECTOR,
     HOUR_MS,
     KEEPER,
-    MARGIN_MS,
     OTHER,
     PROCESSES_IN_USE,
     READER,
     RECORD,
-    TTL_MS,
     WRITER,
     Plot,
 )
@@ -87,7 +85,8 @@ def bad_line(plot: Plot) -> None:
 def long_pause(plot: Plot) -> None:
     """Nobody does anything for longer than a TTL, between a backup and its commit (C5, D2)."""
     plot.do(WRITER, "backup")
-    plot.advance(plot.chance.choice((TTL_MS // 2, TTL_MS - MARGIN_MS, TTL_MS, 2 * TTL_MS)))
+    ttl_ms = plot.times.ttl_ms
+    plot.advance(plot.chance.choice((ttl_ms // 2, ttl_ms - plot.times.margin_ms, ttl_ms, 2 * ttl_ms)))
     plot.collect()
     plot.do(WRITER, "commit")
     plot.push()
@@ -106,7 +105,7 @@ def anything(plot: Plot) -> None:
             target=plot.chance.randrange(2),
         )
         if plot.one_in(5):
-            plot.advance(plot.chance.randrange(TTL_MS))
+            plot.advance(plot.chance.randrange(plot.times.ttl_ms))
         if plot.one_in(6):
             process = plot.chance.randrange(PROCESSES_IN_USE)
             plot.steps.append(Control(process=process, what=plot.chance.choice(("kill", "stop", "wake"))))
@@ -196,3 +195,57 @@ def chain(plot: Plot) -> None:
     else:
         plot.do(KEEPER, plot.chance.choice(("rewind", "fork", "name")), choice=plot.chance.randrange(3))
         plot.collect()
+
+
+def commit_again(plot: Plot) -> None:
+    """A result is committed a second time, once the scope holds again what it was made against (C2, D2)."""
+    # Of a scope that is empty at first, or not.
+    scope, story = plot.chance.randrange(2), plot.chance.randrange(3)
+    if story == 0:
+        plot.push(scope=scope)
+        plot.do(WRITER, "push", scope=scope)
+        plot.do(KEEPER, "rewind", scope=scope, choice=1)
+    elif story == 1:
+        plot.do(WRITER, "push", scope=scope, store=1)
+        plot.do(WRITER, "drop", scope=scope)
+    else:
+        plot.do(WRITER, "push", scope=scope)
+        plot.do(KEEPER, "forget", scope=scope, choice=1)
+    again = Do(process=WRITER, verb="again", scope=scope)
+    if plot.one_in(2):
+        plot.advance(plot.chance.randrange(plot.times.ttl_ms))
+    if plot.one_in(2):
+        operation, prefix = plot.chance.choice((("delete", "indexes/"), ("delete", "log/"), ("put_if_absent", "log/")))
+        plot.trap(COLLECTOR, again, prefix=prefix, operation=operation, after=plot.one_in(2))
+    plot.collect()
+    plot.steps.append(again)
+    if plot.one_in(2):
+        plot.advance(plot.chance.randrange(plot.times.ttl_ms))
+    plot.collect()
+    plot.do(READER, "restore", scope=scope)
+    plot.push(scope=scope)
+
+
+def one_id(plot: Plot) -> None:
+    """Two snapshots have one unique id; what counts is which index a result was made against (C2, C3)."""
+    plot.push(label=1)
+    if plot.one_in(2):
+        # On one of them a result is made, and committed when the other one is there.
+        plot.do(WRITER, "push", label=2)
+        plot.do(OTHER, "backup", label=3)
+        plot.do(KEEPER, "rewind", choice=1)
+        plot.do(WRITER, "push", label=2)
+        plot.collect()
+        plot.do(OTHER, "commit")
+    else:
+        # The answer to the first one is lost, and a second one is made.
+        effect = plot.pick("outage", "outage", "adrift")
+        plot.trap(
+            WRITER, effect=effect, after=effect == "outage", operation="put_if_absent", prefix="log/", suffix=RECORD
+        )
+        plot.do(WRITER, "push", label=2)
+        plot.do(WRITER, "push", label=2)
+        plot.land()
+        plot.do(WRITER, "push", label=2)
+    plot.do(READER, "restore")
+    plot.collect()
