@@ -51,6 +51,7 @@ async def backup_checkpoint(
     stores_at_once: int = STORES_AT_ONCE,
     verify: bool = True,
     check_retained: bool = False,
+    moved: bool = False,
     scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
     store_settings: StoreSettings | None = None,
@@ -68,6 +69,8 @@ async def backup_checkpoint(
         verify: Whether what is new is checked before it is taken over (P5).
         check_retained: Whether what the newest picture has is looked for, and sent again where it is missing, also if
             the picture is of this batch already (design 0006, M1); a STAT for each blob.
+        moved: Go on with the job also if the newest picture is of another place, and this checkpoint does not have its
+            batch (P9).
         scratch: Where files of a checkpoint on another store are fetched to; the system's place if not given.
         progress: Told what there is to do and what is done.
         store_settings: How the checkpoint's store is asked.
@@ -76,7 +79,7 @@ async def backup_checkpoint(
     Raises:
         NotFoundError: There is no checkpoint, or no batch is committed.
         ProviderError: The state is not RocksDB's.
-        UsageError: The job has something else than pictures of this query (P9).
+        UsageError: The job has something else than pictures of this query, or those of another copy of it (P9).
         DamagedError, FormatError: A file is not whole (P5); the error names it, and nothing was committed.
         VersionMissingError: A file is not there.
         QueryMovedOnError: The query took away what was being read, again and again (P6).
@@ -111,6 +114,7 @@ async def backup_checkpoint(
             job=job,
             verify=verify,
             check_retained=check_retained,
+            moved=moved,
             scratch=scratch,
             progress=sums.part(),
             ambient=ambient,
@@ -137,6 +141,7 @@ async def take_picture(
     job: str | None = None,
     verify: bool = True,
     check_retained: bool = False,
+    moved: bool = False,
     scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
     ambient: Ambient | None = None,
@@ -149,7 +154,7 @@ async def take_picture(
     began_s = ambient.monotonic_s()
     failed: tuple[int, Exception] | None = None
     for attempt in range(1, ATTEMPTS_MAX + 1):
-        begun = await begin_backup(repository, root, job=job, check_retained=check_retained)
+        begun = await begin_backup(repository, root, job=job, check_retained=check_retained, moved=moved)
         if begun.parent is not None and begun.taken is not None:
             return CheckpointBackup(commit=begun.parent, picture=begun.taken, is_new=False, attempts=attempt)
         try:

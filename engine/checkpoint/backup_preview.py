@@ -41,13 +41,14 @@ async def preview_backup(
     location: str | Path | BlobStore,
     *,
     job: str | None = None,
+    moved: bool = False,
     stores_at_once: int = STORES_AT_ONCE,
     scratch: Path | None = None,
     store_settings: StoreSettings | None = None,
 ) -> BackupPreview:
     """What `backup_checkpoint` would do; nothing is written. Arguments and errors as there."""
     async with opened_checkpoint(location, store_settings) as root:
-        begun = await begin_backup(repository, root, job=job)
+        begun = await begin_backup(repository, root, job=job, moved=moved)
 
         async def look(store: StoreAt) -> tuple[int, int, int, int]:
             return await _look(repository, root, begun, store, scratch)

@@ -105,18 +105,25 @@ class CheckpointBackup(Told, msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def begin_backup(
-    repository: Repository, root: CheckpointDir, *, job: str | None = None, check_retained: bool = False
+    repository: Repository,
+    root: CheckpointDir,
+    *,
+    job: str | None = None,
+    check_retained: bool = False,
+    moved: bool = False,
 ) -> PictureBegun:
     """Find out which batch a picture is of, and what it will be compared with (P1, P2).
 
     Costs a list of `commits/`, two GETs of logs, one of `metadata`, a list and two or three requests for each operator,
-    three GETs more if the newest picture is of the same batch; of the repository a list, and a GET or two.
+    three GETs more if the newest picture is of the same batch, two if it is of another place; of the repository a list,
+    and a GET or two.
 
     Args:
         repository: Where to.
         root: The checkpoint.
         job: As for `backup_checkpoint`.
         check_retained: Whether a picture of this batch has to be whole to count: a STAT for each blob of it.
+        moved: As for `backup_checkpoint`.
 
     Raises:
         As `backup_checkpoint`.
@@ -132,6 +139,8 @@ async def begin_backup(
         if parent is not None and not at.stores:
             _check_stateless(parent)
     begun = PictureBegun(scope=scope, query_id=query_id, location=_shown(root), at=at, parent=parent)
+    if newest is not None and newest.location != begun.location and not moved:
+        await _check_continues(repository, root, begun, newest)
     if newest is None or newest.batch != at.batch or not await _is_taken(repository, root, begun):
         return begun
     if check_retained and parent is not None and await find_complete(repository.store, [parent]) is None:
@@ -145,6 +154,29 @@ async def _is_taken(repository: Repository, root: CheckpointDir, begun: PictureB
     A query may have been taken back and come to this number again, which its logs say; and the offsets of the batch
     that follows are part of the picture (P7).
     """
+    batch = begun.at.batch
+    return await _has_logs(repository, root, begun, ((COMMITS, batch), (OFFSETS, batch), (OFFSETS, batch + 1)))
+
+
+async def _check_continues(repository: Repository, root: CheckpointDir, begun: PictureBegun, newest: Picture) -> None:
+    """Refuse a checkpoint at another place that does not have the newest backed-up batch: two copies share a job (P9).
+
+    Raises:
+        UsageError: It lacks the batch, or has run another one under its number.
+    """
+    if not await _has_logs(repository, root, begun, ((COMMITS, newest.batch), (OFFSETS, newest.batch))):
+        raise UsageError(
+            f"{begun.location} does not have batch {newest.batch} that was backed up from {newest.location}",
+            operation=OPERATION,
+            subject=str(begun.scope),
+            hint="give each copy of a checkpoint a job of its own (--job); to go on with this one alone, say --moved",
+        )
+
+
+async def _has_logs(
+    repository: Repository, root: CheckpointDir, begun: PictureBegun, entries: Sequence[tuple[str, int]]
+) -> bool:
+    """Compare entries of the checkpoint's logs with those of the newest picture; absent on both sides is equal."""
     reference = begun.base(None)
     if reference is None:
         return False
@@ -154,15 +186,14 @@ async def _is_taken(repository: Repository, root: CheckpointDir, begun: PictureB
         # The next picture heals it, if it is missing, or says what is wrong (design 0006, M1).
         return False
     there = {path: file.blake3 for path, file in files_of(index.dir)}
-    batch = begun.at.batch
-    for room, number in ((COMMITS, batch), (OFFSETS, batch), (OFFSETS, batch + 1)):
+    for log, number in entries:
         try:
-            data = await root.read(f"{room}/{number}", size_bytes_max=ENTRY_BYTES_MAX)
+            data = await root.read(f"{log}/{number}", size_bytes_max=ENTRY_BYTES_MAX)
         except BlobNotFoundError:
             now = None
         else:
             now = hash_content(data)
-        if now != there.get((room, str(number))):
+        if now != there.get((log, str(number))):
             return False
     return True
 

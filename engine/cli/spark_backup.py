@@ -85,6 +85,7 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
     help="Where files are fetched to.  [default: this machine's place for temporary files]",
 )
 @click.option("--check-retained", is_flag=True, help=CHECK_RETAINED_HELP)
+@click.option("--moved", is_flag=True, help="Go on with a job whose last backup is of another place and a later batch.")
 @on_spark_option
 @click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be uploaded.")
 @figures_option
@@ -99,6 +100,7 @@ def spark_backup(
     watch: int | None,
     scratch: Path | None,
     check_retained: bool,
+    moved: bool,
     on_spark: bool,
     dry_run: bool,
 ) -> ExitCode:
@@ -111,13 +113,13 @@ def spark_backup(
         raise UsageError("--dry-run and --watch", operation="spark backup", hint="give one of them")
     with session.open() as repository, contextlib.ExitStack() as open_for_all:
         if dry_run:
-            _preview(session, repository, checkpoint, job, scratch)
+            _preview(session, repository, checkpoint, job, scratch, moved=moved)
             return ExitCode.OK
         take: Callable[..., CheckpointBackup] = functools.partial(_take, session, repository, checkpoint, job, scratch)
         if on_spark:
             spark = open_for_all.enter_context(spark_session())
             take = functools.partial(_take_on_spark, session, spark, checkpoint, job, scratch)
-        take = functools.partial(take, check_retained=check_retained)
+        take = functools.partial(take, check_retained=check_retained, moved=moved)
         if watch is None:
             _show(session, take())
         else:
@@ -150,6 +152,7 @@ def _take(
     scratch: Path | None,
     *,
     check_retained: bool,
+    moved: bool,
 ) -> CheckpointBackup:
     with session.progress("backup") as progress:
         return repository.loop.run(
@@ -158,6 +161,7 @@ def _take(
                 checkpoint,
                 job=job,
                 check_retained=check_retained,
+                moved=moved,
                 scratch=scratch,
                 progress=progress,
                 store_settings=session.store_settings(),
@@ -173,6 +177,7 @@ def _take_on_spark(
     scratch: Path | None,
     *,
     check_retained: bool,
+    moved: bool,
 ) -> CheckpointBackup:
     # With PySpark and a JVM, for those who asked for them.
     from engine.spark import checkpoint_backup  # noqa: PLC0415
@@ -183,6 +188,7 @@ def _take_on_spark(
         checkpoint,
         job=job,
         check_retained=check_retained,
+        moved=moved,
         scratch=scratch,
         transfer=session.common.transfer,
         store_settings=session.store_settings(),
@@ -191,11 +197,22 @@ def _take_on_spark(
 
 
 def _preview(
-    session: Session, repository: SyncRepository, checkpoint: str, job: str | None, scratch: Path | None
+    session: Session,
+    repository: SyncRepository,
+    checkpoint: str,
+    job: str | None,
+    scratch: Path | None,
+    *,
+    moved: bool,
 ) -> None:
     found = repository.loop.run(
         preview_backup(
-            repository.asynchronous, checkpoint, job=job, scratch=scratch, store_settings=session.store_settings()
+            repository.asynchronous,
+            checkpoint,
+            job=job,
+            moved=moved,
+            scratch=scratch,
+            store_settings=session.store_settings(),
         )
     )
     lines = [f"batch {found.batch} of query {printable(found.query_id)}, as job {printable(found.job)}"]

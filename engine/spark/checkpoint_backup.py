@@ -98,6 +98,7 @@ def backup_checkpoint(
     job: str | None = None,
     verify: bool = True,
     check_retained: bool = False,
+    moved: bool = False,
     scratch: Path | None = None,
     partitions_max: int | None = None,
     transfer: TransferSettings | None = None,
@@ -113,6 +114,7 @@ def backup_checkpoint(
         job: Which job has the pictures of this query; `spark-<query id>` if not given.
         verify: Whether what is new is checked before it is taken over.
         check_retained: As for `engine.checkpoint.backup.backup_checkpoint`.
+        moved: As for `engine.checkpoint.backup.backup_checkpoint`.
         scratch: As for `engine.checkpoint.backup.backup_checkpoint`, here and on each executor.
         partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
         transfer: How bytes are moved.
@@ -161,6 +163,7 @@ def backup_checkpoint(
                 job=job,
                 verify=verify,
                 check_retained=check_retained,
+                moved=moved,
                 scratch=scratch,
             )
 

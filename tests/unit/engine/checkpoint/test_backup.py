@@ -292,6 +292,68 @@ class TestRefused:
         assert not [request for request in store.requests if request[0].startswith("put")]
 
 
+class TestCopies:
+    """Two copies of one checkpoint have one query id, and must not share a job (P9)."""
+
+    @both_formats
+    async def test_a_copy_that_has_run_by_itself_is_refused(
+        self, new_query: NewQuery, tmp_path: Path, repository: Repository, format_version: int
+    ) -> None:
+        query = new_query(format_version=format_version, partitions=1)
+        await query.run(3)
+        copy = shutil.copytree(query.root, tmp_path / "copy")
+        await query.run(2)
+        production = await backup_checkpoint(repository, query.root)
+        for moved in (False, True):
+            if moved:
+                # The copy has come to the same number with a batch of its own.
+                shutil.rmtree(copy)
+                shutil.copytree(query.root, copy)
+                offsets = (copy / "offsets/4").read_bytes()
+                assert b'"batchTimestampMs":4' in offsets
+                (copy / "offsets/4").write_bytes(offsets.replace(b'"batchTimestampMs":4', b'"batchTimestampMs":9'))
+            with pytest.raises(UsageError, match="does not have batch 4 that was backed up from") as caught:
+                await backup_checkpoint(repository, copy)
+            assert "--job" in caught.value.hint
+            assert "--moved" in caught.value.hint
+            with pytest.raises(UsageError):
+                await preview_backup(repository, copy)
+        newest = await repository.latest(production.commit.scope)
+        assert newest is not None
+        assert newest.pointer == production.commit.pointer
+        assert (await backup_checkpoint(repository, copy, job="test")).is_new
+        assert (await preview_backup(repository, copy, moved=True)).batch == 4
+        assert (await backup_checkpoint(repository, copy, moved=True)).is_new
+        # From here on it is the other one that is elsewhere.
+        with pytest.raises(UsageError):
+            await backup_checkpoint(repository, query.root)
+
+    async def test_a_checkpoint_that_goes_on_elsewhere_is_no_copy(
+        self, new_query: NewQuery, tmp_path: Path, repository: Repository
+    ) -> None:
+        query = new_query(partitions=1)
+        await query.run(3)
+        first = await backup_checkpoint(repository, query.root)
+        same = shutil.copytree(query.root, tmp_path / "same")
+        assert not (await backup_checkpoint(repository, same)).is_new
+        await query.run(2)
+        further = shutil.move(query.root, tmp_path / "further")
+        done = await backup_checkpoint(repository, further)
+        assert (done.picture.batch, done.commit.record.predecessor) == (4, first.commit.pointer)
+
+    async def test_a_query_that_was_taken_back_where_it_stands_is_no_copy(
+        self, new_query: NewQuery, tmp_path: Path, repository: Repository
+    ) -> None:
+        query = new_query(partitions=1)
+        await query.run(3)
+        older = shutil.copytree(query.root, tmp_path / "older")
+        await query.run(2)
+        await backup_checkpoint(repository, query.root)
+        shutil.rmtree(query.root)
+        older.rename(query.root)
+        assert (await backup_checkpoint(repository, query.root)).picture.batch == 2
+
+
 def flip(path: Path, at: int) -> None:
     """Another byte in place of one, and the times as they were."""
     data, status = bytearray(path.read_bytes()), path.stat()

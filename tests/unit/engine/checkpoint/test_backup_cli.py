@@ -159,3 +159,15 @@ def test_the_scratch_directory_is_the_one_that_is_said(run: Run, checkpoint: Pat
 
 def test_a_plan_is_not_watched(run: Run, checkpoint: Path) -> None:
     assert run("spark", "backup", str(checkpoint), "-n", "--watch", "1s").exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)], ids=["backup", "dry run"])
+def test_another_copy_of_the_checkpoint_is_a_usage_error_unless_it_took_its_place(
+    run: Run, tmp_path: Path, checkpoint: Path, checkpoints: dict[int, Path], more: tuple[str, ...]
+) -> None:
+    further = shutil.copytree(checkpoints[8], tmp_path / "further")
+    assert run("spark", "backup", str(further)).exit_code == ExitCode.OK
+    refused = run("spark", "backup", str(checkpoint), *more)
+    assert refused.exit_code == ExitCode.USAGE
+    assert "give each copy of a checkpoint a job of its own (--job)" in refused.stderr
+    assert run("spark", "backup", str(checkpoint), "--moved", *more).exit_code == ExitCode.OK
