@@ -31,7 +31,7 @@ from typing_extensions import override
 
 from benchmarks.collect_world import KEEP_LAST, SNAPSHOTS, DoorAccess, Doors, World, build, deleted, load
 from blobstore.opening import StoreSettings
-from engine.collect import CollectReport, Deleted, Listing, Marked
+from engine.collect import CollectReport, Deleted, Listing, Swept
 from engine.repository import Repository
 from engine.roots import References
 from engine.spark.collect_hands import SparkHands
@@ -91,8 +91,8 @@ class TimedHands(SparkHands):
         return await self._timed("list", super().list_uploads(run, now_ms))
 
     @override
-    async def mark(self, references: References) -> Marked:
-        return await self._timed("mark and sweep", super().mark(references))
+    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> Swept:
+        return await self._timed("mark and sweep", super().sweep(references, now_ms, ttl_ms))
 
     @override
     async def delete(self, room: str) -> Deleted:
@@ -155,7 +155,7 @@ def check(world: World, report: CollectReport) -> None:
     gone_blobs, gone_indexes = deleted(root, BLOBS), deleted(root, INDEXES)
     assert gone_blobs == msgspec.structs.replace(world.dead_blobs, size_bytes=0)
     assert gone_indexes == msgspec.structs.replace(world.dead_indexes, size_bytes=0)
-    uploads = [t for t in report.totals if t.reason in {DeleteReason.CLOSED_UPLOAD, DeleteReason.EXPIRED_UPLOAD}]
+    uploads = [t for t in report.totals if t.reason is DeleteReason.UNREACHABLE_UPLOAD]
     dead = world.dead_blobs + world.dead_indexes
     assert (sum(t.count for t in uploads), sum(t.size_bytes for t in uploads)) == (dead.count, dead.size_bytes)
     waiting = world.waiting_blobs

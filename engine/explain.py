@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobInfo, BlobStore, Capabilities, RequestMetadata
+from blobstore.base import BlobInfo, BlobStore, RequestMetadata
 from blobstore.bounded import map_bounded
 from blobstore.errors import InvalidRequestError
 from engine.errors import DamagedError, UsageError
@@ -53,8 +53,8 @@ class Fate(StrEnum):
 
     KEPT = "stays"
     DELETED = "goes"
-    # Unreachable, and its TTL is running.
-    WAITING = "waits for its TTL"
+    # Unreachable, and younger than the TTL.
+    WAITING = "waits until it is a TTL old"
     LEFT_ALONE = "is left alone"
     ABSENT = "is not there"
     # An index that is kept cannot be read, and may lead to it.
@@ -107,6 +107,8 @@ class Explanation(Told, msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int | None = None
     # None: it carries no TTL, or is not there.
     expires_at_ms: int | None = None
+    # When a collection may delete what is unreachable now; None of anything else.
+    collectable_at_ms: int | None = None
     paths_count: int = 0
     # Those that keep it first.
     paths: tuple[KeyPath, ...] = ()
@@ -156,7 +158,7 @@ async def explain(
         fate = Fate.ABSENT if there is None else Fate.UNKNOWN
         rule = "an index that is kept cannot be read, and may lead to it: a collection deletes nothing then (0002, D4)"
         return msgspec.structs.replace(told, fate=fate, rule=rule)
-    return _explain_upload(told, there, store.capabilities, is_kept=is_kept, ttl_ms=repository.ttl_ms)
+    return _explain_upload(told, there, is_kept=is_kept, ttl_ms=repository.ttl_ms)
 
 
 def kind_of(key: str) -> KeyKind:
@@ -225,29 +227,20 @@ _RECORD_RULES: Final = {
 }
 
 
-def _explain_upload(
-    told: Explanation, there: BlobInfo | None, capabilities: Capabilities, *, is_kept: bool, ttl_ms: int
-) -> Explanation:
-    """D2, as a collection that begins now decides it: by what lists show, and by a look where it would take one."""
+def _explain_upload(told: Explanation, there: BlobInfo | None, *, is_kept: bool, ttl_ms: int) -> Explanation:
+    """Decide by D2, as a collection that begins now does."""
     if there is None:
         rule = "MISSING: something that is kept leads to it" if is_kept else "nothing that is kept leads to it"
         return msgspec.structs.replace(told, rule=rule)
     if is_kept:
         return msgspec.structs.replace(told, fate=Fate.KEPT, rule="something that is kept leads to it (0002, D2)")
-    upload = Upload(there.key, there.size_bytes, there.created_at_ms, there.expires_at_ms)
-    listed = msgspec.structs.replace(upload, ttl_known=capabilities.list_shows_ttl)
-    deletes, unknown = choose_uploads([listed], (), told.now_ms, ttl_ms)
-    if unknown and capabilities.removes_ttl:
-        deletes, _ = choose_uploads([upload], (), told.now_ms, ttl_ms)
-    if deletes:
-        return msgspec.structs.replace(
-            told,
-            fate=Fate.DELETED,
-            reason=deletes[0].reason,
-            rule="nothing that is kept leads to it, and its TTL is over or was removed (0002, D2)",
-        )
+    due = choose_uploads([Upload(there.key, there.size_bytes, there.created_at_ms)], told.now_ms, ttl_ms)
     return msgspec.structs.replace(
-        told, fate=Fate.WAITING, rule="nothing that is kept leads to it, and its TTL is running (0002, D2)"
+        told,
+        fate=Fate.DELETED if due else Fate.WAITING,
+        reason=due[0].reason if due else None,
+        collectable_at_ms=there.created_at_ms + ttl_ms,
+        rule=f"nothing that is kept leads to it, and it is {'older' if due else 'younger'} than the TTL (0002, D2)",
     )
 
 

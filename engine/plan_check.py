@@ -5,7 +5,6 @@ difference is compared with the plan's lines, shard by shard. The repository may
 what is reachable only by newer roots, what came later and what is gone are told, and make no plan wrong.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
@@ -31,7 +30,6 @@ from engine.plan_shards import (
     LINE_BYTES,
     REACHED_LATER,
     REACHED_THEN,
-    REASONS,
     Listed,
     pack_line,
     read_shards,
@@ -87,8 +85,7 @@ async def verify_plan(
     """Derive again what a collection may delete, and compare it with a plan.
 
     Requests: a LIST per 1,000 uploads; the lists of logs, names and pins and a GET for each record, name
-    and pin; a GET for each index that is alive, more for deltas. Where lists do not show TTLs a STAT for each
-    unreachable upload younger than the TTL.
+    and pin; a GET for each index that is alive, more for deltas.
 
     Args:
         store: The repository's.
@@ -210,9 +207,7 @@ class _Check:
                 if uploads and shard_of(uploads[-1].key) != shard_of(blob.key):
                     await run_blocking(write_uploads, listed, uploads)
                     uploads = []
-                uploads.append(
-                    Listed(blob.key, blob.size_bytes, blob.created_at_ms, blob.expires_at_ms, blob.ttl_known)
-                )
+                uploads.append(Listed(blob.key, blob.size_bytes, blob.created_at_ms))
                 self._found.counts["listed"] += 1
         if uploads:
             await run_blocking(write_uploads, listed, uploads)
@@ -244,17 +239,17 @@ class _Check:
         raise UnsafeStoreError(f"the roots changed in each of {READINGS_MAX} readings", operation=OPERATION)
 
     async def _read_lines(self, planned: SortedDigests) -> tuple[ReasonTotal, ...]:
-        """Every line of the plan; returns what they add up to."""
-        counts: Counter[DeleteReason] = Counter()
-        sizes: Counter[DeleteReason] = Counter()
+        """Read every line of the plan; return what they add up to."""
+        count = size_bytes = 0
         names = [blob.key async for blob in list_blobs(self._plan, "") if blob.key.endswith(LINES_SUFFIX)]
         for name in names:
             data = await _read_part(self._plan, name)
             for line in decode_lines(data, subject=name):
-                counts[line.reason] += 1
-                sizes[line.reason] += line.size_bytes
+                count += 1
+                size_bytes += line.size_bytes
                 planned.add(digest_of(line.key) + pack_line(line))
-        return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in REASONS if counts[r])
+        reason = DeleteReason.UNREACHABLE_UPLOAD
+        return (ReasonTotal(reason=reason, count=count, size_bytes=size_bytes),) if count else ()
 
     def _check_totals(self, totals: tuple[ReasonTotal, ...]) -> list[str]:
         found = compare_totals(self._summary, totals)
@@ -275,10 +270,10 @@ class _Check:
             self._found.counts["planned"] += sum(map(len, shard.lines.values()))
             for upload in shard.uploads:
                 digest = digest_of(upload.key)
-                await self._judge(upload, shard.lines.pop(digest, []), shard.reach.get(digest))
+                self._judge(upload, shard.lines.pop(digest, []), shard.reach.get(digest))
             self._found.counts["gone"] += len(shard.lines)
 
-    async def _judge(self, upload: Listed, lines: list[bytes], reached: bytes | None) -> None:
+    def _judge(self, upload: Listed, lines: list[bytes], reached: bytes | None) -> None:
         found = self._found
         if len(lines) > 1:
             found.add_wrong(upload.key, WrongKind.REPEATED)
@@ -289,59 +284,26 @@ class _Check:
         elif not lines and upload.created_at_ms >= self._header.listed_at_ms:
             found.counts["later"] += 1
         else:
-            try:
-                reason, expires_at_ms = await self._reason(upload)
-            except BlobNotFoundError:
-                found.counts["gone"] += bool(lines)  # collected since it was listed
-                return
+            is_due = upload.created_at_ms + self._ttl_ms <= self._then_ms
             if lines:
-                self._judge_line(upload, lines[0], reason, expires_at_ms)
-            elif reason is not None:
+                self._judge_line(upload, lines[0], is_due=is_due)
+            elif is_due:
                 found.add_missed(upload.key, upload.size_bytes)
             else:
                 found.counts["waiting"] += 1
 
-    def _judge_line(self, upload: Listed, note: bytes, reason: DeleteReason | None, expires_at_ms: int | None) -> None:
-        """A planned key that nothing leads to: whether it may go, and what the line says of it."""
+    def _judge_line(self, upload: Listed, note: bytes, *, is_due: bool) -> None:
+        """Judge a planned key that nothing leads to: whether it may go, and what the line says of it."""
         line = unpack_line(note)
         capabilities = self._store.capabilities
         moved = not capabilities.keeps_created_at and line.created_at_ms < upload.created_at_ms
         came_later = line.created_at_ms > self._then_ms + capabilities.created_late_ms
-        if reason is None:
+        if not is_due:
             self._found.add_wrong(upload.key, WrongKind.UNEXPIRED)
-        elif reason is not line.reason:
-            self._found.add_wrong(upload.key, WrongKind.REASON)
         elif upload.size_bytes != line.size_bytes:
             self._found.add_wrong(upload.key, WrongKind.SIZE)
-        elif (
-            line.expires_at_ms != expires_at_ms
-            or came_later
-            or (upload.created_at_ms != line.created_at_ms and not moved)
-        ):
+        elif came_later or (upload.created_at_ms != line.created_at_ms and not moved):
             self._found.add_wrong(upload.key, WrongKind.TIMES)
-
-    async def _reason(self, upload: Listed) -> tuple[DeleteReason | None, int | None]:
-        """Why an unreachable upload could go when the plan was made (0002, D2), and when its TTL ended, if it did.
-
-        None: its TTL was running.
-
-        Raises:
-            BlobNotFoundError: It had to be looked at, and is gone.
-        """
-        then_ms = self._then_ms
-        expires_at_ms = upload.expires_at_ms
-        if not upload.ttl_known:
-            if upload.created_at_ms + self._ttl_ms <= then_ms:
-                return DeleteReason.OUTLIVED_UPLOAD, None
-            if not self._store.capabilities.removes_ttl:
-                return None, None
-            info = await self._store.stat(upload.key)
-            if info is None:
-                raise BlobNotFoundError("is gone", operation=OPERATION, key=upload.key)
-            expires_at_ms = info.expires_at_ms
-        if expires_at_ms is None:
-            return DeleteReason.CLOSED_UPLOAD, None
-        return (DeleteReason.EXPIRED_UPLOAD, expires_at_ms) if expires_at_ms <= then_ms else (None, None)
 
 
 def _adder(reached: SortedDigests, note: bytes) -> Callable[[str], None]:

@@ -8,14 +8,13 @@ from typing import IO, Final
 import msgspec
 
 from engine.sorted_digests import DIGEST_BYTES, SHARD_NUMBERS, ShardReader, SortedDigests, shard_of
-from index.collect_plan import DeleteReason, PlannedUpload
+from index.collect_plan import PlannedUpload
 
 # By which roots something is reached; what the plan's own reach sorts first.
 REACHED_THEN: Final = b"\0"
 REACHED_LATER: Final = b"\1"
-REASONS: Final = (DeleteReason.EXPIRED_UPLOAD, DeleteReason.CLOSED_UPLOAD, DeleteReason.OUTLIVED_UPLOAD)
-# What is kept of a line beside the digest of its key: reason, size, creation and expiry (with whether it has one).
-_LINE: Final = struct.Struct(">BQq?q")
+# What is kept of a line beside the digest of its key: size and creation.
+_LINE: Final = struct.Struct(">Qq")
 LINE_BYTES: Final = _LINE.size
 _LENGTH_BYTES: Final = 8
 
@@ -26,17 +25,13 @@ class Listed(msgspec.Struct, frozen=True, gc=False, array_like=True):
     key: str
     size_bytes: int
     created_at_ms: int
-    expires_at_ms: int | None
-    ttl_known: bool
 
 
 class LineNote(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What is kept of a line of the plan."""
 
-    reason: DeleteReason
     size_bytes: int
     created_at_ms: int
-    expires_at_ms: int | None
 
 
 class Shard(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,24 +46,13 @@ class Shard(msgspec.Struct, frozen=True, kw_only=True):
 
 def pack_line(line: PlannedUpload) -> bytes:
     """The note of a line."""
-    return _LINE.pack(
-        REASONS.index(line.reason),
-        line.size_bytes,
-        line.created_at_ms,
-        line.expires_at_ms is not None,
-        line.expires_at_ms or 0,
-    )
+    return _LINE.pack(line.size_bytes, line.created_at_ms)
 
 
 def unpack_line(note: bytes) -> LineNote:
     """The inverse of `pack_line`, but for the key."""
-    reason_number, size_bytes, created_at_ms, has_expiry, expires_at_ms = _LINE.unpack(note)
-    return LineNote(
-        reason=REASONS[reason_number],
-        size_bytes=size_bytes,
-        created_at_ms=created_at_ms,
-        expires_at_ms=expires_at_ms if has_expiry else None,
-    )
+    size_bytes, created_at_ms = _LINE.unpack(note)
+    return LineNote(size_bytes=size_bytes, created_at_ms=created_at_ms)
 
 
 def write_uploads(file: IO[bytes], uploads: list[Listed]) -> None:

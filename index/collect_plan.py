@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from index.errors import UnsafeNameError
 from index.keys import parse_upload_key
@@ -20,12 +22,23 @@ class DeleteReason(StrEnum):
     SUPERSEDED_BOUNDARY = "boundary whose content a newer one repeats"
     EXPIRED_PIN = "pin released or expired"
     RELEASED_NAME = "name released"
-    EXPIRED_UPLOAD = "unreachable, and its TTL has expired: the upload was never committed"
-    CLOSED_UPLOAD = "unreachable, and its TTL was removed: it belonged to a closed commit"
-    OUTLIVED_UPLOAD = "unreachable, and older than its TTL, which has expired or was removed"
+    UNREACHABLE_UPLOAD = "unreachable, and older than the TTL"
     UNFINISHED_UPLOAD = "begun longer ago than the TTL, and never finished"
     LEFT_RUN = "left by a collection that began longer ago than the TTL"
     OLD_AUDIT = "audit record older than those that are kept"
+
+    @classmethod
+    @override
+    def _missing_(cls, value: object) -> "DeleteReason | None":
+        """Read what audit records and plans of earlier releases say."""
+        return cls.UNREACHABLE_UPLOAD if value in _FORMER_UPLOADS else None
+
+
+_FORMER_UPLOADS: Final = (
+    "unreachable, and its TTL has expired: the upload was never committed",
+    "unreachable, and its TTL was removed: it belonged to a closed commit",
+    "unreachable, and older than its TTL, which has expired or was removed",
+)
 
 
 class PlannedDelete(msgspec.Struct, frozen=True, gc=False):
@@ -37,11 +50,9 @@ class PlannedDelete(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlannedUpload(PlannedDelete, frozen=True, gc=False, kw_only=True):
-    """One blob or index to delete, with its times by the store's clock."""
+    """One blob or index to delete, with its creation time by the store's clock."""
 
     created_at_ms: int
-    # None: the TTL was removed; of `OUTLIVED_UPLOAD`, or nobody has looked.
-    expires_at_ms: int | None
 
 
 class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,14 +64,11 @@ class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Upload(msgspec.Struct, frozen=True, gc=False):
-    """A listed blob or index; times by the store's clock in milliseconds."""
+    """A listed blob or index; its creation time by the store's clock in milliseconds."""
 
     key: str
     size_bytes: int
     created_at_ms: int
-    # None: no TTL, if `ttl_known`.
-    expires_at_ms: int | None
-    ttl_known: bool = True
 
 
 class UnfinishedUpload(msgspec.Struct, frozen=True, gc=False):
@@ -187,52 +195,28 @@ def name_is_removable(name: NameRecord, written_at_ms: int, now_ms: int) -> bool
     return settled and not name_is_live(name, written_at_ms)
 
 
-def choose_uploads(
-    uploads: Iterable[Upload], reachable: Collection[str], now_ms: int, ttl_ms: int
-) -> tuple[tuple[PlannedUpload, ...], tuple[Upload, ...]]:
-    """Split unreachable uploads into those that may go and those whose TTL has to be looked up first (D2).
+def choose_uploads(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int) -> tuple[PlannedUpload, ...]:
+    """Choose the unreachable uploads that may go: those that were created at least a TTL ago (D2).
 
-    One whose TTL is not known and that was created at least a TTL ago needs no look at it (design 0002, refinement 15).
-    Every upload is born with the repository's TTL (K1, K2), so that either this TTL was removed, or it has expired by
-    the store's clock; D2 takes both. Where the creation time moves when a TTL is removed it moves to a later time
+    Whether an upload still carries its TTL decides nothing: a commit of a result that was committed before has the
+    lease of its uploads in full (C5). Where the creation time moves when a TTL is removed it moves to a later time
     only, and the upload waits a while longer.
 
     Args:
-        uploads: Blobs and indexes, listed before the roots were read.
-        reachable: Every key that a kept commit, a name or a pin leads to.
+        unreachable: Blobs and indexes that no kept commit, name or pin leads to; listed before the roots were read.
         now_ms: The store's clock, read before the listing.
-        ttl_ms: The repository's TTL, with which every upload is born.
-
-    Returns:
-        What may be deleted, and the unreachable uploads of which nothing but a look at their TTL can tell.
+        ttl_ms: The repository's TTL.
     """
-    deletes: list[PlannedUpload] = []
-    unknown: list[Upload] = []
-    for upload in uploads:
-        if upload.key in reachable:
-            continue
-        if upload.ttl_known:
-            reason = None
-            if upload.expires_at_ms is None:
-                reason = DeleteReason.CLOSED_UPLOAD
-            elif upload.expires_at_ms <= now_ms:
-                reason = DeleteReason.EXPIRED_UPLOAD
-        elif upload.created_at_ms + ttl_ms <= now_ms:
-            reason = DeleteReason.OUTLIVED_UPLOAD
-        else:
-            unknown.append(upload)
-            continue
-        if reason is not None:
-            deletes.append(
-                PlannedUpload(
-                    upload.key,
-                    reason,
-                    upload.size_bytes,
-                    created_at_ms=upload.created_at_ms,
-                    expires_at_ms=upload.expires_at_ms,
-                )
-            )
-    return tuple(deletes), tuple(unknown)
+    return tuple(
+        PlannedUpload(u.key, DeleteReason.UNREACHABLE_UPLOAD, u.size_bytes, created_at_ms=u.created_at_ms)
+        for u in unreachable
+        if u.created_at_ms + ttl_ms <= now_ms
+    )
+
+
+def waiting_until_ms(waiting: Iterable[Upload], ttl_ms: int) -> int:
+    """Return when the youngest of some unreachable uploads is a TTL old, by the store's clock; 0 of none."""
+    return max((upload.created_at_ms + ttl_ms for upload in waiting), default=0)
 
 
 def sum_deletes(deletes: Iterable[PlannedDelete]) -> tuple[ReasonTotal, ...]:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal
+from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal, sum_totals
 from index.decoding import UNDECODABLE
 from index.errors import IndexInvariantError, PlanFileError, UnknownFormatError, UnsafeNameError
 from index.keys import RunId, check_run_id, parse_upload_key
@@ -30,12 +30,9 @@ SCHEMA: Final = 1
 HEADER_BYTES_MAX: Final = 256 * 1024 * 1024
 LINE_BYTES_MAX: Final = 4096
 
-# The reasons of D2: what a line may say.
-_REASONS: Final = {
-    reason.name.lower(): reason
-    for reason in (DeleteReason.EXPIRED_UPLOAD, DeleteReason.CLOSED_UPLOAD, DeleteReason.OUTLIVED_UPLOAD)
-}
-_CODES: Final = {reason: code for code, reason in _REASONS.items()}
+# The reason of D2: what a line says; the others are what earlier releases wrote, each for a part of the same.
+_REASON: Final = DeleteReason.UNREACHABLE_UPLOAD.name.lower()
+_REASONS: Final = frozenset({_REASON, "expired_upload", "closed_upload", "outlived_upload"})
 
 Value = TypeVar("Value")
 
@@ -98,7 +95,7 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
     # Every blob and index that was listed.
     listed_count: int
     listed_bytes: int
-    # Unreachable uploads whose TTL is running.
+    # Unreachable uploads that are younger than the TTL.
     waiting_count: int
     waiting_bytes: int
 
@@ -108,7 +105,6 @@ class _Line(msgspec.Struct, frozen=True, gc=False):
     reason: str
     size_bytes: int
     created_at_ms: int
-    expires_at_ms: int | None
 
 
 class _Schema(msgspec.Struct, frozen=True):
@@ -150,12 +146,13 @@ def decode_summary(data: bytes, *, subject: str) -> PlanSummary:
     sizes = (summary.size_bytes, summary.listed_bytes, summary.waiting_bytes, *(t.size_bytes for t in summary.totals))
     if min(*counts, *sizes) < 0:
         raise PlanFileError("has counts or sizes that no plan has", subject=subject, hint=_HINT)
-    return summary
+    # Of an earlier release's reasons several mean the same.
+    return msgspec.structs.replace(summary, totals=sum_totals(summary.totals))
 
 
 def encode_line(planned: PlannedUpload) -> bytes:
     """One line of a plan, with its newline."""
-    line = _Line(planned.key, _CODES[planned.reason], planned.size_bytes, planned.created_at_ms, planned.expires_at_ms)
+    line = _Line(planned.key, _REASON, planned.size_bytes, planned.created_at_ms)
     return _line_encoder.encode(line) + b"\n"
 
 
@@ -179,17 +176,13 @@ def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
         parse_upload_key(value.key)
     except UnsafeNameError as error:
         raise PlanFileError("has a key that no blob or index has", subject=subject, hint=_HINT) from error
-    reason = _REASONS.get(value.reason)
-    if reason is None:
+    if value.reason not in _REASONS:
         raise PlanFileError("has a reason for which no upload is deleted", subject=subject, hint=_HINT)
     # Milliseconds before 1970 are no sign of malice where a test's clock begins at 0; sizes below 0 are.
-    is_size = 0 <= value.size_bytes <= SIZE_BYTES_MAX
-    is_time = max(abs(value.created_at_ms), abs(value.expires_at_ms or 0)) <= NEVER_MS
-    if not is_size or not is_time or (value.expires_at_ms is None) == (reason is DeleteReason.EXPIRED_UPLOAD):
-        raise PlanFileError("contradicts itself", subject=subject, hint=_HINT)
-    return PlannedUpload(
-        value.key, reason, value.size_bytes, created_at_ms=value.created_at_ms, expires_at_ms=value.expires_at_ms
-    )
+    if not 0 <= value.size_bytes <= SIZE_BYTES_MAX or abs(value.created_at_ms) > NEVER_MS:
+        raise PlanFileError("has a size or a time that no upload has", subject=subject, hint=_HINT)
+    reason = DeleteReason.UNREACHABLE_UPLOAD
+    return PlannedUpload(value.key, reason, value.size_bytes, created_at_ms=value.created_at_ms)
 
 
 def decode_lines(data: bytes, *, subject: str) -> Iterator[PlannedUpload]:

@@ -11,8 +11,8 @@ from index.model import CommitPointer, CommitRecord, DirIndex, IndexReference, S
 
 
 async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:
-    """Every key with a reason to exist: open records, what they, names and pins lead to, unexpired uploads."""
-    found = {blob.key: await _looked_at(store, blob) async for blob in list_blobs(store, "") if blob.key != "profile"}
+    """Return every key with a reason to exist: open records, what they, names and pins lead to, young uploads."""
+    found = {blob.key: blob async for blob in list_blobs(store, "") if blob.key != "profile"}
     data = {key: await read_blob(store, key, size_bytes_max=1 << 30) for key in found if not key.startswith("blobs/")}
     return keys_to_keep(found, data, now_ms)
 
@@ -33,7 +33,7 @@ def keys_to_keep(
         KeyError: An index is missing.
     """
     # Audit records are evidence; of what a collection writes down for itself nothing stays when it has ended.
-    margin_ms = decode_repository(data["repository"], subject="repository").margin_ms
+    repository = decode_repository(data["repository"], subject="repository")
     keep = {"repository", *(key for key in found if key.startswith("audit/"))}
     references: list[StoreReference] = []
     left: list[StoreReference] = []
@@ -46,7 +46,7 @@ def keys_to_keep(
             keep |= {key} if stays else set()
             references += stores
         if key.startswith("pins/"):
-            stays, stores = _pin(key, stored, found[key].created_at_ms, now_ms, margin_ms)
+            stays, stores = _pin(key, stored, found[key].created_at_ms, now_ms, repository.margin_ms)
             keep |= {key} if stays else set()
             if key in late_pins:
                 left += stores
@@ -58,7 +58,7 @@ def keys_to_keep(
         with suppress(KeyError):
             keep |= _reach(reference.index, data) & found.keys()
     for key, blob in found.items():
-        if key.startswith(("blobs/", "indexes/")) and blob.expires_at_ms is not None and blob.expires_at_ms > now_ms:
+        if key.startswith(("blobs/", "indexes/")) and now_ms < blob.created_at_ms + repository.ttl_ms:
             keep.add(key)
     return keep
 
@@ -71,15 +71,6 @@ def _pin(
     # For a margin longer a renewal may be on its way.
     stays = pin.duration_ms > 0 and now_ms < ends_at_ms + margin_ms
     return stays, pin.stores if now_ms < ends_at_ms else ()
-
-
-async def _looked_at(store: BlobStore, blob: BlobInfo) -> BlobInfo:
-    """A listed blob with its TTL, also where a listing does not tell it."""
-    if blob.ttl_known or not blob.key.startswith(("blobs/", "indexes/")):
-        return blob
-    info = await store.stat(blob.key)
-    assert info is not None, blob.key
-    return info
 
 
 def _name(key: str, stored: bytes, created_at_ms: int, now_ms: int) -> tuple[bool, tuple[StoreReference, ...]]:

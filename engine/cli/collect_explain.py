@@ -47,6 +47,8 @@ class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None
     created_at_ms: int | None
     expires_at_ms: int | None
+    # When a collection may delete what nothing keeps now; None of anything else.
+    collectable_at_ms: int | None
     paths_count: int
     paths: tuple[PathView, ...]
     unreadable: tuple[str, ...]
@@ -98,6 +100,7 @@ def _view(told: Explanation) -> ExplainView:
         size_bytes=told.size_bytes,
         created_at_ms=told.created_at_ms,
         expires_at_ms=told.expires_at_ms,
+        collectable_at_ms=told.collectable_at_ms,
         paths_count=told.paths_count,
         paths=tuple(
             PathView(
@@ -131,7 +134,8 @@ def _lines(told: Explanation) -> list[str]:
         some = f"{count(len(told.unreadable), 'index', 'indexes')}, such as {printable(told.unreadable[0])}"
         lines.append(f"NOT looked into, because missing or altered: {some}")
     because = f"{told.rule}: {told.reason.value}" if told.reason is not None else told.rule
-    return [*lines, f"collect: it {told.fate.value}; {because}"]
+    until = f", {iso_time(told.collectable_at_ms)}" if told.fate is Fate.WAITING and told.collectable_at_ms else ""
+    return [*lines, f"collect: it {told.fate.value}{until}; {because}"]
 
 
 def _ttl(told: Explanation) -> str:

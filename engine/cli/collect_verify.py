@@ -133,7 +133,7 @@ def _lines(check: PlanCheck) -> list[str]:
         (check.later_count, "came later"),
         (check.gone_count, "planned and gone"),
         (check.rescued_count, "planned, and kept by what came later"),
-        (check.waiting_count, "waiting for their TTL"),
+        (check.waiting_count, "younger than the TTL"),
     ]
     if told := ", ".join(f"{number:,} {what}" for number, what in notes if number):
         lines.append(f"beside that: {told}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from engine.collect import CollectReport
-from engine.words import count, human_bytes, printable, table
+from engine.words import count, human_bytes, iso_time, printable, table
 from index.collect_plan import ReasonTotal
 from index.keys import audit_key
 
@@ -69,9 +69,10 @@ class CollectView(msgspec.Struct, frozen=True, kw_only=True):
     listed_bytes: int
     live_count: int
     live_bytes: int
-    # Unreachable uploads that stay until their TTL has expired.
+    # Unreachable uploads that stay until they are a TTL old, and when the youngest of them is; 0: there are none.
     waiting_count: int
     waiting_bytes: int
+    waiting_until_ms: int
     # Uploads that were to go, until the second reading of the roots led to them; they are among the live ones.
     spared_count: int
     spared_bytes: int
@@ -121,6 +122,7 @@ def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView
         live_bytes=report.live_bytes,
         waiting_count=report.waiting_count,
         waiting_bytes=report.waiting_bytes,
+        waiting_until_ms=report.waiting_until_ms,
         spared_count=report.spared_count,
         spared_bytes=report.spared_bytes,
         unruled=report.unruled,
@@ -137,10 +139,13 @@ def collect_lines(report: CollectReport, plan: Path | None = None, *, verbose: b
     if report.totals:
         rows = [(total.reason.value, f"{total.count:,}", _size(total.size_bytes)) for total in report.totals]
         lines += [*table(("because", "keys", "size"), rows, right=("keys", "size")), ""]
-    waiting = f"{count(report.waiting_count, 'upload')} that no commit names ({human_bytes(report.waiting_bytes)})"
+    waiting = f"{count(report.waiting_count, 'upload')} ({human_bytes(report.waiting_bytes)})"
+    until = iso_time(report.waiting_until_ms)
     notes = {
         "took up the listing of an earlier run": report.resumed,
-        f"waiting for their TTL: {waiting}": report.waiting_count,
+        f"unreachable, and younger than the TTL: {waiting}; a collection after {until} deletes the last of them": (
+            report.waiting_count
+        ),
         f"not finished, and perhaps under way: {count(report.unfinished_count, 'upload')}": report.unfinished_count,
         f"NOT looked for, uploads that were never finished: {printable(report.unfinished_hidden)}": (
             report.unfinished_hidden
@@ -177,7 +182,7 @@ def summary_line(report: CollectReport) -> str:
         f"{'would keep' if report.dry_run else 'kept'} {count(len(report.kept), 'commit')}, {live}",
     ]
     if report.waiting_count:
-        parts.append(f"{count(report.waiting_count, 'upload')} waiting")
+        parts.append(f"{count(report.waiting_count, 'upload')} waiting until {iso_time(report.waiting_until_ms)}")
     if report.failed_count:
         parts.append(f"{report.failed_count:,} NOT deleted")
     if report.audit_missing:

@@ -1,7 +1,7 @@
 """Collection: plans, runs and what they leave behind (design 0002, D1 to D7; design 0006)."""
 
-from engine.collect.hands import KEYS_TOLD_MAX, Deleted, Hands, Listing, Marked, Swept
-from engine.collect.own_hands import OwnHands, delete_keys, list_uploads, plan_upload_deletes
+from engine.collect.hands import KEYS_TOLD_MAX, Deleted, Hands, Listing, Swept
+from engine.collect.own_hands import OwnHands, delete_keys, list_uploads
 from engine.collect.report import CollectReport, KeptCommit
 from engine.collect.run import DELETE_SHARE_MAX, collect
 
@@ -13,11 +13,9 @@ __all__ = [
     "Hands",
     "KeptCommit",
     "Listing",
-    "Marked",
     "OwnHands",
     "Swept",
     "collect",
     "delete_keys",
     "list_uploads",
-    "plan_upload_deletes",
 ]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Listing, Marked, Swept
+from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Listing, Swept
 from engine.roots import Roots
 from index.collect_plan import (
     DeleteReason,
@@ -40,8 +40,7 @@ class Facts(msgspec.Struct, kw_only=True):
     leftovers_tally: DeleteTally = msgspec.field(default_factory=DeleteTally)
     roots: Roots = Roots(logs=(), names=(), pins=())
     plans: tuple[ScopePlan, ...] = ()
-    marked: Marked = Marked(live_count=0, live_bytes=0, unsettled=frozenset())
-    swept: Swept = Swept(totals=(), waiting_count=0, waiting_bytes=0)
+    swept: Swept = Swept()
     refused: bool = False
     # Written; of a dry run, planned.
     boundaries: tuple[Boundary, ...] = ()

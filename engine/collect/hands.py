@@ -7,7 +7,6 @@ import msgspec
 from engine.roots import References
 from index.collect_plan import PlannedUpload, ReasonTotal
 from index.keys import RunId
-from index.plan_file import PlanHeader
 
 # So many keys of a kind are told one by one; of the others there are counts, and the plan.
 KEYS_TOLD_MAX: Final = 1000
@@ -28,24 +27,19 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     taken_up: RunId | None = None
 
 
-class Marked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the roots lead to, of what was listed."""
-
-    live_count: int
-    live_bytes: int
-    # Reachable indexes that carry a TTL, or of which the listing did not tell.
-    unsettled: frozenset[str]
-
-
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of the uploads that the roots do not lead to; every one of them is counted once."""
+    """What becomes of the listed uploads; every one of them is to be deleted, waits, or is live."""
 
     # Those to delete.
-    totals: tuple[ReasonTotal, ...]
-    # Those whose TTL is running.
-    waiting_count: int
-    waiting_bytes: int
-    # Those that were to be deleted, and to which the second reading of the roots leads.
+    totals: tuple[ReasonTotal, ...] = ()
+    # Unreachable ones that are younger than the TTL, and when the youngest of them is no more; 0: there are none.
+    waiting_count: int = 0
+    waiting_bytes: int = 0
+    waiting_until_ms: int = 0
+    # Those that the roots lead to.
+    live_count: int = 0
+    live_bytes: int = 0
+    # Of the live ones, those that were to be deleted until the second reading of the roots led to them.
     spared_count: int = 0
     spared_bytes: int = 0
     # The first KEYS_TOLD_MAX to delete, in the order of their keys.
@@ -86,21 +80,18 @@ class Hands(Protocol):
         """
         ...
 
-    async def mark(self, references: References) -> Marked:
-        """Find out which of the listed uploads these indexes lead to; called again when the run was overtaken.
+    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> Swept:
+        """Choose by D2 among the uploads that no index leads to, and write the plan's lines if it has a place.
+
+        Called again when the run was overtaken.
+
+        Args:
+            references: The indexes that are kept.
+            now_ms: `Listing.listed_at_ms`.
+            ttl_ms: The repository's TTL.
 
         Raises:
             DamagedError: As `reachable_keys`.
-        """
-        ...
-
-    async def sweep(self, now_ms: int, ttl_ms: int, header: PlanHeader) -> Swept:
-        """Choose by D2 among the uploads that the last `mark` has left, and write the plan's lines if it has a place.
-
-        Args:
-            now_ms: `Listing.listed_at_ms`.
-            ttl_ms: The repository's TTL.
-            header: What the plan was made of.
         """
         ...
 

@@ -5,15 +5,21 @@ from collections.abc import Iterable, Sequence
 from typing_extensions import override
 
 from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, RequestMetadata
-from blobstore.bounded import map_bounded
-from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Hands, Listing, Marked, Swept
+from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Hands, Listing, Swept
 from engine.collect.plan_writer import PlanLinesWriter
 from engine.inventory import list_room
 from engine.progress import NO_PROGRESS, Progress
-from engine.roots import IN_FLIGHT_MAX, References, reachable_keys
-from index.collect_plan import PlannedDelete, PlannedUpload, Upload, choose_uploads, is_upload_key, sum_deletes
+from engine.roots import References, reachable_keys
+from index.collect_plan import (
+    PlannedDelete,
+    PlannedUpload,
+    Upload,
+    choose_uploads,
+    is_upload_key,
+    sum_deletes,
+    waiting_until_ms,
+)
 from index.keys import BLOBS, INDEXES, RunId
-from index.plan_file import PlanHeader
 
 
 class OwnHands(Hands):
@@ -25,6 +31,7 @@ class OwnHands(Hands):
         self._lines = None if plan_to is None else PlanLinesWriter(plan_to)
         self._uploads: tuple[Upload, ...] = ()
         self._unreachable: tuple[Upload, ...] = ()
+        self._ttl_ms = 0
         self._planned: tuple[PlannedUpload, ...] = ()
         # The room that is being deleted.
         self._doomed: tuple[PlannedUpload, ...] = ()
@@ -42,22 +49,11 @@ class OwnHands(Hands):
         )
 
     @override
-    async def mark(self, references: References) -> Marked:
+    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> Swept:
         keys = await reachable_keys(self._store, references.everything, optional=references.optional)
-        live = [u for u in self._uploads if u.key in keys]
         self._unreachable = tuple(u for u in self._uploads if u.key not in keys)
-        return Marked(
-            live_count=len(live),
-            live_bytes=sum(u.size_bytes for u in live),
-            unsettled=frozenset(
-                u.key for u in live if u.key.startswith(INDEXES) and (not u.ttl_known or u.expires_at_ms is not None)
-            ),
-        )
-
-    @override
-    async def sweep(self, now_ms: int, ttl_ms: int, header: PlanHeader) -> Swept:
-        planned = await plan_upload_deletes(self._store, self._unreachable, now_ms, ttl_ms)
-        self._planned = tuple(sorted(planned, key=lambda p: p.key))
+        self._ttl_ms = ttl_ms
+        self._planned = tuple(sorted(choose_uploads(self._unreachable, now_ms, ttl_ms), key=lambda p: p.key))
         if self._lines is not None:
             await self._lines.write_all(self._planned)
         return self._swept(())
@@ -102,10 +98,14 @@ class OwnHands(Hands):
     def _swept(self, spared: Sequence[PlannedUpload]) -> Swept:
         chosen = frozenset(p.key for p in (*self._planned, *spared))
         waiting = [u for u in self._unreachable if u.key not in chosen]
+        gone = sum(p.size_bytes for p in self._planned) + sum(u.size_bytes for u in waiting)
         return Swept(
             totals=sum_deletes(self._planned),
             waiting_count=len(waiting),
             waiting_bytes=sum(u.size_bytes for u in waiting),
+            waiting_until_ms=waiting_until_ms(waiting, self._ttl_ms),
+            live_count=len(self._uploads) - len(self._planned) - len(waiting),
+            live_bytes=sum(u.size_bytes for u in self._uploads) - gone,
             spared_count=len(spared),
             spared_bytes=sum(p.size_bytes for p in spared),
             told=self._planned[:KEYS_TOLD_MAX],
@@ -118,29 +118,10 @@ async def list_uploads(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple
     def take(blob: BlobInfo) -> Upload | str:
         if not is_upload_key(blob.key):
             return blob.key
-        return Upload(blob.key, blob.size_bytes, blob.created_at_ms, blob.expires_at_ms, blob.ttl_known)
+        return Upload(blob.key, blob.size_bytes, blob.created_at_ms)
 
     found = [one for prefix in prefixes for one in await list_room(store, prefix, take)]
     return tuple(u for u in found if isinstance(u, Upload)), tuple(key for key in found if isinstance(key, str))
-
-
-async def plan_upload_deletes(
-    store: BlobStore, unreachable: Iterable[Upload], now_ms: int, ttl_ms: int
-) -> tuple[PlannedUpload, ...]:
-    """D2, with a `stat` for each upload younger than the TTL of which the listing did not tell the TTL.
-
-    Where TTLs cannot be removed there is nothing to look up: the TTL of a younger one is running.
-    """
-    deletes, unknown = choose_uploads(unreachable, (), now_ms, ttl_ms)
-    if not store.capabilities.removes_ttl:
-        return deletes
-
-    async def look_up(upload: Upload) -> Upload | None:
-        info = await store.stat(upload.key, metadata=RequestMetadata(payload_path="collect"))
-        return None if info is None else Upload(info.key, info.size_bytes, info.created_at_ms, info.expires_at_ms)
-
-    known = [u for u in await map_bounded(look_up, unknown, in_flight_max=IN_FLIGHT_MAX) if u is not None]
-    return (*deletes, *choose_uploads(known, (), now_ms, ttl_ms)[0])
 
 
 async def delete_keys(

@@ -40,9 +40,11 @@ class CollectReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     # Blobs and indexes.
     listed_count: int
     listed_bytes: int
-    # Unreachable uploads that stay because their TTL has not expired.
+    # Unreachable uploads that stay because they are younger than the TTL, and when the youngest of them is no more,
+    # by the store's clock; 0: there are none.
     waiting_count: int
     waiting_bytes: int
+    waiting_until_ms: int = 0
     live_count: int
     live_bytes: int
     # Of the live ones, those that were to be deleted until the second reading of the roots led to them.
@@ -74,7 +76,7 @@ class CollectReport(Told, msgspec.Struct, frozen=True, kw_only=True):
             gone: _tell_keys(self.deletes_count, self.freed_bytes),
             "kept": count(len(self.kept), "commit"),
             "live": _tell_keys(self.live_count, self.live_bytes),
-            "waiting for their TTL": _tell_keys(self.waiting_count, self.waiting_bytes),
+            "younger than the TTL": _tell_keys(self.waiting_count, self.waiting_bytes),
             "failed": f"{self.failed_count:,}" if self.failed_count else "",
             "refused": "yes" if self.refused else "",
             "no audit record": tell_value("audit_missing", self.audit_missing),
@@ -118,8 +120,9 @@ def make_report(facts: Facts, *, audit_missing: str = "", run_left: str = "") ->
         listed_bytes=facts.listing.size_bytes,
         waiting_count=swept.waiting_count,
         waiting_bytes=swept.waiting_bytes,
-        live_count=facts.marked.live_count + swept.spared_count,
-        live_bytes=facts.marked.live_bytes + swept.spared_bytes,
+        waiting_until_ms=swept.waiting_until_ms,
+        live_count=swept.live_count,
+        live_bytes=swept.live_bytes,
         spared_count=swept.spared_count,
         spared_bytes=swept.spared_bytes,
         foreign_count=facts.listing.foreign_count + len(foreign - {*facts.listing.foreign}),

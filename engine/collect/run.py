@@ -8,6 +8,7 @@ by `Hands`, so that Spark tasks can do it; the rest is always this process's wor
 from typing import Final
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost
+from blobstore.bounded import map_bounded
 from blobstore.errors import StoreError
 from engine.clock import Ambient, SystemAmbient
 from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit
@@ -23,8 +24,10 @@ from engine.errors import EngineError, TooMuchToDeleteError, UnsafeStoreError, U
 from engine.log_io import find_boundary
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import (
+    IN_FLIGHT_MAX,
     References,
     Roots,
+    ScopeLog,
     kept_references,
     open_references,
     plan_log_deletes,
@@ -32,7 +35,7 @@ from engine.roots import (
     reachable_keys,
     read_roots,
 )
-from engine.settle import new_indexes_of, settle_indexes
+from engine.settle import settle_record
 from engine.store_checks import check_collects
 from index.audit import Outcome
 from index.codec import encode_record
@@ -45,6 +48,8 @@ from index.retention import Retention, RetentionPolicy, as_policy
 
 # The share of all bytes of blobs and indexes that one run may delete unless it is told another.
 DELETE_SHARE_MAX: Final = 0.2
+
+SettleError = EngineError | FormatError | StoreError
 
 
 async def collect(
@@ -113,10 +118,13 @@ async def collect(
         if missing := await run.leave_audit(outcome, tell_error(error)):
             error.add_note(f"there is no audit record of this: {missing}")
         raise
-    failed = facts.failed_count()
-    missing = await run.leave_audit("partly" if failed else "done")
+    failed, unsettled = facts.failed_count(), run.unsettled_error()
+    done: Outcome = "failed" if unsettled else "partly" if failed else "done"
+    missing = await run.leave_audit(done, tell_error(unsettled) if unsettled else "")
     # After the record, which nobody would write any more.
     run_left = "" if failed else await run.end()
+    if unsettled:
+        raise unsettled
     return make_report(facts, audit_missing=missing, run_left=run_left)
 
 
@@ -139,10 +147,12 @@ class _Run:
         self._plan_to = plan_to
         self._progress = progress
         self._ambient = ambient
+        # Why newest commits could not be settled.
+        self._unsettled: tuple[SettleError, ...] = ()
         self._began_s = ambient.monotonic_s()
 
     async def plan(self) -> References:
-        """List, read the roots, mark, sweep; refuse what is too much; settle the newest commits.
+        """List, read the roots, settle the newest commits, mark, sweep; refuse what is too much.
 
         Returns:
             The indexes that were marked.
@@ -193,6 +203,12 @@ class _Run:
         facts.aborted = await abort_puts(self._store, facts.unfinished.doomed)
         await delete_leftovers(self._store, facts.leftovers, facts.leftovers_tally)
 
+    def unsettled_error(self) -> SettleError | None:
+        """Return why a newest commit could not be settled; the other scopes' reasons are its notes."""
+        for other in self._unsettled[1:]:
+            self._unsettled[0].add_note(f"and of another scope: {other}")
+        return next(iter(self._unsettled), None)
+
     async def end(self) -> str:
         """Let the run's own objects go; returns why they are still there, which harms nobody (R6)."""
         try:
@@ -227,19 +243,15 @@ class _Run:
     async def _sweep(self, roots: Roots, references: References, plans: tuple[ScopePlan, ...]) -> None:
         facts = self._facts
         facts.roots, facts.plans = roots, plans
-        facts.marked = await self._hands.mark(references)
-        header = make_header(facts)
+        if not facts.dry_run:
+            # Before anything that can fail or be refused every night: it protects, and nobody else may do it in time.
+            self._unsettled = await settle_newest(self._store, roots)
+        facts.swept = await self._hands.sweep(references, facts.listing.listed_at_ms, facts.repository.ttl_ms)
         if self._plan_to is not None:
-            await write_header(self._plan_to, header)
-        facts.swept = await self._hands.sweep(facts.listing.listed_at_ms, facts.repository.ttl_ms, header)
-        if self._plan_to is not None:
+            await write_header(self._plan_to, make_header(facts))
             await write_summary(self._plan_to, make_summary(facts))
         facts.refused = facts.planned_bytes > facts.delete_share_max * facts.listing.size_bytes
-        if facts.dry_run:
-            return
-        # Also of a run that is refused, perhaps every night: it protects, and nobody else may do it in time (P4).
-        await settle_newest(self._store, roots, facts.marked.unsettled, facts.listing.listed_at_ms)
-        if facts.refused:
+        if facts.refused and not facts.dry_run:
             raise _too_much(facts)
 
     def _planned_boundaries(self) -> tuple[Boundary, ...]:
@@ -308,23 +320,25 @@ def _too_much(facts: Facts) -> TooMuchToDeleteError:
     )
 
 
-async def settle_newest(store: BlobStore, roots: Roots, unsettled: frozenset[str], listed_at_ms: int) -> None:
-    """T2: complete the TTL removal of the newest valid commit of every scope, where it was interrupted.
+async def settle_newest(store: BlobStore, roots: Roots) -> tuple[SettleError, ...]:
+    """Complete the TTL removal of the newest valid commit of every scope (T2), whatever fails in another one.
 
-    Costs nothing where the listing shows that no live index has a TTL, and one `stat` for each index that is new in a
-    newest commit where it does not tell. Nor does it tell of what came after it: where it was taken up (R3), that may
-    be a commit of hours ago.
+    Requests: one `stat` for each index that is new in a newest commit; more only where a TTL is left.
+
+    Returns:
+        Why that failed, of each scope in which it did.
     """
-    newest = [log.commits[-1] for log in roots.logs if log.commits]
-    await settle_indexes(
-        store,
-        [
-            index
-            for commit in newest
-            for index in new_indexes_of(commit.record)
-            if index.key in unsettled or commit.committed_at_ms >= listed_at_ms
-        ],
-    )
+
+    async def settle(log: ScopeLog) -> SettleError | None:
+        try:
+            if log.commits:
+                await settle_record(store, log.commits[-1].record)
+        except (EngineError, FormatError, StoreError) as error:
+            return error
+        return None
+
+    failures = await map_bounded(settle, roots.logs, in_flight_max=IN_FLIGHT_MAX)
+    return tuple(error for error in failures if error is not None)
 
 
 async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary | None:

@@ -24,7 +24,6 @@ AUDIT_BYTES_MAX: Final = 64 * 1024 * 1024
 AUDITS_READ_MAX: Final = 100
 # No rule: everything is kept, and what a collection would delete then is what nothing needs.
 _KEEP_ALL: Final = RetentionPolicy(rules=())
-_UPLOADS: Final = frozenset({DeleteReason.EXPIRED_UPLOAD, DeleteReason.CLOSED_UPLOAD, DeleteReason.OUTLIVED_UPLOAD})
 
 
 async def gather_condition(
@@ -104,7 +103,7 @@ def _add_risks(samples: Samples, report: VerifyReport) -> None:
 
 
 def _add_orphans(samples: Samples, report: CollectReport) -> None:
-    expired = [total for total in report.totals if total.reason in _UPLOADS]
+    expired = [total for total in report.totals if total.reason is DeleteReason.UNREACHABLE_UPLOAD]
     samples.add("repository_bytes", report.listed_bytes)
     samples.add("repository_live_bytes", report.live_bytes)
     samples.add("repository_live_objects", report.live_count)

@@ -37,7 +37,7 @@ REPOSITORY_METRICS: Final = (
     _gauge("repository_live_objects", "Blobs and indexes retained."),
     _gauge(
         "orphan_bytes",
-        "Bytes that nothing needs: state=waiting until their TTL has expired, expired until a collection comes.",
+        "Bytes that nothing needs: state=waiting until they are a TTL old, expired until a collection comes.",
         ("state",),
     ),
     _gauge("orphan_objects", "Blobs and indexes that nothing needs.", ("state",)),

@@ -163,7 +163,7 @@ _CARE: Final = (
     _gauge("collect_kept_commits", "Commits that stay.", RUN),
     _gauge("collect_listed_bytes", "Bytes of all blobs and indexes, before the deletion.", RUN),
     _gauge("collect_live_bytes", "Bytes that something needs.", RUN),
-    _gauge("collect_waiting_bytes", "Orphan bytes that stay until their TTL has expired.", RUN),
+    _gauge("collect_waiting_bytes", "Orphan bytes that stay until they are a TTL old.", RUN),
     _metric("verification_failures_total", "counter", "Things found missing or altered.", (*RUN, "kind")),
     _gauge("verify_problems", "What the last run found; at_risk is a TTL that is left to remove.", (*RUN, "kind")),
     _gauge("verify_commits", "Commits that it checked.", RUN),

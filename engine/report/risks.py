@@ -73,7 +73,7 @@ def _tell_plan(plan: CollectReport) -> Iterator[str]:
     freed = f"A collection now would delete {count(plan.deletes_count, 'key')} with {human_bytes(plan.freed_bytes)}"
     yield paragraph(
         f"{freed}, keep {count(len(plan.kept), 'commit')} with {human_bytes(plan.live_bytes)}, and leave "
-        f"{human_bytes(plan.waiting_bytes)} to wait for their TTL."
+        f"{human_bytes(plan.waiting_bytes)} to wait until they are a TTL old."
     )
     if plan.refused:
         yield paragraph("It would be refused: that is a larger share than it may delete (exit code 10).", "bad")

@@ -6,13 +6,14 @@ from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from engine.collect import KEYS_TOLD_MAX, Deleted, Hands, Listing, Marked, Swept
+from engine.collect import KEYS_TOLD_MAX, Deleted, Hands, Listing, Swept
 from engine.collect.audit import RELEASE
 from engine.collect.plan_writer import write_lines
 from engine.errors import UnsafeStoreError
@@ -42,7 +43,7 @@ from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.frames import frame_of
 from index.collect_plan import PlannedUpload, ReasonTotal, sum_totals
 from index.keys import RunId
-from index.plan_file import LINES_SUFFIX, PlanHeader, decode_lines
+from index.plan_file import LINES_SUFFIX, decode_lines
 from index.run_file import POSITIONS_COUNT, SHARDS, Shard, carried_out_plans, group_by_shard
 
 Answer = TypeVar("Answer")
@@ -89,12 +90,11 @@ class SparkHands(Hands):
         self._plan_names = frozenset[str]()
         # None in a dry run.
         self._run: Run | None = None
-        self._now_ms = 0
         self._digests: tuple[bytes, ...] = ()
         # What SweepTask takes of inventories: where they stand, or they themselves.
         self._inventories: DataFrame | None = None
-        self._waiting = (0, 0)
-        self._spared = (0, 0)
+        # Of the last sweep, but for what is to go.
+        self._swept = Swept()
         self._totals: dict[Shard, tuple[ReasonTotal, ...]] = {}
         # Of the plans that are not empty.
         self._plans: dict[Shard, bytes] = {}
@@ -103,16 +103,16 @@ class SparkHands(Hands):
 
     @override
     async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
-        self._now_ms = now_ms
+        listed_at_ms = now_ms
         if not self._dry_run:
             self._run = await take_up_run(self._store, self._access.record, run, now_ms, RELEASE)
-            self._now_ms = self._run.began_at_ms
+            listed_at_ms = self._run.began_at_ms
         listed = await asyncio.to_thread(self._list)
         self._digests = tuple(shard.digest for shard in listed)
         self._listed_count = sum(shard.count for shard in listed)
         foreign = [key for shard in listed for key in shard.foreign]
         return Listing(
-            listed_at_ms=self._now_ms,
+            listed_at_ms=listed_at_ms,
             count=self._listed_count,
             size_bytes=sum(shard.size_bytes for shard in listed),
             foreign_count=sum(shard.foreign_count for shard in listed),
@@ -121,21 +121,19 @@ class SparkHands(Hands):
         )
 
     @override
-    async def mark(self, references: References) -> Marked:
-        swept = await asyncio.to_thread(self._mark, references)
-        self._totals = {shard: answer.totals for shard, answer in swept.items()}
-        self._plans = {shard: answer.digest for shard, answer in swept.items() if answer.digest is not None}
-        self._waiting = (sum(s.waiting_count for s in swept.values()), sum(s.waiting_bytes for s in swept.values()))
-        return Marked(
-            live_count=sum(s.live_count for s in swept.values()),
-            live_bytes=sum(s.live_bytes for s in swept.values()),
-            unsettled=frozenset(key for s in swept.values() for key in s.unsettled),
+    async def sweep(self, references: References, now_ms: int, ttl_ms: int) -> Swept:
+        answers = await asyncio.to_thread(self._sweep, references, now_ms)
+        self._totals = {shard: answer.totals for shard, answer in answers.items()}
+        self._plans = {shard: answer.digest for shard, answer in answers.items() if answer.digest is not None}
+        swept = answers.values()
+        self._swept = Swept(
+            waiting_count=sum(s.waiting_count for s in swept),
+            waiting_bytes=sum(s.waiting_bytes for s in swept),
+            waiting_until_ms=max(s.waiting_until_ms for s in swept),
+            live_count=sum(s.live_count for s in swept),
+            live_bytes=sum(s.live_bytes for s in swept),
         )
-
-    @override
-    async def sweep(self, now_ms: int, ttl_ms: int, header: PlanHeader) -> Swept:
-        """What the tasks of `mark` have planned already: an inventory is read once."""
-        return await self._swept()
+        return await self._with_plan(self._swept)
 
     @override
     async def spare(self, keys: frozenset[str]) -> Swept:
@@ -152,8 +150,17 @@ class SparkHands(Hands):
             del self._plans[shard]
             if answer.digest is not None:
                 self._plans[shard] = answer.digest
-        self._spared = (sum(a.spared_count for a in answers.values()), sum(a.spared_bytes for a in answers.values()))
-        return await self._swept()
+        spared_count = sum(answer.spared_count for answer in answers.values())
+        spared_bytes = sum(answer.spared_bytes for answer in answers.values())
+        return await self._with_plan(
+            replace(
+                self._swept,
+                live_count=self._swept.live_count + spared_count,
+                live_bytes=self._swept.live_bytes + spared_bytes,
+                spared_count=spared_count,
+                spared_bytes=spared_bytes,
+            )
+        )
 
     @override
     async def delete(self, room: str) -> Deleted:
@@ -187,7 +194,7 @@ class SparkHands(Hands):
         self._inventories = frame.where(f"kind = '{INVENTORY}'") if run is None else None
         return list(self._all_answers(answers, ListedShard).values())
 
-    def _mark(self, references: References) -> dict[Shard, SweptShard]:
+    def _sweep(self, references: References, now_ms: int) -> dict[Shard, SweptShard]:
         in_order = [(reference, reference in references.optional) for reference in references.neighbours]
         starts = range(0, len(in_order), REFERENCES_PER_ITEM)
         items = [msgspec.msgpack.encode(in_order[start : start + REFERENCES_PER_ITEM]) for start in starts]
@@ -198,7 +205,7 @@ class SparkHands(Hands):
         sweep = SweepTask(
             access=self._access,
             run=None if self._run is None else self._run.id,
-            now_ms=self._now_ms,
+            now_ms=now_ms,
             digests=self._digests,
             carried_out={} if self._run is None else carried_out_plans(self._run.names),
         )
@@ -220,7 +227,7 @@ class SparkHands(Hands):
             )
         return _answers(rows, kind)
 
-    async def _swept(self) -> Swept:
+    async def _with_plan(self, swept: Swept) -> Swept:
         """The plan as it is now; its lines are written to where they are wanted, one shard after the other."""
         told: list[PlannedUpload] = []
         names: set[str] = set()
@@ -235,14 +242,8 @@ class SparkHands(Hands):
             # At most one for each shard: a batch.
             await self._plan_to.delete([f"{name}{LINES_SUFFIX}" for name in sorted(self._plan_names - names)])
             self._plan_names = frozenset(names)
-        return Swept(
-            totals=sum_totals(total for totals in self._totals.values() for total in totals),
-            waiting_count=self._waiting[0],
-            waiting_bytes=self._waiting[1],
-            spared_count=self._spared[0],
-            spared_bytes=self._spared[1],
-            told=tuple(told),
-        )
+        totals = sum_totals(total for totals in self._totals.values() for total in totals)
+        return replace(swept, totals=totals, told=tuple(told))
 
     async def _read_plans(self) -> AsyncIterator[tuple[Shard, tuple[PlannedUpload, ...]]]:
         """The plans that are not empty, in the order of their keys, one at a time."""

@@ -27,8 +27,6 @@ UPLOADS: Final = pa.schema(
         pa.field("key", pa.string()),
         pa.field("size_bytes", pa.int64()),
         pa.field("created_at_ms", pa.int64()),
-        pa.field("expires_at_ms", pa.int64()),
-        pa.field("ttl_known", pa.bool_()),
         # A key that tidemark never wrote: it is reported and left alone.
         pa.field("foreign", pa.bool_()),
     ],
@@ -117,8 +115,6 @@ def encode_inventory(uploads: tuple[Upload, ...], foreign: tuple[str, ...]) -> b
         [u.key for u in uploads] + list(foreign),
         [u.size_bytes for u in uploads] + [0] * len(foreign),
         [u.created_at_ms for u in uploads] + [0] * len(foreign),
-        [u.expires_at_ms for u in uploads] + [None] * len(foreign),
-        [u.ttl_known for u in uploads] + [False] * len(foreign),
         [False] * len(uploads) + [True] * len(foreign),
     )
     arrays = [pa.array(values, field.type) for values, field in zip(columns, UPLOADS, strict=True)]
@@ -137,13 +133,14 @@ def decode_inventory(data: bytes, shard: Shard) -> pa.Table:
     try:
         table = pa.ipc.open_stream(data).read_all()
         table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
+        # What an earlier release has listed has columns of TTLs too, of which nothing depends.
+        table = table.select(UPLOADS.names)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise _damaged(shard, f"does not decode: {error}") from error
-    if not table.schema.equals(UPLOADS, check_metadata=True):
+    if not table.schema.equals(UPLOADS):
         raise _damaged(shard, "has other columns")
-    required = [column for column in UPLOADS.names if column != "expires_at_ms"]
     if (
-        any(table[name].null_count for name in required)
+        any(column.null_count for column in table.itercolumns())
         or not pc.all(pc.starts_with(table["key"], shard.prefix), min_count=0).as_py()
     ):
         raise _damaged(shard, "has keys of other shards, or none")

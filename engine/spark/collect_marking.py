@@ -11,13 +11,11 @@ import pyarrow.compute as pc
 
 from blobstore.base import BlobStore
 from blobstore.bounded import map_bounded
-from engine.collect import plan_upload_deletes
 from engine.roots import reachable_keys
 from engine.spark.access import Access
 from engine.spark.collect_failures import failures_to
 from engine.spark.collect_listing import (
     NOTHING_DIGEST,
-    UPLOADS,
     decode_inventory,
     read_inventory,
     run_has_ended,
@@ -25,8 +23,8 @@ from engine.spark.collect_listing import (
 from engine.spark.collect_plans import encode_plan, read_plan, write_plan
 from engine.spark.collect_rows import ANSWER, FAILED, LIVE, PLAN, SHARDS_AT_ONCE, Row, batch_of, rows_of
 from engine.spark.errors import RunEndedError
-from index.collect_plan import ReasonTotal, Upload, sum_deletes
-from index.keys import INDEXES, RunId
+from index.collect_plan import ReasonTotal, Upload, choose_uploads, sum_deletes, waiting_until_ms
+from index.keys import RunId
 from index.model import IndexReference
 from index.run_file import SHARDS, Shard, digest_of, group_by_shard
 
@@ -66,17 +64,16 @@ class SweptShard(msgspec.Struct, frozen=True, kw_only=True):
 
     live_count: int
     live_bytes: int
-    # Live indexes that carry a TTL, or of which the listing did not tell.
-    unsettled: tuple[str, ...]
     totals: tuple[ReasonTotal, ...]
     waiting_count: int
     waiting_bytes: int
+    waiting_until_ms: int
     # Of the plan; None if there is nothing to delete, and then no object either.
     digest: bytes | None
 
 
 _NOTHING_SWEPT: Final = msgspec.msgpack.encode(
-    SweptShard(live_count=0, live_bytes=0, unsettled=(), totals=(), waiting_count=0, waiting_bytes=0, digest=None)
+    SweptShard(live_count=0, live_bytes=0, totals=(), waiting_count=0, waiting_bytes=0, waiting_until_ms=0, digest=None)
 )
 
 
@@ -128,16 +125,18 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
         alive, unreachable = table.filter(is_live), _uploads(table.filter(pc.invert(is_live)))
         gone = await self._gone(store, shard)
         unreachable = [upload for upload in unreachable if upload.key not in gone]
-        planned = await plan_upload_deletes(store, unreachable, self.now_ms, self.access.record.ttl_ms)
+        ttl_ms = self.access.record.ttl_ms
+        planned = choose_uploads(unreachable, self.now_ms, ttl_ms)
+        chosen = frozenset(p.key for p in planned)
+        waiting = [upload for upload in unreachable if upload.key not in chosen]
         plan = encode_plan(planned)
-        doomed_bytes = sum(p.size_bytes for p in planned)
         swept = SweptShard(
             live_count=alive.num_rows,
             live_bytes=pc.sum(alive["size_bytes"]).as_py() or 0,
-            unsettled=_unsettled(alive) if shard.room == INDEXES else (),
             totals=sum_deletes(planned),
-            waiting_count=len(unreachable) - len(planned),
-            waiting_bytes=sum(u.size_bytes for u in unreachable) - doomed_bytes,
+            waiting_count=len(waiting),
+            waiting_bytes=sum(u.size_bytes for u in waiting),
+            waiting_until_ms=waiting_until_ms(waiting, ttl_ms),
             digest=digest_of(plan) if plan else None,
         )
         rows = [Row(shard.position, ANSWER, msgspec.msgpack.encode(swept))]
@@ -193,11 +192,6 @@ def _live_rows(keys: set[str]) -> pa.RecordBatch:
     return batch_of([Row(shard.position, LIVE, _NEWLINE.join(group).encode()) for shard, group in groups])
 
 
-def _unsettled(alive: pa.Table) -> tuple[str, ...]:
-    carries = pc.or_(pc.invert(alive["ttl_known"]), pc.is_valid(alive["expires_at_ms"]))
-    return tuple(alive.filter(carries)["key"].to_pylist())
-
-
 def _uploads(table: pa.Table) -> list[Upload]:
-    columns = [table[name].to_pylist() for name in UPLOADS.names if name != "foreign"]
+    columns = [table[name].to_pylist() for name in Upload.__struct_fields__]
     return [Upload(*row) for row in zip(*columns, strict=True)]

@@ -87,8 +87,7 @@ def _keys() -> Iterator[bytes]:
 
 def _plan() -> Iterator[bytes]:
     key = upload_key(BLOBS, Scope("j"), "0" * 20, 1)
-    for reason, expires in ((DeleteReason.EXPIRED_UPLOAD, 5), (DeleteReason.CLOSED_UPLOAD, None)):
-        yield plan_file.encode_line(PlannedUpload(key, reason, 3, created_at_ms=1, expires_at_ms=expires))
+    yield plan_file.encode_line(PlannedUpload(key, DeleteReason.UNREACHABLE_UPLOAD, 3, created_at_ms=1))
     policy = as_policy(Retention(keep_last=3))
     header = plan_file.PlanHeader(
         run=_RUN,
@@ -143,7 +142,7 @@ def _audit() -> Iterator[bytes]:
 def _inventory() -> Iterator[bytes]:
     key = f"{SHARDS[0].prefix}j/{'0' * 20}-000000"
     yield encode_inventory((), ())
-    yield encode_inventory((Upload(key, 1, 2, 3), Upload(f"{key}1", 1, 2, None)), ())
+    yield encode_inventory((Upload(key, 1, 2), Upload(f"{key}1", 1, 2)), ())
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema([pa.field("key", pa.string())])) as stream:
         stream.write_batch(pa.record_batch([pa.array(["a"])], names=["key"]))

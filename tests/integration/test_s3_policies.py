@@ -148,7 +148,7 @@ def test_each_role_can_do_its_work(site: Site) -> None:
     # Ceph judges a batch delete by the bucket, to which none of these policies gives a right: it goes one by one.
     collected = site.told(Role.COLLECTOR, "collect", "--keep-last", "1")
     assert collected["failed"] == []
-    assert {d["reason"] for d in collected["deleted"]} >= {"closed_commit", "closed_upload", "expired_pin"}
+    assert {d["reason"] for d in collected["deleted"]} >= {"closed_commit", "unreachable_upload", "expired_pin"}
     site.run(Role.COLLECTOR, "verify")
     site.run(Role.RESTORER, "restore", "after-all")
 

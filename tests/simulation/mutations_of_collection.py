@@ -1,6 +1,6 @@
 """The rules of deletion, broken; see `tests.simulation.mutations`."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
@@ -66,18 +66,16 @@ def writers_tidy_up() -> Iterator[None]:
 
 @mutation(
     "D2",
-    "what is unreachable goes, whatever its TTL",
+    "what is unreachable goes, however young it is",
     stories_of_collection.the_uploads_of_a_backup_under_way_stay,
     shows=NO_INDEX,
 )
-def ttl_is_not_asked() -> Iterator[None]:
+def age_is_not_asked() -> Iterator[None]:
     real = collect_plan.choose_uploads
 
-    def choose(
-        uploads: Iterable[Upload], reachable: Collection[str], now_ms: int, ttl_ms: int
-    ) -> tuple[tuple[PlannedUpload, ...], tuple[Upload, ...]]:
-        bare = [Upload(u.key, u.size_bytes, u.created_at_ms, None) for u in uploads]
-        return real(bare, reachable, now_ms, ttl_ms)
+    def choose(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int) -> tuple[PlannedUpload, ...]:
+        del ttl_ms
+        return real(unreachable, now_ms, 0)
 
     with everywhere(real, choose):
         yield
@@ -99,9 +97,7 @@ def uploads_are_listed_last() -> Iterator[None]:
         listed, _ = await own_hands.list_uploads(self._store, (BLOBS, INDEXES))
         before = {upload.key for upload in hands._uploads}
         facts = self._facts
-        hands._planned += await own_hands.plan_upload_deletes(
-            self._store, [u for u in listed if u.key not in before], facts.now_ms, facts.repository.ttl_ms
-        )
+        hands._planned += collect_plan.choose_uploads([u for u in listed if u.key not in before], facts.now_ms, 0)
 
     with mock.patch.object(run._Run, "close_commits", close):
         yield
@@ -109,18 +105,15 @@ def uploads_are_listed_last() -> Iterator[None]:
 
 @mutation(
     "D2",
-    "what was never committed stays when its TTL is over",
+    "what was never committed stays when it is a TTL old",
     stories_of_collection.what_was_never_committed_goes,
     shows="AssertionError: too many: ['blobs/",
 )
 def expired_stays() -> Iterator[None]:
     real = collect_plan.choose_uploads
 
-    def choose(
-        uploads: Iterable[Upload], reachable: Collection[str], now_ms: int, ttl_ms: int
-    ) -> tuple[tuple[PlannedUpload, ...], tuple[Upload, ...]]:
-        settled = [u for u in uploads if u.ttl_known and u.expires_at_ms is None]
-        return real(settled, reachable, now_ms, ttl_ms)
+    def choose(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int) -> tuple[PlannedUpload, ...]:
+        return real((), now_ms, ttl_ms) if any(unreachable) else ()
 
     with everywhere(real, choose):
         yield

@@ -76,7 +76,7 @@ def test_it_agrees_with_the_collection_in_one_process(
     assert facts(report) == facts(expected)
     assert report.waiting_count > 0
     assert report.foreign == ("blobs/00/somebody-elses",)
-    assert {total.reason for total in report.totals} == {DeleteReason.CLOSED_COMMIT, DeleteReason.CLOSED_UPLOAD}
+    assert {total.reason for total in report.totals} == {DeleteReason.CLOSED_COMMIT, DeleteReason.UNREACHABLE_UPLOAD}
     assert before - stored(repository) == {delete.key for delete in report.deletes}
     assert stored(repository, RUNS) == set()
     for scope in SCOPES:

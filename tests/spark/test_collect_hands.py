@@ -37,7 +37,7 @@ T = TypeVar("T")
 KEEP_TWO = Retention(keep_last=2)
 JOB = Scope("job")
 TTL_MS = 14 * 86_400_000
-UPLOADS = {DeleteReason.CLOSED_UPLOAD, DeleteReason.EXPIRED_UPLOAD}
+UPLOADS = {DeleteReason.UNREACHABLE_UPLOAD}
 CHANGES = {"put", "put_if_absent", "delete", "remove_ttl"}
 
 
@@ -160,7 +160,7 @@ async def test_a_dry_run_foresees_it_and_writes_its_plan_elsewhere(
     lines = [blob.key async for blob in list_blobs(elsewhere, "") if blob.key.endswith(".jsonl")]
     planned = [p for name in lines for p in decode_lines(await read(elsewhere, name), subject=name)]
     assert planned == [d for d in foreseen.deletes if d.key.startswith(("blobs/", "indexes/"))]
-    assert {p.reason for p in planned} == {DeleteReason.CLOSED_UPLOAD, DeleteReason.EXPIRED_UPLOAD}
+    assert {p.reason for p in planned} == {DeleteReason.UNREACHABLE_UPLOAD}
     assert facts(await bench.collect()) == facts(foreseen)
     await bench.check()
 
@@ -353,7 +353,7 @@ async def test_an_inventory_that_somebody_has_altered_is_refused(tmp_path: Path)
     (run,) = {key.split("/")[1] for key in await bench.keys(RUNS)}
     key = run_key(RunId(run), SHARDS[3].inventory_name)
     other = await read(bench.store, run_key(RunId(run), SHARDS[4].inventory_name))
-    for wrong in (b"", b"altered", other[:-20], encode_inventory((Upload("log/job/1.commit", 1, 0, None),), ())):
+    for wrong in (b"", b"altered", other[:-20], encode_inventory((Upload("log/job/1.commit", 1, 0),), ())):
         await bench.store.put(key, BytesBody(wrong))
         with pytest.raises((DamagedError, UnsafeStoreError)):
             await bench.collect()

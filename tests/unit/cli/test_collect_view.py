@@ -69,7 +69,7 @@ def test_the_last_line_says_it_all(changes: dict[str, Any], expected: str) -> No
 
 
 def test_keys_beyond_those_that_are_told_are_counted() -> None:
-    many = ReasonTotal(reason=DeleteReason.CLOSED_UPLOAD, count=5000, size_bytes=10**9)
+    many = ReasonTotal(reason=DeleteReason.UNREACHABLE_UPLOAD, count=5000, size_bytes=10**9)
     lines = collect_lines(msgspec.structs.replace(REPORT, totals=(*REPORT.totals, many)), verbose=True)
     assert "and 5,000 keys more: a plan has them all" in lines
 

@@ -60,6 +60,12 @@ class World:
             self.clock.advance(1000)
         return commits
 
+    async def old_history(self, repository: Repository, *texts: str) -> list[Commit]:
+        """Commits of these texts, whose uploads are all older than the TTL by now."""
+        commits = await self.history(repository, *texts)
+        self.clock.advance(TTL_MS)
+        return commits
+
     async def keys(self, prefix: str = "") -> set[str]:
         """What is there, whoever may see it."""
         return {blob.key async for blob in list_blobs(self.store.inner, prefix)}

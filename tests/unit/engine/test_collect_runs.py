@@ -56,7 +56,7 @@ async def audits(world: World) -> list[AuditRecord]:
 
 async def test_a_run_that_would_delete_more_than_it_may_deletes_nothing_but_protects_and_says_so(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two", "three")
+    await world.old_history(repository, "one", "two", "three")
     unsettled = await world.backup(repository, "four")
     world.store.fail("remove_ttl", unsettled.new_keys[0])
     await repository.commit(JOB, [unsettled])
@@ -78,14 +78,14 @@ async def test_a_run_that_would_delete_more_than_it_may_deletes_nothing_but_prot
 
 async def test_a_dry_run_tells_that_it_would_be_refused(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two", "three")
+    await world.old_history(repository, "one", "two", "three")
     assert (await repository.collect(LAST, dry_run=True)).refused
     assert not (await repository.collect(LAST, dry_run=True, delete_share_max=0.99)).refused
 
 
 async def test_the_share_is_of_blobs_and_indexes_and_may_be_met_exactly(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
     planned = await repository.collect(LAST, dry_run=True)
     share = planned.freed_bytes / planned.listed_bytes
     listed = [b.size_bytes async for b in list_blobs(world.store.inner, "") if b.key.startswith(("blobs", "indexes"))]
@@ -173,7 +173,7 @@ async def test_a_dry_run_writes_its_plan_and_nothing_in_the_repository(world: Wo
 
 async def test_a_plan_is_written_for_a_refused_run_too(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
     plan = MemoryStore()
     with pytest.raises(TooMuchToDeleteError):
         await repository.collect(LAST, plan_to=plan)
@@ -194,11 +194,11 @@ async def test_a_plan_has_a_place_of_its_own(world: World, tmp_path: Path) -> No
 
 async def test_a_run_that_is_overtaken_replaces_its_plan(world: World) -> None:
     repository, writer, other = await world.process(), await world.process(), await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
     plan = MemoryStore()
 
     async def overtake() -> None:
-        await world.history(writer, "three")
+        await world.old_history(writer, "three")
         await other.collect(LAST, delete_share_max=1)
 
     world.store.fail("remove_ttl", "")
@@ -217,9 +217,7 @@ async def test_a_run_that_is_overtaken_replaces_its_plan(world: World) -> None:
 async def test_lines_of_an_earlier_plan_do_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.collect.plan_writer.LINES_PER_FILE", 2)
     uploads = tuple(
-        PlannedUpload(
-            upload_key(BLOBS, JOB, "0" * 20, n), DeleteReason.CLOSED_UPLOAD, 1, created_at_ms=0, expires_at_ms=None
-        )
+        PlannedUpload(upload_key(BLOBS, JOB, "0" * 20, n), DeleteReason.UNREACHABLE_UPLOAD, 1, created_at_ms=0)
         for n in range(5)
     )
     plan = MemoryStore()
@@ -254,7 +252,7 @@ async def test_each_run_leaves_a_record_of_what_it_did(world: World) -> None:
 )
 async def test_a_run_that_fails_leaves_a_record_too(world: World, operation: str, key: str) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
     world.store.fail(operation, key, StoreUnavailableError("no answer", operation=operation, key=key))
     with pytest.raises(StoreUnavailableError):
         await repository.collect(LAST, delete_share_max=1)
@@ -262,7 +260,7 @@ async def test_a_run_that_fails_leaves_a_record_too(world: World, operation: str
     assert audit.outcome == "failed"
     assert "StoreUnavailableError" in audit.error
     gone = {total.reason for total in audit.deleted}
-    assert gone == ({DeleteReason.CLOSED_COMMIT, DeleteReason.CLOSED_UPLOAD} if operation == "delete" else set())
+    assert gone == ({DeleteReason.CLOSED_COMMIT, DeleteReason.UNREACHABLE_UPLOAD} if operation == "delete" else set())
     # The pack of the first commit is alive; of its blob there was no answer.
     assert (audit.failed_count, audit.unknown_count) == (0, 1 if operation == "delete" else 0)
 
@@ -272,7 +270,7 @@ async def test_what_is_gone_when_a_deletion_fails_is_told_and_of_what_nobody_kno
 ) -> None:
     monkeypatch.setattr("engine.collect.own_hands.DELETE_BATCH_MAX", 1)
     repository = await world.process()
-    await world.history(repository, "one", "two", "three", "four", "five")
+    await world.old_history(repository, "one", "two", "three", "four", "five")
     told: list[tuple[dict[DeleteReason, int], int, int]] = []
     for key in (commit_key(JOB, 1), "blobs/"):
         world.store.fail("delete", key)
@@ -284,7 +282,7 @@ async def test_what_is_gone_when_a_deletion_fails_is_told_and_of_what_nobody_kno
     # The very first one: nothing is gone. Then indexes are, and no blob; of the first one of each nobody knows.
     assert told == [
         ({}, 1, 3 + 4 + 7),
-        ({DeleteReason.CLOSED_COMMIT: 4, DeleteReason.CLOSED_UPLOAD: 4}, 1, 6),
+        ({DeleteReason.CLOSED_COMMIT: 4, DeleteReason.UNREACHABLE_UPLOAD: 4}, 1, 6),
     ]
 
 
@@ -298,19 +296,22 @@ class _LostHands(OwnHands):
 
 async def test_what_lost_tasks_did_is_told_as_unknown(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two", "three")
+    await world.old_history(repository, "one", "two", "three")
     world.store.fail("delete", "blobs/")
     with pytest.raises(StoreUnavailableError):
         await repository.collect(LAST, delete_share_max=1, hands=_LostHands(world.store))
     (audit,) = await audits(world)
-    assert {t.reason: t.count for t in audit.deleted} == {DeleteReason.CLOSED_COMMIT: 2, DeleteReason.CLOSED_UPLOAD: 2}
+    assert {t.reason: t.count for t in audit.deleted} == {
+        DeleteReason.CLOSED_COMMIT: 2,
+        DeleteReason.UNREACHABLE_UPLOAD: 2,
+    }
     # Blobs of two commits, and a pack.
     assert (audit.unknown_count, audit.failed_count) == (3, 0)
 
 
 async def test_of_lost_tasks_nobody_knows_of_their_own_room_only(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two", "three")
+    await world.old_history(repository, "one", "two", "three")
     world.store.fail("delete", INDEXES)
     with pytest.raises(StoreUnavailableError):
         await repository.collect(LAST, delete_share_max=1, hands=_LostHands(world.store))
@@ -389,7 +390,7 @@ async def test_a_run_that_was_recorded_as_done_is_done_though_its_objects_stay(w
 async def test_what_only_waited_is_waiting_though_the_second_reading_spares_it(world: World) -> None:
     # As the tasks of Spark count: what left the plan is spared, and nothing else.
     repository, other = await world.process(), await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
 
     async def commit() -> None:
         world.store.before("list_page", "pins/", late)
@@ -419,7 +420,7 @@ async def test_a_record_that_cannot_be_written_is_told_and_stops_nothing(world: 
 
 async def test_a_cancelled_run_writes_nothing_more(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
 
     async def cancelled() -> None:
         raise asyncio.CancelledError
@@ -531,7 +532,7 @@ async def test_of_many_keys_some_are_told_and_all_are_counted(world: World, monk
     for module in ("facts", "own_hands"):
         monkeypatch.setattr(f"engine.collect.{module}.KEYS_TOLD_MAX", 2)
     repository = await world.process()
-    await world.history(repository, *(f"text {n}" for n in range(6)))
+    await world.old_history(repository, *(f"text {n}" for n in range(6)))
     planned = await repository.collect(LAST, dry_run=True)
     report = await repository.collect(LAST, delete_share_max=1)
     assert planned.deletes == report.deletes
@@ -571,7 +572,7 @@ async def test_what_the_store_would_not_delete_is_counted_and_no_later_room_is_b
 ) -> None:
     monkeypatch.setattr("engine.collect.own_hands.KEYS_TOLD_MAX", 1)
     repository = await world.process()
-    await world.history(repository, "one", "two", "three", "four")
+    await world.old_history(repository, "one", "two", "three", "four")
     hands = _Hands(_Refusing(world.store, INDEXES))
     report = await repository.collect(LAST, delete_share_max=1, hands=hands)
     assert not hands.ended

@@ -58,7 +58,10 @@ async def test_a_blob_of_a_commit_that_the_retention_closes_goes(world: World) -
     uploads = await history(world, repository, "one", "two", "three")
     key = index_of(uploads["one"])
     told = await repository.explain(key, KEEP_TWO)
-    assert (told.fate, told.reason) == (Fate.DELETED, DeleteReason.CLOSED_UPLOAD)
+    assert (told.fate, told.reason, told.collectable_at_ms) == (Fate.WAITING, None, (told.created_at_ms or 0) + TTL_MS)
+    world.clock.advance(TTL_MS)
+    told = await repository.explain(key, KEEP_TWO)
+    assert (told.fate, told.reason) == (Fate.DELETED, DeleteReason.UNREACHABLE_UPLOAD)
     assert [(p.number, p.kept, p.keeps) for p in told.paths] == [(1, None, False)]
     kept = await repository.explain(key, Retention(keep_last=3))
     assert (kept.fate, kept.paths[0].kept) == (Fate.KEPT, KeepReason.LAST)
@@ -74,7 +77,7 @@ async def test_an_upload_without_a_commit_waits_for_its_ttl_and_goes(world: Worl
     assert (told.fate, told.paths, told.expires_at_ms) == (Fate.WAITING, (), world.clock.now_ms + TTL_MS)
     world.clock.advance(TTL_MS)
     told = await repository.explain(key, KEEP_TWO)
-    assert (told.fate, told.reason) == (Fate.DELETED, DeleteReason.EXPIRED_UPLOAD)
+    assert (told.fate, told.reason) == (Fate.DELETED, DeleteReason.UNREACHABLE_UPLOAD)
 
 
 async def test_a_pin_is_a_root(world: World) -> None:
@@ -118,6 +121,7 @@ async def test_what_an_index_that_cannot_be_read_may_need_is_not_said_to_go(worl
     assert (told.fate, told.rule[:7]) == (Fate.ABSENT, "MISSING")
     # An index that the retention gives up keeps nothing, whether it can be read or not.
     await history(world, repository, "three")
+    world.clock.advance(TTL_MS)
     told = await repository.explain(blobs[0], Retention(keep_last=1))
     assert told.fate is Fate.DELETED
 

@@ -14,7 +14,7 @@ from engine.plan_check import verify_plan
 from engine.plan_findings import PlanCheck, WrongKind
 from engine.repository import Repository
 from engine.sorted_digests import SHARD_NUMBERS, ShardReader, SortedDigests, digest_of, shard_of
-from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_deletes
+from index.collect_plan import DeleteReason, PlannedUpload, Upload, sum_deletes
 from index.errors import PlanFileError, UnknownFormatError
 from index.keys import BLOBS, INDEXES, make_run_id, upload_key
 from index.log import Commit
@@ -105,6 +105,7 @@ async def planned(world: World) -> Planned:
         world.clock.advance(1000)
     await repository.name(await repository.find(JOB, version=1), "kept")
     await repository.fork(await repository.find(JOB, version=2), OTHER)
+    world.clock.advance(TTL_MS)
     await world.backup(repository, "young")
     world.clock.advance(1000)
     made = Planned(world, repository)
@@ -165,7 +166,7 @@ async def reachable_line(planned: Planned) -> PlannedUpload:
     info = await planned.world.store.inner.stat(reference.key)
     assert info is not None
     return PlannedUpload(
-        reference.key, DeleteReason.CLOSED_UPLOAD, info.size_bytes, created_at_ms=info.created_at_ms, expires_at_ms=None
+        reference.key, DeleteReason.UNREACHABLE_UPLOAD, info.size_bytes, created_at_ms=info.created_at_ms
     )
 
 
@@ -190,13 +191,11 @@ async def test_what_only_a_name_or_a_fork_keeps_is_wrong_too(planned: Planned) -
 
 
 @BOTH_STORES
-async def test_an_upload_whose_ttl_is_running_is_wrong(planned: Planned) -> None:
+async def test_an_upload_younger_than_the_ttl_is_wrong(planned: Planned) -> None:
     young = await planned.world.backup(planned.repository, "another")
     info = await planned.world.store.inner.stat(young.new_keys[0])
     assert info is not None
-    line = PlannedUpload(
-        info.key, DeleteReason.CLOSED_UPLOAD, info.size_bytes, created_at_ms=info.created_at_ms, expires_at_ms=None
-    )
+    line = PlannedUpload(info.key, DeleteReason.UNREACHABLE_UPLOAD, info.size_bytes, created_at_ms=info.created_at_ms)
     await planned.rewrite([*await planned.lines(), line])
     assert [(w.key, w.kind) for w in (await planned.check()).wrong] == [(line.key, WrongKind.UNEXPIRED)]
 
@@ -217,18 +216,10 @@ Forge = Callable[[PlannedUpload], list[PlannedUpload]]
     "forge, kind",
     [
         (lambda line: [msgspec.structs.replace(line, size_bytes=line.size_bytes + 1)], WrongKind.SIZE),
-        (
-            lambda line: [
-                msgspec.structs.replace(line, reason=DeleteReason.EXPIRED_UPLOAD, expires_at_ms=1)
-                if line.reason is not DeleteReason.EXPIRED_UPLOAD
-                else msgspec.structs.replace(line, reason=DeleteReason.CLOSED_UPLOAD, expires_at_ms=None)
-            ],
-            WrongKind.REASON,
-        ),
         (lambda line: [line, msgspec.structs.replace(line, size_bytes=0)], WrongKind.REPEATED),
         (lambda line: [msgspec.structs.replace(line, created_at_ms=line.created_at_ms - 1)], WrongKind.TIMES),
     ],
-    ids=["size", "reason", "repeated", "creation"],
+    ids=["size", "repeated", "creation"],
 )
 async def test_a_line_that_says_something_else_than_the_store_is_wrong(
     planned: Planned, forge: Forge, kind: WrongKind
@@ -253,44 +244,23 @@ async def test_totals_that_do_not_add_up_are_told(planned: Planned) -> None:
     assert len((await planned.check()).contradictions) == 2
 
 
-async def test_an_expiry_that_is_another_is_wrong(planned: Planned) -> None:
-    lines = await planned.lines()
-    expired = next(line for line in lines if line.expires_at_ms is not None)
-    assert expired.expires_at_ms is not None
-    forged = msgspec.structs.replace(expired, expires_at_ms=expired.expires_at_ms - 1)
-    await planned.rewrite([forged if line is expired else line for line in lines])
-    assert [(w.key, w.kind) for w in (await planned.check()).wrong] == [(expired.key, WrongKind.TIMES)]
-
-
-@pytest.mark.parametrize("totals", [0, 1, 2], ids=["none", "of another reason", "twice"])
-async def test_totals_of_other_reasons_are_told(planned: Planned, totals: int) -> None:
-    summary = await planned.summary()
-    told: list[ReasonTotal] = [
-        *summary.totals[:1],
-        *(msgspec.structs.replace(total, reason=DeleteReason.OUTLIVED_UPLOAD) for total in summary.totals[1:]),
-    ]
-    forged = ((), tuple(told), (*summary.totals, summary.totals[0]))[totals]
-    await planned.plan.put(SUMMARY_NAME, BytesBody(encode_header(msgspec.structs.replace(summary, totals=forged))))
+async def test_totals_of_nothing_are_told(planned: Planned) -> None:
+    forged = msgspec.structs.replace(await planned.summary(), totals=())
+    await planned.plan.put(SUMMARY_NAME, BytesBody(encode_header(forged)))
     check = await planned.check()
     assert check.contradictions
     assert not check.is_right
 
 
-async def test_a_plan_that_moves_its_clock_on_does_not_make_a_running_ttl_expire(planned: Planned) -> None:
-    """The header's time decides which TTLs are over: it must be one that the store has reached."""
+async def test_a_plan_that_moves_its_clock_on_does_not_make_an_upload_older(planned: Planned) -> None:
+    """The header's time decides what is old enough: it must be one that the store has reached."""
     later_ms = planned.world.clock.now_ms + 10 * TTL_MS
     young = await planned.world.backup(planned.repository, "another")
     forged = []
     for key in young.new_keys:
         info = await planned.world.store.inner.stat(key)
         assert info is not None
-        line = PlannedUpload(
-            key,
-            DeleteReason.EXPIRED_UPLOAD,
-            info.size_bytes,
-            created_at_ms=info.created_at_ms,
-            expires_at_ms=info.expires_at_ms,
-        )
+        line = PlannedUpload(key, DeleteReason.UNREACHABLE_UPLOAD, info.size_bytes, created_at_ms=info.created_at_ms)
         forged.append(line)
     await planned.rewrite([*await planned.lines(), *forged])
     await planned.replace_header(now_ms=later_ms, listed_at_ms=later_ms, run=make_run_id(later_ms, "0" * 20))
@@ -385,7 +355,7 @@ async def test_a_planner_that_forgets_the_bases_of_deltas_is_found_out(
     repository = await world.process()
     for text in ("one", "two", "three"):
         await repository.commit(JOB, [await world.backup(repository, text)])
-        world.clock.advance(1000)
+        world.clock.advance(TTL_MS)
     sound = Planned(world, repository)
     await sound.make(Retention(keep_last=1))
     assert (await sound.check()).is_right
@@ -422,14 +392,12 @@ async def test_a_planner_that_keeps_too_few_commits_is_found_out(
 async def test_a_planner_that_takes_what_has_not_expired_is_found_out(
     planned: Planned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def everything(uploads: Iterable[Upload], *_: object) -> tuple[tuple[PlannedUpload, ...], tuple[Upload, ...]]:
+    def everything(uploads: Iterable[Upload], *_: object) -> tuple[PlannedUpload, ...]:
         planned = (
-            PlannedUpload(
-                u.key, DeleteReason.CLOSED_UPLOAD, u.size_bytes, created_at_ms=u.created_at_ms, expires_at_ms=None
-            )
+            PlannedUpload(u.key, DeleteReason.UNREACHABLE_UPLOAD, u.size_bytes, created_at_ms=u.created_at_ms)
             for u in uploads
         )
-        return tuple(planned), ()
+        return tuple(planned)
 
     monkeypatch.setattr("engine.collect.own_hands.choose_uploads", everything)
     planned.plan = MemoryStore(clock=planned.world.clock)
@@ -446,7 +414,6 @@ def line_of(key: str, *, created_at_ms: int = 1) -> bytes:
         "reason": "closed_upload",
         "size_bytes": 1,
         "created_at_ms": created_at_ms,
-        "expires_at_ms": None,
     }
     return msgspec.json.encode(fields) + b"\n"
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from index.collect_plan import (
     DeleteReason,
+    PlannedUpload,
     UnfinishedPlan,
     UnfinishedUpload,
     Upload,
@@ -15,6 +16,7 @@ from index.collect_plan import (
     pin_is_live,
     pin_is_removable,
     plan_scope,
+    waiting_until_ms,
 )
 from index.keys import BLOBS, upload_key
 from index.log import LogListing, is_closed, valid_commits
@@ -130,53 +132,14 @@ def test_a_plan_keeps_what_it_says_and_closes_the_rest(
 TTL_MS = 1000
 
 
-def upload(key: str, expires_at_ms: int | None, *, known: bool = True, created_at_ms: int = 0) -> Upload:
-    return Upload(key, 10, created_at_ms, expires_at_ms, known)
-
-
-def test_only_unreachable_uploads_without_a_running_ttl_go() -> None:
-    uploads = [
-        upload("live", None),
-        upload("live with ttl", 5),
-        upload("closed", None),
-        upload("expired", 100),
-        upload("young", 101),
-        upload("not told", None, known=False),
-    ]
-    deletes, unknown = choose_uploads(uploads, {"live", "live with ttl"}, now_ms=100, ttl_ms=TTL_MS)
-    assert {d.key: d.reason for d in deletes} == {
-        "closed": DeleteReason.CLOSED_UPLOAD,
-        "expired": DeleteReason.EXPIRED_UPLOAD,
-    }
-    assert [u.key for u in unknown] == ["not told"]
-
-
-def test_an_upload_older_than_the_ttl_of_all_needs_no_look_at_its_own() -> None:
-    uploads = [
-        upload("just outlived", None, known=False, created_at_ms=5000 - TTL_MS),
-        upload("a moment younger", None, known=False, created_at_ms=5001 - TTL_MS),
-        upload("live", None, known=False),
-    ]
-    deletes, unknown = choose_uploads(uploads, {"live"}, now_ms=5000, ttl_ms=TTL_MS)
-    assert {d.key: d.reason for d in deletes} == {"just outlived": DeleteReason.OUTLIVED_UPLOAD}
-    assert [u.key for u in unknown] == ["a moment younger"]
-
-
-@given(
-    born_ms=st.integers(0, 3 * TTL_MS),
-    moved_ms=st.one_of(st.none(), st.integers(0, 3 * TTL_MS)),
-    now_ms=st.integers(0, 6 * TTL_MS),
-)
-def test_what_goes_without_a_look_would_have_gone_after_one(born_ms: int, moved_ms: int | None, now_ms: int) -> None:
-    """Design 0002, refinement 15: whether the TTL was removed, and however late that made the blob look."""
-    removed = moved_ms is not None
-    told_ms = born_ms + (moved_ms or 0)
-    looked_up = Upload("k", 10, told_ms, None if removed else born_ms + TTL_MS)
-    told = Upload("k", 10, told_ms, None, ttl_known=False)
-    by_age, unknown = choose_uploads([told], (), now_ms, TTL_MS)
-    after_a_look, _ = choose_uploads([looked_up], (), now_ms, TTL_MS)
-    assert len(by_age) + len(unknown) == 1
-    assert len(by_age) <= len(after_a_look)
+def test_unreachable_uploads_go_when_they_are_a_ttl_old() -> None:
+    uploads = [Upload("old", 10, 5000 - TTL_MS), Upload("young", 10, 5001 - TTL_MS), Upload("older", 10, 0)]
+    assert choose_uploads(uploads, now_ms=5000, ttl_ms=TTL_MS) == (
+        PlannedUpload("old", DeleteReason.UNREACHABLE_UPLOAD, 10, created_at_ms=5000 - TTL_MS),
+        PlannedUpload("older", DeleteReason.UNREACHABLE_UPLOAD, 10, created_at_ms=0),
+    )
+    assert waiting_until_ms(uploads[:2], TTL_MS) == 5001
+    assert waiting_until_ms((), TTL_MS) == 0
 
 
 def test_unfinished_puts_of_ours_that_are_older_than_the_ttl_are_given_up() -> None:

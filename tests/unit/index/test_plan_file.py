@@ -50,7 +50,7 @@ SUMMARY = PlanSummary(
     run=RUN,
     lines_count=1,
     size_bytes=10,
-    totals=(ReasonTotal(reason=DeleteReason.CLOSED_UPLOAD, count=1, size_bytes=10),),
+    totals=(ReasonTotal(reason=DeleteReason.UNREACHABLE_UPLOAD, count=1, size_bytes=10),),
     listed_count=5,
     listed_bytes=50,
     waiting_count=1,
@@ -67,20 +67,18 @@ def test_header_and_summary_come_back() -> None:
 @given(
     room=st.sampled_from([BLOBS, INDEXES]),
     counter=st.integers(0, 2**40),
-    reason=st.sampled_from([DeleteReason.CLOSED_UPLOAD, DeleteReason.EXPIRED_UPLOAD, DeleteReason.OUTLIVED_UPLOAD]),
     size=st.integers(0, 2**62),
     created=st.integers(0, 2**62),
 )
-def test_every_line_comes_back(room: str, counter: int, reason: DeleteReason, size: int, created: int) -> None:
-    expires = created + 1 if reason is DeleteReason.EXPIRED_UPLOAD else None
+def test_every_line_comes_back(room: str, counter: int, size: int, created: int) -> None:
     key = upload_key(room, JOB, "f" * 20, counter)
-    planned = PlannedUpload(key, reason, size, created_at_ms=created, expires_at_ms=expires)
+    planned = PlannedUpload(key, DeleteReason.UNREACHABLE_UPLOAD, size, created_at_ms=created)
     line = encode_line(planned)
     assert list(decode_lines(line * 2, subject="x.jsonl")) == [planned, planned]
 
 
 def line(**changes: Any) -> bytes:
-    good = {"key": KEY, "reason": "closed_upload", "size_bytes": 1, "created_at_ms": 2, "expires_at_ms": None}
+    good = {"key": KEY, "reason": "unreachable_upload", "size_bytes": 1, "created_at_ms": 2}
     return json.dumps({k: v for k, v in {**good, **changes}.items() if v != "absent"}).encode()
 
 
@@ -94,8 +92,7 @@ def line(**changes: Any) -> bytes:
         line(reason="because"),
         line(size_bytes=-1),
         line(size_bytes="1"),
-        line(expires_at_ms=5),
-        line(reason="expired_upload"),
+        line(created_at_ms=2**63),
         line(created_at_ms="absent"),
         line(key="absent"),
         b"",
@@ -137,3 +134,23 @@ def test_no_bytes_do_anything_but_decode_or_be_refused(data: bytes) -> None:
     for decode in (decode_header, decode_summary, decode_line):
         with contextlib.suppress(FormatError):
             decode(data, subject="x")
+
+
+@pytest.mark.parametrize(
+    "reason, expires_at_ms", [("expired_upload", 5), ("closed_upload", None), ("outlived_upload", None)]
+)
+def test_a_line_of_an_earlier_release_is_read(reason: str, expires_at_ms: int | None) -> None:
+    planned = decode_line(line(reason=reason, expires_at_ms=expires_at_ms), subject="x.jsonl, line 1")
+    assert planned == PlannedUpload(KEY, DeleteReason.UNREACHABLE_UPLOAD, 1, created_at_ms=2)
+
+
+def test_a_summary_of_an_earlier_release_is_read() -> None:
+    former = (
+        "unreachable, and its TTL has expired: the upload was never committed",
+        "unreachable, and its TTL was removed: it belonged to a closed commit",
+        "unreachable, and older than its TTL, which has expired or was removed",
+    )
+    written = json.loads(encode_header(SUMMARY))
+    written["totals"] = [{"reason": reason, "count": 1, "size_bytes": 10} for reason in former]
+    summary = decode_summary(json.dumps(written).encode(), subject="summary.json")
+    assert summary.totals == (ReasonTotal(reason=DeleteReason.UNREACHABLE_UPLOAD, count=3, size_bytes=30),)

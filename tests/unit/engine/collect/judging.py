@@ -4,7 +4,6 @@ from engine.repository import Repository
 from engine.verify import Level
 from index.keys import AUDIT
 from index.retention import Retention
-from tests.opaque_store import OpaqueStore
 from tests.unit.engine.conftest import World
 from tests.walker import expected_keys
 
@@ -17,12 +16,7 @@ async def keys(world: World, prefix: str = "") -> set[str]:
 
 
 async def check_exact(world: World) -> None:
-    inner = world.store.inner
-    if isinstance(inner, OpaqueStore):
-        inner.opaque = False
-    assert await world.keys() == await expected_keys(inner, world.clock.now_ms)
-    if isinstance(inner, OpaqueStore):
-        inner.opaque = True
+    assert await world.keys() == await expected_keys(world.store.inner, world.clock.now_ms)
 
 
 async def check_kept(repository: Repository) -> None:

@@ -17,10 +17,10 @@ from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 async def test_closed_commits_go_with_all_that_only_they_needed(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two", "three")
+    await world.old_history(repository, "one", "two", "three")
     before = await keys(world)
     report = await repository.collect(LAST, delete_share_max=1)
-    assert {d.reason for d in report.deletes} == {DeleteReason.CLOSED_COMMIT, DeleteReason.CLOSED_UPLOAD}
+    assert {d.reason for d in report.deletes} == {DeleteReason.CLOSED_COMMIT, DeleteReason.UNREACHABLE_UPLOAD}
     assert await keys(world) - before == {boundary_key(JOB, 2)}
     assert report.freed_bytes > 80_000
     await check_exact(world)
@@ -43,7 +43,7 @@ async def test_a_second_collection_finds_nothing(world: World) -> None:
 
 async def test_records_go_before_indexes_and_indexes_before_blobs(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
     world.store.requests.clear()
     await repository.collect(LAST, delete_share_max=1)
     rooms = [key.split("/")[0] for operation, key in world.store.requests if operation == "delete"]
@@ -82,8 +82,7 @@ async def test_uploads_that_no_commit_took_over_wait_for_their_ttl(world: World)
     world.clock.advance(TTL_MS + 1)
     report = await repository.collect(LAST, delete_share_max=1)
     assert {d.key for d in report.deletes} == set(result.new_keys)
-    told = world.store.capabilities.list_shows_ttl
-    assert {d.reason for d in report.deletes} == {DeleteReason.EXPIRED_UPLOAD if told else DeleteReason.OUTLIVED_UPLOAD}
+    assert {d.reason for d in report.deletes} == {DeleteReason.UNREACHABLE_UPLOAD}
     await check_exact(world)
 
 
@@ -113,7 +112,7 @@ def test_a_retention_that_keeps_nothing_is_refused(arguments: dict[str, int]) ->
 
 async def test_a_named_commit_survives_collection_until_the_name_is_released(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one")
+    await world.old_history(repository, "one")
     await repository.name(await repository.find(JOB), "golden")
     await world.history(repository, "two", "three")
     await repository.collect(Retention(keep_last=1, keep_named=False), delete_share_max=1)
@@ -124,7 +123,7 @@ async def test_a_named_commit_survives_collection_until_the_name_is_released(wor
     with pytest.raises(NotFoundError):
         await repository.find(JOB, name="golden")
     report = await repository.collect(LAST, delete_share_max=1)
-    assert DeleteReason.CLOSED_UPLOAD in {d.reason for d in report.deletes}
+    assert DeleteReason.UNREACHABLE_UPLOAD in {d.reason for d in report.deletes}
     await check_exact(world)
     world.clock.advance(2 * PIN_DURATION_MS)
     report = await repository.collect(LAST, delete_share_max=1)
@@ -184,7 +183,7 @@ async def test_stores_of_all_jobs_are_roots(world: World) -> None:
 
 async def test_deleted_blobs_are_gone_for_readers(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
     report = await repository.collect(LAST, delete_share_max=1)
     gone = next(d.key for d in report.deletes if d.key.startswith("blobs/"))
     with pytest.raises(BlobNotFoundError):

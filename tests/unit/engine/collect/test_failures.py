@@ -1,14 +1,19 @@
 """What goes wrong during a collection, or before it: nothing is deleted that should not be."""
 
+import contextlib
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 
-from blobstore.base import BytesBody
+from blobstore.base import BytesBody, read_blob
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
+from engine.backup import BackupResult
 from engine.errors import DamagedError, UnsafeStoreError
+from index.audit import decode_audit
 from index.codec import encode_record
 from index.errors import FormatError
-from index.keys import commit_key
+from index.keys import AUDIT, commit_key
 from index.model import Scope
 from tests.unit.engine.collect.judging import LAST, check_exact, keys
 from tests.unit.engine.conftest import JOB, World
@@ -102,7 +107,7 @@ async def test_a_store_that_cannot_be_trusted_is_refused(
 
 async def test_what_the_store_will_not_delete_stops_what_comes_later(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
 
     async def refuse() -> None:
         raise AccessDeniedError("no", operation="delete", key="indexes/")
@@ -113,4 +118,50 @@ async def test_what_the_store_will_not_delete_stops_what_comes_later(world: Worl
         await repository.collect(LAST, delete_share_max=1)
     assert await keys(world, "blobs/") == blobs
     await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+async def commit_unsettled(world: World, scope: Scope) -> BackupResult:
+    """Commit what keeps its TTLs: the writer dies before it removes them."""
+    writer = await world.process()
+    result = await world.backup(writer, "unsettled", scope=scope)
+    world.store.fail("remove_ttl", result.new_keys[0])
+    await writer.commit(scope, [result])
+    return result
+
+
+async def with_ttl(world: World, keys: Iterable[str]) -> list[str]:
+    there = [await world.store.inner.stat(key) for key in keys]
+    return [info.key for info in there if info is not None and info.expires_at_ms is not None]
+
+
+async def test_a_damaged_index_of_one_job_does_not_keep_another_from_being_settled(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one")
+    index = (await repository.find(JOB)).record.stores[0].index
+    unsettled = await commit_unsettled(world, Scope("another job"))
+    await world.store.inner.put(index.key, BytesBody(b"altered"))
+    with contextlib.suppress(DamagedError):
+        await repository.collect(LAST)
+    assert await with_ttl(world, unsettled.new_keys) == []
+
+
+async def test_a_scope_that_cannot_be_settled_stops_no_other_one_and_is_told_at_the_end(world: World) -> None:
+    repository = await world.process()
+    await world.old_history(repository, "one", "two")
+    stuck = await commit_unsettled(world, Scope("a job"))
+    settled = await commit_unsettled(world, Scope("b job"))
+    world.store.fail("remove_ttl", stuck.new_keys[0])
+    before = await keys(world)
+    with pytest.raises(StoreUnavailableError, match="injected"):
+        await repository.collect(LAST, delete_share_max=1)
+    assert await with_ttl(world, settled.new_keys) == []
+    assert any(key.startswith("blobs/") for key in before - await keys(world))
+    (key,) = await world.keys(AUDIT)
+    audit = decode_audit(await read_blob(world.store, key, size_bytes_max=10**6), subject=key)
+    assert (audit.outcome, audit.failed_count) == ("failed", 0)
+    assert "StoreUnavailableError" in audit.error
+    assert audit.deleted
+    await repository.collect(LAST, delete_share_max=1)
+    assert await with_ttl(world, stuck.new_keys) == []
     await check_exact(world)

@@ -235,7 +235,7 @@ async def test_a_reader_without_the_right_to_pin_restores_and_says_so(world: Wor
 
 async def test_an_unpinned_reader_that_is_overtaken_chooses_again(world: World) -> None:
     repository, reader = await world.process(), await world.process()
-    await world.history(repository, "one")
+    await world.old_history(repository, "one")
     world.store.fail("put", "pins/", AccessDeniedError("no", operation="put", key="pins/"))
 
     async def overtake() -> None:

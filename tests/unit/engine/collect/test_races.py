@@ -153,7 +153,7 @@ async def test_two_collectors_at_once_do_what_one_does(world: World) -> None:
 @pytest.mark.parametrize("dry_run", [False, True])
 async def test_a_collector_that_is_overtaken_while_marking_plans_again(world: World, dry_run: bool) -> None:
     repository, writer, other = await world.process(), await world.process(), await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
 
     async def overtake() -> None:
         await world.history(writer, "three")
@@ -169,13 +169,13 @@ async def test_a_collector_that_is_overtaken_while_marking_plans_again(world: Wo
 
 async def test_a_collector_that_is_overtaken_while_settling_plans_again(world: World) -> None:
     repository, writer, other = await world.process(), await world.process(), await world.process()
-    await world.history(repository, "one")
+    await world.old_history(repository, "one")
     result = await world.backup(repository, "two")
     world.store.fail("remove_ttl", result.new_keys[0])
     await repository.commit(JOB, [result])
 
     async def overtake() -> None:
-        await world.history(writer, "three")
+        await world.old_history(writer, "three")
         await other.collect(LAST, delete_share_max=1)
 
     world.store.before("remove_ttl", "", overtake)
@@ -186,13 +186,13 @@ async def test_a_collector_that_is_overtaken_while_settling_plans_again(world: W
 
 async def test_a_collector_that_is_overtaken_again_and_again_gives_up(world: World) -> None:
     repository, writer, other = await world.process(), await world.process(), await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
     overtaken = 0
 
     async def overtake() -> None:
         nonlocal overtaken
         overtaken += 1
-        await world.history(writer, f"more {overtaken}")
+        await world.old_history(writer, f"more {overtaken}")
         await other.collect(LAST, delete_share_max=1)
         world.store.before("get", "indexes/", overtake)
 

@@ -86,7 +86,7 @@ async def test_a_blob_that_is_gone_and_a_ttl_that_is_left_are_told(world: World)
 
 async def test_collections_are_told_by_their_audit_records(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
     assert (await told(world))["last_collection_timestamp_seconds"] == 0
     began_ms = await world.store.now_ms()
     await repository.collect(Retention(keep_last=1), delete_share_max=1)

@@ -90,7 +90,7 @@ async def test_audit_records_are_read_newest_first_and_past_broken_ones(world: W
 
 async def test_a_dry_run_says_what_would_go(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two")
+    await world.old_history(repository, "one", "two")
     before = await world.keys()
     facts = await gather_report(repository, location="memory", retention=Retention(keep_last=1))
     assert await world.keys() == before

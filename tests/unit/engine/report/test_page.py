@@ -136,7 +136,7 @@ def _audit(**changes: Any) -> AuditRecord:
         waiting_bytes=0,
         spared_count=0,
         planned=(),
-        deleted=(ReasonTotal(reason=DeleteReason.CLOSED_UPLOAD, count=7, size_bytes=5 * MIB),),
+        deleted=(ReasonTotal(reason=DeleteReason.UNREACHABLE_UPLOAD, count=7, size_bytes=5 * MIB),),
         failed_count=0,
         failed=(),
     )
@@ -176,7 +176,7 @@ def test_names_of_others_are_nothing_but_text() -> None:
         kept=(),
         boundaries=(),
         totals=(),
-        deletes=(PlannedDelete(HOSTILE, DeleteReason.CLOSED_UPLOAD, 1),),
+        deletes=(PlannedDelete(HOSTILE, DeleteReason.UNREACHABLE_UPLOAD, 1),),
         listed_count=1,
         listed_bytes=1,
         waiting_count=0,
@@ -235,7 +235,7 @@ def test_collections_are_told_with_what_they_freed_and_how_they_ended() -> None:
     assert "The newest 2 of 70 audit records." in page
     assert "refused: too much" in page
     assert "5.0 MiB in 2 collections." in page
-    assert "it belonged to a closed commit: 7" in page
+    assert "unreachable, and older than the TTL: 7" in page
     # The one that was refused is a cross, and no bar.
     assert len(re.findall(r'class="alarm"[^>]*>x</text>', page)) == 1
 
