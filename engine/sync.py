@@ -23,6 +23,8 @@ R = TypeVar("R")
 
 # So long does an interrupted caller wait for what it interrupted to clean up.
 CLEANUP_S_MAX: Final = 30
+# And what a second interrupt cancels has so long to end.
+GIVEN_UP_S_MAX: Final = 1
 
 
 class LoopThread:
@@ -75,9 +77,19 @@ class LoopThread:
     def stop(self) -> None:
         """End the loop and its thread."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
             self._thread.join()
             self._loop.close()
+
+    async def _end(self) -> None:
+        """End what a second interrupt has left, which is not to clean up any longer, without a word of asyncio's."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=GIVEN_UP_S_MAX)
+        self._loop.set_exception_handler(lambda *_: None)
+        self._loop.stop()
 
 
 def _notes_of(begun: Sequence[asyncio.Task[Any]]) -> list[str]:

@@ -21,7 +21,7 @@ from engine.cli.configuring import config
 from engine.cli.doctoring import doctor
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.exporting import export
-from engine.cli.failures import close_quietly, describe, report, terminated, trace_of
+from engine.cli.failures import close_quietly, describe, interrupted_by, report, trace_of
 from engine.cli.forgetting import forget
 from engine.cli.lifecycling import lifecycle
 from engine.cli.log_lines import JSON as JSON_LOG
@@ -165,19 +165,17 @@ for _verb in (
 
 
 def main() -> int:
-    """What the console script calls.
+    """Run the command line of this process.
 
     Returns:
-        The exit code; SIGTERM ends a run as an interrupt does: work is cancelled and cleans up after itself.
+        The exit code; SIGTERM and SIGHUP end a run as Ctrl-C does: work is cancelled and cleans up after itself.
     """
-    is_terminated = False
-
-    def terminate(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        nonlocal is_terminated
-        is_terminated = True
-        raise terminated()
-
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, terminate)
-    code = int(tidemark.main(standalone_mode=False))
-    return ExitCode.TERMINATED if is_terminated and code == ExitCode.INTERRUPTED else code
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
+                signal.signal(number, _end)
+    return int(tidemark.main(standalone_mode=False))
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    raise interrupted_by(number)

@@ -1,5 +1,6 @@
 """What each failure means to whoever called the command: one exit code per reaction."""
 
+import signal
 from enum import IntEnum
 from typing import Final
 
@@ -76,6 +77,7 @@ class ExitCode(IntEnum):
     UNSAFE = 9
     TOO_MUCH = 10
     SLOW = 11
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -94,7 +96,7 @@ MEANINGS: Final = {
     ExitCode.UNSAFE: "refused as unsafe: this directory, target, store, deletion or newer format",
     ExitCode.TOO_MUCH: "a collection would delete more than it may: look at its plan, and approve it",
     ExitCode.SLOW: "a rehearsed restore took longer than its --slo",
-    ExitCode.INTERRUPTED: "interrupted (143: terminated)",
+    ExitCode.INTERRUPTED: "interrupted (143: terminated; 129: the terminal hung up)",
 }
 
 # Every public class by itself, so that a new one is a decision and not an accident; a test walks the trees. Errors of
@@ -163,6 +165,8 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
 }
 
 
+# By what `failures.interrupted_by` notes.
+_SIGNALLED: Final = {(signal.SIGTERM,): ExitCode.TERMINATED, (signal.SIGHUP,): ExitCode.HUNG_UP}
 # What a store does before its first request can only go wrong by what it was told.
 _FIRST_STEPS: Final = frozenset({"open", "connect", "sign"})
 
@@ -182,5 +186,5 @@ def choose_exit_code(error: BaseException) -> ExitCode:
     if isinstance(error, PermissionError):
         return ExitCode.DENIED
     if isinstance(error, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED
+        return _SIGNALLED.get(error.args[:1], ExitCode.INTERRUPTED)
     return ExitCode.UNEXPECTED

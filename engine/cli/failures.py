@@ -26,7 +26,6 @@ _HINTS: Final[dict[type[BaseException], str]] = {
     OSError: "the file system of this machine refused; see the error",
 }
 _NEWLINE: Final = "\n"
-_TERMINATED: Final = "terminated"
 _READING_VERB: Final = "spark check"
 # Hints that speak of arguments of the library, in the words of the command line.
 _HINTS_SAID: Final = {
@@ -35,14 +34,9 @@ _HINTS_SAID: Final = {
 }
 
 
-def terminated() -> KeyboardInterrupt:
-    """What SIGTERM raises: an interrupt that tells where it came from."""
-    return KeyboardInterrupt(_TERMINATED)
-
-
-def is_terminated(error: BaseException) -> bool:
-    """Whether an error is `terminated`."""
-    return isinstance(error, KeyboardInterrupt) and error.args == (_TERMINATED,)
+def interrupted_by(number: int) -> KeyboardInterrupt:
+    """Return what a signal raises: an interrupt whose exit code says which it was, as a shell's does."""
+    return KeyboardInterrupt(number)
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
 from engine.cli.exit_codes import ExitCode
-from engine.cli.failures import describe, is_terminated
+from engine.cli.failures import describe
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.log_lines import Level, log
 from engine.cli.options import Common, Verb, take_common
@@ -302,8 +302,7 @@ def _recorded(session: Session) -> Iterator[Callable[[ExitCode | None], None]]:
     try:
         yield ended
     except (Exception, KeyboardInterrupt) as error:
-        code = ExitCode.TERMINATED if is_terminated(error) else describe(error, session.verb).code
-        session.write_figures(code, error)
+        session.write_figures(describe(error, session.verb).code, error)
         raise
     session.write_figures(told[0])
 

@@ -35,6 +35,15 @@ sys.exit(main())
 """
 
 
+TIDYING = """
+async def tidy():
+    print("tidying", file=sys.stderr, flush=True)
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        await asyncio.sleep(0)
+"""
+
 # Draws at each step, so that a backup of a moment is seen at all.
 IMPATIENT = """
 import sys
@@ -137,7 +146,7 @@ def test_backups_at_the_same_time_each_commit_or_say_conflict(tmp_path: Path, en
     assert told(environment, "verify", "--level", "content")["problems"] == []
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("as_json", [False, True])
 def test_an_interrupted_run_cleans_up_and_leaves_the_repository_as_it_was(
     tmp_path: Path, environment: dict[str, str], number: signal.Signals, code: int, as_json: bool
@@ -160,12 +169,58 @@ def test_an_interrupted_run_cleans_up_and_leaves_the_repository_as_it_was(
     # Cancelled work ends before the process says so.
     assert err.startswith("cleaned up\n")
     if as_json:
-        assert json.loads(err.removeprefix("cleaned up\n"))["error"] == "KeyboardInterrupt"
+        failure = json.loads(err.removeprefix("cleaned up\n"))
+        assert (failure["error"], failure["code"]) == ("KeyboardInterrupt", code)
     else:
         assert "error: interrupted\n" in err
         assert "hint: nothing is half done" in err
     assert told(environment, "list", "--jobs")["scopes"] == []
     run(environment, "backup", source(tmp_path))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_a_run_that_still_cleans_up(
+    tmp_path: Path, environment: dict[str, str], number: signal.Signals
+) -> None:
+    """Without a word of asyncio's about what it did not get to (F15)."""
+    run(environment, "init")
+    slow = HANGING.replace("    finally:\n", "    finally:\n        await tidy()\n").replace(
+        "async def hang", TIDYING + "\nasync def hang"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow, "backup", source(tmp_path)], env=environment, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "uploading\n"
+    process.send_signal(number)
+    assert process.stderr.readline() == "tidying\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert "error: interrupted\n" in err
+    assert "destroyed" not in err
+    assert "Exception ignored" not in err
+
+
+def test_who_ignores_hanging_up_is_not_interrupted_by_it(tmp_path: Path, environment: dict[str, str]) -> None:
+    """As under `nohup`."""
+    run(environment, "init")
+    process = subprocess.Popen(
+        ["nohup", sys.executable, "-c", HANGING, "backup", source(tmp_path)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while process.stderr.readline() != "uploading\n":
+        pass
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
 
 
 def test_a_reader_that_leaves_early_is_no_error_to_shout_about(tmp_path: Path, environment: dict[str, str]) -> None:
