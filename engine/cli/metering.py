@@ -15,7 +15,7 @@ from engine.cli.session import Session, with_session
 from engine.clock import SystemAmbient
 from engine.errors import UsageError
 from engine.metrics.condition import gather_condition
-from engine.metrics.model import Metric
+from engine.metrics.model import Metric, Sample
 from engine.metrics.samples import METRICS, Samples, labels_of
 from engine.metrics.watching import Watched
 from engine.words import count, human_duration, printable, table
@@ -141,7 +141,9 @@ def _tell(session: Session, samples: Samples, textfile: Path | None) -> None:
         write_textfile(textfile, samples)
         lines = [f"{count(len(tuple(samples)), 'value')} in {printable(str(textfile))}"]
     else:
-        lines = expose(samples).decode().splitlines()
+        # Somebody else may have named the job, and this may be a terminal.
+        shown = [Sample(s.name, tuple(map(printable, s.labels)), s.value) for s in samples]
+        lines = expose(shown).decode().rstrip("\n").split("\n")
     session.show(_view(samples, textfile=str(textfile or "")), lines)
 
 

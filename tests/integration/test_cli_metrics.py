@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from blobstore.retrying import RetryingStore
 from engine.metrics.repository_names import REPOSITORY_METRICS
 from engine.metrics.run_names import RUN_METRICS
+from engine.words import printable
 from tests.integration.conftest import FIRST, SECOND, Shell
 from tests.integration.test_cli_process import HANGING, ROOT, source
 from tests.integration.test_cli_spark import AGGREGATION
@@ -51,6 +52,22 @@ def file(own_directory: Path) -> Path:
     file = own_directory / "tidemark.prom"
     (own_directory / "tidemark.toml").write_text(f'metrics_file = "{file}"\n')
     return file
+
+
+def test_a_name_moves_no_cursor_and_stays_a_label(shell: Shell) -> None:
+    """What is printed is for a terminal, and for Prometheus (F11)."""
+    job = 'a\x1b[2J\x07\u2028\x0b"b\\c\n#d'
+    shell.run("init", "--margin", "30m")
+    shell.run("backup", str(shell.tree("source", FIRST)), "--job", job)
+    text = shell.run("metrics").stdout
+    assert all(line.isprintable() for line in text.split("\n"))
+    jobs = {
+        sample.labels["job_name"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "job_name" in sample.labels
+    }
+    assert printable(job) in jobs
 
 
 def test_each_run_adds_its_figures_to_one_file(shell: Shell, file: Path) -> None:
