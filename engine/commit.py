@@ -4,7 +4,6 @@ The rules C1 to C7, T1 and T2 of design 0002 stand here; each step names its rul
 """
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, Literal
 
@@ -14,12 +13,13 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from engine.backup import BackupResult
 from engine.clock import Ambient
-from engine.commit_checks import acknowledge, check_granularity, check_lease, find_out
+from engine.commit_checks import acknowledge, check_granularity, check_lease, find_committed, find_out
 from engine.commit_record import (
     ANY,
     Head,
     Request,
     Sent,
+    check_bases,
     check_parent,
     check_results,
     compose_commit,
@@ -28,6 +28,7 @@ from engine.commit_record import (
     request_of,
 )
 from engine.errors import (
+    CommitDamagedError,
     CommitLostError,
     CommitUnknownError,
     ConflictError,
@@ -135,6 +136,7 @@ class CommitWriter:
             NotFoundError: A store is to be dropped that the newest commit does not have.
             UsageError: Two results for one store, a result of another scope or of a store that is dropped, another
                 layout, or a value that cannot be written down.
+            CommitDamagedError: The commit stands, and something that was uploaded for it is gone.
             DamagedError: Of the parent something is missing that the results do not replace; nothing was written.
             UnsafeStoreError: What is committed to this store would not be safe there; nothing was written.
             StoreError: The store refused; nothing was written.
@@ -143,6 +145,7 @@ class CommitWriter:
         request = request_of(results, version=version, offsets=offsets, layout=layout, parent=parent, dropped=dropped)
 
         async def compose(head: Head) -> CommitRecord:
+            check_bases(self._scope, head, results)
             return compose_commit(
                 head,
                 request,
@@ -150,6 +153,7 @@ class CommitWriter:
                 scope=self._scope,
                 write_id=self._ambient.write_id(),
                 repository=self._repository,
+                committed_before=await find_committed(self._store, head, results),
             )
 
         async with self._one_at_a_time:
@@ -277,7 +281,11 @@ class CommitWriter:
         is_other = parent not in {ANY, newest.pointer if newest is not None else None}
         if self._head is None or self._unresolved or is_other:
             log = await load_log(self._store, self._scope)
-            self._head = Head(newest=log.newest, next_number=log.listing.newest_number + 1)
+            self._head = Head(
+                newest=log.newest,
+                next_number=log.listing.newest_number + 1,
+                closed_at_ms=log.listing.closed_at_ms,
+            )
         return self._head
 
     async def _is_overtaken(self, head: Head) -> bool:
@@ -408,17 +416,42 @@ class CommitWriter:
         Args:
             commit: The acknowledged commit.
             results: What was to be committed. Nothing of a result that the record does not name is touched.
+
+        Raises:
+            CommitDamagedError: Something that is new in the commit is gone (T3).
         """
         new = set(new_indexes_of(commit.record))
         new_keys = [key for result in results if result.reference.index in new for key in result.new_keys]
+        gone: DamagedError | None = None
         # The commit stands whatever happens now; while `settled` is False the next commit completes it.
-        with contextlib.suppress(StoreError, DamagedError):
+        try:
             await settle_keys(self._store, new_keys)
             commit = msgspec.structs.replace(commit, settled=True)
+        except StoreError:
+            pass
+        except DamagedError as error:
+            gone = error
         if self._head is None or self._head.next_number <= commit.pointer.number + 1:
             self._head = Head(newest=commit, next_number=commit.pointer.number + 1)
         self._unresolved.pop(commit.pointer, None)
+        if gone is not None and not await self._is_superseded(commit):
+            raise CommitDamagedError(
+                f"is gone: commit {commit.pointer.number} of {self._scope} stands and is damaged",
+                operation=commit.record.kind,
+                subject=gone.subject,
+            ) from gone.__cause__
         return commit
+
+    async def _is_superseded(self, commit: Commit) -> bool:
+        """Whether a collection has closed a commit since it was acknowledged, because others stand on it."""
+        self._head = None
+        try:
+            await acknowledge(self._store, commit.record)
+        except ConflictError:
+            return True
+        except (EngineError, StoreError):
+            pass
+        return False
 
     async def _settle_parent(self, head: Head, gone: frozenset[str] | None) -> None:
         """T2: whatever a new record retains carries no TTL any more."""

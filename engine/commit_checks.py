@@ -1,8 +1,13 @@
 """What a writer asks the store before it sends a commit record, and what the log says of one that was sent."""
 
+from collections.abc import Iterable
+
 from blobstore.base import BlobStore
+from blobstore.bounded import map_bounded
 from blobstore.errors import BlobNotFoundError
+from engine.backup import BackupResult
 from engine.clock import Ambient
+from engine.commit_record import Head
 from engine.errors import (
     CommitLostError,
     EngineError,
@@ -13,9 +18,10 @@ from engine.errors import (
     UsageError,
 )
 from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, repeat_reading
+from engine.settle import REQUESTS_IN_FLIGHT_MAX, has_ttl
 from index.keys import LOG, commit_key, encode_component
 from index.log import Commit, Verdict, judge_record
-from index.model import CommitRecord, Scope
+from index.model import CommitRecord, IndexReference, Scope
 
 
 async def check_granularity(store: BlobStore, scope: Scope, operation: str) -> None:
@@ -34,6 +40,30 @@ async def check_granularity(store: BlobStore, scope: Scope, operation: str) -> N
             subject=str(scope),
             hint="use the same kind of scope, or another job name",
         )
+
+
+async def find_committed(store: BlobStore, head: Head, results: Iterable[BackupResult]) -> frozenset[IndexReference]:
+    """Find the results that were committed before: the TTL of their indexes is gone.
+
+    That happens after a rewind, a drop or a forget. Such an index is not new in another record: only so does an index
+    without a TTL prove that the record that names it as new was acknowledged (C5).
+
+    Requests: one STAT for each result whose store the head has carried over or does not have.
+
+    Raises:
+        LeaseExpiredError: The index of a result is gone.
+        StoreError: As the store says.
+    """
+
+    async def is_old(result: BackupResult) -> bool:
+        carries_ttl = await has_ttl(store, result.reference.index.key)
+        if carries_ttl is None:
+            raise LeaseExpiredError("the index is gone", operation="commit", subject=result.reference.index.key)
+        return not carries_ttl
+
+    asked = [result for result in results if store.capabilities.removes_ttl and head.may_know(result)]
+    old = await map_bounded(is_old, asked, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
+    return frozenset(result.reference.index for result, found in zip(asked, old, strict=True) if found)
 
 
 async def check_lease(store: BlobStore, ambient: Ambient, record: CommitRecord) -> None:

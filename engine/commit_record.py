@@ -34,6 +34,16 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     newest: Commit | None
     # The number that the next record takes: the newest number loaded, void ones and boundaries counted, plus one (C1).
     next_number: int
+    # When the newest boundary was created; 0 without one, and where `newest` is known, in which case nobody asks.
+    closed_at_ms: int = 0
+
+    def may_know(self, result: BackupResult) -> bool:
+        """Whether a result that fits may have been committed before: its base came back, or the store was gone (C2)."""
+        held = self.newest.store(result.reference.task, result.reference.store) if self.newest else None
+        if self.newest is None or held is None:
+            return self.next_number > 1
+        # A fork numbers anew what it takes over, also where its scope was forgotten and had the same stores before.
+        return held.number != self.newest.pointer.number or self.newest.record.kind == "fork"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,16 +100,24 @@ def compose_commit(
     scope: Scope,
     write_id: WriteId,
     repository: RepositoryRecord,
+    committed_before: Collection[IndexReference] = (),
 ) -> CommitRecord:
     """The record of new backups on top of a head: stores without a result are carried over (C2) or dropped (F3).
 
+    Args:
+        head: Where the scope stands; the results fit it (`check_bases`).
+        request: What was asked.
+        results: What it names.
+        scope: Of the record.
+        write_id: Of the record.
+        repository: Has the TTL and the margin.
+        committed_before: Indexes among the results that are not new in this record.
+
     Raises:
-        StaleResultError: A result was made against something else than what the head holds.
         NotFoundError: A store is to be dropped that the head does not hold.
         UsageError: The layout is another one than the scope was begun with (K3).
     """
     parent = head.newest.record if head.newest else None
-    _check_bases(scope, head.newest, results)
     if parent is not None and request.layout is not None and request.layout != parent.layout:
         raise UsageError(
             f"the scope was begun with {parent.layout}, not {request.layout}",
@@ -113,7 +131,10 @@ def compose_commit(
             raise _no_such_store(scope, dropped, stores)
         del stores[dropped]
     for result in results:
-        reference = msgspec.structs.replace(result.reference, number=head.next_number)
+        number = head.next_number
+        if result.reference.index in committed_before:
+            number = head.newest.pointer.number if head.newest else head.next_number - 1
+        reference = msgspec.structs.replace(result.reference, number=number)
         stores[reference.task, reference.store] = reference
     births = [result.oldest_birth_ms for result in results]
     lease_ms = repository.ttl_ms - repository.margin_ms
@@ -286,12 +307,24 @@ def _no_such_store(scope: Scope, dropped: tuple[str, str], stores: Collection[tu
     )
 
 
-def _check_bases(scope: Scope, parent: Commit | None, results: Sequence[BackupResult]) -> None:
-    """C2: the index that a result was diffed against must be the one that the parent holds."""
+def check_bases(scope: Scope, head: Head, results: Sequence[BackupResult]) -> None:
+    """C2: the index that a result was diffed against must be the one that the parent holds.
+
+    Raises:
+        StaleResultError: It is not, or the result was uploaded before the scope was forgotten.
+    """
     for result in results:
         held: StoreReference | None = None
-        if parent is not None:
-            held = parent.store(result.reference.task, result.reference.store)
+        if head.newest is not None:
+            held = head.newest.store(result.reference.task, result.reference.store)
+        elif result.oldest_birth_ms < head.closed_at_ms:
+            raise StaleResultError(
+                f"store {result.reference.store} of task {result.reference.task} was uploaded before the job was "
+                "forgotten",
+                operation="commit",
+                subject=str(scope),
+                hint="back up again, then commit",
+            )
         if result.base != (held.index if held else None):
             raise StaleResultError(
                 f"store {result.reference.store} of task {result.reference.task} was backed up against "

@@ -13,6 +13,7 @@ EngineError
 ├── UnsafeSourceError          the directory is not a picture that can be backed up
 │   └── SourceChangedError     a file is not the one any more that was looked at: look again
 ├── DamagedError               stored data is missing or altered
+│   ├── CommitDamagedError     the commit just made stands, and something of it is missing: back up again
 │   └── IncompleteError        something of a commit is missing, and it is known which commit is whole
 ├── TargetError                the target of a restore cannot be used
 │   └── TargetBusyError        another restore to it is at work
@@ -113,6 +114,15 @@ class DamagedError(EngineError):
     """Stored data is missing, cut short or altered."""
 
     default_hint = "run `tidemark verify`; an older commit may be whole"
+
+
+class CommitDamagedError(DamagedError):
+    """A commit was made, and something that is new in it is gone (design 0002, T3)."""
+
+    default_hint = (
+        "back up again: what is missing is sent once more; until then go on from an older commit, and do not take the "
+        "offsets of this one for saved"
+    )
 
 
 class IncompleteError(DamagedError):

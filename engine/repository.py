@@ -17,7 +17,7 @@ from engine.commit_record import ANY
 from engine.digest_cache import DigestCache
 from engine.errors import DamagedError, StaleResultError
 from engine.forget import ForgetReport, forget
-from engine.missing import find_missing
+from engine.missing import find_missing, key_of
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository_caring import CaringRepository
 from engine.repository_reading import Choice, require_store
@@ -287,7 +287,8 @@ class Repository(CaringRepository):
             return await self._writer(scope).commit(
                 results, version=version, offsets=offsets, layout=layout, parent=parent, dropped=dropped
             )
-        except DamagedError:
+        except DamagedError as error:
+            self.gaps.note([key_of(error)])
             await self._note_gaps(scope)
             raise
 

@@ -27,6 +27,8 @@ class LogListing(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[tuple[int, int], ...] = ()
     # Numbers of the boundaries, ascending.
     boundaries: tuple[int, ...] = ()
+    # Store-side creation time of the newest boundary; 0 without one.
+    closed_at_ms: int = 0
 
     @property
     def newest_number(self) -> int:
@@ -90,7 +92,7 @@ def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
         IndexInvariantError: A key belongs to another scope.
     """
     records: list[tuple[int, int]] = []
-    boundaries: list[int] = []
+    boundaries: list[tuple[int, int]] = []
     for key, created_at_ms in entries:
         parsed = parse_log_key(key)
         if parsed.scope != scope:
@@ -98,8 +100,13 @@ def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
         if parsed.kind == "commit":
             records.append((parsed.number, created_at_ms))
         else:
-            boundaries.append(parsed.number)
-    return LogListing(scope=scope, records=tuple(sorted(records)), boundaries=tuple(sorted(boundaries)))
+            boundaries.append((parsed.number, created_at_ms))
+    return LogListing(
+        scope=scope,
+        records=tuple(sorted(records)),
+        boundaries=tuple(sorted(number for number, _ in boundaries)),
+        closed_at_ms=max(boundaries, default=(0, 0))[1],
+    )
 
 
 def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:

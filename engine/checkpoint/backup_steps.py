@@ -116,7 +116,7 @@ async def begin_backup(
 
     Costs a list of `commits/`, two GETs of logs, one of `metadata`, a list and two or three requests for each operator,
     three GETs more if the newest picture is of the same batch, two if it is of another place; of the repository a list,
-    and a GET or two.
+    and a GET or two, and a STAT for each index that is new in that picture if it is of the same batch.
 
     Args:
         repository: Where to.
@@ -141,9 +141,14 @@ async def begin_backup(
     begun = PictureBegun(scope=scope, query_id=query_id, location=_shown(root), at=at, parent=parent)
     if newest is not None and newest.location != begun.location and not moved:
         await _check_continues(repository, root, begun, newest)
-    if newest is None or newest.batch != at.batch or not await _is_taken(repository, root, begun):
+    if parent is None or newest is None or newest.batch != at.batch or not await _is_taken(repository, root, begun):
         return begun
-    if check_retained and parent is not None and await find_complete(repository.store, [parent]) is None:
+    try:
+        # A commit of which something is gone is none: another one sends it again.
+        await repository.settle(parent)
+    except DamagedError:
+        return begun
+    if check_retained and await find_complete(repository.store, [parent]) is None:
         return begun
     return msgspec.structs.replace(begun, taken=newest)
 

@@ -21,6 +21,7 @@ from blobstore.errors import (
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.errors import (
     CollectedError,
+    CommitDamagedError,
     CommitLostError,
     CommitUnknownError,
     ConflictError,
@@ -131,6 +132,7 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     SourceChangedError: ExitCode.UNSAFE,
     UnsafeSourceError: ExitCode.UNSAFE,
     DamagedError: ExitCode.DAMAGED,
+    CommitDamagedError: ExitCode.DAMAGED,
     IncompleteError: ExitCode.DAMAGED,
     TargetError: ExitCode.UNSAFE,
     TargetBusyError: ExitCode.UNSAFE,

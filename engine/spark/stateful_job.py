@@ -204,6 +204,7 @@ class StatefulJob:
 
         Raises:
             UsageError: Version, offsets, columns or number of tasks do not fit the job's newest commit.
+            DamagedError: The commit stands, and something that is new in it is gone.
             ConflictError: Another driver has committed meanwhile: run again.
             TaskFailedError: A task failed as often as Spark allows; nothing was committed.
             CommitUnknownError: No answer to the commit: run again with the same version and offsets.
@@ -217,6 +218,8 @@ class StatefulJob:
         if parent is not None:
             self._check_layout(parent, layout)
             if version == parent.record.version and offsets == parent.record.offsets:
+                # Nothing is to build on a commit of which something is gone.
+                self._repository.settle(parent)
                 others = self._other_stores(parent)
                 return JobCommit(commit=parent, tasks=(), seconds=0.0, repeated=True, carried_over=others)
             if version is not None and version <= parent.record.version:

@@ -19,7 +19,7 @@ from blobstore.base import list_blobs, read_blob
 from blobstore.errors import StoreUnavailableError
 from engine import commit
 from engine.backup import BackupResult
-from engine.errors import CommitLostError, ConflictError, UsageError
+from engine.errors import CommitLostError, ConflictError, DamagedError, UsageError
 from engine.rocksdb import StoreWriter
 from engine.spark import stateful_job
 from engine.spark.errors import PartitioningError, TaskFailedError
@@ -140,6 +140,9 @@ def test_what_is_missing_in_the_repository_is_uploaded_again_from_the_disk(
             index = repository.read_index(reference.index)
             for blob in blob_keys(index):
                 (repository_dir / blob).unlink()
+        if not told:
+            with pytest.raises(DamagedError):
+                job.run(month(spark, 0), version=1)
         second = job.run(month(spark, 1), version=2)
         assert sum(report.backup.stats.files_healed for report in second.tasks)
         assert repository.verify([second.commit]).problems == ()

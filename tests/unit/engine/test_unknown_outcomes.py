@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blobstore.base import Body, BytesBody, CreateOutcome
-from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError
+from blobstore.errors import AccessDeniedError, StoreError
 from engine.backup import BackupResult
 from engine.commit import CommitWriter
 from engine.errors import (
@@ -197,13 +197,6 @@ async def test_a_commit_cancelled_while_ttls_are_removed_is_found_again(world: W
         await committing
     again = await repository.commit(JOB, [result])
     assert (again.record.number, again.settled) == (1, True)
-
-
-async def test_a_commit_stands_though_a_blob_is_found_missing_afterwards(world: World) -> None:
-    repository = await world.process()
-    result = await world.backup(repository, "one")
-    world.store.fail("remove_ttl", "", BlobNotFoundError("gone", operation="remove_ttl", key="x"))
-    assert not (await repository.commit(JOB, [result])).settled
 
 
 async def test_a_fork_whose_answer_was_lost_is_found_again(world: World) -> None:

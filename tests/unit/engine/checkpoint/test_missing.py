@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from blobstore.base import list_blobs
 from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
-from engine.errors import DamagedError, IncompleteError
+from engine.errors import CommitDamagedError, DamagedError, IncompleteError
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
 from index.picture import QUERY_STORE, QUERY_TASK
@@ -143,3 +144,23 @@ async def test_where_no_picture_is_whole_it_says_so(
     with pytest.raises(DamagedError) as refused:
         await restore_checkpoint(repository, tmp_path / "target")
     assert "no commit of the job is whole" in refused.value.hint
+
+
+async def test_a_picture_whose_commit_was_damaged_as_it_was_made_is_taken_again(
+    new_query: NewQuery, tmp_path: Path, store: InterposedStore
+) -> None:
+    query = new_query(remote=False)
+    await query.run(3)
+
+    async def lose_one() -> None:
+        keys = [blob.key async for blob in list_blobs(store.inner, "blobs/")]
+        await store.inner.delete(keys[:1])
+
+    store.before("put_if_absent", "log/", lose_one)
+    with pytest.raises(CommitDamagedError):
+        await backup_checkpoint(await another_process(store), query.location)
+    repository = await another_process(store)
+    done = await backup_checkpoint(repository, query.location)
+    assert (done.is_new, done.picture.batch) == (True, 2)
+    assert not (await backup_checkpoint(await another_process(store), query.location)).is_new
+    await check_whole(repository, done, query, tmp_path)
