@@ -115,6 +115,8 @@ class Causes:
             self._refused.append((asked, type(error).__name__))
         stood_s = member.stood_s - asked.stood_s
         is_troubled = self._server.troubles[asked.process] > asked.troubles or stood_s > 0
+        # A full store is read from as any other.
+        is_troubled |= asked.verb != "restore" and self._server.refused_full[asked.process] > 0
         match error:
             case DamagedError() | FormatError():
                 return self._is_damaged(asked, error, stood_s)

@@ -70,6 +70,7 @@ class Chronicle:
         clock: The server's, in ms.
 
     Attributes:
+        ttl_ms: Of the repository, once it is known.
         events: Changes seen so far.
         violations: What broke a rule or an invariant, with its code, as it happened.
         collecting: Every collection that was begun, by the name of its process: a boundary of one may land late.
@@ -88,6 +89,8 @@ class Chronicle:
     def __init__(self, objects: Mapping[str, SimObject], root: str, clock: Callable[[], int]) -> None:
         self.objects = objects
         self.root = root
+        self._clock = clock
+        self.ttl_ms = 0
         self.events = 0
         self.violations: list[str] = []
         self.records: dict[Scope, dict[CommitPointer, Written]] = {}
@@ -111,7 +114,7 @@ class Chronicle:
     def copy(self, objects: Mapping[str, SimObject], clock: Callable[[], int]) -> "Chronicle":
         """The same, of copies of the objects."""
         copied = Chronicle(objects, self.root, clock)
-        copied.events = self.events
+        copied.events, copied.ttl_ms = self.events, self.ttl_ms
         copied.records = {
             scope: {pointer: msgspec.structs.replace(written) for pointer, written in records.items()}
             for scope, records in self.records.items()
@@ -354,6 +357,8 @@ class Chronicle:
             self._violated(f"D7: {process or 'the store'} deletes {key}, which a valid commit or a name needs")
         elif process and (pin := self.pins.protector(key)):
             self._violated(f"D5: {process} deletes {key}, which {pin} protects")
+        elif process and self._clock() < self.objects[self.root + key].created_ms + self.ttl_ms:
+            self._violated(f"D2: {process} deletes {key} before it is a TTL old")
 
     def _read(self, directory: DirIndex, path: str, found: Tree) -> None:
         for file in directory.files_present:

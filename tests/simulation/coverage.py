@@ -48,6 +48,10 @@ class Moment(enum.StrEnum):
     BEGAN_ANEW = "new beginning of a forgotten scope"
     TASK_SCOPE = "commit of one task's scope"
     COMMITTED_AGAIN = "result committed a second time"
+    FULL = "put refused by a full store"
+    SERVER_CLOCK_BACKWARDS = "server's clock that went backwards"
+    COPIED = "repository moved to another place"
+    FLIPPED_AT_REST = "object outside blobs/ that rotted"
     LIST_IN_PAGES = "list in pages"
 
 

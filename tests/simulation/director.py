@@ -29,6 +29,7 @@ from tests.simulation.schedule import (
     Advance,
     Control,
     Do,
+    Happen,
     Land,
     Schedule,
     Settle,
@@ -137,6 +138,7 @@ class World:
             make_repository(self.server, self._times)
         else:
             self._begin_with(self._beginning)
+        self.server.chronicle.ttl_ms = self._times.ttl_ms
         share = schedule.faults_per_mille / 1000 / len(_CHANCE_FAULTS)
         self.server.faults.rates = dict.fromkeys(_CHANCE_FAULTS, share) if share else {}
         self._actions = Actions(
@@ -187,6 +189,7 @@ class World:
     def _quieten(self) -> None:
         """Nothing goes wrong any more, and lists are whole: for who judges."""
         self.server.faults.rates = {}
+        self.server.is_full = False
         self.server.faults.end_bursts()
         self.server.page_max = PAGES[-1]
 
@@ -215,6 +218,8 @@ class World:
                     self._control(step)
                 case Advance(ms=ms):
                     await self._advance(ms / 1000)
+                case Happen():
+                    await self._happen(step)
                 case Land():
                     self.server.land()
                 case Settle():
@@ -343,6 +348,28 @@ class World:
         elif member.stopped_at_s is not None:
             process.wake()
 
+    async def _happen(self, step: Happen) -> None:
+        server, met = self.server, self._coverage.met
+        match step.what:
+            case "fill" | "empty":
+                met(Moment.FULL, int(server.refused_full.total() > 0 and step.what == "empty"))
+                server.is_full = step.what == "fill"
+            case "step":
+                server.ahead_ms += step.ms
+                met(Moment.SERVER_CLOCK_BACKWARDS, int(step.ms < 0))
+            case "copy":
+                # Whoever was at work goes on at the old place, which nobody looks at any more.
+                await self._settle()
+                for member in self.members:
+                    if member.process is not None:
+                        member.process.kill()
+                        member.traps.clear()
+                await self._settle()
+                server.copy()
+                met(Moment.COPIED)
+            case "flip":
+                met(Moment.FLIPPED_AT_REST, int(self.flip(step.choice, step.prefix)))
+
     async def _until_idle(self, member: Member) -> None:
         """Until its action has ended, or stands still."""
         if member.work is None or member.work.done() or member.halted.is_set():
@@ -379,6 +406,19 @@ class World:
         self.ledger.tampered = True
         self.server.chronicle.tampered.add(name.removeprefix(ROOT))
         self.server.delete(name)
+        return True
+
+    def flip(self, choice: int, prefix: str = "") -> bool:
+        """Let a byte of an object outside `blobs/` rot; False if there is none."""
+        names = [n for n in self.server.objects if n.startswith(ROOT + prefix) and not n.startswith(f"{ROOT}blobs/")]
+        if not names:
+            return False
+        name = names[choice % len(names)]
+        stored = self.server.objects[name]
+        at = choice % len(stored.data)
+        self.ledger.tampered = True
+        self.server.chronicle.tampered.add(name.removeprefix(ROOT))
+        stored.data = stored.data[:at] + bytes([stored.data[at] ^ 1 << choice % 8]) + stored.data[at + 1 :]
         return True
 
     def _count(self) -> None:

@@ -1,9 +1,9 @@
 """A schedule in the making: what themes are written in."""
 
 from random import Random
-from typing import Final
+from typing import Any, Final, Literal
 
-from tests.simulation.schedule import Advance, Control, Do, Effect, Land, Settle, Step, Times, Trap, Verb
+from tests.simulation.schedule import Advance, Control, Do, Effect, Happen, Land, Settle, Step, Times, Trap, Verb
 
 SECOND_MS: Final = 1000
 MINUTE_MS: Final = 60 * SECOND_MS
@@ -100,3 +100,6 @@ class Plot:
 
     def land(self) -> None:
         self.steps.append(Land())
+
+    def happen(self, what: Literal["fill", "empty", "step", "copy", "flip"], **how: Any) -> None:
+        self.steps.append(Happen(what=what, **how))

@@ -98,11 +98,23 @@ class Land(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="l
     """Requests that are on their way, and that their clients have given up, arrive."""
 
 
+class Happen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="happen"):
+    """Something happens to the store itself."""
+
+    # fill, empty: no put is carried out any more, or they are again. step: its clock jumps by `ms`. copy: everything is
+    # moved to another place, and is as young as the copy. flip: a byte of the `choice`-th object below `prefix` rots,
+    # but of none in `blobs/`.
+    what: Literal["fill", "empty", "step", "copy", "flip"]
+    ms: int = 0
+    choice: int = 0
+    prefix: str = ""
+
+
 class Settle(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="settle"):
     """Whatever is under way, and not stopped, comes to its end."""
 
 
-Step = Do | Trap | Control | Advance | Land | Settle
+Step = Do | Trap | Control | Advance | Land | Happen | Settle
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):

@@ -74,6 +74,8 @@ class SimServer:
         effects: Requests carried out that change something.
         expired: Objects that the server itself has deleted.
         page_max: May be changed at any time.
+        is_full: No object is stored any more; those that are there can be read and deleted.
+        ahead_ms: How far its clock is ahead of everybody's.
         on_effect: See `EffectHook`; for requests that change something alone.
     """
 
@@ -98,6 +100,8 @@ class SimServer:
         self.effects = 0
         self.expired = 0
         self.page_max = page_max
+        self.is_full = False
+        self.ahead_ms = 0
         self.on_effect: EffectHook | None = None
         self._names: list[str] = []
         self._storing: dict[str, int] = {}
@@ -121,7 +125,7 @@ class SimServer:
 
     def now_ms(self) -> int:
         """The server's clock."""
-        return int(self._clock() * 1000)
+        return int(self._clock() * 1000) + self.ahead_ms
 
     def restore(self, objects: dict[str, SimObject]) -> None:
         """Let the bucket hold copies of these objects."""
@@ -209,6 +213,12 @@ class SimServer:
         if fault in REFUSALS and (request.mutates or fault not in OF_BODIES):
             return self.refusal(*REFUSALS[fault])
         return None
+
+    def copy(self) -> None:
+        """Move everything to another place: its objects are all as young as the copy, and no late request comes."""
+        self._adrift.clear()
+        for stored in self.objects.values():
+            stored.created_ms = self.now_ms()
 
     def land(self) -> int:
         """Carry out what is adrift: the requests as they were sent, write ids and all. Returns how many these were."""
@@ -315,8 +325,10 @@ class SimServer:
         """Store an object.
 
         Raises:
-            RefusedError: 412, it is there.
+            RefusedError: 412, it is there; 507, the store is full.
         """
+        if self.is_full:
+            raise self.refusal(507, "InsufficientCapacity")
         if name not in self.objects:
             insort(self._names, name)
         elif if_absent:

@@ -80,6 +80,7 @@ class WatchedServer(SimServer):
         writer_of: Which process has created a record, by key.
         sent: Keys of the records that a process has sent since its action began.
         met: Those of them where one of its own stood already.
+        refused_full: How many objects of each process were refused because the store is full.
     """
 
     def __init__(self, coverage: Coverage, *, whole_seconds: bool, **options: Any) -> None:
@@ -96,6 +97,7 @@ class WatchedServer(SimServer):
         self.writer_of: dict[str, str] = {}
         self.sent: dict[str, set[str]] = {}
         self.met: dict[str, set[str]] = {}
+        self.refused_full: Counter[str] = Counter()
         # The body of which this process has just read came altered.
         self._altered: set[tuple[str, str]] = set()
         self._under_way: dict[str, int] = {}
@@ -190,6 +192,7 @@ class WatchedServer(SimServer):
     def put(self, name: str, stored: SimObject, *, if_absent: bool) -> None:
         # S3 tells times in whole seconds; who looks past its client, as a judge does, is told the same.
         stored.created_ms -= stored.created_ms % self._born_every_ms
+        self.refused_full[self.actor] += self.is_full
         super().put(name, stored, if_absent=if_absent)
         key = name.removeprefix(ROOT)
         if key.endswith(".commit"):

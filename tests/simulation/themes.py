@@ -47,6 +47,7 @@ from tests.simulation.themes_of_chance import (
     anything,
     bad_line,
     chain,
+    commit_again,
     conflict,
     crash,
     dropping,
@@ -297,6 +298,7 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     forgetting,
     dropping,
     chain,
+    commit_again,
     one_id,
     # These meet what they are for less often than the others.
     fork_against_collect,
