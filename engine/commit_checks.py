@@ -17,10 +17,10 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, repeat_reading
+from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, read_vouched, repeat_reading
 from engine.settle import REQUESTS_IN_FLIGHT_MAX, has_ttl
 from index.keys import LOG, commit_key, encode_component
-from index.log import Commit, Verdict, judge_record
+from index.log import Commit, Verdict, judge_record, valid_commits
 from index.model import CommitRecord, IndexReference, Scope
 
 
@@ -102,7 +102,8 @@ async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
             boundaries = await read_boundaries(store, listing)
             # A boundary that lists this record has seen it in the chain; only without one can later records contradict.
             numbers = [number for number, _ in listing.records if number > record.number and not boundaries]
-            newer = [await read_commit(store, record.scope, number) for number in numbers]
+            records = {number: await read_commit(store, record.scope, number) for number in numbers}
+            newer = valid_commits(listing, records, boundaries, await read_vouched(store, listing, records, boundaries))
         except BlobNotFoundError:
             continue
         verdict = judge_record(record, listing, boundaries, newer)

@@ -3,7 +3,7 @@
 It reads on past what is damaged: one record that cannot be read is an entry that says so.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -14,14 +14,14 @@ from blobstore.base import BlobStore
 from blobstore.bounded import map_bounded
 from engine.errors import DamagedError
 from engine.index_io import read_index
-from engine.log_io import list_log, read_boundary, read_commit, repeat_reading
+from engine.log_io import list_log, read_boundary, read_commit, read_vouched, repeat_reading
 from engine.names import list_names
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import read_pins
 from index.errors import FormatError
 from index.keys import commit_key
-from index.log import Commit, LogListing, check_dense, commit_of, is_closed, is_void
-from index.model import Boundary, CommitRecord, NameRecord, RepositoryRecord, Scope, StoreReference
+from index.log import NOTHING_VOUCHES, Commit, LogListing, check_dense, commit_of, find_late, is_closed
+from index.model import Boundary, CommitPointer, CommitRecord, NameRecord, RepositoryRecord, Scope, StoreReference
 from index.naming import commit_of_name
 from index.picture import decode_picture
 from index.snapshot_share import SnapshotShare, measure_share
@@ -43,7 +43,7 @@ class State(StrEnum):
     OPEN = "open"
     # A collection has closed it: it is there, and restores nothing any more.
     CLOSED = "closed"
-    # It was created after its lease, and was never a commit.
+    # It was created after its lease, and nothing vouches for it.
     VOID = "void"
     DAMAGED = "damaged"
     # Its record is gone, and a name holds what it had.
@@ -183,13 +183,18 @@ class _Reader:
         if len(boundaries) == len(found):
             check_dense(listing, boundaries)
         entries: list[HistoryEntry] = []
+        records: dict[int, CommitRecord] = {}
+        vouched: frozenset[CommitPointer] = frozenset()
         waiting = [number for number, _ in reversed(listing.records)]
         while waiting and len(entries) < self._entries_max:
             wave = min(READS_IN_FLIGHT_MAX, self._entries_max - len(entries))
             numbers, waiting = waiting[:wave], waiting[wave:]
             read = await map_bounded(self._read_record, numbers, in_flight_max=READS_IN_FLIGHT_MAX)
+            records |= {record.number: record for record in read if isinstance(record, CommitRecord)}
+            vouched |= await read_vouched(self._store, listing, records, boundaries)
+            late = {record.pointer for record in find_late(listing, records, boundaries)} - vouched
             for number, record in zip(numbers, read, strict=True):
-                entry = _entry_of(number, record, listing, boundaries)
+                entry = _entry_of(number, record, listing, boundaries, late)
                 if self.is_too_old(entry):
                     left = sum(n <= number for n in self.numbers)
                     return entries, left
@@ -213,17 +218,21 @@ class _Reader:
 
 
 def _entry_of(
-    number: int, record: CommitRecord | str, listing: LogListing, boundaries: Iterable[Boundary]
+    number: int,
+    record: CommitRecord | str,
+    listing: LogListing,
+    boundaries: Iterable[Boundary],
+    late: Collection[CommitPointer],
 ) -> HistoryEntry:
     if isinstance(record, str):
         return HistoryEntry(number=number, state=State.DAMAGED, commit=None, problem=record)
     created_at_ms = listing.created_at_ms(number) or 0
-    state = State.OPEN
+    commit = commit_of(record, created_at_ms)
     if is_closed(record.pointer, boundaries):
-        state = State.CLOSED
-    elif is_void(record, created_at_ms):
-        state = State.VOID
-    return HistoryEntry(number=number, state=state, commit=commit_of(record, created_at_ms))
+        return HistoryEntry(number=number, state=State.CLOSED, commit=commit)
+    if record.pointer in late:
+        return HistoryEntry(number=number, state=State.VOID, commit=commit, problem=NOTHING_VOUCHES)
+    return HistoryEntry(number=number, state=State.OPEN, commit=commit)
 
 
 def _with_named(

@@ -10,21 +10,23 @@ from blobstore.base import BlobStore, list_blobs, read_blob
 from blobstore.bounded import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import UnsafeStoreError
-from index.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit
+from engine.settle import has_ttl, new_indexes_of
+from index.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository
 from index.errors import FormatError, IndexInvariantError
-from index.keys import LOG, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
+from index.keys import LOG, REPOSITORY, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
 from index.log import (
     Commit,
     LogListing,
     ShortListingError,
     check_dense,
-    commit_of,
-    is_closed,
-    is_void,
+    find_doubtful,
+    find_late,
+    is_late,
+    lease_began_ms,
     listing_of,
     valid_commits,
 )
-from index.model import Boundary, CommitRecord, Scope
+from index.model import Boundary, CommitPointer, CommitRecord, Scope
 
 # A collection may run beside a reader; it moves the log at most once per run, so a few new attempts always suffice.
 LOAD_ATTEMPTS_MAX: Final = 5
@@ -41,6 +43,32 @@ class LoadedLog(msgspec.Struct, frozen=True, kw_only=True):
     boundaries: tuple[Boundary, ...]
     # The newest commit that is neither void nor closed; None for a new or forgotten scope.
     newest: Commit | None
+
+
+class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
+    """One scope's log, listed and read whole."""
+
+    listing: LogListing
+    records: dict[int, CommitRecord]
+    boundaries: tuple[Boundary, ...]
+    # Late records for which something outside the log vouches (C5).
+    vouched: frozenset[CommitPointer] = frozenset()
+
+    @property
+    def commits(self) -> tuple[Commit, ...]:
+        """Its valid commits, oldest first."""
+        return valid_commits(self.listing, self.records, self.boundaries, self.vouched)
+
+    @property
+    def void(self) -> tuple[CommitRecord, ...]:
+        """Its open records that are late, and for which nothing vouches (C5)."""
+        late = find_late(self.listing, self.records, self.boundaries)
+        return tuple(record for record in late if record.pointer not in self.vouched)
+
+    @property
+    def is_adrift(self) -> bool:
+        """Whether records of it are open and none of them counts: perhaps it was moved, and lost its witnesses."""
+        return bool(self.void) and not self.commits
 
 
 class Decode(Protocol[Decoded_co]):
@@ -158,14 +186,55 @@ async def load_log(store: BlobStore, scope: Scope) -> LoadedLog:
     return await repeat_reading(load, operation="load", subject=str(scope))
 
 
-async def load_commits(store: BlobStore, scope: Scope) -> tuple[Commit, ...]:
-    """Every valid commit of a scope, oldest first: as `load_log`, but with a GET for every record."""
+async def load_scope(store: BlobStore, scope: Scope) -> ScopeLog:
+    """Read the whole log of a scope: as `load_log`, but with a GET for every record."""
 
-    async def load() -> tuple[Commit, ...]:
-        listing, boundaries = await _dense_listing(store, scope)
-        return valid_commits(listing, await read_records(store, listing), boundaries)
+    async def load() -> ScopeLog:
+        return await read_scope(store, await list_log(store, scope))
 
     return await repeat_reading(load, operation="load", subject=str(scope))
+
+
+async def read_scope(
+    store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] | None = None
+) -> ScopeLog:
+    """Read everything that one listing promises; `known` records are not read again.
+
+    Raises:
+        ShortListingError: The listing has a hole.
+        BlobNotFoundError, FormatError: As `read_commit`.
+    """
+    boundaries = await read_boundaries(store, listing)
+    check_dense(listing, boundaries)
+    records = await read_records(store, listing, known)
+    vouched = await read_vouched(store, listing, records, boundaries)
+    return ScopeLog(listing=listing, records=records, boundaries=boundaries, vouched=vouched)
+
+
+async def read_vouched(
+    store: BlobStore, listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
+) -> frozenset[CommitPointer]:
+    """Ask the store who vouches for a late record of which the log says nothing (C5).
+
+    One whose lease began before the repository record was created here was copied, and not written here: nobody writes
+    before that record stands. One whose new indexes have no TTL was acknowledged (T1).
+
+    Requests: none unless the newest record is late; then one STAT and one GET of the repository record, and one STAT of
+    each index that is new in the record.
+    """
+    record = find_doubtful(listing, records, boundaries)
+    if record is None:
+        return frozenset()
+    there = await store.stat(REPOSITORY)
+    if there is not None:
+        repository = await read_record(store, REPOSITORY, decode_repository)
+        if lease_began_ms(record, repository) < there.created_at_ms - store.capabilities.created_late_ms:
+            return frozenset({record.pointer})
+    # A fork names indexes that its source has settled: they say nothing of it.
+    if record.kind != "commit" or not store.capabilities.removes_ttl:
+        return frozenset()
+    carry = [await has_ttl(store, index.key) for index in new_indexes_of(record)]
+    return frozenset({record.pointer}) if False in carry and True not in carry else frozenset()
 
 
 async def _dense_listing(store: BlobStore, scope: Scope) -> tuple[LogListing, tuple[Boundary, ...]]:
@@ -200,10 +269,15 @@ async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: st
 
 
 async def _newest_valid(store: BlobStore, listing: LogListing, boundaries: Sequence[Boundary]) -> Commit | None:
+    """Read from the newest record down until one is valid; those above it say whether they built on it."""
+    records: dict[int, CommitRecord] = {}
+    vouched: frozenset[CommitPointer] = frozenset()
     for number, created_at_ms in reversed(listing.records):
         if any(b.number >= number and all(p.number != number for p in b.kept) for b in boundaries):
             continue  # closed, whoever wrote it: the log of a forgotten scope may be long
-        record = await read_commit(store, listing.scope, number)
-        if not is_void(record, created_at_ms) and not is_closed(record.pointer, boundaries):
-            return commit_of(record, created_at_ms)
+        records[number] = await read_commit(store, listing.scope, number)
+        if is_late(records[number], created_at_ms):
+            vouched |= await read_vouched(store, listing, records, boundaries)
+        if commits := valid_commits(listing, records, boundaries, vouched):
+            return commits[-1]
     return None

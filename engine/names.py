@@ -13,7 +13,7 @@ from blobstore.errors import BlobNotFoundError
 from engine.errors import NotFoundError
 from engine.log_io import read_record
 from index.codec import decode_name, encode_record
-from index.keys import NAMES, name_prefix, names_prefix, parse_name_key
+from index.keys import NAMES, REPOSITORY, name_prefix, names_prefix, parse_name_key
 from index.model import NameRecord, Scope
 from index.naming import Naming, choose_naming
 
@@ -86,4 +86,9 @@ async def _read_namings(store: BlobStore, prefix: str) -> tuple[Naming, ...]:
         except BlobNotFoundError:
             continue  # released, and collected since the listing
         namings.append(Naming(key=blob.key, created_at_ms=blob.created_at_ms, id=naming_id, record=record))
-    return tuple(namings)
+    if all(n.record.released or n.is_live for n in namings):
+        return tuple(namings)
+    # One is late: it holds all the same where it was copied with the whole repository.
+    there = await store.stat(REPOSITORY)
+    created_at_ms = there.created_at_ms - store.capabilities.created_late_ms if there is not None else 0
+    return tuple(msgspec.structs.replace(n, repository_created_at_ms=created_at_ms) for n in namings)

@@ -15,9 +15,8 @@ from engine.store_checks import check_commits
 from index.codec import encode_record
 from index.keys import pin_key
 from index.log import Commit, is_closed
-from index.model import Pin
+from index.model import PIN_DURATION_MS, Pin
 
-PIN_DURATION_MS: Final = 3_600_000
 RENEWALS_PER_DURATION: Final = 3
 
 

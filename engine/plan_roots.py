@@ -24,10 +24,12 @@ from index.codec import (
     decode_index,
     decode_name,
     decode_pin,
+    decode_repository,
 )
 from index.delta import apply_delta
-from index.keys import LOG, NAMES, PINS, parse_log_key, parse_name_key, run_began_at_ms
+from index.keys import LOG, NAMES, PINS, REPOSITORY, parse_log_key, parse_name_key, run_began_at_ms
 from index.model import (
+    PIN_DURATION_MS,
     Boundary,
     CommitPointer,
     CommitRecord,
@@ -98,7 +100,8 @@ async def read_now_roots(store: BlobStore, now_ms: int) -> NowRoots:
     for key, created_at_ms, data in await _read_all(store, NAMES):
         parse_name_key(key)
         name = decode_name(data, subject=key)
-        if not name.released and created_at_ms <= name.valid_until_ms:
+        is_late = created_at_ms > name.valid_until_ms
+        if not name.released and not (is_late and await _was_written_here(store, name.valid_until_ms, PIN_DURATION_MS)):
             names.append((name, created_at_ms))
     boundaries: defaultdict[Scope, list[Boundary]] = defaultdict(list)
     records: list[OpenCommit] = []
@@ -108,13 +111,43 @@ async def read_now_roots(store: BlobStore, now_ms: int) -> NowRoots:
             boundaries[scope].append(decode_boundary(data, subject=key))
         else:
             records.append(OpenCommit(record=decode_commit(data, subject=key), created_at_ms=created_at_ms))
-    commits = tuple(
-        sorted(
-            (c for c in records if c.created_at_ms <= c.record.valid_until_ms and _is_open(c.record, boundaries)),
-            key=lambda c: (str(c.record.scope), c.record.number),
+    commits = [c for c in records if _is_open(c.record, boundaries) and await _counts(store, c, records, boundaries)]
+    commits.sort(key=lambda c: (str(c.record.scope), c.record.number))
+    return NowRoots(commits=tuple(commits), names=tuple(names), pins=tuple(pins))
+
+
+async def _counts(
+    store: BlobStore, commit: OpenCommit, records: list[OpenCommit], boundaries: defaultdict[Scope, list[Boundary]]
+) -> bool:
+    """Return whether an open record came in time, or something vouches for it (C5)."""
+    record = commit.record
+    if commit.created_at_ms <= record.valid_until_ms:
+        return True
+    later = [c.record for c in records if c.record.scope == record.scope and c.record.number > record.number]
+    me = CommitPointer(record.number, record.write_id)
+    if any(other.predecessor == me for other in later) or any(me in b.kept for b in boundaries[record.scope]):
+        return True
+    if later:
+        return False
+    lease_ms = PIN_DURATION_MS
+    if record.kind == "commit":
+        repository = decode_repository(
+            await read_blob(store, REPOSITORY, size_bytes_max=RECORD_BYTES_MAX), subject=REPOSITORY
         )
-    )
-    return NowRoots(commits=commits, names=tuple(names), pins=tuple(pins))
+        lease_ms = repository.ttl_ms - repository.margin_ms
+    if not await _was_written_here(store, record.valid_until_ms, lease_ms):
+        return True
+    if record.kind != "commit" or not store.capabilities.removes_ttl:
+        return False
+    brought = [await store.stat(s.index.key) for s in record.stores if s.number == record.number]
+    there = [info for info in brought if info is not None]
+    return bool(there) and all(info.expires_at_ms is None for info in there)
+
+
+async def _was_written_here(store: BlobStore, valid_until_ms: int, lease_ms: int) -> bool:
+    """Return whether a lease began after the repository record was created, and so was no other repository's."""
+    there = await store.stat(REPOSITORY)
+    return there is None or valid_until_ms - lease_ms >= there.created_at_ms - store.capabilities.created_late_ms
 
 
 async def _read_all(store: BlobStore, prefix: str) -> list[tuple[str, int, bytes]]:

@@ -6,12 +6,13 @@ from pathlib import Path
 from blobstore.base import BlobStore
 from engine.collect import DELETE_SHARE_MAX, CollectReport, Hands, collect
 from engine.explain import Explanation, explain
+from engine.log_io import ScopeLog
 from engine.naming import give_name, release_name
 from engine.plan_check import verify_plan
 from engine.plan_findings import PlanCheck
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository_restoring import RestoringRepository
-from engine.verify import Level, ProblemKind, VerifyReport, verify
+from engine.verify import Level, ProblemKind, VerifyReport, verify, with_logs
 from index.log import Commit
 from index.model import NameRecord, Scope
 from index.retention import Retention, RetentionPolicy
@@ -65,18 +66,29 @@ class CaringRepository(RestoringRepository):
         self,
         commits: Sequence[Commit] | None = None,
         *,
+        scope: Scope | None = None,
         level: Level = Level.EXISTENCE,
         sample: float = 1.0,
         seed: int = 0,
         heal: bool = False,
         progress: Progress = NO_PROGRESS,
     ) -> VerifyReport:
-        """Check commits, all of the repository's and what only names hold if none are given; see `engine.verify`.
+        """Check commits, or all of a scope or of the repository with names and logs; see `engine.verify`.
 
         Where damage is found and commits were collected meanwhile, those that are left are checked again: what a
         collection took is no damage.
         """
-        chosen = await self._all_commits() if commits is None else commits
+        logs: tuple[ScopeLog, ...] = ()
+        if commits is None:
+            scopes = (scope,) if scope is not None else await self.scopes()
+            logs = tuple([await self.log(scope) for scope in scopes])
+            commits = [commit for log in logs for commit in await self._with_named(log)]
+        report = await self._verify(commits, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
+        return with_logs(report, logs)
+
+    async def _verify(
+        self, chosen: Sequence[Commit], *, level: Level, sample: float, seed: int, heal: bool, progress: Progress
+    ) -> VerifyReport:
         report = await verify(self.store, chosen, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
         if not report.damaged:
             return report
@@ -85,7 +97,7 @@ class CaringRepository(RestoringRepository):
         left = [c for c in chosen if (c.scope, c.pointer) in still_open]
         if len(left) == len(chosen):
             return report
-        return await self.verify(left, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
+        return await self._verify(left, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
 
     async def _all_commits(self) -> Sequence[Commit]:
         return [commit for scope in await self.scopes() for commit in await self.commits(scope, with_named=True)]

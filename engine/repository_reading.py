@@ -16,7 +16,7 @@ from engine.errors import (
     UsageError,
 )
 from engine.history import ENTRIES_MAX, History, read_history
-from engine.log_io import list_scopes, load_commits, load_log
+from engine.log_io import ScopeLog, list_scopes, load_log, load_scope
 from engine.missing import Gaps
 from engine.names import list_names, read_name
 from engine.pins import PinLease, hold_pin
@@ -112,9 +112,16 @@ class ReadingRepository:
         Args:
             with_named: What only names still hold comes at the end: one LIST more, and a GET for each name.
         """
-        commits = tuple(reversed(await load_commits(self.store, scope)))
-        if not with_named:
-            return commits
+        log = await self.log(scope)
+        return await self._with_named(log) if with_named else log.commits[::-1]
+
+    async def log(self, scope: Scope) -> ScopeLog:
+        """Return the whole log of a scope: its commits, and which of its records are none."""
+        return await load_scope(self.store, scope)
+
+    async def _with_named(self, log: ScopeLog) -> tuple[Commit, ...]:
+        """Return the commits of a log, newest first, and then those that only names still hold."""
+        commits, scope = log.commits[::-1], log.listing.scope
         there = {commit.pointer for commit in commits}
         return commits + tuple(commit_of_name(n) for n in await self.names(scope) if n.source not in there)
 

@@ -9,7 +9,7 @@ from blobstore.base import BlobStore, list_blobs
 from blobstore.bounded import map_bounded
 from engine.errors import DamagedError
 from engine.index_io import is_missing, read_index_chain
-from engine.log_io import list_all_logs, read_boundaries, read_record, read_records, repeat_reading
+from engine.log_io import ScopeLog, list_all_logs, read_record, read_scope, repeat_reading
 from engine.names import read_all_namings
 from index.codec import decode_pin
 from index.collect_plan import (
@@ -24,25 +24,12 @@ from index.collect_plan import (
     plan_scope,
 )
 from index.keys import PINS, boundary_key, commit_key
-from index.log import Commit, LogListing, check_dense, valid_commits
+from index.log import Commit
 from index.model import Boundary, CommitPointer, CommitRecord, IndexReference, RepositoryRecord, Scope, StoreReference
 from index.reachable import blob_keys
 from index.retention import RetentionPolicy
 
 IN_FLIGHT_MAX: Final = 16
-
-
-class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
-    """One scope's log, listed and read whole."""
-
-    listing: LogListing
-    records: dict[int, CommitRecord]
-    boundaries: tuple[Boundary, ...]
-
-    @property
-    def commits(self) -> tuple[Commit, ...]:
-        """Its valid commits, oldest first."""
-        return valid_commits(self.listing, self.records, self.boundaries)
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,17 +105,11 @@ async def read_roots(
         pins = await read_pins(store, repository, now_ms)
         names = await _read_names(store, now_ms)
         logs = [
-            await _read_log(store, listing, remembered.get(listing.scope)) for listing in await list_all_logs(store)
+            await read_scope(store, listing, remembered.get(listing.scope)) for listing in await list_all_logs(store)
         ]
         return Roots(logs=tuple(logs), names=names, pins=pins)
 
     return await repeat_reading(read, operation=operation)
-
-
-async def _read_log(store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] | None) -> ScopeLog:
-    boundaries = await read_boundaries(store, listing)
-    check_dense(listing, boundaries)
-    return ScopeLog(listing=listing, records=await read_records(store, listing, known), boundaries=boundaries)
 
 
 async def _read_names(store: BlobStore, now_ms: int) -> tuple[Lease, ...]:
@@ -139,7 +120,7 @@ async def _read_names(store: BlobStore, now_ms: int) -> tuple[Lease, ...]:
             scope=naming.record.scope,
             stores=naming.record.stores if naming.is_live else (),
             removable=DeleteReason.RELEASED_NAME
-            if name_is_removable(naming.record, naming.created_at_ms, now_ms)
+            if name_is_removable(naming.record, now_ms, is_live=naming.is_live)
             else None,
         )
         for naming in await read_all_namings(store)
@@ -177,6 +158,7 @@ def plan_scopes(roots: Roots, policy: RetentionPolicy) -> tuple[ScopePlan, ...]:
             log.boundaries,
             policy.choose(log.listing.scope.job),
             roots.named(log.listing.scope),
+            vouched=log.vouched,
         )
         for log in roots.logs
     )

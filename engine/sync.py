@@ -256,6 +256,7 @@ class SyncRepository(Facade[Repository]):
     scopes = Blocking(Repository.scopes)
     latest = Blocking(Repository.latest)
     commits = Blocking(Repository.commits)
+    log = Blocking(Repository.log)
     history = Blocking(Repository.history)
     names = Blocking(Repository.names)
     find = Blocking(Repository.find)

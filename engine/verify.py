@@ -16,12 +16,13 @@ from engine.errors import DamagedError
 from engine.hashing import FileHasher
 from engine.index_io import read_index, read_index_chain
 from engine.inventory import list_room
+from engine.log_io import ScopeLog
 from engine.progress import NO_PROGRESS, Progress
 from engine.settle import has_ttl, settle_keys
 from engine.transfer import HashingSink
 from index.errors import FormatError
-from index.keys import BLOBS, INDEXES
-from index.log import Commit
+from index.keys import BLOBS, INDEXES, commit_key
+from index.log import NOTHING_VOUCHES, Commit
 from index.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
 from index.reachable import blobs_needed, files_of, new_blob_keys
 from index.told import Told, tell_files, tell_texts
@@ -44,6 +45,7 @@ class ProblemKind(StrEnum):
     BLOB_SHORT = "blob shorter than its files need"
     CONTENT_WRONG = "content does not match its hash"
     AT_RISK = "referenced, but its TTL is still set"
+    ADRIFT = "the job has records, and none of them counts: nothing vouches for them"
 
 
 # What the next backup can bring back (design 0006, M1).
@@ -74,6 +76,8 @@ class VerifyReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     files_read: int
     bytes_read: int
     problems: tuple[Problem, ...]
+    # Keys of open records that came after their lease and for which nothing vouches: no commits.
+    late: tuple[str, ...] = ()
 
     @override
     def figures(self) -> dict[str, str]:
@@ -84,6 +88,7 @@ class VerifyReport(Told, msgspec.Struct, frozen=True, kw_only=True):
             "verdict": "damaged" if self.damaged else "no damage",
             **{kind: f"{number:,}" for kind, number in found.items()},
             "keys": tell_texts(problem.key for problem in self.problems),
+            NOTHING_VOUCHES: tell_texts(self.late),
             "level": self.level.value,
             "commits": f"{self.commits_count:,}",
             "indexes": f"{self.indexes_count:,}",
@@ -96,6 +101,28 @@ class VerifyReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     def damaged(self) -> bool:
         """Whether anything is lost or altered; a TTL that can be removed is no damage."""
         return any(p.kind is not ProblemKind.AT_RISK for p in self.problems)
+
+
+def with_logs(report: VerifyReport, logs: Iterable[ScopeLog]) -> VerifyReport:
+    """Add what is wrong with the logs themselves: records that are late, and scopes in which none counts (C5)."""
+    all_ = tuple(logs)
+    problems = [
+        Problem(
+            kind=ProblemKind.ADRIFT,
+            scope=str(log.listing.scope),
+            number=log.void[-1].number,
+            task="",
+            store="",
+            key=commit_key(log.listing.scope, log.void[-1].number),
+        )
+        for log in all_
+        if log.is_adrift
+    ]
+    return msgspec.structs.replace(
+        report,
+        problems=tuple(sorted((*report.problems, *problems))),
+        late=tuple(commit_key(record.scope, record.number) for log in all_ for record in log.void),
+    )
 
 
 class _Place(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from typing_extensions import override
 from index.errors import UnsafeNameError
 from index.keys import parse_upload_key
 from index.log import Commit, LogListing, is_closed, valid_commits
-from index.model import NEVER_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin, Scope
+from index.model import NEVER_MS, PIN_DURATION_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin, Scope
 from index.retention import KeepReason, Retention, choose_kept
 
 
@@ -107,6 +107,8 @@ def plan_scope(
     boundaries: Sequence[Boundary],
     retention: Retention | None,
     named: Collection[CommitPointer],
+    *,
+    vouched: Collection[CommitPointer] = (),
 ) -> ScopePlan:
     """Choose what stays open in one scope and the boundary that closes the rest (D3).
 
@@ -119,11 +121,12 @@ def plan_scope(
         boundaries: Every listed boundary, read.
         retention: What to keep; None: every valid commit.
         named: Records of this scope that names refer to.
+        vouched: Late records for which something outside the log vouches (C5).
 
     Returns:
         The plan; its boundary's number is the highest record that it newly closes.
     """
-    commits = valid_commits(listing, records, boundaries)
+    commits = valid_commits(listing, records, boundaries, vouched)
     kept = choose_kept(commits, retention, named)
     newest = commits[-1].pointer.number if commits else 0
     closing = [
@@ -180,19 +183,23 @@ def pin_is_removable(pin: Pin, written_at_ms: int, now_ms: int, margin_ms: int) 
     return pin.duration_ms == 0 or now_ms >= written_at_ms + pin.duration_ms + margin_ms
 
 
-def name_is_live(name: NameRecord, written_at_ms: int) -> bool:
-    """Whether a name protects what it refers to: not released, and written while its pin still held (D5)."""
-    return not name.released and written_at_ms <= name.valid_until_ms
+def name_is_live(name: NameRecord, written_at_ms: int, repository_created_at_ms: int = 0) -> bool:
+    """Return whether a name protects: not released, and written while its pin still held, or copied here (D5).
+
+    One whose pin is older than the repository record was copied with the repository: nobody writes before that stands.
+    """
+    was_copied = name.valid_until_ms - PIN_DURATION_MS < repository_created_at_ms
+    return not name.released and (written_at_ms <= name.valid_until_ms or was_copied)
 
 
-def name_is_removable(name: NameRecord, written_at_ms: int, now_ms: int) -> bool:
+def name_is_removable(name: NameRecord, now_ms: int, *, is_live: bool) -> bool:
     """Whether a naming's object may be deleted: it protects nothing, and never will again.
 
     Until `valid_until_ms` a released one holds its key, so that a request which created it and was sent twice cannot
     bring it back to life.
     """
     settled = name.valid_until_ms == NEVER_MS or now_ms > name.valid_until_ms
-    return settled and not name_is_live(name, written_at_ms)
+    return settled and not is_live
 
 
 def choose_uploads(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int) -> tuple[PlannedUpload, ...]:

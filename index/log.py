@@ -3,16 +3,28 @@
 All of it is decided from what was listed and read; nothing here asks a store (design 0002, C1 to C7 and D3).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from typing import Final
 
 import msgspec
 
 from index.errors import IndexInvariantError
 from index.keys import parse_log_key
-from index.model import Boundary, CommitPointer, CommitRecord, Scope, StoreReference
+from index.model import (
+    PIN_DURATION_MS,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    RepositoryRecord,
+    Scope,
+    StoreReference,
+)
 from index.told import Told, tell_files, tell_value
 from index.words import iso_time, printable
+
+# What to say of a void record.
+NOTHING_VOUCHES: Final = "late: nothing vouches for it"
 
 
 class ShortListingError(IndexInvariantError):
@@ -138,9 +150,46 @@ def is_closed(pointer: CommitPointer, boundaries: Iterable[Boundary]) -> bool:
     return any(b.number >= pointer.number and pointer not in b.kept for b in boundaries)
 
 
-def is_void(record: CommitRecord, created_at_ms: int) -> bool:
-    """Whether the record came too late to protect its newest uploads (C5)."""
+def is_late(record: CommitRecord, created_at_ms: int) -> bool:
+    """Return whether the store created the record after its lease; it is void unless something vouches for it (C5)."""
     return created_at_ms > record.valid_until_ms
+
+
+def find_late(
+    listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
+) -> tuple[CommitRecord, ...]:
+    """Return the late records for which nothing in the log vouches, oldest first (C5).
+
+    A later record that names it as its predecessor vouches for a late record: the writer of that one saw it when it
+    counted. So does a boundary that lists it. Every object of a copied repository is late, and keeps its witnesses.
+    """
+    named = {record.predecessor for record in records.values()}
+    return tuple(
+        record
+        for number, created_at_ms in listing.records
+        if (record := records.get(number)) is not None
+        and is_late(record, created_at_ms)
+        and record.pointer not in named
+        and not any(record.pointer in b.kept for b in boundaries)
+        and not is_closed(record.pointer, boundaries)
+    )
+
+
+def find_doubtful(
+    listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
+) -> CommitRecord | None:
+    """Return the late record for which something outside the log may vouch: the newest, if at all.
+
+    A later record says of every earlier one whether its writer built on it or passed over it.
+    """
+    late = find_late(listing, records, boundaries)
+    return late[-1] if late and late[-1].number == max(records) else None
+
+
+def lease_began_ms(record: CommitRecord, repository: RepositoryRecord) -> int:
+    """Return when the lease that a record rests on began: the upload of its oldest new blob, or its pin (C5, D5)."""
+    lease_ms = repository.ttl_ms - repository.margin_ms if record.kind == "commit" else PIN_DURATION_MS
+    return record.valid_until_ms - lease_ms
 
 
 def commit_of(record: CommitRecord, created_at_ms: int) -> Commit:
@@ -153,14 +202,25 @@ def commit_of(record: CommitRecord, created_at_ms: int) -> Commit:
 
 
 def valid_commits(
-    listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
+    listing: LogListing,
+    records: Mapping[int, CommitRecord],
+    boundaries: Sequence[Boundary],
+    vouched: Collection[CommitPointer] = (),
 ) -> tuple[Commit, ...]:
-    """Every record that is neither closed nor void, oldest first."""
+    """Return every record that is neither closed nor void, oldest first.
+
+    Args:
+        listing: The log of the scope, or its tail.
+        records: The listed records, read.
+        boundaries: The listed boundaries, read.
+        vouched: Late records for which something outside the log vouches.
+    """
+    void = {r.pointer for r in find_late(listing, records, boundaries)}.difference(vouched)
     return tuple(
         commit_of(record, created_at_ms)
         for number, created_at_ms in listing.records
         if (record := records.get(number)) is not None
-        and not is_void(record, created_at_ms)
+        and record.pointer not in void
         and not is_closed(record.pointer, boundaries)
     )
 
@@ -191,32 +251,28 @@ class Verdict(Enum):
 
 
 def judge_record(
-    record: CommitRecord, tail: LogListing, boundaries: Sequence[Boundary], newer: Sequence[CommitRecord]
+    record: CommitRecord, tail: LogListing, boundaries: Sequence[Boundary], newer: Sequence[Commit]
 ) -> Commit | Verdict:
     """What became of a record, before it is acknowledged (C4 and C5).
 
-    The creation time in the listing decides whether it is void, for its writer as for every reader.
+    The creation time in the listing decides whether it is void: nothing vouches yet for a record of which nobody has
+    heard.
 
     Args:
         record: The record, which was found or created.
         tail: The log from its number on.
         boundaries: Every listed boundary, read.
-        newer: Every listed record with a greater number, read; may be left out where there is a boundary, because one
-            that lists this record has seen it in the chain.
+        newer: Every valid commit with a greater number; may be left out where there is a boundary, because one that
+            lists this record has seen it in the chain.
     """
     if is_closed(record.pointer, boundaries):
         return Verdict.FENCED
     created_at_ms = tail.created_at_ms(record.number)
     if created_at_ms is None:
         return Verdict.NOT_LISTED
-    if is_void(record, created_at_ms):
+    if is_late(record, created_at_ms):
         return Verdict.VOID
-    valid = [
-        commit_of(other, created)
-        for other in newer
-        if (created := tail.created_at_ms(other.number)) is not None and not is_void(other, created)
-    ]
-    if not boundaries and not descends_from(record.pointer, valid):
+    if not boundaries and not descends_from(record.pointer, newer):
         return Verdict.LOST
     return commit_of(record, created_at_ms)
 

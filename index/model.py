@@ -16,6 +16,8 @@ WriteId = NewType("WriteId", str)
 SIZE_BYTES_MAX = 2**63 - 1
 # A time that no clock reaches.
 NEVER_MS = SIZE_BYTES_MAX
+# How long a pin lasts after its last write, without the margin that writers add.
+PIN_DURATION_MS = 3_600_000
 
 
 class FileBlob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -222,7 +224,7 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     offsets: str = ""
     layout: ScopeLayout = ScopeLayout()
     stores: tuple[StoreReference, ...] = ()
-    # The record is void if the store says that it was created later than this (design 0002, C5).
+    # The record is void if the store says that it was created later than this, and nothing vouches (design 0002, C5).
     valid_until_ms: int
     # The commit time of the predecessor: time never goes backwards along a chain (design 0002, C7).
     predecessor_committed_at_ms: int = 0
@@ -267,7 +269,7 @@ class NameRecord(msgspec.Struct, frozen=True, kw_only=True):
     committed_at_ms: int
     stores: tuple[StoreReference, ...] = ()
     released: bool = False
-    # As for a commit record: a name that the store created later than this is void and protects nothing.
+    # A name that the store created later than this protects nothing, unless it was copied here (design 0002, D5).
     valid_until_ms: int = NEVER_MS
     # As in the commit record, which may be collected before the name is.
     offsets: str = ""

@@ -17,11 +17,13 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int
     id: str
     record: NameRecord
+    # When the repository record was created; 0 where nobody has looked, because the record came in time.
+    repository_created_at_ms: int = 0
 
     @property
     def is_live(self) -> bool:
         """Whether it protects what it refers to."""
-        return name_is_live(self.record, self.created_at_ms)
+        return name_is_live(self.record, self.created_at_ms, self.repository_created_at_ms)
 
 
 def choose_naming(namings: Iterable[Naming]) -> Naming | None:

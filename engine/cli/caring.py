@@ -11,6 +11,7 @@ from engine.errors import UsageError
 from engine.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.views import CommitView, committed_line, view_commit
 from engine.words import count, human_bytes, iso_time, printable, table
+from index.log import NOTHING_VOUCHES
 from index.model import Scope
 
 _TASK_HELP = "With --commit-per-task: whose commits.  [default: 0]"
@@ -20,7 +21,7 @@ _TASK_HELP = "With --commit-per-task: whose commits.  [default: 0]"
 
 
 class ProblemView(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing found; `kind` is index_damaged, blob_missing, blob_short, content_wrong or at_risk."""
+    """One thing found; `kind` is index_damaged, blob_missing, blob_short, content_wrong, adrift or at_risk."""
 
     kind: str
     # `job`, or `job/task` where each task commits by itself.
@@ -45,6 +46,8 @@ class VerifyView(msgspec.Struct, frozen=True, kw_only=True):
     files_read: int
     bytes_read: int
     problems: tuple[ProblemView, ...]
+    # Keys of records that came after their lease and for which nothing vouches: no commits.
+    late: tuple[str, ...]
 
 
 @click.command(
@@ -90,17 +93,12 @@ def verify(
     if commits and job is None:
         raise UsageError("commits are numbered by job", operation="verify", hint="say --job")
     with session.open() as repository:
-        if job is None:
-            chosen = None
-        else:
-            scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
-            chosen = [session.find(repository, scope, c) for c in commits]
-            chosen = chosen or list(repository.commits(scope, with_named=True))
-            if not chosen:
-                session.find(repository, scope, CommitChoice())
+        scope = choose_scope(job, commit_per_task=commit_per_task, task=task) if job is not None else None
+        chosen = [session.find(repository, scope, c) for c in commits] if scope is not None else []
         with session.progress("verify") as progress:
             report = repository.verify(
-                chosen,
+                chosen or None,
+                scope=scope,
                 level=Level(level),
                 sample=sample,
                 # A fixed seed would read the same sample for ever and never the rest.
@@ -108,6 +106,8 @@ def verify(
                 heal=heal,
                 progress=progress,
             )
+        if scope is not None and not (report.commits_count or report.late):
+            session.find(repository, scope, CommitChoice())
     session.show(_view_verify(report), _verify_lines(report))
     if report.damaged:
         return ExitCode.DAMAGED
@@ -137,6 +137,7 @@ def _view_verify(report: VerifyReport) -> VerifyView:
             )
             for p in report.problems
         ),
+        late=report.late,
     )
 
 
@@ -158,6 +159,7 @@ def _verify_lines(report: VerifyReport) -> list[str]:
     )
     if not report.problems:
         lines = []
+    lines += [f"{printable(key)} is {NOTHING_VOUCHES}, so that it is no commit" for key in report.late]
     seen = [
         count(report.commits_count, "commit"),
         count(report.indexes_count, "index", "indexes"),

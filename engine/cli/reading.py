@@ -32,7 +32,7 @@ from engine.views import (
 )
 from engine.words import printable, shortened
 from index.index_diff import diff_indexes
-from index.log import Commit
+from index.log import NOTHING_VOUCHES, Commit
 from index.model import DirIndex, Scope, StoreReference
 
 INDEXES_IN_FLIGHT_MAX: Final = 8
@@ -52,6 +52,8 @@ class CommitsView(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     commit_task: str | None
     commits: tuple[CommitView, ...]
+    # Numbers of records that came after their lease and for which nothing vouches: no commits.
+    late: tuple[int, ...]
 
 
 class ShowView(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,17 +113,22 @@ def _list_scopes(session: Session, repository: SyncRepository) -> None:
 
 
 def _list_commits(session: Session, repository: SyncRepository, scope: Scope) -> None:
-    commits = repository.commits(scope)
+    log = repository.log(scope)
+    commits = log.commits[::-1]
+    late = [f"record {record.number} is {NOTHING_VOUCHES}, so that it is no commit" for record in log.void]
     if not commits:
         with session.explaining(repository, scope):
-            raise NotFoundError("has no commits", operation="list", subject=str(scope))
+            raise NotFoundError("has no commits", operation="list", subject=str(scope), hint="; ".join(late))
     names = repository.names(scope)
     by_commit = names_by_commit(names)
     views = [view_commit(commit, by_commit) for commit in commits]
     # A name keeps a commit of which retention has taken the record.
     there = {commit.pointer for commit in commits}
     views += [view_commit(repository.find(scope, name=n.name)) for n in names if n.source not in there]
-    session.show(CommitsView(job=scope.job, commit_task=scope.task, commits=tuple(views)), commits_table(views))
+    view = CommitsView(
+        job=scope.job, commit_task=scope.task, commits=tuple(views), late=tuple(record.number for record in log.void)
+    )
+    session.show(view, [*commits_table(views), *late])
 
 
 @click.command(

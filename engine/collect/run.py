@@ -21,13 +21,12 @@ from engine.collect.plan_writer import check_place, write_header, write_summary
 from engine.collect.report import CollectReport, make_report
 from engine.collect.unfinished import abort_puts, plan_unfinished
 from engine.errors import EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
-from engine.log_io import find_boundary
+from engine.log_io import ScopeLog, find_boundary
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import (
     IN_FLIGHT_MAX,
     References,
     Roots,
-    ScopeLog,
     kept_references,
     open_references,
     plan_log_deletes,

@@ -7,10 +7,9 @@ from typing import Final
 from blobstore.base import BlobInfo
 from blobstore.s3_lifecycle import EXPIRING
 from engine.errors import DamagedError, EngineError
-from engine.pins import PIN_DURATION_MS
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.model import CommitRecord, Scope, StoreReference
+from index.model import PIN_DURATION_MS, CommitRecord, Scope, StoreReference
 from index.retention import Retention
 from tests.simulation.chronicle import JUDGE, Chronicle, Collecting
 from tests.simulation.damage import Damage

@@ -173,7 +173,7 @@ def acknowledged_unseen() -> Iterator[None]:
     shows=NO_INDEX,
 )
 def nothing_is_void() -> Iterator[None]:
-    with everywhere(log.is_void, lambda *_: False):
+    with everywhere(log.is_late, lambda *_: False):
         yield
 
 

@@ -7,10 +7,10 @@ import pytest
 from blobstore.base import Body, Unknown, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from engine.errors import LeaseExpiredError, NotFoundError, UsageError
-from engine.pins import PIN_DURATION_MS
 from index.codec import RECORD_BYTES_MAX, decode_name
 from index.collect_plan import DeleteReason
 from index.keys import parse_name_key
+from index.model import PIN_DURATION_MS
 from index.retention import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys

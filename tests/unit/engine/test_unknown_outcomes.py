@@ -20,11 +20,10 @@ from engine.errors import (
     StaleResultError,
     UsageError,
 )
-from engine.pins import PIN_DURATION_MS
 from engine.repository import Repository
 from index.codec import encode_record
 from index.keys import commit_key
-from index.model import Scope
+from index.model import PIN_DURATION_MS, Scope
 from index.retention import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 

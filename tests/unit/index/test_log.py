@@ -1,5 +1,6 @@
 """Which records count, from listings alone (design 0002, C1, C4, C5, C7, D3)."""
 
+import msgspec
 import pytest
 
 from index.errors import IndexInvariantError, UnsafeNameError
@@ -11,8 +12,10 @@ from index.log import (
     check_dense,
     commit_of,
     descends_from,
+    find_doubtful,
+    find_late,
     is_closed,
-    is_void,
+    is_late,
     listing_of,
     valid_commits,
 )
@@ -34,6 +37,11 @@ def record(number: int, *, valid_until_ms: int = 10**15, write_id: str = "w", pa
         valid_until_ms=valid_until_ms,
         predecessor_committed_at_ms=parent_time,
     )
+
+
+def over(number: int, *, valid_until_ms: int = 10**15) -> CommitRecord:
+    """A record of which the predecessor is the first one."""
+    return msgspec.structs.replace(record(number, valid_until_ms=valid_until_ms), predecessor=pointer(1))
 
 
 def boundary(number: int, *kept: int) -> Boundary:
@@ -96,14 +104,38 @@ def test_a_record_of_the_same_number_and_another_write_id_is_closed() -> None:
 
 
 @pytest.mark.parametrize("created, void", [(99, False), (100, False), (101, True)])
-def test_a_record_is_void_once_it_is_created_after_its_lease(created: int, void: bool) -> None:
-    assert is_void(record(1, valid_until_ms=100), created) == void
+def test_a_record_is_late_once_it_is_created_after_its_lease(created: int, void: bool) -> None:
+    assert is_late(record(1, valid_until_ms=100), created) == void
 
 
 def test_valid_commits_leave_out_void_and_closed_ones() -> None:
-    records = {n: record(n, valid_until_ms=0 if n == 3 else 10**15) for n in (1, 2, 3, 4)}
+    records = {n: record(n, valid_until_ms=0 if n == 3 else 10**15) for n in (1, 2, 3)}
+    records[4] = CommitRecord(
+        scope=JOB, number=4, write_id=WriteId("w4"), predecessor=pointer(1), valid_until_ms=10**15
+    )
     commits = valid_commits(listing(1, 2, 3, 4, boundaries=(2,)), records, (boundary(2, 1),))
     assert [c.pointer.number for c in commits] == [1, 4]
+
+
+def test_a_late_record_counts_that_a_later_one_a_boundary_or_the_store_vouches_for() -> None:
+    late = {n: record(n, valid_until_ms=0) for n in (1, 2, 3, 4)}
+    late[3] = over(3, valid_until_ms=0)
+    log, boundaries = listing(1, 2, 3, 4), ()
+    assert [r.number for r in find_late(log, late, boundaries)] == [2, 4]
+    assert find_doubtful(log, late, boundaries) == late[4]
+    assert [c.pointer.number for c in valid_commits(log, late, boundaries)] == [1, 3]
+    assert [c.pointer.number for c in valid_commits(log, late, boundaries, {pointer(4)})] == [1, 3, 4]
+    kept = (boundary(4, 2, 4),)
+    assert [c.pointer.number for c in valid_commits(listing(1, 2, 3, 4, boundaries=(4,)), late, kept)] == [2, 4]
+
+
+def test_nothing_outside_the_log_vouches_for_a_record_that_a_later_one_passed_over() -> None:
+    records = {1: record(1), 2: record(2, valid_until_ms=0)}
+    assert find_doubtful(listing(1, 2), records, ()) == records[2]
+    records[3] = CommitRecord(
+        scope=JOB, number=3, write_id=WriteId("w3"), predecessor=pointer(1), valid_until_ms=10**15
+    )
+    assert find_doubtful(listing(1, 2, 3), records, ()) is None
 
 
 @pytest.mark.parametrize("created, parent, time", [(50, 10, 50), (50, 90, 90)])
@@ -122,7 +154,7 @@ def test_a_record_in_the_chain_of_the_newest_is_not_lost() -> None:
 
 
 def test_the_chain_may_skip_a_void_number() -> None:
-    skipping = CommitRecord(scope=JOB, number=3, write_id=WriteId("w3"), predecessor=pointer(1), valid_until_ms=10**15)
+    skipping = over(3, valid_until_ms=10**15)
     assert descends_from(pointer(1), commits(skipping))
 
 

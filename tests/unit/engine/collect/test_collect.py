@@ -5,11 +5,10 @@ import pytest
 from blobstore.base import BytesBody
 from blobstore.errors import BlobNotFoundError
 from engine.errors import NotFoundError, UsageError
-from engine.pins import PIN_DURATION_MS
 from index.collect_plan import DeleteReason
 from index.errors import IndexInvariantError
 from index.keys import boundary_key
-from index.model import Scope
+from index.model import PIN_DURATION_MS, Scope
 from index.retention import KeepReason, Retention
 from tests.unit.engine.collect.judging import LAST, check_exact, keys
 from tests.unit.engine.conftest import JOB, TTL_MS, World
