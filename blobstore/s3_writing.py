@@ -148,14 +148,20 @@ class S3Writer:
             return await self._found(key, name)
         return read_created(answer, "put_if_absent", key)
 
-    async def _found(self, key: str, name: str) -> Created:
-        """A blob that was just created, with the time that it has: a store may date it by the start of its PUT.
+    async def _found(self, key: str, name: str) -> CreateOutcome:
+        """Ask for the time of a blob that was just created: a store may date it by the start of its PUT.
+
+        Returns:
+            Unknown if it is gone, because whoever asks was away for longer than its TTL: it is to be sent again.
 
         Raises:
             StoreError: As the store says.
         """
         operation = "put_if_absent"
-        answer = await self._bucket.ask("head_object", operation, key, Key=name)
+        try:
+            answer = await self._bucket.ask("head_object", operation, key, Key=name)
+        except BlobNotFoundError:
+            return Unknown(reason="it was created, and was deleted before its time could be asked for")
         with answers(operation, key):
             return Created(created_at_ms=read_created_at_ms(answer))
 

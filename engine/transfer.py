@@ -20,7 +20,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.sinks import Buffer, Sink
-from engine.errors import DamagedError
+from engine.errors import DamagedError, LeaseExpiredError
 from engine.hashing import ContentHasher
 from engine.local_stat import DIR_FLAGS, refusing
 from index.model import BlobKey
@@ -164,6 +164,7 @@ async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int, me
     Raises:
         StoreUnavailableError: The store did not say whether it is there.
         DamagedError: Another blob is there, which nobody but us could have put.
+        LeaseExpiredError: It was there, and is gone.
         StoreError: As the store says.
     """
     match await store.put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata):
@@ -172,15 +173,19 @@ async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int, me
         case Unknown(reason=reason):
             raise StoreUnavailableError(f"no answer: {reason}", operation="put_if_absent", key=key)
         case Lost():
-            # The key is random and ours alone: what stands there came from an earlier sending of this very request.
+            # The key is random and ours alone: what stands there came from an earlier sending of this very request. Its
+            # size is proof enough: a body keeps the hash of its first reading, and refuses another that differs.
             found = await store.stat(key, metadata=metadata)
-            if found is None or found.size_bytes != body.size_bytes:
-                there = "nothing" if found is None else f"{found.size_bytes} bytes"
+            if found is None:
+                raise LeaseExpiredError(
+                    "an upload was collected before it was answered", operation="backup", subject=key
+                )
+            if found.size_bytes != body.size_bytes:
                 raise DamagedError(
-                    f"a new upload of {body.size_bytes} bytes was refused, and {there} stands there",
+                    f"a new upload of {body.size_bytes} bytes was refused, and {found.size_bytes} bytes stand there",
                     operation="backup",
                     subject=key,
-                    hint="somebody else writes to this repository's keys, or the store loses data",
+                    hint="somebody else writes to this repository's keys",
                 )
             return Created(created_at_ms=found.created_at_ms)
 

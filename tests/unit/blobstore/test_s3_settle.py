@@ -155,3 +155,16 @@ async def test_a_put_that_took_long_is_dated_by_the_store(monkeypatch: pytest.Mo
     monkeypatch.setattr("blobstore.s3_writing.SLOW_PUT_S", -1.0)
     assert await store.put_if_absent("k", BODY) == Created(created_at_ms=int(BORN.timestamp()) * 1000)
     assert client.calls == ["put_object", "head_object"]
+
+
+async def test_a_create_that_was_collected_before_its_time_was_asked_for_is_sent_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The writer stood still for longer than the TTL: that is no missing blob of a commit (F16)."""
+    client = ScriptedClient([None, None], GONE)
+    store = scripted_store(client)
+    monkeypatch.setattr("blobstore.s3_writing.SLOW_PUT_S", -1.0)
+    assert isinstance(await store.put_if_absent("k", BODY), Unknown)
+    client.there = OWN
+    assert isinstance(await store.put_if_absent("k", BODY), Created)
+    assert client.write_ids[0] == client.write_ids[1]

@@ -2,17 +2,21 @@
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from blobstore.base import BytesBody, RequestMetadata
+from blobstore.base import BytesBody, RequestMetadata, read_blob
 from blobstore.bounded import carry_out_all
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
-from engine.errors import DamagedError, UsageError
+from blobstore.retrying import RetryingStore, RetrySettings
+from engine.errors import DamagedError, LeaseExpiredError, UsageError
 from engine.hashing import FileHasher, hash_bytes
-from engine.transfer import ByteBudget, PartsBody, put_new
+from engine.local_dir import scan_dir
+from engine.run_body import FileRunBody
+from engine.transfer import ByteBudget, PartsBody, SourceDir, put_new
 from engine.transfer_settings import TransferSettings, share_among
 from index.keys import BLOBS, upload_key
 from index.model import Scope
@@ -143,11 +147,11 @@ class TestPutNew:
     async def test_anything_else_under_our_key_is_damage(self) -> None:
         store = MemoryStore()
         await store.put_if_absent(KEY, BytesBody(b"foreign"), ttl_ms=5000)
-        with pytest.raises(DamagedError, match="7 bytes stands") as raised:
+        with pytest.raises(DamagedError, match="7 bytes stand") as raised:
             await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
         assert raised.value.subject == KEY
 
-    async def test_store_that_refuses_and_then_has_nothing_is_damage(self) -> None:
+    async def test_upload_that_was_collected_before_its_answer_came_is_to_be_made_again(self) -> None:
         inner = MemoryStore()
         store = InterposedStore(inner)
         await inner.put_if_absent(KEY, BytesBody(b"data"), ttl_ms=5000)
@@ -156,8 +160,30 @@ class TestPutNew:
             await inner.delete([KEY])
 
         store.before("stat", KEY, lose)
-        with pytest.raises(DamagedError, match="nothing stands"):
+        with pytest.raises(LeaseExpiredError, match="collected"):
             await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+
+    async def test_size_is_proof_enough_of_what_an_earlier_request_put(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The file changed before it was sent again, and no stat says so: the hash is that of the bytes that landed."""
+        path = tmp_path / "f"
+        path.write_bytes(b"x" * 10_000)
+        inner = InterposedStore(MemoryStore())
+        inner.lose_answer("put_if_absent", KEY)
+
+        async def rewrite() -> None:
+            path.write_bytes(b"y" * 10_000)
+
+        inner.after("put_if_absent", KEY, rewrite)
+        monkeypatch.setattr("engine.run_body.check_unchanged", lambda *_: None)
+        with SourceDir(tmp_path) as source:
+            (file,) = scan_dir(tmp_path).files
+            body = FileRunBody(source, ("f",), file, start=0, size_bytes=10_000, chunk_bytes=4096)
+            store = RetryingStore(inner, RetrySettings(first_wait_s=0))
+            await put_new(store, KEY, body, ttl_ms=5000, metadata=OTHERS)
+            landed = await read_blob(store, KEY, size_bytes_max=10_000)
+            assert (await body.read_digest()).blake3 == hash_bytes(landed).blake3
 
     async def test_no_answer_is_unavailable(self) -> None:
         store = InterposedStore(MemoryStore())
