@@ -60,22 +60,27 @@ def unpacked(tmp_path: Path) -> Path:
     return root
 
 
-async def in_memory(unpacked: Path, clock: SteppedClock) -> MemoryStore:
-    """Copy the repository to a store whose clock stands still, an hour after the last request."""
+async def in_memory(unpacked: Path, clock: SteppedClock, *, days_later: int = 0) -> MemoryStore:
+    """Copy the repository to a store whose clock stands still, an hour after the last request.
+
+    A copy that is made days later keeps no times.
+    """
     directory, memory = LocalStore(unpacked), MemoryStore(clock=clock)
     blobs = [blob async for blob in list_blobs(directory, "")]
     for blob in blobs:
-        clock.now_ms = blob.created_at_ms
+        clock.now_ms = blob.created_at_ms + days_later * DAY_MS
         ttl_ms = None if blob.expires_at_ms is None else blob.expires_at_ms - blob.created_at_ms
         data = b"".join([chunk async for chunk in directory.get(blob.key)])
         await memory.put(blob.key, BytesBody(data), ttl_ms=ttl_ms)
-    clock.now_ms = max(blob.created_at_ms for blob in blobs) + HOUR_MS
+    clock.now_ms = max(blob.created_at_ms for blob in blobs) + days_later * DAY_MS + HOUR_MS
     return memory
 
 
-@pytest.fixture(params=["directory", "memory"])
+@pytest.fixture(params=["directory", "memory", "copied"])
 async def repository(request: pytest.FixtureRequest, unpacked: Path) -> AsyncIterator[Repository]:
-    store = LocalStore(unpacked) if request.param == "directory" else await in_memory(unpacked, SteppedClock())
+    days_later = 100 if request.param == "copied" else 0
+    in_place = request.param == "directory"
+    store = LocalStore(unpacked) if in_place else await in_memory(unpacked, SteppedClock(), days_later=days_later)
     async with await Repository.open(store, settings=SETTINGS) as repository:
         yield repository
 
@@ -143,9 +148,12 @@ async def test_a_backup_of_a_checkpoint_comes_back_and_goes_on(repository: Repos
     assert not done.is_new
 
 
-async def test_a_collection_takes_what_nothing_needs_and_nothing_else(unpacked: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("days_later", [0, 100])
+async def test_a_collection_takes_what_nothing_needs_and_nothing_else(
+    unpacked: Path, tmp_path: Path, days_later: int
+) -> None:
     clock = SteppedClock()
-    memory = await in_memory(unpacked, clock)
+    memory = await in_memory(unpacked, clock, days_later=days_later)
     async with await Repository.open(memory, settings=SETTINGS) as repository:
         spark = await spark_scope(repository)
         # The reader whose pin stands is alive as yet.

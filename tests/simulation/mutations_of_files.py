@@ -7,6 +7,7 @@ from unittest import mock
 
 from blobstore.base import BlobStore
 from engine import identify, local_dir, local_stat, roots
+from engine.digest_cache import DigestCache
 from engine.index_io import read_index_chain
 from engine.local_stat import FilePath
 from engine.spark.store_claims import Attempt, ReadyStore
@@ -88,6 +89,28 @@ def size_is_enough_to_reuse() -> Iterator[None]:
         return {path: f for path, f, entry in candidates if f.metadata.size_bytes == entry.metadata.size_bytes}
 
     with everywhere(identify.find_present, find):
+        yield
+
+
+@mutation(
+    "I2",
+    "a stat that a restore has recorded counts though nobody said that it does",
+    stories_of_files.rot_that_moves_no_stat_is_not_restored,
+    shows=OTHER_BYTES,
+)
+def every_recorded_stat_counts() -> Iterator[None]:
+    with mock.patch.object(DigestCache, "find_restored", DigestCache._find):
+        yield
+
+
+@mutation(
+    "I1",
+    "the cache is believed of files that may be written through a mapping",
+    stories_of_files.bytes_that_come_through_a_mapping_are_backed_up,
+    shows=OTHER_BYTES,
+)
+def every_name_is_written_once() -> Iterator[None]:
+    with everywhere(local_stat.is_written_once, lambda _: True):
         yield
 
 

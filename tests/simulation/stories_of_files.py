@@ -6,16 +6,23 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
+
 from blobstore.base import BytesBody, Created, Lost
 from blobstore.local import LocalStore
 from engine.errors import (
     EngineError,
     SourceChangedError,
 )
+from engine.hashing import Digest, hash_bytes
+from engine.local_stat import local_file
 from engine.spark.store_claims import StoreClaims, StoreState
+from index.local_tree import LocalFile
 from index.model import UniqueId
 from tests.simulation.ground import read_tree, tree, write_tree
 from tests.simulation.stories import JOB, Scene, story
+
+LONG_AFTER_NS = 4_000_000_000_000_000_000
 
 
 @story()
@@ -103,6 +110,43 @@ async def a_local_file_is_reused_for_its_bytes_alone(scene: Scene) -> None:
         os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
     await reader.process.run(reader.repository.restore(commit, target, replace=True))
     assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
+
+
+@story()
+async def rot_that_moves_no_stat_is_not_restored(scene: Scene) -> None:
+    writer, reader = await scene.actor("writer"), await scene.actor("reader")
+    root = write_tree(scene.directory / "sound", {"000008.sst": b"bytes" * 1000})
+    commit = await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
+    target = scene.room()
+    await reader.process.run(reader.repository.restore(commit, target))
+    async with reader.repository._digests.of(target) as cache:
+        file, digest = change_behind_its_stat(target / "000008.sst")
+        cache.record_restored(file, digest)
+    await reader.process.run(reader.repository.restore(commit, target, replace=True))
+    assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
+
+
+@story()
+async def bytes_that_come_through_a_mapping_are_backed_up(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    root = write_tree(scene.directory / "mapped", {"lmdb": b"bytes" * 1000})
+    await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
+    async with writer.repository._digests.of(root) as cache:
+        file, digest = change_behind_its_stat(root / "lmdb")
+        known = msgspec.structs.replace(file, blake3=digest.blake3, crc32=digest.crc32)
+        cache.record(known, looked_at_ns=LONG_AFTER_NS)
+    await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
+    target = scene.room()
+    await writer.process.run(writer.repository.find_and_restore(JOB, target))
+    assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
+
+
+def change_behind_its_stat(path: Path) -> tuple[LocalFile, Digest]:
+    """Change a byte of a file; return the file, and the hashes that somebody knows who trusts its stat."""
+    data, status = path.read_bytes(), path.stat()
+    path.write_bytes(b"B" + data[1:])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return local_file(path.name, path.stat()), hash_bytes(data)
 
 
 @story()
