@@ -13,7 +13,7 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from engine.backup import BackupResult
 from engine.clock import Ambient
-from engine.commit_checks import acknowledge, check_granularity, check_lease, find_committed, find_out
+from engine.commit_checks import acknowledge, check_granularity, find_committed
 from engine.commit_record import (
     ANY,
     Head,
@@ -25,6 +25,7 @@ from engine.commit_record import (
     compose_commit,
     compose_copy,
     encode_commit,
+    is_answer,
     request_of,
 )
 from engine.errors import (
@@ -34,9 +35,9 @@ from engine.errors import (
     ConflictError,
     DamagedError,
     EngineError,
+    FencedError,
     LeaseExpiredError,
     NotFoundError,
-    OutcomeGoneError,
     StaleResultError,
     UnsafeStoreError,
     UsageError,
@@ -58,6 +59,8 @@ from index.model import (
 
 # A writer meets its own late record at most once per attempt; more means that something else is wrong.
 COMMIT_ATTEMPTS_MAX: Final = 3
+# Of more records without an answer the oldest are forgotten: who asks for one then may be told of a conflict.
+UNRESOLVED_MAX: Final = 100
 
 
 Compose = Callable[[Head], Awaitable[CommitRecord]]
@@ -76,9 +79,6 @@ class CommitWriter:
         self._ambient = ambient
         self._head: Head | None = None
         self._unresolved: dict[CommitPointer, Sent] = {}
-        # Requests of whose record another request has found out that it stands, or that nothing tells any more: their
-        # callers may still ask.
-        self._known: list[tuple[Request, Commit | OutcomeGoneError]] = []
         self._one_at_a_time = asyncio.Lock()
 
     async def head(self, *, anew: bool = False) -> Head:
@@ -131,8 +131,8 @@ class CommitWriter:
             CommitLostError: Another writer was first.
             FencedError: A collector has closed this writer's past.
             LeaseExpiredError: The uploads are too old; back up again.
-            CommitUnknownError: No answer; calling again with the same arguments finds out.
-            OutcomeGoneError: It finds out no more: a collection took the record meanwhile.
+            CommitUnknownError: No answer; calling again with the same arguments finds out, unless a collection has
+                taken the record meanwhile: then the newest commit decides.
             NotFoundError: A store is to be dropped that the newest commit does not have.
             UsageError: Two results for one store, a result of another scope or of a store that is dropped, another
                 layout, or a value that cannot be written down.
@@ -189,7 +189,7 @@ class CommitWriter:
     async def _submit_copy(self, request: Request, target: Commit) -> Commit:
         """Commit what another commit holds, under a pin on it (D5)."""
         async with self._one_at_a_time:
-            standing = await self._resolve(request)
+            standing = await self._resolve(request, await self._load_head()) if self._unresolved else None
             if standing is not None:
                 return await self._finish(standing, ())
             pinned = hold_pin(
@@ -243,11 +243,11 @@ class CommitWriter:
         """
         why = ""
         for _ in range(COMMIT_ATTEMPTS_MAX):
-            standing = await self._resolve(request)
-            if standing is not None:
-                return await self._finish(standing, results)
             remembered = self._head
             head = await self._load_head(request.parent)
+            standing = await self._resolve(request, head)
+            if standing is not None:
+                return await self._finish(standing, results)
             check_commits(self._store, request.kind)
             check_parent(self._scope, head, request)
             try:
@@ -261,7 +261,6 @@ class CommitWriter:
             data = encode_commit(record)
             if head.newest is None:
                 await check_granularity(self._store, self._scope, request.kind)
-            await check_lease(self._store, self._ambient, record)
             try:
                 await self._settle_parent(head, gone)
             except DamagedError as error:
@@ -279,7 +278,8 @@ class CommitWriter:
         """Where the scope stands; what is remembered does not count if the caller has seen another newest commit."""
         newest = self._head.newest if self._head is not None else None
         is_other = parent not in {ANY, newest.pointer if newest is not None else None}
-        if self._head is None or self._unresolved or is_other:
+        may_move = self._head is None or any(p.number >= self._head.next_number for p in self._unresolved)
+        if self._head is None or may_move or is_other:
             log = await load_log(self._store, self._scope)
             self._head = Head(
                 newest=log.newest,
@@ -295,43 +295,44 @@ class CommitWriter:
         is_same = (now.newest and now.newest.pointer) == (head.newest and head.newest.pointer)
         return not is_same or now.next_number != head.next_number
 
-    async def _resolve(self, request: Request) -> Commit | None:
-        """Find out what became of unanswered records; the one of this very request is its commit (C3).
+    async def _resolve(self, request: Request, head: Head) -> Commit | None:
+        """Find the commit of a request that was made before (C3).
 
-        A record is forgotten only once its fate is certain: an error on the way leaves it for the next attempt.
+        The newest commit is it if it names the very indexes as new, whoever sent the record. Of an own record that was
+        not answered, what stands at its number decides once the log has passed it.
 
         Raises:
-            OutcomeGoneError: Nothing tells any more what became of that of this request.
-            StoreError: As the store says.
+            CommitUnknownError: What stands there does not tell.
         """
-        if (known := await self._known_outcome(request)) is not None:
-            return known
-        if not self._unresolved:
-            return None
-        head = await self._load_head()
+        if head.newest is not None and is_answer(head.newest.record, request):
+            return head.newest
         for pointer, sent in tuple(self._unresolved.items()):
             if pointer.number >= head.next_number:
                 continue  # it may still arrive; at that number the next record meets it
-            outcome = await self._look_back(sent.record)
-            if isinstance(outcome, Commit) and sent.request == request:
-                return outcome
-            if outcome is not None and sent.request.results:
-                self._known.append((sent.request, outcome))
+            if sent.request == request:
+                standing = await self._look_back(sent.record)
+                if standing is not None:
+                    return standing
+            elif sent.request.results:
+                continue  # its caller may still ask; without results a later equal request may be meant as another one
             del self._unresolved[pointer]
-            if isinstance(outcome, OutcomeGoneError) and sent.request == request:
-                raise outcome
         return None
 
-    async def _known_outcome(self, request: Request) -> Commit | None:
-        """What another request has found out about the record of this one."""
-        for known in self._known:
-            if known[0] == request:
-                if isinstance(known[1], OutcomeGoneError):
-                    raise known[1]
-                await self._load_head()
-                self._known.remove(known)
-                return known[1]
-        return None
+    async def _look_back(self, record: CommitRecord) -> Commit | None:
+        """Read what stands at the number of an own record; None if it is another's, or void or no part of the chain.
+
+        Raises:
+            CommitUnknownError: It is closed or gone, perhaps after others had built on it; or it cannot be read.
+        """
+        try:
+            is_mine = (await self._read(record)).pointer == record.pointer
+            return await acknowledge(self._store, record) if is_mine else None
+        except (CommitLostError, LeaseExpiredError):
+            return None
+        except FencedError as error:
+            raise _gone(record) from error
+        except StoreError as error:
+            raise _unknown(record, f"record {record.number} stood, and what became of it cannot be read") from error
 
     def _sent_before(self, request: Request, head: Head) -> CommitRecord | None:
         """The record of an unanswered attempt at this request, if it still fits: the same bytes are sent again (C3)."""
@@ -353,6 +354,8 @@ class CommitWriter:
         self._head = None
         sent_before = record.pointer in self._unresolved
         self._unresolved[record.pointer] = Sent(request, record)
+        if len(self._unresolved) > UNRESOLVED_MAX:
+            del self._unresolved[min(self._unresolved)]
         try:
             outcome = await self._store.put_if_absent(commit_key(self._scope, record.number), BytesBody(data))
         except REFUSALS:
@@ -371,34 +374,34 @@ class CommitWriter:
                 return await self._is_mine(record)
 
     async def _is_mine(self, record: CommitRecord) -> bool:
-        """After Lost: the record that stands there decides, by its write id (C3)."""
+        """Tell after Lost whether the record that stands there is the one just sent, by its write id (C3).
+
+        Returns:
+            False: an own earlier record of another request stands there.
+
+        Raises:
+            CommitLostError: Another writer's record stands there.
+            CommitUnknownError: It cannot be read, or a collection has taken it.
+        """
         try:
-            there = (await read_commit(self._store, self._scope, record.number)).pointer
-            if there == record.pointer:
-                return True
-            found = None
-        except BlobNotFoundError:
-            # A collection took it meanwhile. If it was this very record, its request is told so when it looks again.
-            there, found = None, await self._look_back(record)
+            there = (await self._read(record)).pointer
         except StoreError as error:
             raise _unknown(record, f"record {record.number} stands, and cannot be read") from error
-        sent = self._unresolved.pop(record.pointer)
-        if found is not None:
-            self._known.append((sent.request, found))
-        elif there not in self._unresolved:
-            raise CommitLostError(
-                f"another writer has taken number {record.number}", operation=record.kind, subject=str(self._scope)
-            )
-        return False
+        if there == record.pointer:
+            return True
+        del self._unresolved[record.pointer]
+        if there in self._unresolved:
+            return False
+        raise CommitLostError(
+            f"another writer has taken number {record.number}", operation=record.kind, subject=str(self._scope)
+        )
 
-    async def _look_back(self, record: CommitRecord) -> Commit | OutcomeGoneError | None:
-        """What the chain says of a record that may have stood; None: it never did."""
+    async def _read(self, record: CommitRecord) -> CommitRecord:
+        """Read the record at the number of one that was sent; raises CommitUnknownError if it is gone."""
         try:
-            return await find_out(self._store, record)
-        except OutcomeGoneError as error:
-            return error
-        except StoreError as error:
-            raise _unknown(record, f"record {record.number} stood, and what became of it cannot be read") from error
+            return await read_commit(self._store, self._scope, record.number)
+        except BlobNotFoundError as error:
+            raise _gone(record) from error
 
     async def _judge_sent(self, record: CommitRecord) -> Commit:
         """Acknowledge a record that was just created; what is refused for good is forgotten."""
@@ -462,6 +465,15 @@ class CommitWriter:
         if head.newest is not None and not head.newest.settled:
             await settle_record(self._store, head.newest.record, is_needed=is_needed)
             self._head = msgspec.structs.replace(head, newest=msgspec.structs.replace(head.newest, settled=True))
+
+
+def _gone(record: CommitRecord) -> CommitUnknownError:
+    return CommitUnknownError(
+        f"record {record.number} was closed or collected before its outcome was known",
+        operation=record.kind,
+        subject=str(record.scope),
+        hint="look at the newest commit, compare its offsets with yours, and go on from there",
+    )
 
 
 def _unknown(record: CommitRecord, message: str) -> CommitUnknownError:

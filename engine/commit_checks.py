@@ -6,18 +6,16 @@ from blobstore.base import BlobStore
 from blobstore.bounded import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.backup import BackupResult
-from engine.clock import Ambient
 from engine.commit_record import Head
 from engine.errors import (
     CommitLostError,
     EngineError,
     FencedError,
     LeaseExpiredError,
-    OutcomeGoneError,
     UnsafeStoreError,
     UsageError,
 )
-from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, read_vouched, repeat_reading
+from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, read_vouched
 from engine.settle import REQUESTS_IN_FLIGHT_MAX, has_ttl
 from index.keys import LOG, commit_key, encode_component
 from index.log import Commit, Verdict, judge_record, valid_commits
@@ -66,22 +64,6 @@ async def find_committed(store: BlobStore, head: Head, results: Iterable[BackupR
     return frozenset(result.reference.index for result, found in zip(asked, old, strict=True) if found)
 
 
-async def check_lease(store: BlobStore, ambient: Ambient, record: CommitRecord) -> None:
-    """Spare a number when the lease is already over (C5); asked only if this machine's clock suspects it.
-
-    Raises:
-        LeaseExpiredError: It is.
-        StoreError: As the store says.
-    """
-    if record.valid_until_ms < ambient.local_now_ms() and record.valid_until_ms < await store.now_ms():
-        raise LeaseExpiredError(
-            "less than the margin is left of the uploads' TTL",
-            operation=record.kind,
-            subject=str(record.scope),
-            hint=_hint_when_late(record),
-        )
-
-
 async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
     """C4 and C5: one LIST from the record's number on decides between acknowledged, lost, fenced and void.
 
@@ -111,51 +93,6 @@ async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
             return verdict
         raise _refusal(verdict, record)
     raise UnsafeStoreError("the log keeps changing", operation=record.kind, subject=str(record.scope))
-
-
-async def find_out(store: BlobStore, record: CommitRecord) -> Commit | None:
-    """What became of a record without an answer, once the log has passed its number (C3).
-
-    Args:
-        store: Where the log is.
-        record: As it was sent.
-
-    Returns:
-        The commit that it is, or was until a collection closed it; None if it never was one.
-
-    Raises:
-        OutcomeGoneError: It is closed or gone, and what is left of the log does not tell.
-        StoreError: As the store says.
-    """
-    try:
-        there = await read_commit(store, record.scope, record.number)
-        return await acknowledge(store, record) if there.pointer == record.pointer else None
-    except (CommitLostError, LeaseExpiredError):
-        return None
-    except (BlobNotFoundError, FencedError):
-        # A collection may have closed it after others had built on it.
-        return await repeat_reading(
-            lambda: _found_in_chain(store, record), operation=record.kind, subject=str(record.scope)
-        )
-
-
-async def _found_in_chain(store: BlobStore, record: CommitRecord) -> Commit | None:
-    """What the records above say of one that is closed or gone: each names what was the newest before it (C2)."""
-    listing = await list_log(store, record.scope, from_number=record.number + 1)
-    for number, _ in listing.records:
-        later = await read_commit(store, record.scope, number)
-        before = later.predecessor
-        if before == record.pointer:
-            time_ms = later.predecessor_committed_at_ms
-            return Commit(record=record, created_at_ms=time_ms, committed_at_ms=time_ms)
-        # One that names none begins anew, perhaps after a forgetting: it says nothing of what was before.
-        if before is not None and before.number <= record.number:
-            return None
-    raise OutcomeGoneError(
-        f"record {record.number} was closed or collected before its outcome was known",
-        operation=record.kind,
-        subject=str(record.scope),
-    )
 
 
 def _refusal(verdict: Verdict, record: CommitRecord) -> EngineError:

@@ -62,6 +62,24 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     source_scope: Scope | None = None
 
 
+def is_answer(record: CommitRecord, request: Request) -> bool:
+    """Whether a record is the commit of a request with results: it names their very indexes as new (C3).
+
+    An index is uploaded once: whoever sent the record, nobody else's request is meant.
+    """
+    new = tuple((s.task, s.store, s.index) for s in record.stores if s.number == record.number)
+    return (
+        bool(request.results)
+        and record.kind == request.kind
+        and new == request.results
+        and record.offsets == request.offsets
+        and request.version in {None, record.version}
+        and request.layout in {None, record.layout}
+        and request.parent in {ANY, record.predecessor}
+        and all((s.task, s.store) not in request.dropped for s in record.stores)
+    )
+
+
 class Sent(msgspec.Struct, frozen=True):
     """A record that was sent, or was about to be, and of which the outcome was never learned (C3)."""
 
@@ -234,7 +252,6 @@ def _new_record(
         stores=stores,
         valid_until_ms=valid_until_ms,
         predecessor_committed_at_ms=newest.committed_at_ms if newest else 0,
-        settled_through=newest.pointer.number if newest else 0,
     )
 
 

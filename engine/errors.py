@@ -74,14 +74,6 @@ class CommitUnknownError(EngineError):
     default_hint = "commit again with the same writer: it finds out what happened; delete nothing"
 
 
-class OutcomeGoneError(EngineError):
-    """A collection took the record before its writer could learn whether it stood (design 0002, C3)."""
-
-    default_hint = (
-        "load the newest commit, compare its offsets with yours, and go on from there; asking again tells no more"
-    )
-
-
 class LeaseExpiredError(EngineError):
     """The oldest new blob has less than the margin of its TTL left (design 0002, C5 and T3)."""
 

@@ -214,7 +214,7 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     kind: Literal["commit", "rewind", "fork"] = "commit"
     # The newest valid record that the writer had loaded; None for a scope's first.
     predecessor: CommitPointer | None = None
-    # The record whose snapshots the new ones were diffed against, when that is not the predecessor.
+    # Reserved: older releases read it, and nobody has ever written it.
     base: CommitPointer | None = None
     # Where a rewind or a fork took its stores from.
     source: CommitPointer | None = None
@@ -228,7 +228,7 @@ class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     valid_until_ms: int
     # The commit time of the predecessor: time never goes backwards along a chain (design 0002, C7).
     predecessor_committed_at_ms: int = 0
-    # TTL removal is known to be complete for every record up to this number (design 0002, T1).
+    # Reserved: older releases wrote it, and nobody has ever read it.
     settled_through: int = 0
 
     @property

@@ -48,9 +48,8 @@ def check_commit(record: CommitRecord) -> None:
     - M17. Its stores are strictly ascending by task and store, at most STORES_MAX, each with a valid index reference
       (M16), texts that fit, and counts, sizes and version that are not negative; in the scope of one task all are
       that task's. Each was first named by a record from 1 to this record's number.
-    - M18. Its number is at least 1 and above that of its predecessor, of its base and, in a rewind, of its source;
-      `settled_through` is below it. A base that is named is not the predecessor. A rewind names a source; a fork
-      names a source and its scope; a commit names neither. Its version and its times are not negative.
+    - M18. Its number is at least 1 and above that of its predecessor and, in a rewind, of its source. A rewind names a
+      source; a fork names a source and its scope; a commit names neither. Its version and its times are not negative.
 
     Raises:
         IndexInvariantError: One of them is broken; its number is in the message.
@@ -63,7 +62,6 @@ def check_commit(record: CommitRecord) -> None:
     check_text(record.offsets, "M18", "offsets", bytes_max=_OFFSETS_BYTES_MAX, empty=True)
     check_number(record.valid_until_ms, "M18", "valid_until_ms")
     check_number(record.predecessor_committed_at_ms, "M18", "predecessor_committed_at_ms")
-    check_number(record.settled_through, "M18", "settled_through", high=record.number - 1)
     _check_ancestry(record)
     _check_layout(record.layout)
     _check_stores(record.stores, record.scope, named_by_max=record.number)
@@ -140,10 +138,6 @@ def _check_ancestry(record: CommitRecord) -> None:
     below = record.number - 1
     if record.predecessor is not None:
         _check_pointer(record.predecessor, "M18", "predecessor", number_max=below)
-    if record.base is not None:
-        _check_pointer(record.base, "M18", "base", number_max=below)
-        if record.base == record.predecessor:
-            raise broken("M18", "is the predecessor and need not be named", "base")
     if (record.source is not None) != (record.kind != "commit"):
         raise broken("M18", f"a {record.kind} names a source, or names none", "source")
     if (record.source_scope is not None) != (record.kind == "fork"):

@@ -265,7 +265,6 @@ def _point(number: int) -> CommitPointer:
 RECORDS: Final[dict[str, Attack]] = {
     "its own predecessor": lambda f: f.commit(an_index(a_file("f")), predecessor=_point(1)),
     "a predecessor that is newer": lambda f: f.commit(an_index(a_file("f")), predecessor=_point(9)),
-    "its own base": lambda f: f.commit(an_index(a_file("f")), base=_point(1)),
     "a rewind to itself": lambda f: f.commit(an_index(a_file("f")), kind="rewind", source=_point(1)),
     "a rewind to nowhere": lambda f: f.commit(an_index(a_file("f")), kind="rewind"),
     "a fork of nobody": lambda f: f.commit(an_index(a_file("f")), kind="fork", source=_point(1)),
@@ -277,7 +276,6 @@ RECORDS: Final[dict[str, Attack]] = {
         key="log/flights/00000000000000000001.commit",
     ),
     "number 0": lambda f: f.commit(an_index(a_file("f")), number=0),
-    "settled beyond itself": lambda f: f.commit(an_index(a_file("f")), settled_through=5),
     "a layout of nothing": lambda f: f.commit(an_index(a_file("f")), layout=ScopeLayout(tasks_count=-4)),
     "an index where a record stands": lambda f: f.put(
         "log/flights/00000000000000000001.commit", sealed(KIND_INDEX, an_index(a_file("f")))

@@ -18,7 +18,6 @@ from engine.errors import (
     FencedError,
     LeaseExpiredError,
     NotFoundError,
-    OutcomeGoneError,
     StaleResultError,
     UnsafeStoreError,
     UsageError,
@@ -136,9 +135,9 @@ class Causes:
                 return self._is_stale or (is_troubled and asked.verb in {"collect", "forget"})
             case ConflictError() | BlobNotFoundError() | InvalidRequestError():
                 return False
-            case OutcomeGoneError():
-                return self._is_past_telling(asked)
-            case CommitUnknownError() | StoreError():
+            case CommitUnknownError():
+                return is_troubled or self._is_past_telling(asked)
+            case StoreError():
                 return is_troubled
             case _:
                 return False

@@ -144,7 +144,7 @@ def lost_is_own() -> Iterator[None]:
     shows="StaleResultError",
 )
 def unresolved_is_forgotten() -> Iterator[None]:
-    async def resolve(self: CommitWriter, request: Request) -> Commit | None:
+    async def resolve(self: CommitWriter, request: Request, head: Head) -> Commit | None:
         self._unresolved.clear()
         return None
 

@@ -17,11 +17,12 @@ async def test_a_commit_of_which_something_new_is_gone_says_so_and_the_next_back
     result = await world.backup(writer, "two")
     gone = result.new_keys[place]
     await world.store.inner.delete([gone])
-    with pytest.raises(CommitDamagedError, match="commit 2 of job stands and is damaged") as caught:
-        await writer.commit(JOB, [result])
-    assert caught.value.subject == gone
-    assert "back up again" in caught.value.hint
-    assert choose_exit_code(caught.value) == ExitCode.DAMAGED
+    for _ in range(2):
+        with pytest.raises(CommitDamagedError, match="commit 2 of job stands and is damaged") as caught:
+            await writer.commit(JOB, [result])
+        assert caught.value.subject == gone
+        assert "back up again" in caught.value.hint
+        assert choose_exit_code(caught.value) == ExitCode.DAMAGED
     assert gone in writer.gaps.keys
     again = await world.backup(writer, "two")
     assert again.stats.files_healed

@@ -18,7 +18,6 @@ from engine.errors import (
     EngineError,
     FencedError,
     NotFoundError,
-    OutcomeGoneError,
     StaleResultError,
     UnsafeStoreError,
     UsageError,
@@ -331,7 +330,7 @@ async def test_a_record_that_lands_late_is_closed_when_it_arrives(world: World) 
     with pytest.raises(CommitUnknownError):
         await writer.commit(JOB, [result])
     await forget(world)
-    with pytest.raises(OutcomeGoneError):
+    with pytest.raises(CommitUnknownError, match="closed or collected"):
         await writer.commit(JOB, [result])
     await collect(world)
     assert await (await world.process()).latest(JOB) is None

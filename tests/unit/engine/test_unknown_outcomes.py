@@ -16,7 +16,6 @@ from engine.errors import (
     ConflictError,
     EngineError,
     LeaseExpiredError,
-    OutcomeGoneError,
     StaleResultError,
     UsageError,
 )
@@ -165,18 +164,17 @@ async def test_a_value_that_cannot_be_written_down_leaves_nothing_behind(world: 
 @pytest.mark.parametrize("operation", ["get", "list_page"])
 async def test_an_adoption_that_is_interrupted_is_tried_again(world: World, operation: str) -> None:
     repository = await world.process()
-    result = await world.backup(repository, "one")
     world.store.lose_answer("put_if_absent", "log/")
     with pytest.raises(CommitUnknownError):
-        await repository.commit(JOB, [result])
+        await repository.commit(JOB, [], offsets="1")
 
     async def break_the_second() -> None:
         world.store.fail(operation, "log/")
 
     world.store.after(operation, "log/", break_the_second)
     with pytest.raises((StoreError, EngineError)):
-        await repository.commit(JOB, [result])
-    assert (await repository.commit(JOB, [result])).record.number == 1
+        await repository.commit(JOB, [], offsets="1")
+    assert (await repository.commit(JOB, [], offsets="1")).record.number == 1
 
 
 async def test_a_commit_cancelled_while_ttls_are_removed_is_found_again(world: World) -> None:
@@ -283,53 +281,59 @@ async def _refuse_lists(world: World) -> None:
 
 
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["closed", "deleted"])
-async def test_a_record_that_was_collected_before_its_writer_could_ask_is_found_in_the_chain(
+async def test_a_record_that_was_collected_before_its_writer_could_ask_stays_unknown(
     world: World, is_deleted: bool
 ) -> None:
+    """It may have stood, so that nobody calls its results stale; the newest commit tells its caller how to go on."""
     writer, other = await world.process(), await world.process()
     result = await unconfirmed(world, writer, "one")
-    await world.history(other, "two")
+    await world.history(other, "two", "three")
     if not is_deleted:
         world.store.fail("delete", "log/")
     with contextlib.suppress(StoreError):
         await other.collect(LAST, delete_share_max=1)
-    commit = await writer.commit(JOB, [result], offsets="one")
-    assert (commit.pointer.number, commit.record.offsets) == (1, "one")
-    newest = await writer.latest(JOB)
-    assert newest is not None
-    assert newest.record.offsets == "two"
-
-
-async def test_a_record_of_which_nothing_tells_any_more_is_not_called_stale(world: World) -> None:
-    """Two commits on, the chain that is left begins above it."""
-    writer, other = await world.process(), await world.process()
-    result = await unconfirmed(world, writer, "one")
-    await world.history(other, "two", "three")
-    await other.collect(LAST, delete_share_max=1)
     for _ in range(2):
-        with pytest.raises(OutcomeGoneError, match="record 1 was closed or collected") as caught:
+        with pytest.raises(CommitUnknownError, match="record 1 was closed or collected") as caught:
             await writer.commit(JOB, [result], offsets="one")
-        assert "compare its offsets" in caught.value.hint
+        assert "look at the newest commit" in caught.value.hint
     commit = await writer.commit(JOB, [await world.backup(writer, "four")], offsets="four")
     assert commit.pointer.number == 4
 
 
-async def test_a_record_that_others_built_past_never_was_a_commit(world: World) -> None:
-    """A zombie's: its number had been closed, and those that stand name an older one."""
+async def test_a_record_that_another_request_has_passed_is_found_by_its_own(world: World) -> None:
     writer, other = await world.process(), await world.process()
-    await world.history(other, "zero")
+    result = await unconfirmed(world, writer, "one")
+    await writer.commit(JOB, [], offsets="two")
+    await world.history(other, "three")
+    assert (await writer.commit(JOB, [result], offsets="one")).pointer.number == 1
+
+
+async def test_the_newest_commit_answers_whoever_asks_for_its_results_again(world: World) -> None:
+    """The writer that got no answer is gone; what it was to commit was saved."""
+    writer, another = await world.process(), await world.process()
     result = await world.backup(writer, "one")
-    never_arrives(world)
+    world.store.lose_answer("put_if_absent", "log/")
     with pytest.raises(CommitUnknownError):
-        await writer.commit(JOB, [result], offsets="one")
-    await world.history(other, "two", "three")
-    await other.collect(LAST, delete_share_max=1)
-    await land_late(world, writer._writer(JOB))
-    with pytest.raises(StaleResultError):
-        await writer.commit(JOB, [result], offsets="one")
+        await writer.commit(JOB, [result], offsets="one", parent=None)
+    commit = await another.commit(JOB, [result], offsets="one", parent=None)
+    assert (commit.pointer.number, commit.settled) == (1, True)
+    assert (await another.commit(JOB, [result], offsets="one")).pointer == commit.pointer
+    for other in ({"offsets": "two"}, {"offsets": "one", "version": 9}):
+        with pytest.raises(StaleResultError):
+            await another.commit(JOB, [result], **other)
 
 
-async def test_a_record_that_is_collected_while_its_writer_looks_whose_it_is_was_its_own(
+async def test_a_writer_remembers_a_bounded_number_of_records_without_an_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.commit.UNRESOLVED_MAX", 2)
+    writer = await world.process()
+    for text in ("one", "two", "three", "four"):
+        await unconfirmed(world, writer, text)
+    assert [pointer.number for pointer in writer._writer(JOB)._unresolved] == [3, 4]
+
+
+async def test_a_record_that_is_collected_while_its_writer_looks_whose_it_is_stays_unknown(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Carried out, not answered, sent again and refused: before the writer reads what stands there, others go on."""
@@ -348,5 +352,5 @@ async def test_a_record_that_is_collected_while_its_writer_looks_whose_it_is_was
 
     monkeypatch.setattr(world.store.inner, "put_if_absent", put_twice)
     world.store.before("get", "3.commit", go_on)
-    rewound = await writer.rewind(first)
-    assert (rewound.pointer.number, rewound.record.kind) == (3, "rewind")
+    with pytest.raises(CommitUnknownError, match="closed or collected"):
+        await writer.rewind(first)
