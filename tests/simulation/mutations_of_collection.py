@@ -83,23 +83,17 @@ def age_is_not_asked() -> Iterator[None]:
 
 @mutation(
     "D2",
-    "uploads are listed again after the roots were read",
-    stories_of_collection.a_commit_that_comes_during_a_collection_stays,
+    "an upload may go before its lease is over",
+    stories_of_collection.a_result_that_is_committed_again_stays,
     shows=NO_INDEX,
 )
-def uploads_are_listed_last() -> Iterator[None]:
-    real = run._Run.close_commits
+def leases_are_cut_short() -> Iterator[None]:
+    real = collect_plan.choose_uploads
 
-    async def close(self: run._Run, marked: roots.References) -> None:
-        await real(self, marked)
-        hands = self._hands
-        assert isinstance(hands, own_hands.OwnHands)
-        listed, _ = await own_hands.list_uploads(self._store, (BLOBS, INDEXES))
-        before = {upload.key for upload in hands._uploads}
-        facts = self._facts
-        hands._planned += collect_plan.choose_uploads([u for u in listed if u.key not in before], facts.now_ms, 0)
+    def choose(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int) -> tuple[PlannedUpload, ...]:
+        return real(unreachable, now_ms, ttl_ms // 2)
 
-    with mock.patch.object(run._Run, "close_commits", close):
+    with everywhere(real, choose):
         yield
 
 

@@ -61,6 +61,21 @@ async def a_commit_that_comes_during_a_collection_stays(scene: Scene) -> None:
 
 
 @story()
+async def a_result_that_is_committed_again_stays(scene: Scene) -> None:
+    writer, other, collector = await scene.actor("writer"), await scene.actor("other"), await scene.actor("collector")
+    first = await writer.push("one")
+    result = await writer.backup("two")
+    await writer.commit(result)
+    await writer.process.run(writer.repository.rewind(first))
+    # The lease of its uploads is not over.
+    await asyncio.sleep(0.6 * HOUR_S)
+    await collector.collect()
+    await other.commit(result)
+    await scene.check({"a": "two"})
+    await scene.check_all_goes()
+
+
+@story()
 async def what_was_never_committed_goes(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one")
@@ -128,6 +143,7 @@ async def a_fork_between_the_two_readings_is_spared(scene: Scene) -> None:
     writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
     old = await writer.push("one")
     await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
     gate = scene.server.faults.hold(matching("put_object", ".boundary", "collector"))
     collecting = asyncio.ensure_future(collector.collect())
     await gate.reached.wait()
@@ -161,6 +177,7 @@ async def a_pin_that_came_too_late_protects_nothing(scene: Scene) -> None:
     writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
     old = await writer.push("one")
     await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
     gate = scene.server.faults.hold(matching("delete_objects", "", "collector"))
     collecting = asyncio.ensure_future(collector.collect())
     await gate.reached.wait()
@@ -181,6 +198,7 @@ async def a_pin_is_written_before_the_boundaries_are_read(scene: Scene) -> None:
     writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
     old = await writer.push("one")
     await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
     pinning = scene.server.faults.hold(matching("put_object", "pins/", "forker"))
     forking = asyncio.ensure_future(forker.process.run(forker.repository.fork(old, FORK)))
     await pinning.reached.wait()
@@ -205,6 +223,7 @@ async def what_is_restored_stays_while_it_is_restored(scene: Scene) -> None:
     writer, reader, collector = await scene.actor("writer"), await scene.actor("reader"), await scene.actor("collector")
     old = await writer.push("one")
     await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
     gate = scene.server.faults.hold(matching("get_object", "blobs/", "reader"))
     restoring = asyncio.ensure_future(reader.restore(old))
     await gate.reached.wait()
@@ -220,6 +239,7 @@ async def every_store_of_what_is_restored_stays(scene: Scene) -> None:
     await writer.push("one", "a")
     old = await writer.push("two", "b")
     await writer.commit(await writer.backup("three", "a"), await writer.backup("four", "b"))
+    await asyncio.sleep(2 * HOUR_S)
     gate = scene.server.faults.hold(matching("get_object", "blobs/", "reader"))
     restoring = asyncio.ensure_future(reader.restore(old, "b"))
     await gate.reached.wait()
@@ -233,6 +253,7 @@ async def every_store_of_what_is_restored_stays(scene: Scene) -> None:
 async def a_forgotten_job_takes_its_writer_with_it(scene: Scene) -> None:
     writer, owner = await scene.actor("writer"), await scene.actor("owner")
     await writer.push("one", "a")
+    await asyncio.sleep(2 * HOUR_S)
     result = await writer.backup("two", "b")
     await owner.process.run(owner.repository.forget(JOB))
     await owner.collect()

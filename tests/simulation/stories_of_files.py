@@ -20,7 +20,7 @@ from engine.spark.store_claims import StoreClaims, StoreState
 from index.local_tree import LocalFile
 from index.model import UniqueId
 from tests.simulation.ground import read_tree, tree, write_tree
-from tests.simulation.stories import JOB, Scene, story
+from tests.simulation.stories import HOUR_S, JOB, Scene, story
 
 LONG_AFTER_NS = 4_000_000_000_000_000_000
 
@@ -30,6 +30,7 @@ async def a_pack_that_is_mostly_dead_is_packed_again(scene: Scene) -> None:
     writer = await scene.actor("writer")
     for text in ("one", "two", "three"):
         await writer.push(text)
+    await asyncio.sleep(2 * HOUR_S)
     for _ in range(2):
         await writer.collect()
     await scene.check({"a": "three"})
@@ -47,6 +48,7 @@ async def what_an_index_is_told_by_stays(scene: Scene) -> None:
         result = await writer.process.run(writer.repository.backup(JOB, root))
         await writer.commit(result)
     assert len([n for n in scene.server.objects if "/indexes/" in n]) == 3
+    await asyncio.sleep(2 * HOUR_S)
     await writer.collect()
     target = scene.room()
     somebody = await scene.actor("somebody")
