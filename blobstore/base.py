@@ -80,13 +80,16 @@ class ListPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnfinishedPut(msgspec.Struct, frozen=True, kw_only=True):
-    """A put that was begun, holds bytes in the store, and is not visible: a multipart upload that nobody completed."""
+    """A put that was begun and is not visible: a multipart upload that nobody completed, a temporary file."""
 
+    # Begins with a dot, which no key does, where the store does not know it: then it is a name of the store's own.
     key: str
     # What the store knows it by.
     upload_id: str
     # By the store's clock.
     begun_at_ms: int
+    # What it holds; 0 where the store does not tell.
+    size_bytes: int = 0
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,9 +278,9 @@ class BlobStore(Protocol):
         ...
 
     async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
-        """Puts of keys of a prefix that were begun and never finished, also those that are still under way.
+        """List puts of keys of a prefix that were begun and never finished, also those that are still under way.
 
-        A store that leaves none, or clears them away by itself, tells none.
+        One whose key the store does not know is listed for every prefix.
         """
         ...
 
@@ -287,6 +290,14 @@ class BlobStore(Protocol):
         A put that was under way fails. Returns those that were not given up, each with its reason.
         """
         ...
+
+    async def check_unused(self, operation: str) -> None:
+        """Refuse a place that holds what no store has put there, before it becomes a repository.
+
+        Raises:
+            InvalidRequestError: It does. A store that can hold nothing else never raises this.
+        """
+        del operation
 
     async def now_ms(self) -> int:
         """The store's clock: the one by which creation times and expiry are told."""

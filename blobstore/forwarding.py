@@ -142,6 +142,10 @@ class ForwardingStore(BlobStore):
         return await self._send("abort_unfinished", keys, lambda: self._inner.abort_unfinished(puts))
 
     @override
+    async def check_unused(self, operation: str) -> None:
+        await self._inner.check_unused(operation)
+
+    @override
     async def now_ms(self) -> int:
         return await self._send("now_ms", ("",), self._inner.now_ms)
 

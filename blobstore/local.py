@@ -9,15 +9,16 @@
 
 No key begins with a dot, so these never clash. A blob is written to `.tmp`, synced, given its name in one step and
 that name synced: `put_if_absent` by link(2), so that of two racers exactly one wins (design 0002, S1), `put` by
-rename(2). The file system has to know hard links and tell upper from lower case.
+rename(2). Below the root no link is followed, and nothing is removed but what has a name that this store makes
+(design 0002, S2). Files and directories are their owner's alone, unless the root is shared (`StoreDirs.shared_mode`).
+The file system has to know hard links and tell upper from lower case.
 """
 
 import errno
 import os
-import secrets
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -45,25 +46,16 @@ from blobstore.errors import (
     BlobNotFoundError,
     InvalidRequestError,
 )
-from blobstore.local_births import Births, modified_at_ms
-from blobstore.local_deleted import DeletedBlobs
+from blobstore.local_deleted import DELETED, DeletedBlobs
+from blobstore.local_dirs import ReadDirs, StoreDirs, read_regular, split_key
 from blobstore.local_errors import shortened, store_errors, telling_failures
-from blobstore.local_files import (
-    DurableDirs,
-    LocalFile,
-    create_to_write,
-    flush,
-    open_to_read,
-    run_blocking,
-    sync_dir,
-)
-from blobstore.local_ttl import TtlLinks
+from blobstore.local_files import LocalFile, create_to_write, flush, open_to_read, run_blocking, sync_dir
+from blobstore.local_temp import TEMP, TempFiles, is_temp_name
+from blobstore.local_ttl import LINK, TtlLinks
+from blobstore.local_unused import check_unused
 from blobstore.local_walk import walk_keys
 from blobstore.mounts import lists_are_consistent
 from blobstore.sinks import POURED_BYTES, Sink
-
-# What a process that died has left in `.tmp` is removed once it is this old.
-TEMP_AGE_MAX_MS: Final = 24 * 3600 * 1000
 
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 # A thread pours so many bytes at a time: a pour that is cancelled ends with them.
@@ -89,12 +81,10 @@ class LocalStore(BlobStore):
             raise InvalidRequestError(
                 "is not a directory", operation="open", key=str(root), hint="name a directory, or one to be made"
             )
-        self._dirs = DurableDirs(self._root)
-        self._temp = self._root / ".tmp"
-        self._temp_is_clean = False
-        self._births = Births(self._temp)
-        self._ttl = TtlLinks(self._root / ".ttl", self._dirs, self._new_temp)
-        self._deleted = DeletedBlobs(self._root / ".deleted", self._dirs, deleted_retention_ms)
+        self._dirs = StoreDirs(self._root)
+        self._temp_files = TempFiles(self._dirs)
+        self._ttl = TtlLinks(self._dirs, self._temp_files)
+        self._deleted = DeletedBlobs(self._dirs, deleted_retention_ms)
         self._capabilities = Capabilities(
             atomic_create=True,
             consistent_lists=lists_are_consistent(self._root),
@@ -219,55 +209,47 @@ class LocalStore(BlobStore):
     @override
     async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
         check_list(prefix, LIST_PAGE_MAX)
-        return ()  # the first write clears them away, see `clean_temp`
+        with store_errors("list_unfinished", prefix):
+            return await run_blocking(self._list_unfinished, prefix)
 
     @override
     async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
-        return ()
+        return await run_blocking(self._abort_unfinished, puts)
+
+    @override
+    async def check_unused(self, operation: str) -> None:
+        with store_errors(operation, str(self._root)):
+            await run_blocking(check_unused, self._dirs, operation)
 
     @override
     async def now_ms(self) -> int:
         with store_errors("now_ms", str(self._root)):
-            return await run_blocking(self._now_ms)
+            return await run_blocking(self._temp_files.now_ms)
 
     @override
     async def close(self) -> None:
         pass  # nothing stays open between calls
 
-    async def clean_temp(self, *, older_than_ms: int = TEMP_AGE_MAX_MS) -> int:
-        """Remove what processes that died have left in `.tmp`; the first write does this too.
-
-        Args:
-            older_than_ms: What was written to more recently may belong to a process that lives.
-
-        Returns:
-            How many files it removed.
-        """
-        with store_errors("clean_temp", str(self._root)):
-            return await run_blocking(self._clean_temp, older_than_ms)
-
     # --- what follows blocks, and runs in threads ---
 
-    def _path(self, key: str) -> Path:
-        return self._root / key
+    def _info(self, key: str, dirs: tuple[ReadDirs, ReadDirs] | None = None) -> BlobInfo | None:
+        """Return what is known of a blob.
 
-    def _new_temp(self) -> Path:
-        return self._temp / secrets.token_hex(16)
-
-    def _regular_file(self, key: str) -> os.stat_result | None:
-        try:
-            found = self._path(key).lstat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return found if stat.S_ISREG(found.st_mode) else None
-
-    def _info(self, key: str) -> BlobInfo | None:
+        Args:
+            key: Of the blob.
+            dirs: For the directories of blobs and of their TTLs, where more keys follow.
+        """
+        if dirs is None:
+            with ReadDirs(self._dirs) as blobs, ReadDirs(self._dirs) as ttls:
+                return self._info(key, (blobs, ttls))
+        directory, name = split_key(key)
+        opened = dirs[0].enter(directory)
         # The blob before its TTL: the link is there before the blob is, so that this order never misses it.
-        found = self._regular_file(key)
-        if found is None:
+        found = None if opened is None else read_regular(name, opened)
+        if opened is None or found is None:
             return None
-        ttl_ms = self._ttl.read_ms(key)
-        created_at_ms = self._births.read_ms(self._path(key), found)
+        ttl_ms = self._ttl.read_ms(key, dirs[1])
+        created_at_ms = self._temp_files.read_creation_ms(name, opened, found)
         return BlobInfo(
             key=key,
             size_bytes=found.st_size,
@@ -282,144 +264,145 @@ class LocalStore(BlobStore):
 
     def _list(self, prefix: str, start_after: str, limit: int) -> ListPage:
         blobs: list[BlobInfo] = []
-        for key in walk_keys(self._root, prefix, start_after):
-            info = self._info(key)
-            if info is None:
-                continue  # deleted since the directory was read
-            if len(blobs) == limit:
-                return ListPage(blobs=tuple(blobs), truncated=True)
-            blobs.append(info)
+        with ReadDirs(self._dirs) as directories, ReadDirs(self._dirs) as ttls:
+            for key in walk_keys(directories, prefix, start_after):
+                info = self._info(key, (directories, ttls))
+                if info is None:
+                    continue  # deleted since the directory was read
+                if len(blobs) == limit:
+                    return ListPage(blobs=tuple(blobs), truncated=True)
+                blobs.append(info)
         return ListPage(blobs=tuple(blobs), truncated=False)
 
     def _lost(self, key: str) -> Lost | None:
-        if self._regular_file(key) is None:
-            return None
-        # Who finds it may build on it, and whoever created it may have died before this.
-        sync_dir(self._path(key).parent)
-        return Lost()
+        directory, name = split_key(key)
+        with ReadDirs(self._dirs) as dirs:
+            opened = dirs.enter(directory)
+            if opened is None or read_regular(name, opened) is None:
+                return None
+            # Who finds it may build on it, and whoever created it may have died before this.
+            sync_dir(opened)
+            return Lost()
 
-    def _create(self, descriptor: int, temp: Path, key: str, ttl_ms: int | None) -> CreateOutcome:
-        path = self._path(key)
-        self._seal(descriptor, path)
-        if ttl_ms is not None:
-            lost = self._lost(key)
-            if lost is not None:
-                return lost
-            self._ttl.promise(key, ttl_ms, is_there=lambda: self._regular_file(key) is not None)
-        _be_born(descriptor)
-        try:
-            path.hardlink_to(temp)
-        except OSError as error:
-            # A network file system may repeat a request by itself and then answer to the repetition.
-            if not _is_same_file(path, descriptor):
-                if error.errno in _NO_ANSWER:
-                    return Unknown(reason=f"link: {error.strerror}")
-                if error.errno == errno.EPERM:
-                    raise OSError(errno.EOPNOTSUPP, "cannot make hard links", str(path)) from error
-                lost = self._lost(key) if isinstance(error, FileExistsError) else None
-                if lost is None:
-                    raise
-                return lost
-        # Where the process was stopped just before the link, the name came far later than the time told so far, and
-        # readers have to see what the writer is told (design 0002, C5). Until then `Births` tells it to them.
-        os.utime(descriptor)
-        try:
-            sync_dir(path.parent)
-        except OSError as error:
-            return Unknown(reason=f"linked, but sync of the directory failed: {error.strerror}")
+    def _create(self, descriptor: int, temp: str, key: str, ttl_ms: int | None) -> CreateOutcome:
+        with self._sealed(descriptor, key) as (directory, name, temps):
+            if ttl_ms is not None:
+                lost = self._lost(key)
+                if lost is not None:
+                    return lost
+                self._ttl.promise(key, ttl_ms, is_there=lambda: read_regular(name, directory) is not None)
+            _set_creation(descriptor)
+            try:
+                os.link(temp, name, src_dir_fd=temps, dst_dir_fd=directory, follow_symlinks=False)
+            except OSError as error:
+                # A network file system may repeat a request by itself and then answer to the repetition.
+                if not _is_same_file(name, directory, descriptor):
+                    if error.errno in _NO_ANSWER:
+                        return Unknown(reason=f"link: {error.strerror}")
+                    if error.errno == errno.EPERM:
+                        raise OSError(errno.EOPNOTSUPP, "cannot make hard links", name) from error
+                    lost = self._lost(key) if isinstance(error, FileExistsError) else None
+                    if lost is None:
+                        raise
+                    return lost
+            # Where the process was stopped just before the link, the name came far later than the time written so far,
+            # and readers have to see what the writer is told (design 0002, C5), also after a loss of power. Until then
+            # `TempFiles` tells it to them.
+            os.utime(descriptor)
+            try:
+                flush(descriptor)
+                sync_dir(directory)
+            except OSError as error:
+                return Unknown(reason=f"linked, but sync of the directory failed: {error.strerror}")
         return _created(descriptor)
 
-    def _replace(self, descriptor: int, temp: Path, key: str, ttl_ms: int | None) -> Created:
-        path = self._path(key)
-        self._seal(descriptor, path)
-        # A crash in between leaves a TTL where none is meant, never none where one is.
-        if ttl_ms is not None:
-            self._ttl.set(key, ttl_ms)
-        _be_born(descriptor)
-        temp.replace(path)
-        sync_dir(path.parent)
+    def _replace(self, descriptor: int, temp: str, key: str, ttl_ms: int | None) -> Created:
+        with self._sealed(descriptor, key) as (directory, name, temps):
+            # A crash in between leaves a TTL where none is meant, never none where one is.
+            if ttl_ms is not None:
+                self._ttl.set(key, ttl_ms)
+            _set_creation(descriptor)
+            os.replace(temp, name, src_dir_fd=temps, dst_dir_fd=directory)
+            sync_dir(directory)
         if ttl_ms is None:
             self._ttl.remove(key)
         return _created(descriptor)
 
     def _remove_ttl(self, key: str) -> None:
-        if self._regular_file(key) is None:
-            raise self._missing(key, "remove_ttl")
+        with ReadDirs(self._dirs) as dirs:
+            directory, name = split_key(key)
+            opened = dirs.enter(directory)
+            if opened is None or read_regular(name, opened) is None:
+                raise self._missing(key, "remove_ttl")
         self._ttl.remove(key)
 
-    def _seal(self, descriptor: int, path: Path) -> None:
-        """Make a file ready to get its name."""
+    @contextmanager
+    def _sealed(self, descriptor: int, key: str) -> Iterator[tuple[int, str, int]]:
+        """Make a file ready to get its name: yields its directory, the name there, and the directory it is in now."""
         flush(descriptor)
-        self._dirs.make(path.parent)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, "is a directory of other keys", str(path))
+        below, name = split_key(key)
+        with self._dirs.opened(below, make=True) as directory, self._dirs.opened(TEMP) as temps:
+            with suppress(FileNotFoundError):
+                if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                    raise IsADirectoryError(errno.EISDIR, "is a directory of other keys", name)
+            yield directory, name, temps
 
     def _delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         failures: dict[str, str] = {}
-        directories: dict[Path, list[str]] = {}
+        directories: dict[str, list[str]] = {}
         for key in keys:
-            path = self._path(key)
-            with telling_failures(failures, [key]), suppress(FileNotFoundError):
-                if self._regular_file(key) is not None:
-                    self._deleted.delete(path, key)
-            directories.setdefault(path.parent, []).append(key)
-        # A deletion that a loss of power undoes could bring a commit back whose blobs are gone (design 0002, D1). Also
-        # for what is gone already: whoever deleted it may have died before this.
-        for directory, names in directories.items():
-            with telling_failures(failures, names), suppress(FileNotFoundError, NotADirectoryError):
-                sync_dir(directory)
-        for key in keys:
-            if key not in failures:
-                self._ttl.drop(key)
+            directories.setdefault(split_key(key)[0], []).append(key)
+        for directory, inside in directories.items():
+            with (
+                telling_failures(failures, inside),
+                suppress(FileNotFoundError, NotADirectoryError),
+                self._dirs.opened(directory) as opened,
+            ):
+                for key in inside:
+                    with telling_failures(failures, [key]), suppress(FileNotFoundError):
+                        if read_regular(split_key(key)[1], opened) is not None:
+                            self._deleted.delete(key, opened)
+                # A deletion that a loss of power undoes could bring a commit back whose blobs are gone (design 0002,
+                # D1). Also for what is gone already: whoever deleted it may have died before this.
+                sync_dir(opened)
+        for directory, inside in directories.items():
+            self._ttl.drop(directory, [split_key(key)[1] for key in inside if key not in failures])
         if self._capabilities.keeps_deleted:
             with suppress(OSError):  # the next call purges
-                self._deleted.purge(self._now_ms())
+                self._deleted.purge(self._temp_files.now_ms())
         return tuple(DeleteFailure(key=key, reason=reason) for key, reason in failures.items())
 
-    def _now_ms(self) -> int:
-        self._prepare()
-        probe = self._new_temp()
-        probe.touch(exist_ok=False)
-        try:
-            return modified_at_ms(probe.stat())
-        finally:
-            probe.unlink(missing_ok=True)
+    def _list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
+        return (*self._temp_files.list_left(), *self._ttl.list_left(prefix))
 
-    def _prepare(self) -> None:
-        self._dirs.make(self._temp)
-        if not self._temp_is_clean:
-            self._temp_is_clean = True
-            self._clean_temp(TEMP_AGE_MAX_MS)
+    def _abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
+        failures: dict[str, str] = {}
+        # Temporary files first: without them no put can finish any more whose TTL goes then.
+        for put in sorted(puts, key=lambda put: not put.key.startswith(f"{TEMP}/")):
+            with telling_failures(failures, [put.key]), suppress(FileNotFoundError, NotADirectoryError):
+                if put.key == f"{TEMP}/{put.upload_id}" and is_temp_name(put.upload_id):
+                    self._temp_files.unlink(put.upload_id)
+                elif put.upload_id == LINK and self._info(check_key(put.key, "abort_unfinished")) is None:
+                    directory, name = split_key(put.key)
+                    self._ttl.drop(directory, [name])
+        return tuple(DeleteFailure(key=key, reason=reason) for key, reason in failures.items())
 
-    def _clean_temp(self, older_than_ms: int) -> int:
-        self._prepare()
-        oldest_ms = self._now_ms() - older_than_ms
-        removed = 0
-        for leftover in self._temp.iterdir():
-            # Another process cleans too, or is done with it; what belongs to another user is theirs to clean.
-            with suppress(FileNotFoundError, PermissionError):
-                if modified_at_ms(leftover.lstat()) <= oldest_ms:
-                    self._births.unlink_temp(leftover)
-                    removed += 1
-        return removed
-
-    def _unlink_if_possible(self, temp: Path) -> None:
-        # What cannot be removed now is removed by a later `clean_temp`; the outcome of the call does not depend on it.
+    def _unlink_if_possible(self, temp: str) -> None:
+        # What cannot be removed now is an unfinished put; the outcome of the call does not depend on it.
         with suppress(OSError):
-            self._births.unlink_temp(temp)
+            self._temp_files.unlink(temp)
 
     # --- and this does not ---
 
     @asynccontextmanager
-    async def _staged(self, key: str, body: Body, operation: str) -> AsyncIterator[tuple[LocalFile, Path]]:
+    async def _staged(self, key: str, body: Body, operation: str) -> AsyncIterator[tuple[LocalFile, str]]:
         """A temporary file with the bytes of a body; its name is gone at the end, whatever happened."""
-        with store_errors(operation, key):
-            await run_blocking(self._prepare)
-        temp = self._new_temp()
+        temp = self._temp_files.new_name()
         try:
             async with AsyncExitStack() as resources:
                 with store_errors(operation, key):
-                    file = await resources.enter_async_context(create_to_write(temp))
+                    temps = self._dirs.opened(TEMP, make=True)
+                    file = await resources.enter_async_context(create_to_write(temp, dir_fd=temps, mode=0o600))
                 at = 0
                 # Errors of the body are not the store's, so the two are not caught together.
                 async with aclosing(checked_chunks(body, operation=operation, key=key)) as chunks:
@@ -432,17 +415,19 @@ class LocalStore(BlobStore):
             await run_blocking(self._unlink_if_possible, temp)
 
     async def _open(self, key: str, *, deleted: bool, resources: AsyncExitStack) -> LocalFile:
+        directory, name = split_key(key)
         try:
-            return await resources.enter_async_context(open_to_read(self._path(key)))
+            return await resources.enter_async_context(open_to_read(name, dir_fd=self._dirs.opened(directory)))
         except OSError as error:
             if error.errno not in _NO_SUCH_FILE:
                 raise
         if not deleted or not await run_blocking(self._deleted.is_kept, key):
             raise await run_blocking(self._missing, key, "get")
-        return await resources.enter_async_context(open_to_read(self._deleted.path(key)))
+        kept = self._dirs.opened(f"{DELETED}/{directory}".removesuffix("/"))
+        return await resources.enter_async_context(open_to_read(name, dir_fd=kept))
 
 
-def _be_born(descriptor: int) -> None:
+def _set_creation(descriptor: int) -> None:
     # A blob is as old as its name, by the clock of the file system. Writing and syncing it may have taken long.
     os.utime(descriptor)
 
@@ -454,9 +439,9 @@ def _created(descriptor: int) -> Created:
     return Created(created_at_ms=max(now.st_mtime_ns, now.st_ctime_ns) // 1_000_000)
 
 
-def _is_same_file(path: Path, descriptor: int) -> bool:
+def _is_same_file(name: str, directory: int, descriptor: int) -> bool:
     try:
-        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+        return os.path.samestat(os.stat(name, dir_fd=directory, follow_symlinks=False), os.fstat(descriptor))
     except OSError:
         return False
 

@@ -40,11 +40,11 @@ def store_errors(operation: str, key: str) -> Iterator[None]:
 
 def store_error(error: OSError, operation: str, key: str) -> StoreError:
     """What an error of the file system means to the caller: the only place that decides it."""
-    # EIO, ESTALE, ETIMEDOUT, EMFILE, ...; ENOENT on a write: the store was moved or cleaned under it.
+    # EIO, ESTALE, ETIMEDOUT, ...; ENOENT on a write: the store was moved or cleaned under it.
     kind, hint = _MEANINGS.get(error.errno or 0, (StoreUnavailableError, ""))
-    return kind(
-        error.strerror or str(error), operation=operation, key=key, hint=hint.format(path=error.filename or key)
-    )
+    # A name alone is one of a directory that was open.
+    path = error.filename if str(error.filename).startswith("/") else key
+    return kind(error.strerror or str(error), operation=operation, key=key, hint=hint.format(path=path))
 
 
 _DENIED: Final = (AccessDeniedError, "give this user access to {path}")
@@ -57,6 +57,10 @@ _INCAPABLE: Final = (
     CapabilityMissingError,
     "a directory store needs hard links, and all of the directory on one file system",
 )
+_TOO_MANY_OPEN: Final = (
+    StoreUnavailableError,
+    "allow this process more open files (`ulimit -n`), or let it do less at once (`--in-flight-max`)",
+)
 _MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
@@ -68,13 +72,18 @@ _MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
     errno.ENOTDIR: _CLASH,
     errno.EEXIST: _CLASH,
     errno.ENAMETOOLONG: _CLASH,
-    errno.ELOOP: (BlobCorruptError, "a symbolic link stands at {path}, and blobs are regular files"),
+    errno.ELOOP: (
+        BlobCorruptError,
+        "a symbolic link stands at {path}: a directory store follows none below its root; put what it leads to there",
+    ),
     errno.EINVAL: (BlobCorruptError, "something else than a regular file stands at {path}"),
     errno.EOPNOTSUPP: _INCAPABLE,
     errno.ENOTSUP: _INCAPABLE,  # the same number on Linux, another one on macOS
     errno.ENOSYS: _INCAPABLE,
     errno.EXDEV: _INCAPABLE,
     errno.EMLINK: _INCAPABLE,
+    errno.EMFILE: _TOO_MANY_OPEN,
+    errno.ENFILE: _TOO_MANY_OPEN,
 }
 
 

@@ -14,7 +14,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
@@ -24,14 +24,12 @@ from blobstore.bounded import to_its_end
 
 CHUNK_BYTES: Final = 1 << 20
 
-# How many directories are remembered as durable.
-_DURABLE_MAX: Final = 10_000
-
 # What fsync of a directory answers where the file system has no such thing.
 _CANNOT_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP})
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Directory = int | AbstractContextManager[int] | None
 
 
 async def run_blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -80,12 +78,12 @@ class LocalFile:
 
 
 @asynccontextmanager
-async def open_to_read(path: Path | str, *, dir_fd: int | None = None) -> AsyncIterator[LocalFile]:
+async def open_to_read(path: Path | str, *, dir_fd: Directory = None) -> AsyncIterator[LocalFile]:
     """Open a regular file.
 
     Args:
         path: Its path, relative to `dir_fd` if that is given.
-        dir_fd: Descriptor of an open directory.
+        dir_fd: Descriptor of an open directory, or what opens one for as long as it is needed.
 
     Raises:
         IsADirectoryError: It is a directory.
@@ -96,14 +94,12 @@ async def open_to_read(path: Path | str, *, dir_fd: int | None = None) -> AsyncI
 
 
 @asynccontextmanager
-async def create_to_write(
-    path: Path | str, *, dir_fd: int | None = None, mode: int = 0o666
-) -> AsyncIterator[LocalFile]:
+async def create_to_write(path: Path | str, *, dir_fd: Directory = None, mode: int = 0o666) -> AsyncIterator[LocalFile]:
     """Make a new file, closed at the end; the name stays and is the caller's to remove.
 
     Args:
         path: Its path, relative to `dir_fd` if that is given.
-        dir_fd: Descriptor of an open directory.
+        dir_fd: As for `open_to_read`.
         mode: Permissions, less those of the umask.
 
     Raises:
@@ -168,33 +164,17 @@ def flush(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-class DurableDirs:
-    """Makes directories below a root so that they survive a loss of power. Blocks.
+def make_durable(directory: Path, mode: int = 0o777) -> None:
+    """Make a directory and its parents unless they are there, so that they survive a loss of power. Blocks.
 
     Args:
-        root: Made too, with its parents, if it is not there.
+        directory: Its path.
+        mode: Permissions of the directory, less those of the umask; its parents have what the umask leaves.
     """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        # Directories whose names this process has synced, all the way up to the root. Others may have been made by
-        # a process that has not synced them yet.
-        self._durable: set[str] = set()
-
-    def make(self, directory: Path) -> None:
-        """Make a directory and its parents unless they are there."""
-        if str(directory) in self._durable and directory.is_dir():
-            return
-        for level in (*reversed(directory.parents), directory):
-            is_new = not level.is_dir()
-            if is_new:
-                level.mkdir(exist_ok=True)
-            # Above the root, what is there already is none of ours and may not be readable.
-            if is_new or self._root in level.parents:
-                sync_dir(level.parent)
-        if len(self._durable) >= _DURABLE_MAX:
-            self._durable.clear()
-        self._durable.add(str(directory))
+    for level in (*reversed(directory.parents), directory):
+        if not level.is_dir():
+            level.mkdir(mode if level == directory else 0o777, exist_ok=True)
+            sync_dir(level.parent)
 
 
 class SpooledBody:
@@ -248,10 +228,12 @@ class SpooledBody:
 
 @asynccontextmanager
 async def _opened(
-    path: Path | str, mode: Literal["rb", "xb"], flags: int, dir_fd: int | None, permissions: int = 0
+    path: Path | str, mode: Literal["rb", "xb"], flags: int, dir_fd: Directory, permissions: int = 0
 ) -> AsyncIterator[LocalFile]:
     def opener(name: str, mode_flags: int) -> int:
-        descriptor = os.open(name, mode_flags | flags | os.O_NOFOLLOW | os.O_CLOEXEC, permissions, dir_fd=dir_fd)
+        opened = nullcontext(dir_fd) if dir_fd is None or isinstance(dir_fd, int) else dir_fd
+        with opened as directory:
+            descriptor = os.open(name, mode_flags | flags | os.O_NOFOLLOW | os.O_CLOEXEC, permissions, dir_fd=directory)
         kind = os.fstat(descriptor).st_mode
         if stat.S_ISREG(kind):
             return descriptor

@@ -8,21 +8,30 @@ creation of the blob, or `ttl:removed`. Three rules keep it right with several p
 - The link stays when the TTL is removed. So a late `put_if_absent` finds one, and cannot put the TTL back (K2). A
   call that makes a link and then loses has nothing to undo; undoing could take the link from under the winner.
 - The text is a duration. So it is right for whichever racer's content gets the name, and after a crash between link
-  and blob for the next attempt. A link without a blob means nothing.
+  and blob for the next attempt. A link without a blob means nothing, and goes with the puts that were never finished.
 
 All this holds for keys that are minted once (K2). Where a key is deleted while another call creates it, or carries
 another TTL the second time, the blob may end with either TTL or none.
 """
 
+import errno
+import os
 import re
+import stat
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
+from blobstore.base import UnfinishedPut
 from blobstore.errors import BlobCorruptError
-from blobstore.local_files import DurableDirs, sync_dir
+from blobstore.local_dirs import ReadDirs, StoreDirs, read_regular, split_key
+from blobstore.local_files import sync_dir
+from blobstore.local_temp import TEMP, TempFiles, modified_at_ms
+from blobstore.local_walk import walk_keys
 
+TTL: Final = ".ttl"
+# What `UnfinishedPut.upload_id` says of a link whose blob never came.
+LINK: Final = "ttl link"
 _REMOVED: Final = "ttl:removed"
 _TTL = re.compile(r"ttl:([1-9][0-9]{0,17})ms")
 
@@ -31,23 +40,23 @@ class TtlLinks:
     """Reads and writes the links. Blocks.
 
     Args:
-        directory: `<root>/.ttl`.
-        dirs: Makes the directories that are missing.
-        new_temp: Gives a path on the same file system that nothing else uses.
+        dirs: Of the store.
+        temp_files: Of the store.
     """
 
-    def __init__(self, directory: Path, dirs: DurableDirs, new_temp: Callable[[], Path]) -> None:
-        self._directory = directory
+    def __init__(self, dirs: StoreDirs, temp_files: TempFiles) -> None:
         self._dirs = dirs
-        self._new_temp = new_temp
+        self._temp_files = temp_files
 
-    def read_ms(self, key: str) -> int | None:
-        """The TTL of a blob; None if it has none or no longer has one.
+    def read_ms(self, key: str, dirs: ReadDirs) -> int | None:
+        """Return the TTL of a blob; None if it has none or no longer has one.
 
         Raises:
             BlobCorruptError: The text of the link is not one that this module writes.
         """
-        text = self._read(key)
+        directory, name = split_key(f"{TTL}/{key}")
+        links = dirs.enter(directory)
+        text = None if links is None else _read(name, links)
         if text is None or text == _REMOVED:
             return None
         match = _TTL.fullmatch(text)
@@ -56,75 +65,92 @@ class TtlLinks:
                 f"its TTL link reads {text!r}",
                 operation="stat",
                 key=key,
-                hint=f"somebody else wrote {self._path(key)}: remove it to make the blob permanent",
+                hint=f"somebody else wrote {self._dirs.root / TTL / key}: remove it to make the blob permanent",
             )
         return int(match[1])
 
     def promise(self, key: str, ttl_ms: int, *, is_there: Callable[[], bool]) -> None:
-        """Before a blob is created: make its link unless there is one.
+        """Make the link of a blob that is about to be created, unless there is one.
 
         Args:
             key: Of the blob.
             ttl_ms: Its TTL.
             is_there: Whether the blob is there, asked anew at each call.
         """
-        link = self._path(key)
+        directory, name = split_key(f"{TTL}/{key}")
         text = f"ttl:{ttl_ms}ms"
-        self._dirs.make(link.parent)
-        try:
-            link.symlink_to(text)
-        except FileExistsError:
-            # The link of a racer, of a blob that is there by now, or of none: of a crash, or of a blob deleted since.
-            # Only the last kind may be overwritten, and has no blob *after* its text was read.
-            if self._read(key) != text and not is_there():
-                self._replace(link, text)
-        # Also where another made it: it may not have come to this yet, and this blob relies on it.
-        sync_dir(link.parent)
+        with self._dirs.opened(directory, make=True) as links:
+            try:
+                os.symlink(text, name, dir_fd=links)
+            except FileExistsError:
+                # The link of a racer, of a blob that is there by now, or of none: of a crash, or of a blob deleted
+                # since. Only the last kind may be overwritten, and has no blob *after* its text was read.
+                if _read(name, links) != text and not is_there():
+                    self._replace(name, links, text)
+            # Also where another made it: it may not have come to this yet, and this blob relies on it.
+            sync_dir(links)
 
     def set(self, key: str, ttl_ms: int) -> None:
-        """Before a blob is replaced: the link that the new one is to have."""
-        link = self._path(key)
-        self._dirs.make(link.parent)
-        self._replace(link, f"ttl:{ttl_ms}ms")
-        sync_dir(link.parent)
+        """Make the link that a blob is to have which is about to be replaced."""
+        directory, name = split_key(f"{TTL}/{key}")
+        with self._dirs.opened(directory, make=True) as links:
+            self._replace(name, links, f"ttl:{ttl_ms}ms")
+            sync_dir(links)
 
     def remove(self, key: str) -> None:
         """Make a blob permanent that is there."""
-        text = self._read(key)
-        if text is None:
-            return
-        link = self._path(key)
-        if text != _REMOVED:
-            self._replace(link, _REMOVED)
-        # Also the second time: who did it first may have died just before this.
-        sync_dir(link.parent)
+        directory, name = split_key(f"{TTL}/{key}")
+        with ReadDirs(self._dirs) as dirs:
+            links = dirs.enter(directory)
+            text = None if links is None else _read(name, links)
+            if links is None or text is None:
+                return
+            if text != _REMOVED:
+                self._replace(name, links, _REMOVED)
+            # Also the second time: who did it first may have died just before this.
+            sync_dir(links)
 
-    def drop(self, key: str) -> None:
-        """After a blob was deleted: its link, if it has one."""
+    def drop(self, directory: str, names: list[str]) -> None:
+        """Remove the links of deleted blobs of one directory, where they have some."""
         # What stays behind means nothing.
-        with suppress(OSError):
-            self._path(key).unlink()
+        with suppress(OSError), self._dirs.opened(f"{TTL}/{directory}".removesuffix("/")) as links:
+            for name in names:
+                with suppress(OSError):
+                    if _read(name, links) is not None:
+                        os.unlink(name, dir_fd=links)
 
-    def _path(self, key: str) -> Path:
-        return self._directory / key
+    def list_left(self, prefix: str) -> list[UnfinishedPut]:
+        """Return the links of a prefix that have no blob: of puts under way, and of puts that ended too early."""
+        left: list[UnfinishedPut] = []
+        with ReadDirs(self._dirs) as links, ReadDirs(self._dirs) as blobs:
+            for below in walk_keys(links, f"{TTL}/{prefix}", "", links=True):
+                key = below.removeprefix(f"{TTL}/")
+                directory, name = split_key(key)
+                linked, opened = links.enter(f"{TTL}/{directory}".removesuffix("/")), blobs.enter(directory)
+                if linked is not None and (opened is None or read_regular(name, opened) is None):
+                    with suppress(FileNotFoundError):
+                        found = os.stat(name, dir_fd=linked, follow_symlinks=False)
+                        left.append(UnfinishedPut(key=key, upload_id=LINK, begun_at_ms=modified_at_ms(found)))
+        return left
 
-    def _read(self, key: str) -> str | None:
-        path = self._path(key)
-        try:
-            return str(path.readlink())
-        except (FileNotFoundError, NotADirectoryError):
+    def _replace(self, name: str, links: int, text: str) -> None:
+        temp = self._temp_files.new_name()
+        with self._dirs.opened(TEMP, make=True) as temps:
+            os.symlink(text, temp, dir_fd=temps)
+            try:
+                os.replace(temp, name, src_dir_fd=temps, dst_dir_fd=links)
+            except OSError:
+                os.unlink(temp, dir_fd=temps)
+                raise
+
+
+def _read(name: str, links: int) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=links)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        # A directory that holds the links of longer keys.
+        if error.errno == errno.EINVAL and stat.S_ISDIR(os.stat(name, dir_fd=links, follow_symlinks=False).st_mode):
             return None
-        except OSError:
-            # A directory that holds the links of longer keys.
-            if path.is_dir():
-                return None
-            raise
-
-    def _replace(self, link: Path, text: str) -> None:
-        temp = self._new_temp()
-        temp.symlink_to(text)
-        try:
-            temp.replace(link)
-        except OSError:
-            temp.unlink()
-            raise
+        raise

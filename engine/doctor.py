@@ -21,6 +21,9 @@ from engine import doctor_figures as figures
 from engine.clock import Ambient
 from engine.doctor_patient import NoTimeError, Patient, S3Powers, failure_of
 from engine.doctor_verdict import Check, Evidence, Row, Verdict, choose_profile, judge
+from engine.errors import UnsafeStoreError
+from engine.store_checks import check_unused
+from index.keys import REPOSITORY
 
 CLIENTS_COUNT: Final = 16
 ROOT: Final = "doctor/"
@@ -118,6 +121,11 @@ async def _begin(patient: Patient) -> None:
     """The first request: if that fails, there is nothing to look at."""
     try:
         async with asyncio.timeout(CHECK_S_MAX):
+            try:
+                await check_unused(patient.client(0), "doctor")
+            except UnsafeStoreError:
+                if await patient.stat(0, REPOSITORY) is None:
+                    raise
             await patient.put(0, patient.key("first"), b"tidemark doctor")
     except TimeoutError:
         raise StoreUnavailableError(
@@ -256,7 +264,9 @@ async def _abort_uploads(patient: Patient, store: BlobStore) -> str:
     """Why unfinished uploads could not be given up, if so."""
     try:
         try:
-            puts = await store.list_unfinished(patient.root)
+            listed = await store.list_unfinished(patient.root)
+            # Those of unknown keys are listed too, and are others'.
+            puts = tuple(put for put in listed if put.key.startswith(patient.root))
         except StoreError:
             puts = tuple(patient.unfinished)
         failures = await store.abort_unfinished(puts) if puts else ()

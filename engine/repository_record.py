@@ -9,7 +9,7 @@ from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.opening import open_store
 from engine.errors import NotFoundError, UnsafeStoreError, UsageError
 from engine.log_io import read_record
-from engine.store_checks import check_commits
+from engine.store_checks import check_commits, check_unused
 from index.codec import decode_repository, encode_record
 from index.keys import REPOSITORY
 from index.model import RepositoryRecord
@@ -94,6 +94,7 @@ async def write_repository_record(store: BlobStore, record: RepositoryRecord) ->
         StoreError: As the store says.
     """
     await _check_no_repository(store)
+    await check_unused(store, "init")
     check_commits(store, "init")
     if record.margin_ms <= store.capabilities.created_late_ms:
         raise UsageError(

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from blobstore.local_files import DurableDirs, sync_dir
+from blobstore.local_files import make_durable, sync_dir
 from engine.errors import TargetBusyError, TargetError
 from engine.local_stat import DIR_FLAGS, FilePath
 
@@ -88,7 +88,7 @@ class Staging:
         """
         with target_errors(self.target):
             _check_named(self.target)
-            DurableDirs(self.target.parent).make(self.target.parent)
+            make_durable(self.target.parent)
             self._parent = os.open(self.target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             self._lock = self._take_lock()
             self._clean_up()

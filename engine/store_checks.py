@@ -1,6 +1,7 @@
 """What a store has to be able to do before anything is built on it (design 0002; `blobstore.base.Capabilities`)."""
 
 from blobstore.base import BlobStore
+from blobstore.errors import InvalidRequestError
 from engine.errors import UnsafeStoreError
 
 
@@ -20,6 +21,20 @@ def check_commits(store: BlobStore, operation: str) -> None:
             operation=operation,
             hint="remove the lifecycle rule, or use a store that can remove TTLs; `tidemark doctor` tells",
         )
+
+
+async def check_unused(store: BlobStore, operation: str) -> None:
+    """Refuse a place that holds what no store has put there, before it becomes a repository.
+
+    Raises:
+        UnsafeStoreError: It does: sooner or later one of the two would be taken for the other.
+        StoreError: As the store says.
+    """
+    try:
+        await store.check_unused(operation)
+    except InvalidRequestError as error:
+        message = str(error).removeprefix(f"{operation} {error.key}: ")
+        raise UnsafeStoreError(message, operation=operation, subject=error.key, hint=error.hint) from error
 
 
 def check_collects(store: BlobStore) -> None:

@@ -72,12 +72,17 @@ class Upload(msgspec.Struct, frozen=True, gc=False):
 
 
 class UnfinishedUpload(msgspec.Struct, frozen=True, gc=False):
-    """A listed put that was begun and is not visible; its key is any key of the store's, not always one of ours."""
+    """A listed put that was begun and is not visible; its key is any key of the store's, not always one of ours.
+
+    One that begins with a dot is no key but a name that the store itself has made (`blobstore.base.UnfinishedPut`).
+    """
 
     key: str
     upload_id: str
     # By the store's clock.
     begun_at_ms: int
+    # What it holds, where the store tells.
+    size_bytes: int = 0
 
 
 class UnfinishedPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,7 +263,7 @@ def choose_unfinished(puts: Iterable[UnfinishedUpload], now_ms: int, ttl_ms: int
     young: list[UnfinishedUpload] = []
     foreign: set[str] = set()
     for put in puts:
-        if not is_upload_key(put.key):
+        if not (is_upload_key(put.key) or put.key.startswith(".")):
             foreign.add(put.key)
         elif put.begun_at_ms + ttl_ms <= now_ms:
             doomed.append(put)

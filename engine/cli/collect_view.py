@@ -80,6 +80,7 @@ class CollectView(msgspec.Struct, frozen=True, kw_only=True):
     unruled: tuple[str, ...]
     # Uploads that were begun, are not finished, and may be under way.
     unfinished_count: int
+    unfinished_bytes: int
     # Why unfinished uploads could not be looked for; empty if they were.
     unfinished_hidden: str
     foreign_count: int
@@ -127,6 +128,7 @@ def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView
         spared_bytes=report.spared_bytes,
         unruled=report.unruled,
         unfinished_count=report.unfinished_count,
+        unfinished_bytes=report.unfinished_bytes,
         unfinished_hidden=report.unfinished_hidden,
         foreign_count=report.foreign_count,
         foreign=report.foreign,

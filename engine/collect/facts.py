@@ -109,7 +109,7 @@ class Facts(msgspec.Struct, kw_only=True):
             stays = frozenset(tally.left)
             yield from (d for d in (planned if self.dry_run else planned[: tally.answered]) if d.key not in stays)
         for put in self.unfinished.doomed if self.dry_run else self.aborted:
-            yield PlannedDelete(put.key, DeleteReason.UNFINISHED_UPLOAD)
+            yield PlannedDelete(put.key, DeleteReason.UNFINISHED_UPLOAD, put.size_bytes)
 
     def _other_lists(self) -> tuple[tuple[tuple[PlannedDelete, ...], DeleteTally], ...]:
         return (self.log_deletes, self.log_tally), (self.leftovers, self.leftovers_tally)

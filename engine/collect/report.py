@@ -55,6 +55,7 @@ class CollectReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     foreign: tuple[str, ...] = ()
     # Puts that nobody has finished, and that stay because they may be under way; the older ones are among `deletes`.
     unfinished_count: int = 0
+    unfinished_bytes: int = 0
     # Why unfinished puts could not be looked for; empty if they were.
     unfinished_hidden: str = ""
     # Keys that are still there though they were to go; the next collection tries again.
@@ -128,6 +129,7 @@ def make_report(facts: Facts, *, audit_missing: str = "", run_left: str = "") ->
         foreign_count=facts.listing.foreign_count + len(foreign - {*facts.listing.foreign}),
         foreign=tuple(sorted(foreign)[:KEYS_TOLD_MAX]),
         unfinished_count=len(facts.unfinished.young),
+        unfinished_bytes=sum(put.size_bytes for put in facts.unfinished.young),
         unfinished_hidden=facts.unfinished_hidden,
         failed_count=facts.failed_count(),
         failed=facts.failed(),

@@ -19,10 +19,12 @@ async def plan_unfinished(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[U
         The plan, and why there is none: the right to see such puts is one of its own, and a store may not tell them.
         What nobody can see harms nobody, so that the rest of the collection goes on.
     """
-    puts: list[UnfinishedUpload] = []
+    # Those of unknown keys are listed each time.
+    puts: dict[UnfinishedUpload, None] = {}
     try:
         for room in (BLOBS, INDEXES):
-            puts += [UnfinishedUpload(p.key, p.upload_id, p.begun_at_ms) for p in await store.list_unfinished(room)]
+            for put in await store.list_unfinished(room):
+                puts[UnfinishedUpload(put.key, put.upload_id, put.begun_at_ms, put.size_bytes)] = None
     except (AccessDeniedError, CapabilityMissingError) as error:
         return choose_unfinished((), now_ms, ttl_ms), f"{error} ({error.hint})"
     return choose_unfinished(puts, now_ms, ttl_ms), ""

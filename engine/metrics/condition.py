@@ -104,6 +104,7 @@ def _add_risks(samples: Samples, report: VerifyReport) -> None:
 
 def _add_orphans(samples: Samples, report: CollectReport) -> None:
     expired = [total for total in report.totals if total.reason is DeleteReason.UNREACHABLE_UPLOAD]
+    unfinished = [total for total in report.totals if total.reason is DeleteReason.UNFINISHED_UPLOAD]
     samples.add("repository_bytes", report.listed_bytes)
     samples.add("repository_live_bytes", report.live_bytes)
     samples.add("repository_live_objects", report.live_count)
@@ -111,6 +112,10 @@ def _add_orphans(samples: Samples, report: CollectReport) -> None:
     samples.add("orphan_objects", report.waiting_count, state="waiting")
     samples.add("orphan_bytes", sum(total.size_bytes for total in expired), state="expired")
     samples.add("orphan_objects", sum(total.count for total in expired), state="expired")
+    left_bytes = sum(total.size_bytes for total in unfinished)
+    samples.add("orphan_bytes", report.unfinished_bytes + left_bytes, state="unfinished")
+    left_count = sum(total.count for total in unfinished)
+    samples.add("orphan_objects", report.unfinished_count + left_count, state="unfinished")
 
 
 async def _add_collections(samples: Samples, repository: Repository) -> None:

@@ -37,10 +37,11 @@ REPOSITORY_METRICS: Final = (
     _gauge("repository_live_objects", "Blobs and indexes retained."),
     _gauge(
         "orphan_bytes",
-        "Bytes that nothing needs: state=waiting until they are a TTL old, expired until a collection comes.",
+        "Bytes that nothing needs: state=waiting until they are a TTL old, expired until a collection comes; "
+        "unfinished: of files that are being written, or that a killed writer has left (S3 does not tell).",
         ("state",),
     ),
-    _gauge("orphan_objects", "Blobs and indexes that nothing needs.", ("state",)),
+    _gauge("orphan_objects", "Blobs and indexes that nothing needs, and unfinished ones.", ("state",)),
     _gauge(
         "blobs_at_risk",
         "Blobs and indexes that commits need: with a TTL still set (reason=ttl), or missing or too short (damaged).",

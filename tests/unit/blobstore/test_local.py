@@ -21,7 +21,6 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.local import LocalStore
-from blobstore.local_births import Births
 from tests.contract.bodies import ChunkedBody, WaitingBody
 
 HOUR_MS = 3_600_000
@@ -133,9 +132,9 @@ async def test_a_list_reads_only_the_directories_that_it_needs(
     read: list[str] = []
     real = os.scandir
 
-    def scandir(path: Path) -> Any:
-        read.append(str(path.relative_to(tmp_path)))
-        return real(path)
+    def scandir(directory: int) -> Any:
+        read.append(os.path.relpath(Path(f"/proc/self/fd/{directory}").readlink(), tmp_path))
+        return real(directory)
 
     monkeypatch.setattr(os, "scandir", scandir)
     assert len((await store.list_page("blobs/3/")).blobs) == 1
@@ -167,13 +166,13 @@ async def test_a_blob_is_born_when_it_gets_its_name_and_not_when_its_first_byte_
 async def test_a_writer_that_is_stopped_before_the_link_is_told_of_it_and_readers_see_it(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Path.hardlink_to
+    real = os.link
 
-    def slow(self: Path, target: Path) -> None:
+    def slow(*args: Any, **kwargs: Any) -> None:
         time.sleep(0.05)
-        real(self, target)
+        real(*args, **kwargs)
 
-    monkeypatch.setattr(Path, "hardlink_to", slow)
+    monkeypatch.setattr(os, "link", slow)
     before_ms = await store.now_ms()
     outcome = await store.put_if_absent("k", BytesBody(b"x"))
     info = await store.stat("k")
@@ -190,26 +189,32 @@ class KilledError(BaseException):
 async def killed_after_link(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """A process was stopped before it linked `k`, and killed right after; when it linked."""
     with monkeypatch.context() as patched:
-        real_link, real_utime = Path.hardlink_to, os.utime
+        real_link, real_utime = os.link, os.utime
         linked_at_ms: list[int] = []
 
-        def link(self: Path, target: Path) -> None:
+        def link(*args: Any, **kwargs: Any) -> None:
             time.sleep(0.2)
-            real_link(self, target)
-            linked_at_ms.append(self.lstat().st_ctime_ns // 1_000_000)
+            real_link(*args, **kwargs)
+            linked_at_ms.append((tmp_path / "k").lstat().st_ctime_ns // 1_000_000)
 
         def utime(*args: Any, **kwargs: Any) -> None:
             if linked_at_ms:
                 raise KilledError
             real_utime(*args, **kwargs)
 
-        patched.setattr(Path, "hardlink_to", link)
+        patched.setattr(os, "link", link)
         patched.setattr(os, "utime", utime)
         patched.setattr(LocalStore, "_unlink_if_possible", lambda _, temp: None)
         with pytest.raises(KilledError):
             await store.put_if_absent("k", BytesBody(b"x"))
     assert (tmp_path / "k").lstat().st_mtime_ns // 1_000_000 < linked_at_ms[0] - 100
     return linked_at_ms[0]
+
+
+async def give_up_all(store: LocalStore) -> int:
+    puts = await store.list_unfinished("")
+    assert await store.abort_unfinished(puts) == ()
+    return len(puts)
 
 
 async def birth_ms(store: LocalStore) -> int:
@@ -225,7 +230,7 @@ async def test_a_blob_whose_writer_died_after_the_link_is_as_old_as_its_name(
 ) -> None:
     assert await birth_ms(store) == killed_after_link
     await asyncio.sleep(0.05)
-    assert await store.clean_temp(older_than_ms=0) == 1
+    assert await give_up_all(store) == 1
     assert names_in(tmp_path) == ["k"]
     assert await birth_ms(store) == killed_after_link
 
@@ -238,20 +243,14 @@ async def test_a_cleaner_that_dies_leaves_the_birth_as_it_was(
         raise KilledError
 
     with monkeypatch.context() as patched:
-        real = Births.unlink_temp
-
-        def unlink_temp(self: Births, temp: Path) -> None:
-            patched.setattr(*((os, "utime", die) if step == "utime" else (Path, "unlink", die)))
-            real(self, temp)
-
-        patched.setattr(Births, "unlink_temp", unlink_temp)
+        patched.setattr(os, step, die)
         with pytest.raises(KilledError):
-            await store.clean_temp(older_than_ms=0)
+            await give_up_all(store)
     assert await birth_ms(store) == killed_after_link
     await asyncio.sleep(0.05)
     os.utime(tmp_path / "k", ns=(0, (tmp_path / "k").lstat().st_mtime_ns))  # moves the change time
     assert await birth_ms(store) == killed_after_link
-    assert await store.clean_temp(older_than_ms=0) == 1
+    assert await give_up_all(store) == 1
     assert names_in(tmp_path) == ["k"]
     assert await birth_ms(store) == killed_after_link
 
@@ -270,14 +269,14 @@ async def test_a_time_that_cannot_be_set_after_the_link_is_told_all_the_same(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        real = Path.hardlink_to
+        real = os.link
 
-        def link(self: Path, target: Path) -> None:
+        def link(*args: Any, **kwargs: Any) -> None:
             time.sleep(0.1)
-            real(self, target)
+            real(*args, **kwargs)
             fail(patched, os, "utime", errno.EIO)
 
-        patched.setattr(Path, "hardlink_to", link)
+        patched.setattr(os, "link", link)
         with pytest.raises(StoreUnavailableError):
             await store.put_if_absent("k", BytesBody(b"x"))
     found = (tmp_path / "k").lstat()
@@ -286,39 +285,6 @@ async def test_a_time_that_cannot_be_set_after_the_link_is_told_all_the_same(
 
 
 # --- temporary files ---
-
-
-async def test_old_leftovers_are_removed_by_the_first_write_and_young_ones_are_not(tmp_path: Path) -> None:
-    temp = tmp_path / ".tmp"
-    temp.mkdir()
-    (temp / "old").write_text("half")
-    (temp / "young").write_text("half")
-    long_ago = time.time() - 25 * 3600
-    os.utime(temp / "old", (long_ago, long_ago))
-    store = LocalStore(tmp_path)
-    await store.put("k", BytesBody(b"x"))
-    assert names_in(temp) == ["young"]
-    assert await store.clean_temp(older_than_ms=HOUR_MS) == 0
-    assert await store.clean_temp(older_than_ms=0) == 1
-    assert names_in(temp) == []
-
-
-async def test_a_leftover_of_another_user_keeps_nobody_from_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / ".tmp").mkdir()
-    (tmp_path / ".tmp/theirs").write_text("")
-    os.utime(tmp_path / ".tmp/theirs", (0, 0))
-    real = Path.unlink
-
-    def unlink(self: Path, missing_ok: bool = False) -> None:
-        if self.name == "theirs":
-            raise PermissionError(errno.EPERM, "not yours", str(self))
-        real(self, missing_ok)
-
-    monkeypatch.setattr(Path, "unlink", unlink)
-    await LocalStore(tmp_path).put("k", BytesBody(b"x"))
-    assert names_in(tmp_path) == [".tmp/theirs", "k"]
 
 
 # --- deleted blobs ---
@@ -414,14 +380,14 @@ async def test_a_key_that_cannot_be_deleted_is_told_with_its_reason_and_the_othe
 ) -> None:
     for key in ("a", "b", "c"):
         await store.put_if_absent(key, BytesBody(b"x"), ttl_ms=HOUR_MS)
-    real = Path.unlink
+    real = os.unlink
 
-    def unlink(self: Path, missing_ok: bool = False) -> None:
-        if self.name == "b" and self.parent.name != ".ttl":
-            raise PermissionError(errno.EACCES, "Permission denied", str(self))
-        real(self, missing_ok)
+    def unlink(name: str, *, dir_fd: int) -> None:
+        if name == "b":
+            raise PermissionError(errno.EACCES, "Permission denied", name)
+        real(name, dir_fd=dir_fd)
 
-    monkeypatch.setattr(Path, "unlink", unlink)
+    monkeypatch.setattr(os, "unlink", unlink)
     (failure,) = await store.delete(["a", "b", "c"])
     assert failure.key == "b"
     assert "Permission denied" in failure.reason
@@ -461,7 +427,7 @@ async def test_a_deletion_that_may_not_be_durable_counts_as_failed(
 async def test_an_error_of_the_link_is_told_for_what_it_means(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch, code: int, after: bool, expected: type
 ) -> None:
-    fail(monkeypatch, Path, "hardlink_to", code, after=after)
+    fail(monkeypatch, os, "link", code, after=after)
     outcome: object
     try:
         outcome = await store.put_if_absent("k", BytesBody(b"x"), ttl_ms=HOUR_MS)

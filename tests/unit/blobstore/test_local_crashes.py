@@ -20,13 +20,14 @@ def store(tmp_path: Path) -> LocalStore:
 
 STEPS = (
     (Path, "mkdir"),
+    (os, "mkdir"),
     (os, "pwrite"),
     (os, "fsync"),
     (os, "utime"),
-    (Path, "symlink_to"),
-    (Path, "hardlink_to"),
-    (Path, "replace"),
-    (Path, "unlink"),
+    (os, "symlink"),
+    (os, "link"),
+    (os, "replace"),
+    (os, "unlink"),
 )
 
 
@@ -48,13 +49,20 @@ class Steps:
         def step(*args: Any, **kwargs: Any) -> Any:
             if self._crash_at and len(self.taken) + 1 >= self._crash_at:
                 raise CrashError
-            self.taken.append(f"{name} {self._what(args[0])}")
+            # The name that a step makes or changes is its last one; what it moves or links is its first.
+            subject = args[1] if name in {"symlink", "link"} else args[0]
+            directory = next(
+                (kwargs[k] for k in ("dir_fd", f"{'dst' if name == 'link' else 'src'}_dir_fd") if k in kwargs), None
+            )
+            self.taken.append(f"{name} {self._what(subject, directory)}")
             return real(*args, **kwargs)
 
         return step
 
-    def _what(self, subject: Path | int) -> str:
-        path = Path(f"/proc/self/fd/{subject}").readlink() if isinstance(subject, int) else subject
+    def _what(self, subject: str | Path | int, directory: int | None) -> str:
+        path = Path(f"/proc/self/fd/{subject}").readlink() if isinstance(subject, int) else Path(subject)
+        if directory is not None:
+            path = Path(f"/proc/self/fd/{directory}").readlink() / path
         name = os.path.relpath(path, self._root)
         return ".tmp/*" if name.startswith(".tmp/") else name
 
@@ -73,18 +81,19 @@ async def test_everything_is_durable_before_what_stands_on_it(
     assert await steps_of(lambda: store.put_if_absent("a/k", BytesBody(b"x"), ttl_ms=HOUR_MS)) == [
         "pwrite .tmp/*",
         "fsync .tmp/*",
-        "symlink_to .ttl/a/k",
+        "symlink .ttl/a/k",
         "fsync .ttl/a",
         "utime .tmp/*",
-        "hardlink_to a/k",
+        "link a/k",
         "utime .tmp/*",
+        "fsync .tmp/*",
         "fsync a",
         "unlink .tmp/*",
     ]
     assert await steps_of(lambda: store.put("a/k", BytesBody(b"y"), ttl_ms=2 * HOUR_MS)) == [
         "pwrite .tmp/*",
         "fsync .tmp/*",
-        "symlink_to .tmp/*",
+        "symlink .tmp/*",
         "replace .tmp/*",
         "fsync .ttl/a",
         "utime .tmp/*",
@@ -97,12 +106,12 @@ async def test_everything_is_durable_before_what_stands_on_it(
         "utime .tmp/*",
         "replace .tmp/*",
         "fsync a",
-        "symlink_to .tmp/*",
+        "symlink .tmp/*",
         "replace .tmp/*",
         "fsync .ttl/a",
     ]
     assert await steps_of(lambda: store.remove_ttl("a/warm")) == [
-        "symlink_to .tmp/*",
+        "symlink .tmp/*",
         "replace .tmp/*",
         "fsync .ttl/a",
     ]

@@ -8,10 +8,10 @@ import pytest
 
 from blobstore import local_files
 from blobstore.local_files import (
-    DurableDirs,
     LocalFile,
     SpooledBody,
     create_to_write,
+    make_durable,
     open_to_read,
     open_unnamed,
     read_chunks,
@@ -215,29 +215,17 @@ async def test_a_spooled_body_holds_no_more_in_memory_than_it_may(tmp_path: Path
     await body.close()
 
 
-# --- DurableDirs ---
+# --- make_durable ---
 
 
-def test_directories_are_synced_into_their_parents_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_directories_are_synced_into_their_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr(local_files, "sync_dir", lambda path: synced.append(str(path.relative_to(tmp_path))))
-    dirs = DurableDirs(tmp_path / "above" / "root")
-    dirs.make(tmp_path / "above" / "root" / "a" / "b")
-    assert synced == [".", "above", "above/root", "above/root/a"]
-    synced.clear()
-    dirs.make(tmp_path / "above" / "root" / "a" / "b")
-    assert synced == []
-    # Another process has made them, and may not have synced them yet.
-    DurableDirs(tmp_path / "above" / "root").make(tmp_path / "above" / "root" / "a")
-    assert synced == ["above/root"]
-
-
-def test_a_directory_that_was_removed_is_made_again(tmp_path: Path) -> None:
-    dirs = DurableDirs(tmp_path)
-    dirs.make(tmp_path / "a" / "b")
-    (tmp_path / "a" / "b").rmdir()
-    dirs.make(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
+    make_durable(tmp_path / "above" / "new", 0o700)
+    assert synced == [".", "above"]
+    assert (tmp_path / "above" / "new").stat().st_mode & 0o777 == 0o700
+    make_durable(tmp_path / "above" / "new")
+    assert synced == [".", "above"]
 
 
 async def test_reading_may_stop_early(file: Path) -> None:

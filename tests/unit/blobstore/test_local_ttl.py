@@ -26,15 +26,16 @@ class Writers:
         self.removal_begun = False
         self.removal_done = False
         self.ttl_came_back = False
-        self.store._prepare()
+        self.root = root
+        self.store._temp_files.now_ms()  # makes the directory
         if leftover is not None:
             link = root / ".ttl" / KEY
             link.parent.mkdir(parents=True)
             link.symlink_to(leftover)
 
     def write(self) -> None:
-        temp = self.store._new_temp()
-        descriptor = os.open(temp, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        temp = self.store._temp_files.new_name()
+        descriptor = os.open(self.root / ".tmp" / temp, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
         try:
             outcome = self.store._create(descriptor, temp, KEY, HOUR_MS)
             self.outcomes.append(outcome)
@@ -59,14 +60,14 @@ class Writers:
 
 
 def gated(monkeypatch: pytest.MonkeyPatch, gate: Callable[[], None]) -> None:
-    for name in ("symlink_to", "readlink", "replace", "hardlink_to", "lstat"):
-        real = getattr(Path, name)
+    for name in ("symlink", "readlink", "replace", "link", "stat"):
+        real = getattr(os, name)
 
         def step(*args: Any, real: Callable[..., Any] = real, **kwargs: Any) -> Any:
             gate()
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(Path, name, step)
+        monkeypatch.setattr(os, name, step)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""The directories of a directory store, opened without following a link (design 0002, S2).
+
+Every component below the root is opened by itself, relative to the directory above it, and must be a directory: so
+nobody who may write to a part of the store leads a write, a rename or a deletion out of it. Descriptors are held for
+one step only, so that a store that is moved, wiped or sent to another process needs no care.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final, Self
+
+from blobstore.local_files import make_durable, sync_dir
+
+_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# How many directories are remembered as durable.
+_DURABLE_MAX: Final = 10_000
+
+
+class StoreDirs:
+    """Opens and makes the directories below a root. Blocks.
+
+    Args:
+        root: Made too, with its parents, where a directory is to be made. Links that lead to it are followed.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        # Directories whose names this process has synced, all the way up to the root. Others may have been made by
+        # a process that has not synced them yet.
+        self._durable: set[str] = set()
+        self._shared_mode: int | None = None
+
+    @property
+    def shared_mode(self) -> int:
+        """Return the permissions that others than the owner get: those of the root, if its owner shares it.
+
+        Permission to write for the group, or the set-group-ID bit, shares with the group; permission to write for
+        everybody shares with everybody. What a umask leaves for reading shares nothing.
+        """
+        if self._shared_mode is None:
+            with suppress(OSError):
+                mode = self.root.stat().st_mode
+                by_group = mode & (stat.S_IRWXG | stat.S_ISGID) if mode & (stat.S_IWGRP | stat.S_ISGID) else 0
+                self._shared_mode = by_group | (mode & stat.S_IRWXO if mode & stat.S_IWOTH else 0)
+        return self._shared_mode or 0
+
+    def share(self, file: int) -> None:
+        """Give others the permissions on a new file that they have on the root; the umask has no say."""
+        if self.shared_mode:
+            os.fchmod(file, 0o600 | self.shared_mode & 0o066)
+
+    @contextmanager
+    def opened(self, directory: str, *, make: bool = False) -> Iterator[int]:
+        """Open a directory for the block.
+
+        Args:
+            directory: Its path below the root, components separated by `/`; empty for the root.
+            make: Make it and its parents unless they are there, and make their names durable.
+
+        Raises:
+            FileNotFoundError: It is not there.
+            NotADirectoryError: A component is a file.
+            OSError: With ELOOP where a component is a symbolic link.
+        """
+        descriptor = self._open(directory, make=make)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _open(self, directory: str, *, make: bool) -> int:
+        try:
+            at = os.open(self.root, _FLAGS)
+        except FileNotFoundError:
+            if not make:
+                raise
+            make_durable(self.root, 0o700)
+            at = os.open(self.root, _FLAGS)
+        path = ""
+        for name in directory.split("/") if directory else ():
+            path = f"{path}/{name}" if path else name
+            try:
+                below = self._enter(at, name, path, make=make)
+            except OSError as error:
+                error.filename = str(self.root / path)
+                raise
+            finally:
+                os.close(at)
+            at = below
+        return at
+
+    def _enter(self, above: int, name: str, path: str, *, make: bool) -> int:
+        """Open one directory in another."""
+        with ExitStack() as undo:
+            try:
+                found = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=above)
+                is_durable = path in self._durable
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=above)
+                    if self.shared_mode:
+                        os.chmod(name, 0o700 | self.shared_mode, dir_fd=above)
+                found = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=above)
+                is_durable = False
+            except NotADirectoryError:
+                if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+                raise
+            undo.callback(os.close, found)
+            if make and not is_durable:
+                sync_dir(above)
+                if len(self._durable) >= _DURABLE_MAX:
+                    self._durable.clear()
+                self._durable.add(path)
+            undo.pop_all()
+        return found
+
+
+class ReadDirs:
+    """Opens one directory after the other and keeps the last one open: what follows is mostly in it too. Blocks."""
+
+    def __init__(self, dirs: StoreDirs) -> None:
+        self._dirs = dirs
+        self._stack = ExitStack()
+        self._directory: str | None = None
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def enter(self, directory: str) -> int | None:
+        """Open a directory, which stays open until the next call for another one; None if it is not there."""
+        if directory != self._directory:
+            self._stack.close()
+            self._directory = directory
+            try:
+                self._descriptor = self._stack.enter_context(self._dirs.opened(directory))
+            except (FileNotFoundError, NotADirectoryError):
+                self._descriptor = None
+        return self._descriptor
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """Split a key into its directory and its name there."""
+    directory, _, name = key.rpartition("/")
+    return directory, name
+
+
+def read_regular(name: str, directory: int) -> os.stat_result | None:
+    """Return what `lstat` says of a regular file; None if there is none of this name."""
+    try:
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None

@@ -1,0 +1,64 @@
+"""A repository in a directory: whose directory it may be, and what killed writers leave in it."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from index.keys import BLOBS, upload_key
+from index.model import Scope
+from tests.integration.conftest import Shell, content
+
+LONG_AGO_S = time.time() - 2 * 24 * 3600
+
+
+@pytest.mark.parametrize("verb", ["init", "doctor"])
+def test_a_directory_that_is_somebodys_is_refused_and_stays_as_it_was(shell: Shell, verb: str) -> None:
+    home = shell.tree("repository", {".tmp/thesis.tex": b"mine", "notes": b"mine"})
+    os.utime(home / ".tmp/thesis.tex", (LONG_AGO_S, LONG_AGO_S))
+    before = content(home)
+    refused = shell.refused(verb, code=9)
+    assert refused["error"] == "UnsafeStoreError"
+    assert "'.tmp/thesis.tex'" in refused["message"] or "'notes'" in refused["message"]
+    assert content(home) == before
+
+
+def test_doctor_and_init_and_both_again_go_together(shell: Shell) -> None:
+    (shell.directory / "repository").mkdir()
+    shell.run("doctor")
+    shell.run("init")
+    shell.run("doctor")
+    assert "already" in shell.refused("init", code=2)["message"]
+
+
+def test_what_killed_writers_left_goes_with_the_ttl_and_is_shown(two_commits: Shell) -> None:
+    root = two_commits.directory / "repository"
+    leave(root, "0" * 32, 1000)
+    leave(root, f"{'1' * 32}.born-5", 200)
+    leave(root, "thesis.tex", 30)
+    young = root / ".tmp" / ("2" * 32)
+    young.write_bytes(b"x" * 4)
+    # The writer was killed before its blob stood.
+    link = root / ".ttl" / upload_key(BLOBS, Scope("flights"), "0" * 20, 0)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to("ttl:86400000ms")
+    os.utime(link, (LONG_AGO_S, LONG_AGO_S), follow_symlinks=False)
+    metrics = two_commits.run("metrics").stdout
+    assert 'tidemark_orphan_bytes{state="unfinished"} 1204.0' in metrics
+    assert 'tidemark_orphan_objects{state="unfinished"} 4.0' in metrics
+    for flags in (("--dry-run",), ()):
+        told = two_commits.told("collect", "--keep-last", "5", *flags)
+        assert {"reason": "unfinished_upload", "count": 3, "size_bytes": 1200} in told["totals"]
+        assert (told["unfinished_count"], told["unfinished_bytes"]) == (1, 4)
+        assert told["freed_bytes"] >= 1200
+        assert link.is_symlink() == bool(flags)
+    assert sorted(path.name for path in (root / ".tmp").iterdir()) == [young.name, "thesis.tex"]
+    assert two_commits.told("collect", "--keep-last", "5")["deleted_count"] == 0
+    assert two_commits.told("verify", "--level", "content")["problems"] == []
+
+
+def leave(root: Path, name: str, size_bytes: int) -> None:
+    path = root / ".tmp" / name
+    path.write_bytes(b"x" * size_bytes)
+    os.utime(path, (LONG_AGO_S, LONG_AGO_S))
