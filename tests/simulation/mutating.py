@@ -12,6 +12,8 @@ from tests.simulation.stories import Story
 
 # What several of them lead to.
 NO_INDEX: Final = "IncompleteError: read index"
+INDEX_GONE: Final = "cannot be had: get indexes/"
+IS_DAMAGED: Final = "stands and is damaged"
 NO_BLOB: Final = "its blob is missing"
 OTHER_BYTES: Final = "other bytes were restored than backed up"
 

@@ -23,7 +23,7 @@ from index.keys import BLOBS, INDEXES
 from index.log import Commit, LogListing
 from index.model import Boundary, CommitPointer, IndexReference
 from tests.simulation import stories_of_collection, stories_of_commits
-from tests.simulation.mutating import NO_BLOB, NO_INDEX, everywhere, mutation
+from tests.simulation.mutating import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
 
 
 @mutation(
@@ -68,7 +68,7 @@ def writers_tidy_up() -> Iterator[None]:
     "D2",
     "what is unreachable goes, however young it is",
     stories_of_collection.the_uploads_of_a_backup_under_way_stay,
-    shows=NO_INDEX,
+    shows=IS_DAMAGED,
 )
 def age_is_not_asked() -> Iterator[None]:
     real = collect_plan.choose_uploads
@@ -83,9 +83,28 @@ def age_is_not_asked() -> Iterator[None]:
 
 @mutation(
     "D2",
+    "what has lost its TTL goes, however young it is",
+    stories_of_collection.a_result_that_is_committed_again_stays,
+    shows="the index is gone",
+)
+def closed_uploads_go() -> Iterator[None]:
+    real = own_hands.list_uploads
+
+    async def listed(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
+        uploads, foreign = await real(store, prefixes)
+        told = [await store.stat(upload.key) for upload in uploads]
+        settled = {info.key for info in told if info is not None and info.expires_at_ms is None}
+        return tuple(Upload(u.key, u.size_bytes, 0) if u.key in settled else u for u in uploads), foreign
+
+    with everywhere(real, listed):
+        yield
+
+
+@mutation(
+    "D2",
     "an upload may go before its lease is over",
     stories_of_collection.a_result_that_is_committed_again_stays,
-    shows=NO_INDEX,
+    shows="the index is gone",
 )
 def leases_are_cut_short() -> Iterator[None]:
     real = collect_plan.choose_uploads
@@ -148,8 +167,8 @@ def all_boundaries_go() -> Iterator[None]:
 def newest_is_closed() -> Iterator[None]:
     real = collect_plan.plan_scope
 
-    def plan(listing: LogListing, *rest: Any) -> ScopePlan:
-        planned = real(listing, *rest)
+    def plan(listing: LogListing, *rest: Any, **how: Any) -> ScopePlan:
+        planned = real(listing, *rest, **how)
         if not listing.records:
             return planned
         boundary = Boundary(scope=listing.scope, number=listing.newest_number, kept=())

@@ -1,28 +1,29 @@
 """The rules of keys, commits and TTL removal, broken; see `tests.simulation.mutations`."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import msgspec
 
+from blobstore import s3_lifecycle
 from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata
 from blobstore.errors import BlobNotFoundError
 from blobstore.retrying import RetryingStore
 from engine import commit_checks, commit_record
-from engine.backup import BackupResult
+from engine.backup import BackupResult, backup_source
 from engine.commit import CommitWriter
 from engine.commit_record import Head, Request
-from engine.errors import CommitLostError
-from engine.log_io import list_log
+from engine.errors import CommitLostError, DamagedError, StaleResultError
+from engine.log_io import list_log, read_vouched
 from engine.settle import settle_keys
 from index import log
 from index.keys import BLOBS, INDEXES
 from index.log import Commit
-from index.model import BlobKey, CommitRecord
+from index.model import BlobKey, Boundary, CommitPointer, CommitRecord, IndexReference, Scope
 from tests.simulation import stories_of_commits
-from tests.simulation.mutating import NO_BLOB, NO_INDEX, everywhere, mutation
+from tests.simulation.mutating import INDEX_GONE, IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
 from tests.simulation.processes import SimAmbient
 
 
@@ -109,6 +110,54 @@ def bases_are_not_checked() -> Iterator[None]:
 
 
 @mutation(
+    "C2",
+    "a base is known by its unique id",
+    stories_of_commits.two_snapshots_of_one_id_are_two,
+    shows="no StaleResultError",
+)
+def bases_are_known_by_their_ids() -> Iterator[None]:
+    real, ids = backup_source, {}
+
+    async def backup(*of: Any, **how: Any) -> BackupResult:
+        result = await real(*of, **how)
+        ids[result.reference.index] = result.reference.unique_id
+        return result
+
+    def check(scope: Scope, head: Head, results: Sequence[BackupResult]) -> None:
+        for result in results:
+            held = head.newest.store(result.reference.task, result.reference.store) if head.newest else None
+            if (ids[result.base] if result.base else None) != (held.unique_id if held else None):
+                raise StaleResultError("another id", operation="commit", subject=str(scope))
+
+    with everywhere(real, backup), everywhere(commit_record.check_bases, check):
+        yield
+
+
+@mutation(
+    "C3",
+    "results of the same unique ids are the same request",
+    stories_of_commits.another_result_is_not_answered_with_the_first_ones_record,
+    shows="store a is not two",
+)
+def requests_are_known_by_their_ids() -> Iterator[None]:
+    real = commit_record.request_of
+
+    def request(results: Sequence[BackupResult], **options: Any) -> Request:
+        named = [
+            (
+                r.reference.task,
+                r.reference.store,
+                IndexReference(key=BlobKey(r.reference.unique_id), sha256=b"", size_bytes=0),
+            )
+            for r in results
+        ]
+        return msgspec.structs.replace(real(results, **options), results=tuple(sorted(named, key=lambda n: n[:2])))
+
+    with everywhere(real, request):
+        yield
+
+
+@mutation(
     "C3",
     "after Lost nobody looks whose record stands there: another's, it is believed",
     stories_of_commits.a_lost_answer_is_no_conflict,
@@ -170,10 +219,36 @@ def acknowledged_unseen() -> Iterator[None]:
     "C5",
     "no record is void, however late it came",
     stories_of_commits.a_record_that_comes_after_its_lease_is_void,
-    shows=NO_INDEX,
+    shows=IS_DAMAGED,
 )
 def nothing_is_void() -> Iterator[None]:
     with everywhere(log.is_late, lambda *_: False):
+        yield
+
+
+@mutation(
+    "C5",
+    "a late record is void whoever vouches for it",
+    stories_of_commits.a_copied_repository_keeps_its_commits,
+    shows="are left of three commits",
+)
+def nothing_vouches() -> Iterator[None]:
+    def late(
+        listing: log.LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
+    ) -> tuple[CommitRecord, ...]:
+        found = ((records.get(number), created_at_ms) for number, created_at_ms in listing.records)
+        return tuple(
+            record
+            for record, created_at_ms in found
+            if record is not None
+            and log.is_late(record, created_at_ms)
+            and not log.is_closed(record.pointer, boundaries)
+        )
+
+    async def vouched(*_: object) -> frozenset[CommitPointer]:
+        return frozenset()
+
+    with everywhere(log.find_late, late), everywhere(read_vouched, vouched):
         yield
 
 
@@ -213,4 +288,39 @@ def parent_stays_unsettled() -> Iterator[None]:
         """Nothing."""
 
     with mock.patch.object(CommitWriter, "_settle_parent", settle_parent):
+        yield
+
+
+@mutation(
+    "T3",
+    "a new blob that is gone is not told",
+    stories_of_commits.a_commit_whose_blob_is_gone_is_not_acknowledged,
+    shows="no CommitDamagedError",
+)
+def missing_blobs_are_passed_over() -> Iterator[None]:
+    real = settle_keys
+
+    async def settle(*of: Any, **how: Any) -> None:
+        with contextlib.suppress(DamagedError):
+            await real(*of, **how)
+
+    with everywhere(real, settle):
+        yield
+
+
+@mutation(
+    "T3",
+    "the backstop begins three collection periods after an upload",
+    stories_of_commits.the_backstop_waits_for_a_collection_after_the_last_lease,
+    shows=INDEX_GONE,
+)
+def backstop_counts_from_the_upload() -> Iterator[None]:
+    real = s3_lifecycle.backstop_days
+
+    def days(*, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> int:
+        del margin_ms
+        day_ms = 86_400_000
+        return max(7, -(-ttl_ms // day_ms) + 1, -(-3 * collection_period_ms // day_ms))
+
+    with everywhere(real, days):
         yield

@@ -15,7 +15,7 @@ from index import backup_plan, dir_diff
 from index.local_tree import LocalFile
 from index.model import FileIndex, IndexReference, SnapshotIndex
 from tests.simulation import stories_of_files
-from tests.simulation.mutating import NO_INDEX, OTHER_BYTES, everywhere, mutation
+from tests.simulation.mutating import INDEX_GONE, OTHER_BYTES, everywhere, mutation
 
 
 @mutation(
@@ -33,7 +33,7 @@ def packs_stay_thin() -> Iterator[None]:
     "P2",
     "the indexes that a delta is told by are not kept for it",
     stories_of_files.what_an_index_is_told_by_stays,
-    shows=NO_INDEX,
+    shows=INDEX_GONE,
 )
 def bases_are_not_kept() -> Iterator[None]:
     async def read(store: BlobStore, reference: IndexReference) -> tuple[SnapshotIndex, tuple[IndexReference, ...]]:

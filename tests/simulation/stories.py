@@ -17,11 +17,12 @@ from engine.errors import (
 from engine.repository import Repository
 from engine.verify import Level
 from index.log import Commit
-from index.model import Scope
+from index.model import Scope, UniqueId
 from index.retention import Retention
 from tests.simulation.faults import FaultPlan
 from tests.simulation.ground import check_keys, read_tree, small_deltas, tree, write_tree
 from tests.simulation.processes import EPOCH_S, Kind, SimProcess, watched_locks
+from tests.simulation.schedule import Times
 from tests.simulation.sim_s3 import SimServer, page_max_of
 from tests.simulation.virtual_loop import run_virtual
 
@@ -42,17 +43,24 @@ class Actor:
         self.process = process
         self.repository = repository
 
-    async def backup(self, text: str, store: str = "a") -> BackupResult:
-        """Back up a tree as a store of the job."""
-        return await self.process.run(self.repository.backup(JOB, self._scene.source(text), store=store))
+    async def backup(self, text: str, store: str = "a", *, label: str = "") -> BackupResult:
+        """Back up a tree as a store of the job; a label is its unique id."""
+        unique_id = UniqueId(label) if label else None
+        return await self.process.run(
+            self.repository.backup(JOB, self._scene.source(text), store=store, unique_id=unique_id)
+        )
 
     async def commit(self, *results: BackupResult) -> Commit:
         """Commit to the job."""
         return await self.process.run(self.repository.commit(JOB, results))
 
-    async def push(self, text: str, store: str = "a") -> Commit:
+    async def push(self, text: str, store: str = "a", *, label: str = "") -> Commit:
         """Back up and commit."""
-        return await self.commit(await self.backup(text, store))
+        return await self.commit(await self.backup(text, store, label=label))
+
+    async def rewind(self, commit: Commit) -> Commit:
+        """Go back to a commit."""
+        return await self.process.run(self.repository.rewind(commit))
 
     async def collect(self, retention: Retention | None = None) -> None:
         """Collect; only the newest commit stays if nothing else is said."""
@@ -71,6 +79,7 @@ class Scene:
     Attributes:
         server: The bucket.
         seed: Of this run.
+        times: What the first process makes the repository with.
     """
 
     def __init__(self, name: str, seed: int, directory: Path, kind: Kind, expiry_ms: int | None) -> None:
@@ -79,6 +88,7 @@ class Scene:
             seed=seed, clock=clock, faults=FaultPlan(seed), expiry_ms=expiry_ms, page_max=page_max_of((name, seed))
         )
         self.seed = seed
+        self.times = Times(ttl_ms=TTL_MS, margin_ms=MARGIN_MS, period_ms=24 * 3_600_000)
         self.directory = directory
         self._kind: Kind = kind
         self._rooms = 0
@@ -90,7 +100,9 @@ class Scene:
         if self._is_made:
             return Actor(self, process, await process.open())
         self._is_made = True
-        return Actor(self, process, await process.init(ttl_ms=TTL_MS, margin_ms=MARGIN_MS))
+        times = self.times
+        made = process.init(ttl_ms=times.ttl_ms, margin_ms=times.margin_ms, collection_period_ms=times.period_ms)
+        return Actor(self, process, await made)
 
     def room(self) -> Path:
         """A path at which nothing is."""

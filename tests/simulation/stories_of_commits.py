@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+from typing import Final
 
+from blobstore import s3_lifecycle
 from engine.errors import (
+    CommitDamagedError,
     CommitLostError,
     CommitUnknownError,
     ConflictError,
@@ -11,8 +14,12 @@ from engine.errors import (
     StaleResultError,
 )
 from tests.simulation.faults import Fault, matching
+from tests.simulation.ground import tree
 from tests.simulation.processes import KilledError
+from tests.simulation.schedule import Times
 from tests.simulation.stories import DAY_S, HOUR_S, LIFECYCLE_MS, Scene, refused, story
+
+_DAY_MS: Final = 86_400_000
 
 
 @story(expiry_ms=LIFECYCLE_MS)
@@ -159,3 +166,90 @@ async def whoever_commits_next_settles_what_was_interrupted(scene: Scene) -> Non
     await second.push("two", "b")
     await asyncio.sleep(30 * DAY_S)
     await scene.check({"a": "one", "b": "two"})
+
+
+@story()
+async def two_snapshots_of_one_id_are_two(scene: Scene) -> None:
+    writer, slow, third = await scene.actor("writer"), await scene.actor("slow"), await scene.actor("third")
+    first = await writer.push("one", label="v1")
+    await writer.push("two", label="v2")
+    result = await slow.backup("three", label="v3")
+    await writer.rewind(first)
+    await writer.push("four", label="v2")
+    with refused(StaleResultError):
+        await third.commit(result)
+    await scene.check({"a": "four"})
+    await scene.check_all_goes()
+
+
+@story(kind="direct")
+async def another_result_is_not_answered_with_the_first_ones_record(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("zero")
+    result = await writer.backup("one", label="v2")
+    faults, record = scene.server.faults, matching("put_object", ".commit")
+    faults.late_s = (600, 600)
+    faults.arm(Fault.LATE, record)
+    for _ in range(5):
+        faults.arm(Fault.RESET, record)
+    with refused(CommitUnknownError):
+        await writer.commit(result)
+    await asyncio.sleep(1200)
+    await writer.push("two", label="v2")
+    await scene.check({"a": "two"})
+    await scene.check_all_goes()
+
+
+@story()
+async def a_copied_repository_keeps_its_commits(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    commits = [await writer.push(text) for text in ("one", "two", "three")]
+    await writer.process.run(writer.repository.name(commits[0], "first"))
+    await asyncio.sleep(2 * DAY_S)
+    writer.process.kill()
+    scene.server.copy()
+    reader, collector = await scene.actor("reader"), await scene.actor("collector")
+    found = [c.pointer.number for c in await reader.process.run(reader.repository.commits(commits[0].scope))]
+    assert found == [3, 2, 1], f"{found} are left of three commits"
+    await collector.collect()
+    await asyncio.sleep(2 * DAY_S)
+    await collector.collect()
+    assert await reader.restore(commits[0]) == tree("one"), "the named commit is lost"
+    await reader.push("four")
+    await scene.check({"a": "four"})
+
+
+@story()
+async def a_commit_whose_blob_is_gone_is_not_acknowledged(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one")
+    result = await writer.backup("two")
+    scene.server.delete(f"repository/{result.new_keys[0]}")
+    with refused(CommitDamagedError):
+        await writer.commit(result)
+
+
+@story()
+async def the_backstop_waits_for_a_collection_after_the_last_lease(scene: Scene) -> None:
+    scene.times = Times(ttl_ms=7 * _DAY_MS, margin_ms=_DAY_MS // 24, period_ms=2 * _DAY_MS)
+    days = s3_lifecycle.backstop_days(
+        ttl_ms=scene.times.ttl_ms, margin_ms=scene.times.margin_ms, collection_period_ms=scene.times.period_ms
+    )
+    scene.server.expiry_ms = days * _DAY_MS
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    result = await writer.backup("one")
+    for wait_d in (2, 2, 2, 0.9):
+        await asyncio.sleep(wait_d * DAY_S)
+        await collector.collect()
+    # Shortly before its lease ends it commits, and does not come to removing a TTL.
+    gate = scene.server.faults.hold(matching("put_object_tagging", "", "writer"))
+    committing = asyncio.ensure_future(writer.commit(result))
+    await gate.reached.wait()
+    writer.process.kill()
+    with contextlib.suppress(KilledError):
+        await committing
+    for _ in range(3):
+        await asyncio.sleep(2 * DAY_S)
+        await collector.collect()
+    await asyncio.sleep(20 * DAY_S)
+    await scene.check({"a": "one"})
