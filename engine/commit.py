@@ -259,8 +259,8 @@ class CommitWriter:
                     continue
                 raise
             data = encode_commit(record)
-            if head.newest is None:
-                await check_granularity(self._store, self._scope, request.kind)
+            if head.newest is None or head.newest.record.predecessor is None:
+                await check_granularity(self._store, self._scope, request.kind, head.newest)
             try:
                 await self._settle_parent(head, gone)
             except DamagedError as error:
@@ -422,7 +422,11 @@ class CommitWriter:
 
         Raises:
             CommitDamagedError: Something that is new in the commit is gone (T3).
+            UsageError: It is the first one of its scope, and the job has begun in the other way just before (K3).
+            CommitUnknownError: Whether that is so cannot be read.
         """
+        if commit.record.predecessor is None:
+            await self._check_first(commit)
         new = set(new_indexes_of(commit.record))
         new_keys = [key for result in results if result.reference.index in new for key in result.new_keys]
         gone: DamagedError | None = None
@@ -444,6 +448,16 @@ class CommitWriter:
                 subject=gone.subject,
             ) from gone.__cause__
         return commit
+
+    async def _check_first(self, commit: Commit) -> None:
+        """Look once more, after the record: two kinds may have looked before either wrote (K3)."""
+        try:
+            await check_granularity(self._store, self._scope, commit.record.kind, commit)
+        except StoreError as error:
+            raise _unknown(commit.record, "whether the job commits in another way cannot be read") from error
+        except UsageError:
+            self._unresolved.pop(commit.pointer, None)
+            raise
 
     async def _is_superseded(self, commit: Commit) -> bool:
         """Whether a collection has closed a commit since it was acknowledged, because others stand on it."""

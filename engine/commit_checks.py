@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from blobstore.base import BlobStore
+from blobstore.base import BlobStore, list_blobs
 from blobstore.bounded import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.backup import BackupResult
@@ -22,16 +22,26 @@ from index.log import Commit, Verdict, judge_record, valid_commits
 from index.model import CommitRecord, IndexReference, Scope
 
 
-async def check_granularity(store: BlobStore, scope: Scope, operation: str) -> None:
+async def check_granularity(store: BlobStore, scope: Scope, operation: str, first: Commit | None = None) -> None:
     """A job commits as a whole or by task, never both: a store belongs to exactly one scope (K3).
 
+    Args:
+        store: Where the logs are.
+        scope: Whose commit it is.
+        operation: For the error.
+        first: The first commit of the scope. Of two kinds that began side by side the one goes on whose first record
+            was created first by the store's clock, or the whole job; None before there is one.
+
     Raises:
-        UsageError: There is a log of the other kind.
+        UsageError: There is a log of the other kind, and it came first.
         StoreError: As the store says.
     """
     job = f"{LOG}{encode_component(scope.job)}"
     other = f"{job}@" if scope.task is None else f"{job}/"
-    if (await store.list_page(other, limit=1)).blobs:
+    began_ms = min([blob.created_at_ms async for blob in list_blobs(store, other)], default=None)
+    if began_ms is None:
+        return
+    if first is None or (began_ms, scope.task is None) < (first.created_at_ms, scope.task is not None):
         raise UsageError(
             "the job already commits " + ("task by task" if scope.task is None else "as a whole"),
             operation=operation,

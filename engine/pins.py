@@ -11,7 +11,7 @@ from engine.clock import Ambient
 from engine.errors import CollectedError
 from engine.log_io import list_log, read_boundaries, repeat_reading
 from engine.names import read_name
-from engine.store_checks import check_commits
+from engine.store_checks import check_pins
 from index.codec import encode_record
 from index.keys import pin_key
 from index.log import Commit, is_closed
@@ -109,7 +109,7 @@ async def hold_pin(
         UnsafeStoreError: The pin is required, and a record that rests on it would not be safe in this store.
     """
     if required:
-        check_commits(store, purpose)
+        check_pins(store, purpose)
     pin = Pin(
         id=ambient.session(),
         scope=commit.scope,

@@ -44,11 +44,25 @@ def check_collects(store: BlobStore) -> None:
         UnsafeStoreError: Its lists may be stale, or its create-if-absent is not atomic.
     """
     _check_atomic_create(store, "collect")
+    _check_lists(store, "collect", "what a commit needs could be taken for garbage")
+
+
+def check_pins(store: BlobStore, operation: str) -> None:
+    """Refuse a store on which the pin of a fork, rewind or name could protect nothing (D5).
+
+    Raises:
+        UnsafeStoreError: As `check_commits`; or its lists may be stale: a boundary that stands would not be seen.
+    """
+    check_commits(store, operation)
+    _check_lists(store, operation, "a collection could be deleting what this refers to")
+
+
+def _check_lists(store: BlobStore, operation: str, danger: str) -> None:
     if not store.capabilities.consistent_lists:
         raise UnsafeStoreError(
-            "the store's lists may be stale: what a commit needs could be taken for garbage",
-            operation="collect",
-            hint="collect only on a store with consistent lists; `tidemark doctor` tells",
+            f"the store's lists may be stale: {danger}",
+            operation=operation,
+            hint=f"{operation} only on a store, or a mount of it, with consistent lists; `tidemark doctor` shows which",
         )
 
 

@@ -175,7 +175,7 @@ async def test_a_confirmation_that_fails_is_unknown_and_found_again(world: World
     repository = await world.process()
     await repository.commit(JOB, [], offsets="0")
     result = await world.backup(repository, "one")
-    world.store.fail("list_page", "log/")
+    world.store.fail("list_page", "log/job/")
     with pytest.raises(CommitUnknownError):
         await repository.commit(JOB, [result])
     assert (await repository.commit(JOB, [result])).record.number == 2
@@ -185,7 +185,7 @@ async def test_a_commit_whose_fate_another_request_has_found_out_is_still_found_
     repository = await world.process()
     await repository.commit(JOB, [], offsets="0")
     result = await world.backup(repository, "one")
-    world.store.fail("list_page", "log/")
+    world.store.fail("list_page", "log/job/")
     with pytest.raises(CommitUnknownError):
         await repository.commit(JOB, [result], offsets="mine")
     other = await repository.commit(JOB, [], offsets="other")
