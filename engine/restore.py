@@ -170,7 +170,7 @@ async def restore_index(
         opened_s = ambient.monotonic_s()
         index, requests = await choose()
         indexed_s = ambient.monotonic_s()
-        present = await _find_present(staging, index, cache)
+        present = await find_present_below(staging.target, index, cache) if staging.replaces else {}
         plan = await run_blocking(
             plan_restore,
             index,
@@ -279,25 +279,22 @@ async def read_index_of(store: BlobStore, reference: StoreReference, indexes: In
     return snapshot.index, 0 if known is not None else len(snapshot.chain)
 
 
-async def _find_present(staging: Staging, index: SnapshotIndex, cache: DigestCache) -> dict[FilePath, LocalFile]:
-    """The files of the directory to replace that are files of the snapshot (I2)."""
-    if not staging.replaces:
-        return {}
-    stop = threading.Event()
-    try:
-        return await asyncio.to_thread(look_for_present, staging.target, index, cache, stop)
-    finally:
-        stop.set()
-
-
-def look_for_present(
-    target: Path, index: SnapshotIndex, cache: DigestCache, stop: threading.Event
-) -> dict[FilePath, LocalFile]:
-    """The files of a directory that are files of the snapshot (I2); `stop` ends the reading of files.
+async def find_present_below(target: Path, index: SnapshotIndex, cache: DigestCache) -> dict[FilePath, LocalFile]:
+    """Find the files of a directory that are files of the snapshot (I2).
 
     Raises:
         TargetError: A RocksDB has it or one below it open, or it cannot be read.
     """
+    stop = threading.Event()
+    try:
+        return await asyncio.to_thread(_look_below, target, index, cache, stop)
+    finally:
+        stop.set()
+
+
+def _look_below(
+    target: Path, index: SnapshotIndex, cache: DigestCache, stop: threading.Event
+) -> dict[FilePath, LocalFile]:
     _check_not_in_use(target)
     try:
         local = scan_dir(target)

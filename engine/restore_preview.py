@@ -1,25 +1,22 @@
 """What a restore would do: the same look at snapshot and target, and nothing is written beside it."""
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from blobstore.base import BlobStore
 from engine.digest_cache import DigestCache
-from engine.local_stat import FilePath
 from engine.restore import (
     OwnerPolicy,
     check_patterns,
     choose_or_refuse,
-    look_for_present,
+    find_present_below,
     read_index_of,
     refuse_few_files,
 )
 from engine.staging import look_at_target
 from engine.transfer_settings import TransferSettings
-from index.local_tree import LocalFile
-from index.model import SnapshotIndex, StoreReference
+from index.model import StoreReference
 from index.restore_plan import RestorePlan, plan_restore
 
 
@@ -51,13 +48,5 @@ async def plan_restore_store(
     _, has_content = await asyncio.to_thread(look_at_target, target, replace=replace)
     index, _ = await read_index_of(store, reference)
     index = choose_or_refuse(index, files, reference)
-    present = await _find_present(target, index, cache) if has_content else {}
+    present = await find_present_below(target, index, cache) if has_content else {}
     return plan_restore(index, present, range_bytes=settings.range_bytes, owners_count=owners is not OwnerPolicy.IGNORE)
-
-
-async def _find_present(target: Path, index: SnapshotIndex, cache: DigestCache) -> dict[FilePath, LocalFile]:
-    stop = threading.Event()
-    try:
-        return await asyncio.to_thread(look_for_present, target, index, cache, stop)
-    finally:
-        stop.set()
