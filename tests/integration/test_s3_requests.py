@@ -125,7 +125,8 @@ async def test_a_commit_is_one_put_one_list_and_one_tag_for_each_new_upload(wire
     result = await repository.backup(JOB, wire.tree(changed=1))
     wire.counted()
     await repository.commit(JOB, [result])
-    assert wire.counted() == {"PutObject": 1, "ListObjectsV2": 1, "PutObjectTagging": len(result.new_keys)}
+    # The second commit of a scope lists the other kind of log, too (K3).
+    assert wire.counted() == {"PutObject": 1, "ListObjectsV2": 1 + 1, "PutObjectTagging": len(result.new_keys)}
     assert len(result.new_keys) == 1 + 1 + 3 + 1
     await repository.close()
 
