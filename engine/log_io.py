@@ -217,10 +217,11 @@ async def read_vouched(
     """Ask the store who vouches for a late record of which the log says nothing (C5).
 
     One whose lease began before the repository record was created here was copied, and not written here: nobody writes
-    before that record stands. One whose new indexes have no TTL was acknowledged (T1).
+    before that record stands. It may have been void at the old place, and lack what was collected there: then it still
+    is. One whose new indexes have no TTL was acknowledged (T1).
 
     Requests: none unless the newest record is late; then one STAT and one GET of the repository record, and one STAT of
-    each index that is new in the record.
+    each index that is new in the record, or of all if none is.
     """
     record = find_doubtful(listing, records, boundaries)
     if record is None:
@@ -229,7 +230,9 @@ async def read_vouched(
     if there is not None:
         repository = await read_record(store, REPOSITORY, decode_repository)
         if lease_began_ms(record, repository) < there.created_at_ms - store.capabilities.created_late_ms:
-            return frozenset({record.pointer})
+            indexes = new_indexes_of(record) or tuple(reference.index for reference in record.stores)
+            found = [await store.stat(index.key) for index in indexes]
+            return frozenset() if None in found else frozenset({record.pointer})
     # A fork names indexes that its source has settled: they say nothing of it.
     if record.kind != "commit" or not store.capabilities.removes_ttl:
         return frozenset()

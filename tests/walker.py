@@ -7,7 +7,15 @@ from contextlib import suppress
 from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
 from index.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin, decode_repository
 from index.delta import apply_delta
-from index.model import CommitPointer, CommitRecord, DirIndex, IndexReference, SnapshotIndex, StoreReference
+from index.model import (
+    PIN_DURATION_MS,
+    CommitPointer,
+    CommitRecord,
+    DirIndex,
+    IndexReference,
+    SnapshotIndex,
+    StoreReference,
+)
 
 
 async def expected_keys(store: BlobStore, now_ms: int) -> set[str]:
@@ -37,12 +45,14 @@ def keys_to_keep(
     keep = {"repository", *(key for key in found if key.startswith("audit/"))}
     references: list[StoreReference] = []
     left: list[StoreReference] = []
+    # Where this is later than leases, everything was copied from another place (C5).
+    made_at_ms = found["repository"].created_at_ms
     for keep_log, kept in read_logs(found, data).values():
         keep |= keep_log
         references += [s for record in kept for s in record.stores]
     for key, stored in data.items():
         if key.startswith("names/"):
-            stays, stores = _name(key, stored, found[key].created_at_ms, now_ms)
+            stays, stores = _name(key, stored, found[key].created_at_ms, now_ms, made_at_ms)
             keep |= {key} if stays else set()
             references += stores
         if key.startswith("pins/"):
@@ -73,9 +83,12 @@ def _pin(
     return stays, pin.stores if now_ms < ends_at_ms else ()
 
 
-def _name(key: str, stored: bytes, created_at_ms: int, now_ms: int) -> tuple[bool, tuple[StoreReference, ...]]:
+def _name(
+    key: str, stored: bytes, created_at_ms: int, now_ms: int, made_at_ms: int
+) -> tuple[bool, tuple[StoreReference, ...]]:
     name = decode_name(stored, subject=key)
-    if not name.released and created_at_ms <= name.valid_until_ms:
+    is_copied = name.valid_until_ms - PIN_DURATION_MS < made_at_ms
+    if not name.released and (created_at_ms <= name.valid_until_ms or is_copied):
         return True, name.stores
     # Until then a late copy of the request that created it must find its key taken.
     return now_ms <= name.valid_until_ms, ()
@@ -89,10 +102,12 @@ def read_logs(
     for key in sorted(found):
         if key.startswith("log/"):
             logs.setdefault(key.split("/")[1], {})[key] = data[key]
-    return {scope: _log(scope, log, found) for scope, log in logs.items()}
+    return {scope: _log(scope, log, found, data["repository"]) for scope, log in logs.items()}
 
 
-def _log(scope: str, data: Mapping[str, bytes], found: Mapping[str, BlobInfo]) -> tuple[set[str], list[CommitRecord]]:
+def _log(
+    scope: str, data: Mapping[str, bytes], found: Mapping[str, BlobInfo], root: bytes
+) -> tuple[set[str], list[CommitRecord]]:
     boundaries = [decode_boundary(data[key], subject=key) for key in data if key.endswith(".boundary")]
     records = [(key, decode_commit(data[key], subject=key)) for key in data if key.endswith(".commit")]
 
@@ -110,7 +125,19 @@ def _log(scope: str, data: Mapping[str, bytes], found: Mapping[str, BlobInfo]) -
             newer = [b for b in boundaries if b.number > old.number]
             if not any({p for p in b.kept if p.number <= old.number} <= set(old.kept) for b in newer):
                 keep.add(f"log/{scope}/{old.number:020d}.boundary")
-    return keep, [record for key, record in open_records if found[key].created_at_ms <= record.valid_until_ms]
+    late = {key for key, record in records if found[key].created_at_ms > record.valid_until_ms}
+    # Later records and boundaries vouch for a late one, and for the newest that it was copied (C5).
+    vouched = {record.predecessor for _, record in records} | {p for b in boundaries for p in b.kept}
+    repository, made_at_ms = decode_repository(root, subject="repository"), found["repository"].created_at_ms
+    for _, newest_record in records[-1:]:
+        lease_ms = repository.ttl_ms - repository.margin_ms if newest_record.kind == "commit" else PIN_DURATION_MS
+        if newest_record.valid_until_ms - lease_ms < made_at_ms:
+            vouched.add(CommitPointer(newest_record.number, newest_record.write_id))
+    return keep, [
+        record
+        for key, record in open_records
+        if key not in late or CommitPointer(record.number, record.write_id) in vouched
+    ]
 
 
 def _reach(reference: IndexReference, data: Mapping[str, bytes]) -> set[str]:

@@ -148,7 +148,7 @@ class Causes:
             f"3: {asked.offsets} of {asked.scope} was told {what}, and its record {written.record.number} was valid"
             for asked, what in self._refused
             for written in self._server.chronicle.records.get(asked.scope, {}).values()
-            if written.was_valid and _is_for(written.record, asked)
+            if written.was_valid and not written.revived and _is_for(written.record, asked)
         ]
 
     # ------------------------------------------------------------------ inside

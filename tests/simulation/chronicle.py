@@ -11,7 +11,7 @@ import msgspec
 
 from index.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin
 from index.delta import apply_delta
-from index.keys import parse_log_key
+from index.keys import commit_key, parse_log_key
 from index.model import (
     Boundary,
     CommitPointer,
@@ -52,6 +52,8 @@ class Written(msgspec.Struct, kw_only=True):
     created_at_ms: int
     # Neither void nor closed from birth on.
     was_valid: bool
+    # It was void, and whole when everything was copied: there nobody can tell it from one that was acknowledged (C5).
+    revived: bool = False
     # The numbers of the events that created it and that closed it; 0 while it is open.
     created: int
     closed: int = 0
@@ -177,6 +179,23 @@ class Chronicle:
             case _:
                 pass
 
+    def copied(self) -> None:
+        """Everything was moved to another place: the newest record of a scope counts there, if it is whole."""
+        for scope, known in self.records.items():
+            standing = [w for w in known.values() if self.root + commit_key(scope, w.record.number) in self.objects]
+            newest = max(standing, key=lambda w: w.record.number, default=None)
+            if newest is None or newest.was_valid or self._is_closed(newest.record):
+                continue
+            stores = newest.record.stores
+            new = [s for s in stores if s.number == newest.record.number] or stores
+            if all(self.root + store.index.key in self.objects for store in new):
+                newest.was_valid = newest.revived = True
+        self._reachable = None
+
+    def _is_closed(self, record: CommitRecord) -> bool:
+        boundaries = self.boundaries.get(record.scope, {}).items()
+        return any(n >= record.number and record.pointer not in b.kept for n, b in boundaries)
+
     # ------------------------------------------------------------------ what follows from it
 
     def open_records(self, scope: Scope) -> list[Written]:
@@ -248,15 +267,11 @@ class Chronicle:
     def _record_created(self, process: str, key: str, stored: SimObject) -> None:
         record = decode_commit(stored.data, subject=key)
         in_time = stored.created_ms <= record.valid_until_ms
-        closed = any(
-            n >= record.number and record.pointer not in b.kept
-            for n, b in self.boundaries.get(record.scope, {}).items()
-        )
         written = Written(
             record=record,
             writer=process,
             created_at_ms=stored.created_ms,
-            was_valid=in_time and not closed,
+            was_valid=in_time and not self._is_closed(record),
             created=self.events,
         )
         known = self.records.setdefault(record.scope, {})

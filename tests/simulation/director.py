@@ -366,6 +366,7 @@ class World:
                         member.traps.clear()
                 await self._settle()
                 server.copy()
+                server.chronicle.copied()
                 met(Moment.COPIED)
             case "flip":
                 met(Moment.FLIPPED_AT_REST, int(self.flip(step.choice, step.prefix)))

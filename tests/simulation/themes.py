@@ -56,6 +56,7 @@ from tests.simulation.themes_of_chance import (
     names,
     one_id,
 )
+from tests.simulation.themes_of_stores import copied
 
 # ---------------------------------------------------------------------------------------------- themes
 
@@ -299,6 +300,7 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     dropping,
     chain,
     commit_again,
+    copied,
     one_id,
     # These meet what they are for less often than the others.
     fork_against_collect,

@@ -6,6 +6,7 @@ from tests.simulation.plot import (
     OTHER,
     PROCESSES_IN_USE,
     READER,
+    RECORD,
     SECOND,
     WRITER,
     Plot,
@@ -46,6 +47,14 @@ def copied(plot: Plot) -> None:
     if plot.one_in(3):
         plot.trap(WRITER, operation="remove_ttl", effect="kill", after=plot.one_in(2))
         plot.push()
+    if plot.one_in(4):
+        # A void record is copied too.
+        plot.trap(WRITER, after=False, effect="adrift", operation="put_if_absent", prefix="log/", suffix=RECORD)
+        plot.push()
+        plot.advance(plot.times.ttl_ms)
+        if plot.one_in(2):
+            plot.collect()
+        plot.land()
     if plot.one_in(3):
         plot.collect()
     plot.advance(plot.chance.choice((0, plot.times.ttl_ms // 2, plot.times.ttl_ms, 3 * plot.times.ttl_ms)))

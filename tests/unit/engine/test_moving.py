@@ -162,6 +162,19 @@ async def test_a_record_that_is_late_and_was_not_copied_is_void_and_told(world: 
     assert report.late == (commit_key(JOB, 2),)
 
 
+async def test_a_record_that_was_void_and_collected_at_the_old_place_is_void_in_the_copy(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one")
+    await late_record(world, "two")
+    await repository.collect(ALL, delete_share_max=1)
+    copy = copied(world)
+    reader = await copy.process()
+    await reader.collect(Retention(keep_last=1), delete_share_max=1)
+    (commit,) = await reader.commits(JOB)
+    assert commit.pointer.number == 1
+    assert await copy.restored_text(reader) == "one"
+
+
 async def test_a_record_that_a_later_one_passed_over_stays_void_in_a_copy(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one")
