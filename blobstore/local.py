@@ -287,9 +287,9 @@ class LocalStore(BlobStore):
     def _create(self, descriptor: int, temp: str, key: str, ttl_ms: int | None) -> CreateOutcome:
         with self._sealed(descriptor, key) as (directory, name, temps):
             if ttl_ms is not None:
-                lost = self._lost(key)
-                if lost is not None:
-                    return lost
+                if read_regular(name, directory) is not None:
+                    sync_dir(directory)
+                    return Lost()
                 self._ttl.promise(key, ttl_ms, is_there=lambda: read_regular(name, directory) is not None)
             _set_creation(descriptor)
             try:
@@ -339,6 +339,7 @@ class LocalStore(BlobStore):
     @contextmanager
     def _sealed(self, descriptor: int, key: str) -> Iterator[tuple[int, str, int]]:
         """Make a file ready to get its name: yields its directory, the name there, and the directory it is in now."""
+        self._dirs.share(descriptor)
         flush(descriptor)
         below, name = split_key(key)
         with self._dirs.opened(below, make=True) as directory, self._dirs.opened(TEMP) as temps:

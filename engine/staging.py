@@ -33,6 +33,7 @@ LOCK_ATTEMPTS_MAX: Final = 16
 
 _NEW: Final = "new"
 _PERMISSIONS: Final = 0o7777
+_PRIVATE: Final = 0o700
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 
@@ -95,18 +96,19 @@ class Staging:
             self._look_at_target()
             if self.replaces:
                 self._remove_kept()
-            os.mkdir(self._staging_name, 0o700, dir_fd=self._parent)
+            os.mkdir(self._staging_name, _PRIVATE, dir_fd=self._parent)
             self._made = True
             self._staging = os.open(self._staging_name, DIR_FLAGS, dir_fd=self._parent)
-            # The staging directory keeps others out; what is in it has the permissions that it will have.
-            os.mkdir(_NEW, dir_fd=self._staging)
+            # What is in it has the permissions that it will have. No index has those of a directory, so that they are
+            # its owner's alone: what they were may have kept others from what is in it.
+            os.mkdir(_NEW, _PRIVATE, dir_fd=self._staging)
             self.descriptor = os.open(_NEW, DIR_FLAGS, dir_fd=self._staging)
 
     def make_dirs(self, dirs: Sequence[FilePath]) -> None:
         """Make directories in the one that is being built, parents first."""
         with target_errors(self.target):
             for path in dirs:
-                os.mkdir("/".join(path), dir_fd=self.descriptor)
+                os.mkdir("/".join(path), _PRIVATE, dir_fd=self.descriptor)
 
     def check_room(self, *, size_bytes: int, files_count: int) -> None:
         """Refuse before the first byte is fetched what the file system has no room for.

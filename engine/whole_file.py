@@ -3,18 +3,14 @@
 import contextlib
 import tempfile
 from pathlib import Path
-from typing import Final
-
-_READABLE: Final = 0o644
 
 
-def write_whole(path: Path, data: bytes, *, for_all: bool = False) -> None:
-    """Write a file, replacing an older one at once.
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read, replacing an older one at once.
 
     Args:
         path: Where; its directory is there.
         data: All of it.
-        for_all: Whether others than its owner may read it.
 
     Raises:
         OSError: It cannot be written; an older one is as it was.
@@ -23,8 +19,6 @@ def write_whole(path: Path, data: bytes, *, for_all: bool = False) -> None:
     try:
         with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)
             out.write(data)
-        if for_all:
-            Path(temporary).chmod(_READABLE)
         Path(temporary).replace(path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -120,7 +120,7 @@ def report(
             with session.explaining(repository, scopes[0]):
                 raise NotFoundError("has no commits", operation="report", subject=str(scopes[0]))
     page = make_report_page(facts).encode()
-    write_whole(output, page, for_all=True)
+    write_whole(output, page)
     view = _view(facts, output, len(page))
     session.show(view, [_line(view)])
     return ExitCode.OK

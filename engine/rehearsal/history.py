@@ -42,7 +42,7 @@ def append(path: Path, entry: Entry) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = msgspec.json.encode(entry) + b"\n"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         size_bytes = os.fstat(descriptor).st_size

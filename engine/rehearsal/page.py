@@ -43,7 +43,7 @@ def write_page(path: Path, history: History) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    write_whole(path, make_rehearsals_page(history).encode(), for_all=True)
+    write_whole(path, make_rehearsals_page(history).encode())
 
 
 def make_rehearsals_page(history: History) -> str:

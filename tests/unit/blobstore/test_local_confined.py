@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import stat
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,57 @@ async def test_what_a_killed_init_or_doctor_leaves_is_not_refused(tmp_path: Path
     (tmp_path / ".tmp" / ("0f" * 16)).write_text("half")
     (tmp_path / "lost+found").mkdir()
     await store.check_unused("init")
+
+
+# --- permissions ---
+
+
+def modes(root: Path) -> dict[str, int]:
+    return {str(p.relative_to(root)): stat.S_IMODE(p.lstat().st_mode) for p in root.rglob("*") if not p.is_symlink()}
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("root_mode", [None, 0o755, 0o750, 0o700])
+async def test_what_is_stored_is_its_owners_alone(tmp_path: Path, umask: None, root_mode: int | None) -> None:
+    root = tmp_path / "root"
+    if root_mode is not None:
+        root.mkdir()
+        root.chmod(root_mode)
+    store = LocalStore(root, deleted_retention_ms=HOUR_MS)
+    await store.put_if_absent("blobs/a", BytesBody(b"x"), ttl_ms=HOUR_MS)
+    await store.put("pins/a", BytesBody(b"x"))
+    await store.put("b", BytesBody(b"x"))
+    await store.delete(["b"])
+    assert stat.S_IMODE(root.stat().st_mode) == (root_mode or 0o700)
+    found = modes(root)
+    assert {path: mode for path, mode in found.items() if mode != (0o600 if (root / path).is_file() else 0o700)} == {}
+    assert {"blobs", "blobs/a", "pins/a", ".tmp", ".ttl/blobs", ".deleted/b"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    "root_mode, directory, file",
+    [
+        (0o770, 0o770, 0o660),
+        (0o2770, 0o2770, 0o660),
+        (0o2750, 0o2750, 0o640),
+        (0o775, 0o770, 0o660),
+        (0o777, 0o777, 0o666),
+    ],
+)
+async def test_what_is_stored_is_shared_with_those_with_whom_the_root_is(
+    tmp_path: Path, umask: None, root_mode: int, directory: int, file: int
+) -> None:
+    await asyncio.to_thread(tmp_path.chmod, root_mode)
+    store = LocalStore(tmp_path)
+    await store.put_if_absent("blobs/a", BytesBody(b"x"), ttl_ms=HOUR_MS)
+    await store.put("pins/a", BytesBody(b"x"))
+    found = modes(tmp_path)
+    assert {
+        path: mode for path, mode in found.items() if mode != (file if (tmp_path / path).is_file() else directory)
+    } == {}
