@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from blobstore.base import BlobStore, BytesBody, Created
-from blobstore.errors import AccessDeniedError, StoreError
+from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
 from engine.clock import Ambient
 from engine.errors import CollectedError
 from engine.log_io import list_log, read_boundaries, repeat_reading
@@ -24,8 +24,8 @@ class PinLease:
     """A held pin.
 
     Attributes:
-        pinned: False where the store denied the write, or once the pin has lapsed (this process stood still for longer
-            than it lasts): nothing protects the reader any more, who plans again on a missing blob.
+        pinned: False where the store denied the write or was full, or once the pin has lapsed (this process stood
+            still for longer than it lasts): nothing protects the reader any more, who plans again on a missing blob.
         valid_until_ms: Until when, by the store's clock, a record that rests on the pin may be created: a margin before
             the end of the pin as first written, which is what the check for a boundary has followed. Renewing does not
             move it. 0 if not pinned.
@@ -98,11 +98,11 @@ async def hold_pin(
 
     Args:
         margin_ms: Of the repository, for those who write a record that rests on the pin.
-        required: Raise `AccessDeniedError` where the store denies writing pins. For those who write a record that
-            rests on the pin; readers go on without one.
+        required: Raise `AccessDeniedError` or `StoreFullError` where no pin can be written. For those who write a
+            record that rests on the pin; readers go on without one.
 
     Yields:
-        The lease; `pinned` is False where the store denies writing pins, and the block runs unprotected.
+        The lease; `pinned` is False where the store denies writing pins or is full, and the block runs unprotected.
 
     Raises:
         CollectedError: The commit was closed before the pin stood. Choose again.
@@ -121,7 +121,7 @@ async def hold_pin(
     lease = PinLease(store, pin, margin_ms)
     try:
         await lease.begin()
-    except AccessDeniedError as error:
+    except (AccessDeniedError, StoreFullError) as error:
         if required:
             raise
         lease.last_error = error

@@ -26,7 +26,7 @@ class Restored(Told, msgspec.Struct, frozen=True, kw_only=True):
 
     commit: Commit
     result: RestoreResult
-    # False: the store denied writing a pin, so that nothing protected the restore from a collection.
+    # False: no pin could be written, so that nothing protected the restore from a collection.
     pinned: bool
     # Why it is not the commit that was chosen, but the newest of which everything is there; empty if it is.
     instead_because: str = ""

@@ -87,7 +87,7 @@ class RestoredCheckpoint(Told, msgspec.Struct, frozen=True, kw_only=True):
     changelogs: int
     records: int
     seconds: float
-    # False: the repository denied writing a pin, so that nothing protected the restore from a collection.
+    # False: no pin could be written, so that nothing protected the restore from a collection.
     pinned: bool
     # Paths that could not be removed.
     leftovers: tuple[str, ...] = ()

@@ -185,7 +185,7 @@ def bench_restore(
     for warning in rehearsal.warnings:
         session.warn(warning)
     if not rehearsal.pinned:
-        session.warn("the store denied writing a pin: a collection at the same time could have taken the commit")
+        session.warn("no pin could be written: a collection at the same time could have taken the commit")
     if rehearsal.kept_at and not keep:
         session.warn(f"could not be removed: {rehearsal.kept_at}")
     is_told = _tell(session, report_dir, rehearsal)

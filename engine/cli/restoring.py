@@ -55,7 +55,7 @@ class RestoreView(msgspec.Struct, frozen=True, kw_only=True):
     """`restore`."""
 
     commit: CommitView
-    # False: the store denied writing a pin, so that nothing protected the restore from a collection.
+    # False: no pin could be written, so that nothing protected the restore from a collection.
     pinned: bool
     # With --or-newest-complete: why it is not the commit that was chosen; empty if it is.
     instead_because: str
@@ -140,7 +140,7 @@ def restore(
     if view.instead_because:
         session.warn(f"it is not the commit that was chosen: {view.instead_because}")
     if not view.pinned:
-        session.warn("the store denied writing a pin: a collection at the same time could have taken the commit")
+        session.warn("no pin could be written: a collection at the same time could have taken the commit")
     for restored in view.stores:
         if restored.result is not None and restored.result.leftovers:
             session.warn(f"could not be removed: {', '.join(restored.result.leftovers)}")

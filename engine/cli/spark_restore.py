@@ -47,7 +47,7 @@ class SparkRestoreView(msgspec.Struct, frozen=True, kw_only=True):
     location: str
     # Where what stood there is now; "" if nothing did.
     moved_aside: str
-    # False: the repository denied writing a pin, so that nothing protected the restore from a collection.
+    # False: no pin could be written, so that nothing protected the restore from a collection.
     pinned: bool
     stores: int
     files: int
@@ -226,7 +226,7 @@ def _show(session: Session, restored: RestoredCheckpoint) -> None:
         lines.append(f"what stood there is {printable(view.moved_aside)} now")
     session.show(view, lines)
     if not view.pinned:
-        session.warn("the store denied writing a pin: a collection at the same time could have taken the commit")
+        session.warn("no pin could be written: a collection at the same time could have taken the commit")
     if view.leftovers:
         session.warn(f"could not be removed: {', '.join(view.leftovers)}")
 

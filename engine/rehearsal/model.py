@@ -74,7 +74,7 @@ class Rehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outc
     task: str | None
     commit_number: Count
     version: Count
-    # False: the store denied writing a pin.
+    # False: no pin could be written.
     pinned: bool
     # False: everything was read and hashed, and nothing written.
     to_disk: bool

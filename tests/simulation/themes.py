@@ -56,7 +56,7 @@ from tests.simulation.themes_of_chance import (
     names,
     one_id,
 )
-from tests.simulation.themes_of_stores import copied
+from tests.simulation.themes_of_stores import copied, full_store
 
 # ---------------------------------------------------------------------------------------------- themes
 
@@ -301,6 +301,7 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     chain,
     commit_again,
     copied,
+    full_store,
     one_id,
     # These meet what they are for less often than the others.
     fork_against_collect,

@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, BytesBody, Created, read_blob
-from blobstore.errors import AccessDeniedError
+from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
 from blobstore.forwarding import ForwardingStore
 from blobstore.hedging import HedgedStore, HedgeSettings
 from engine.clock import SystemAmbient
@@ -224,10 +224,11 @@ async def test_an_expired_pin_protects_nothing_and_goes_after_a_margin(world: Wo
     await lease.__aexit__(None, None, None)
 
 
-async def test_a_reader_without_the_right_to_pin_restores_and_says_so(world: World) -> None:
+@pytest.mark.parametrize("error", [AccessDeniedError, StoreFullError])
+async def test_a_reader_who_cannot_write_a_pin_restores_and_says_so(world: World, error: type[StoreError]) -> None:
     repository = await world.process()
     await world.history(repository, "one")
-    world.store.fail("put", "pins/", AccessDeniedError("no", operation="put", key="pins/"))
+    world.store.fail("put", "pins/", error("no", operation="put", key="pins/"))
     restored = await repository.find_and_restore(JOB, world.target())
     assert not restored.pinned
 
