@@ -42,6 +42,9 @@ _HINT: Final = "use s3://bucket/prefix, file:///absolute/path, a path, or memory
 # The floor under a single transfer (`RetrySettings.bytes_per_s_min`): with less, not even one would be above it.
 BYTES_PER_S_MIN: Final = 64 * 1024
 
+# A server that says nothing at all has failed within a minute; a directory may be a disk that is busy for longer.
+_SERVER_ANSWERS_WITHIN_S: Final = (10.0, 18.0, 30.0)
+
 # The stores of `memory://`, for as long as the process lives.
 _memory_stores: dict[str, MemoryStore] = {}
 
@@ -78,6 +81,7 @@ def open_store(
     *,
     meter: Meter | None = None,
     chance: Callable[[], float] | None = None,
+    on_silence: Callable[[float], None] | None = None,
 ) -> BlobStore:
     """Open a store in all its wrappers.
 
@@ -92,6 +96,7 @@ def open_store(
         settings: Without them, the defaults.
         meter: Where requests are counted, for a caller that wants to look.
         chance: As for `RetryingStore`.
+        on_silence: As for `RetryingStore`.
 
     Raises:
         InvalidRequestError: The URL does not follow the grammar or holds credentials.
@@ -101,16 +106,21 @@ def open_store(
     meter = meter or Meter()
     bare = _open_bare(url, settings)
     store: BlobStore = MeteredStore(bare, meter)
-    if settings.s3.hedged_reads and not isinstance(bare, LocalStore | MemoryStore):
+    is_server = not isinstance(bare, LocalStore | MemoryStore)
+    if settings.s3.hedged_reads and is_server:
         store = HedgedStore(store, settings.hedge)
     rate = settings.bytes_per_s_max
     in_flight_max, retry = slowed(settings) if rate else (settings.in_flight_max, settings.retry)
     limit = InFlightLimit(in_flight_max)
-    retrying = RetryingStore(store, retry, limit=limit, chance=chance, on_retry=meter.count_retry)
+    if is_server and not retry.answers_within_s:
+        retry = msgspec.structs.replace(retry, answers_within_s=_SERVER_ANSWERS_WITHIN_S)
+    retrying = RetryingStore(
+        store, retry, limit=limit, chance=chance, on_retry=meter.count_retry, on_silence=on_silence
+    )
     limited = LimitedStore(retrying, limit)
     if not rate:
         return limited
-    return PacedStore(limited, shared_bandwidth(rate), paces_bodies=isinstance(bare, LocalStore | MemoryStore))
+    return PacedStore(limited, shared_bandwidth(rate), paces_bodies=not is_server)
 
 
 def slowed(settings: StoreSettings) -> tuple[int, RetrySettings]:

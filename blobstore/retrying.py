@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from random import Random  # noqa: TID251 - the default of an argument: jitter decides about nothing but waiting
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
@@ -15,9 +15,14 @@ from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
 from blobstore.in_flight import InFlightLimit
 from blobstore.retry_budget import RetryBudget
-from blobstore.sinks import POURED_BYTES, Buffer, CountedSink, Sink
+from blobstore.sinks import POURED_BYTES, Sink, WatchedSink
 
 T = TypeVar("T")
+
+# Reads without a body of any size.
+_SMALL_READS: Final = frozenset({"stat", "list_page", "now_ms"})
+# An attempt that failed after so long is worth a word.
+_SILENCE_S: Final = 5.0
 
 
 class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +43,9 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_max_s: float = 120.0
     # An attempt without an answer for this long has failed; for a get this holds for every chunk.
     deadline_s: float = 60.0
+    # How long the first attempts wait for a read to be answered, if not so long; an operation without an answer within
+    # so many attempts, of whatever kind, has failed. Empty: as long as that, as often as any other.
+    answers_within_s: tuple[float, ...] = ()
     # The floor under every transfer: 16 of them on a line of 10 Mbit/s are above it. The deadline of a put is longer by
     # the time that its body takes at this rate; a get that comes slower while it is waited for, over the window, is cut
     # off and goes on in a new request.
@@ -57,6 +65,8 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("attempts_max, bytes_per_s_min, deadline_s and progress_window_s are positive")
         if min(self.first_wait_s, self.wait_max_s, self.retry_after_max_s) < 0 or self.factor < 1:
             raise ValueError("waits are not negative and do not shrink")
+        if any(answer_s <= 0 for answer_s in self.answers_within_s):
+            raise ValueError("answers_within_s are positive")
         if not 0 <= self.jitter <= 1:
             raise ValueError("jitter is a part: 0 to 1")
         if self.retries_in_reserve < 0 or self.successes_per_retry < 1:
@@ -81,11 +91,12 @@ class _Tries:
 
     def __init__(self) -> None:
         self.failed = 0
+        self.unanswered = 0
         self.is_out_of_budget = False
 
     def begin_again(self) -> None:
         """Progress was made: what failed before counts no more."""
-        self.failed = 0
+        self.failed = self.unanswered = 0
 
 
 class _Pace:
@@ -123,36 +134,6 @@ class _Pace:
             raise _too_slow(self._bytes_per_s, self._settings, key)
 
 
-class _WatchedSink(CountedSink):
-    """Tells how long the sink itself was at work, which is not the store's fault.
-
-    Args:
-        sink: The sink.
-        clock: Seconds; asked in any thread.
-    """
-
-    def __init__(self, sink: Sink, clock: Callable[[], float]) -> None:
-        super().__init__(sink)
-        self._clock = clock
-        self._busy_s = 0.0
-        self._since_s: float | None = None
-
-    @property
-    def busy_s(self) -> float:
-        """Up to this moment."""
-        since_s = self._since_s
-        return self._busy_s + (0.0 if since_s is None else self._clock() - since_s)
-
-    @override
-    def write(self, data: Buffer) -> None:
-        self._since_s = began_s = self._clock()
-        try:
-            super().write(data)
-        finally:
-            self._since_s = None
-            self._busy_s += self._clock() - began_s
-
-
 class RetryingStore(ForwardingStore):
     """Repeats what raised `StoreUnavailableError`, and a `put_if_absent` whose outcome is `Unknown`; nothing else.
 
@@ -172,6 +153,7 @@ class RetryingStore(ForwardingStore):
         limit: Is told when the store asks for less, and when it does what it was asked to do.
         chance: Gives numbers from 0 up to 1 for the jitter; a seeded one in tests.
         on_retry: Called before each attempt that is not the first.
+        on_silence: Called with the seconds that an attempt waited in vain, once in a while.
     """
 
     def __init__(
@@ -182,12 +164,16 @@ class RetryingStore(ForwardingStore):
         limit: InFlightLimit | None = None,
         chance: Callable[[], float] | None = None,
         on_retry: Callable[[], None] | None = None,
+        on_silence: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__(inner)
         self._settings = settings or RetrySettings()
         self._budget = RetryBudget(self._settings.retries_in_reserve, self._settings.successes_per_retry)
         self._limit = InFlightLimit(1) if limit is None else limit
         self._on_retry = on_retry
+        self._on_silence = on_silence
+        # Until when nobody is told of another one.
+        self._quiet_until_s = 0.0
         self._chance = Random().random if chance is None else chance  # noqa: S311 - see the import
 
     @override
@@ -255,7 +241,9 @@ class RetryingStore(ForwardingStore):
             nonlocal stream, pace
             if got_bytes and got_bytes == size_bytes and (stream is None or pace.is_too_slow):
                 return b""  # it broke, or is to be cut off, after the last byte
+            deadline_s = self._settings.deadline_s
             if stream is None:
+                deadline_s = self._answer_s(tries)
                 left = None if size_bytes is None else size_bytes - got_bytes
                 stream = self._inner.get(
                     key, start=start + got_bytes, size_bytes=left, deleted=deleted, fresh=fresh, metadata=metadata
@@ -264,7 +252,7 @@ class RetryingStore(ForwardingStore):
             try:
                 pace.check(key)
                 asked_s = clock()
-                chunk = await self._within(self._settings.deadline_s, anext(stream, b""), "get", key)
+                chunk = await self._within(deadline_s, anext(stream, b""), "get", key)
             except BaseException:
                 # One that has raised is at its end; one that is too slow is not.
                 broken, stream = stream, None
@@ -299,7 +287,7 @@ class RetryingStore(ForwardingStore):
         fresh: bool = False,
         metadata: RequestMetadata | None = None,
     ) -> None:
-        watched, tries = _WatchedSink(sink, asyncio.get_running_loop().time), _Tries()
+        watched, tries = WatchedSink(sink, asyncio.get_running_loop().time), _Tries()
         counted_bytes = 0
 
         async def attempt() -> None:
@@ -316,7 +304,7 @@ class RetryingStore(ForwardingStore):
                 metadata=metadata,
             )
             try:
-                await self._watch(pour, watched, key)
+                await self._watch(pour, watched, key, self._answer_s(tries))
             finally:
                 if watched.size_bytes - counted_bytes >= self._settings.progress_bytes:
                     counted_bytes = watched.size_bytes
@@ -326,8 +314,8 @@ class RetryingStore(ForwardingStore):
         await self._repeat(attempt, tries)
         self._succeeded()
 
-    async def _watch(self, pour: Coroutine[None, None, None], sink: _WatchedSink, key: str) -> None:
-        """Await a pour for as long as it comes on.
+    async def _watch(self, pour: Coroutine[None, None, None], sink: WatchedSink, key: str, deadline_s: float) -> None:
+        """Await a pour for as long as it comes on; `deadline_s` is for its first bytes.
 
         Raises:
             _NoAnswerError: Nothing has come for as long as the deadline allows.
@@ -341,18 +329,19 @@ class RetryingStore(ForwardingStore):
         try:
             while True:
                 before_bytes, before_s = sink.size_bytes, clock() - sink.busy_s
-                await asyncio.wait({pouring}, timeout=min(settings.progress_window_s, settings.deadline_s - silent_s))
+                await asyncio.wait({pouring}, timeout=min(settings.progress_window_s, deadline_s - silent_s))
                 if pouring.done():
                     return pouring.result()
                 came_bytes, waited_s = sink.size_bytes - before_bytes, clock() - sink.busy_s - before_s
                 silent_s = 0.0 if came_bytes else silent_s + waited_s
-                if silent_s >= settings.deadline_s:
-                    raise _NoAnswerError(f"no answer within {settings.deadline_s:g} s", operation="get", key=key)
+                if silent_s >= deadline_s:
+                    raise _NoAnswerError(f"no answer within {deadline_s:g} s", operation="get", key=key)
                 if has_begun:
                     behind_bytes = max(0.0, behind_bytes + settings.bytes_per_s_min * waited_s - came_bytes)
                 if came_bytes and behind_bytes > POURED_BYTES:
                     raise _too_slow(came_bytes / waited_s, settings, key)
-                has_begun = has_begun or came_bytes > 0
+                if came_bytes:
+                    has_begun, deadline_s = True, settings.deadline_s
         finally:
             await give_up(pouring)
 
@@ -362,11 +351,16 @@ class RetryingStore(ForwardingStore):
 
     @override
     async def _send(self, operation: str, keys: Sequence[str], request: Callable[[], Awaitable[T]]) -> T:
-        key = keys[0] if len(keys) == 1 else ""
-        return await self._try(lambda: self._within(self._settings.deadline_s, request(), operation, key))
+        key, tries = keys[0] if len(keys) == 1 else "", _Tries()
 
-    async def _try(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        result = await self._repeat(attempt, _Tries())
+        def attempt() -> Awaitable[T]:
+            deadline_s = self._answer_s(tries) if operation in _SMALL_READS else self._settings.deadline_s
+            return self._within(deadline_s, request(), operation, key)
+
+        return await self._try(attempt, tries)
+
+    async def _try(self, attempt: Callable[[], Awaitable[T]], tries: _Tries | None = None) -> T:
+        result = await self._repeat(attempt, tries or _Tries())
         self._succeeded()
         return result
 
@@ -380,12 +374,17 @@ class RetryingStore(ForwardingStore):
         Raises:
             StoreError: That of the last attempt; it tells how many there were.
         """
+        clock = asyncio.get_running_loop().time
 
         async def counted() -> T:
+            began_s = clock()
             try:
                 return await attempt()
             except StoreError as error:
                 tries.failed += 1
+                tries.unanswered += isinstance(error, _NoAnswerError)
+                if isinstance(error, StoreUnavailableError):
+                    self._tell_of_silence(began_s, clock())
                 if isinstance(error, StoreUnavailableError) and error.asks_for_less:
                     self._limit.shrink()
                 raise
@@ -443,14 +442,26 @@ class RetryingStore(ForwardingStore):
     async def _close(self, stream: AsyncGenerator[bytes, None], key: str) -> None:
         await self._within(self._settings.deadline_s, stream.aclose(), "get", key)
 
+    def _tell_of_silence(self, began_s: float, now_s: float) -> None:
+        if self._on_silence is not None and now_s - began_s >= _SILENCE_S and now_s >= self._quiet_until_s:
+            self._quiet_until_s = now_s + _SILENCE_S
+            self._on_silence(now_s - began_s)
+
+    def _answer_s(self, tries: _Tries) -> float:
+        """Return how long the next attempt waits for its answer."""
+        answers_s = self._settings.answers_within_s
+        longest_s = self._settings.deadline_s
+        return min(longest_s, answers_s[tries.unanswered]) if tries.unanswered < len(answers_s) else longest_s
+
     def _deadline_s(self, body: Body) -> float:
         return self._settings.deadline_s + body.size_bytes / self._settings.bytes_per_s_min
 
     def _is_enough(self, tries: _Tries, state: RetryCallState) -> bool:
-        if tries.failed >= self._settings.attempts_max:
+        answers_s = self._settings.answers_within_s
+        if tries.failed >= self._settings.attempts_max or (answers_s and tries.unanswered >= len(answers_s)):
             return True
         # One more request in a window is no storm, and a line that is slow but steady shall not use up the reserve.
-        if not isinstance(_error(state), _TooSlowError):
+        if not isinstance(_error(state), _TooSlowError | _NoAnswerError if answers_s else _TooSlowError):
             tries.is_out_of_budget = not self._budget.take()
         return tries.is_out_of_budget
 

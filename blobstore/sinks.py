@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Final, Protocol
 
@@ -45,6 +45,36 @@ class CountedSink(Sink):
     def write(self, data: Buffer) -> None:
         self._sink.write(data)
         self.size_bytes += len(data)
+
+
+class WatchedSink(CountedSink):
+    """Measure how long the sink itself was at work, which is not the store's fault.
+
+    Args:
+        sink: The sink.
+        clock: Seconds; asked in any thread.
+    """
+
+    def __init__(self, sink: Sink, clock: Callable[[], float]) -> None:
+        super().__init__(sink)
+        self._clock = clock
+        self._busy_s = 0.0
+        self._since_s: float | None = None
+
+    @property
+    def busy_s(self) -> float:
+        """Up to this moment."""
+        since_s = self._since_s
+        return self._busy_s + (0.0 if since_s is None else self._clock() - since_s)
+
+    @override
+    def write(self, data: Buffer) -> None:
+        self._since_s = began_s = self._clock()
+        try:
+            super().write(data)
+        finally:
+            self._since_s = None
+            self._busy_s += self._clock() - began_s
 
 
 class ShutError(Exception):

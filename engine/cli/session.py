@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -127,9 +128,16 @@ class Session:
         """
         try:
             meter = self.record.meter if self.record is not None else None
-            return open_store(self.common.repository, self.store_settings(), meter=meter)
+            return open_store(
+                self.common.repository, self.store_settings(), meter=meter, on_silence=self._warn_of_silence
+            )
         except InvalidRequestError as error:
             raise UsageError(str(error), operation=self.verb, subject="--repository", hint=error.hint) from None
+
+    def _warn_of_silence(self, seconds: float) -> None:
+        host = urlsplit(self.common.s3.endpoint_url).netloc
+        server = host or f"the server of s3://{urlsplit(self.common.repository).netloc}"
+        self.warn(f"no answer from {server} for {seconds:.0f} s")
 
     def store_settings(self) -> StoreSettings:
         """What is set about the store."""

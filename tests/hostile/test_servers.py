@@ -1,18 +1,22 @@
 """Servers that answer anything at all: no XML, other keys than were asked for, numbers and times that are none (H5)."""
 
 import contextlib
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 import pytest
+from click.testing import CliRunner
 from typing_extensions import override
 
 from blobstore.base import BytesBody, list_blobs, read_blob
 from blobstore.errors import InvalidRequestError, StoreError
 from blobstore.s3 import S3Store
 from blobstore.s3_settings import S3Settings
+from engine.cli import tidemark
+from engine.cli.exit_codes import ExitCode
 from tests.contract.pouring_contract import Collecting
 from tests.fuzz.target import check_refusal
 
@@ -236,3 +240,18 @@ async def test_an_answer_without_end_is_given_up(store: S3Store, liar: Liar, sta
             await requests[what]()
         assert liar.sent_bytes < 32 * 1024 * 1024, what
     await store.close()
+
+
+def test_a_black_hole_ends_a_command_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections and never answers; `list` was silent for five minutes (F14)."""
+    monkeypatch.setattr("blobstore.opening._SERVER_ANSWERS_WITHIN_S", (0.2, 0.3))
+    monkeypatch.setattr("blobstore.retrying._SILENCE_S", 0.1)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    with socket.create_server(("127.0.0.1", 0)) as hole:
+        host = f"127.0.0.1:{hole.getsockname()[1]}"
+        words = ["list", "-r", "s3://bucket/team", "-j", "job", "--endpoint-url", f"http://{host}"]
+        done = CliRunner().invoke(tidemark, words)
+    assert done.exit_code == ExitCode.UNAVAILABLE
+    assert f"warning: no answer from {host} for" in done.stderr
+    assert "attempt 2 of" in done.stderr

@@ -126,6 +126,57 @@ def test_a_store_that_never_answers_ends_as_an_error_or_as_unknown(operation: st
     assert waited_s == pytest.approx(4 * 50 + 1 + 2 + 3, abs=0.01)
 
 
+IMPATIENT = msgspec.structs.replace(EXACT, answers_within_s=(10, 18, 30))
+READS = pytest.mark.parametrize("operation", ["get", "pour", "stat", "list_page", "now_ms"])
+
+
+@READS
+def test_a_read_of_a_server_that_never_answers_ends_within_a_minute(operation: str) -> None:
+    """A black hole held it for five (F14). Meanwhile somebody is told."""
+    told: list[float] = []
+
+    async def main() -> int:
+        inner, _ = await filled(*[hang] * 9)
+        with pytest.raises(StoreUnavailableError, match="no answer within 30 s"):
+            await OPERATIONS[operation](RetryingStore(inner, IMPATIENT, on_silence=told.append))
+        return len(inner.requests)
+
+    requests, waited_s = run_jumping(main())
+    assert requests == 3
+    assert waited_s == pytest.approx(10 + 1 + 18 + 2 + 30, abs=0.01)
+    assert told == [pytest.approx(seconds, abs=0.01) for seconds in (10, 18, 30)]
+
+
+@READS
+def test_a_read_of_a_slow_server_is_waited_for(operation: str) -> None:
+    """Again and again: what waited so long is no storm, and takes nothing from the budget."""
+
+    async def slow() -> None:
+        await asyncio.sleep(29)
+
+    settings = msgspec.structs.replace(IMPATIENT, retries_in_reserve=0)
+
+    async def main() -> None:
+        inner, _ = await filled(*[slow] * 30)
+        store = RetryingStore(inner, settings)
+        for _ in range(10):
+            await OPERATIONS[operation](store)
+
+    assert run_jumping(main())[1] == pytest.approx(10 * (10 + 1 + 18 + 2 + 29), abs=0.01)
+
+
+def test_many_silent_requests_are_told_of_once_in_a_while() -> None:
+    told: list[float] = []
+
+    async def main() -> None:
+        inner, _ = await filled(*[hang] * 99)
+        store = RetryingStore(inner, IMPATIENT, on_silence=told.append)
+        await asyncio.gather(*(OPERATIONS["stat"](store) for _ in range(16)), return_exceptions=True)
+
+    run_jumping(main())
+    assert len(told) == 3
+
+
 # They answer from what the store knows of itself.
 NO_REQUESTS = {"capabilities", "place"}
 
@@ -418,12 +469,13 @@ def test_keys_that_could_not_be_deleted_are_told_and_not_tried_again() -> None:
         {"wait_max_s": -1},
         {"jitter": 1.5},
         {"deadline_s": 0},
+        {"answers_within_s": (10.0, 0.0)},
         {"bytes_per_s_min": 0},
         {"progress_window_s": 0},
         {"retries_in_reserve": -1},
         {"successes_per_retry": 0},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"are|is"):
         RetrySettings(**wrong)  # type: ignore[arg-type]
