@@ -309,13 +309,11 @@ class CommitWriter:
         for pointer, sent in tuple(self._unresolved.items()):
             if pointer.number >= head.next_number:
                 continue  # it may still arrive; at that number the next record meets it
-            if sent.request == request:
-                standing = await self._look_back(sent.record)
-                if standing is not None:
-                    return standing
-            elif sent.request.results:
-                continue  # its caller may still ask; without results a later equal request may be meant as another one
-            del self._unresolved[pointer]
+            if sent.request == request and (standing := await self._look_back(sent.record)) is not None:
+                return standing
+            # Who brought other results may still ask; without results an equal request may be meant as another one.
+            if sent.request == request or not sent.request.results:
+                del self._unresolved[pointer]
         return None
 
     async def _look_back(self, record: CommitRecord) -> Commit | None:
@@ -409,7 +407,7 @@ class CommitWriter:
             return await acknowledge(self._store, record)
         except StoreError as error:
             raise _unknown(record, f"record {record.number} was written but could not be confirmed") from error
-        except (ConflictError, LeaseExpiredError):
+        except (ConflictError, LeaseExpiredError, UsageError):
             del self._unresolved[record.pointer]
             raise
 
@@ -422,11 +420,7 @@ class CommitWriter:
 
         Raises:
             CommitDamagedError: Something that is new in the commit is gone (T3).
-            UsageError: It is the first one of its scope, and the job has begun in the other way just before (K3).
-            CommitUnknownError: Whether that is so cannot be read.
         """
-        if commit.record.predecessor is None:
-            await self._check_first(commit)
         new = set(new_indexes_of(commit.record))
         new_keys = [key for result in results if result.reference.index in new for key in result.new_keys]
         gone: DamagedError | None = None
@@ -448,16 +442,6 @@ class CommitWriter:
                 subject=gone.subject,
             ) from gone.__cause__
         return commit
-
-    async def _check_first(self, commit: Commit) -> None:
-        """Look once more, after the record: two kinds may have looked before either wrote (K3)."""
-        try:
-            await check_granularity(self._store, self._scope, commit.record.kind, commit)
-        except StoreError as error:
-            raise _unknown(commit.record, "whether the job commits in another way cannot be read") from error
-        except UsageError:
-            self._unresolved.pop(commit.pointer, None)
-            raise
 
     async def _is_superseded(self, commit: Commit) -> bool:
         """Whether a collection has closed a commit since it was acknowledged, because others stand on it."""

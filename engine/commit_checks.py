@@ -85,6 +85,7 @@ async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
         CommitLostError: Later records do not descend from it.
         FencedError: A collector has closed it.
         LeaseExpiredError: It came too late, and is void.
+        UsageError: It is the first of its scope, and the job has begun in the other way before (K3).
         UnsafeStoreError: The log does not hold still, or the record is not listed.
         StoreError: As the store says.
     """
@@ -100,6 +101,9 @@ async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
             continue
         verdict = judge_record(record, listing, boundaries, newer)
         if isinstance(verdict, Commit):
+            if record.predecessor is None:
+                # Two kinds may both have looked before either of them wrote (K3).
+                await check_granularity(store, record.scope, record.kind, verdict)
             return verdict
         raise _refusal(verdict, record)
     raise UnsafeStoreError("the log keeps changing", operation=record.kind, subject=str(record.scope))
