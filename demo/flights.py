@@ -50,6 +50,8 @@ TASKS: Final = 4
 MONTHS: Final = 12
 LOST_AFTER: Final = 8
 KEEP_LAST: Final = 3
+# So short that the collection at the end need not wait a day, and longer than a month takes to its commit.
+TTL_MS: Final = 60_000
 SHOWN: Final = "N725MQ"  # the aircraft with the most flights
 MB: Final = 1_000_000
 
@@ -83,7 +85,7 @@ def tell(url: str) -> int:
     flights_count = write_flights()
     spark = start_spark()
     print(f"{flights_count:,} flights in {MONTHS} months; {TASKS} tasks on local[2]; repository {url}")
-    repository = SyncRepository.init(url, ttl_ms=3_600_000, margin_ms=60_000)
+    repository = SyncRepository.init(url, ttl_ms=TTL_MS, margin_ms=1000)
     with repository, open_job(url) as job:
         print_heading()
         bars = [run_month(spark, job, repository, month) for month in range(1, LOST_AFTER + 1)]
@@ -268,8 +270,14 @@ def show_aircraft(spark: SparkSession, job: StatefulJob) -> None:
 def collect_garbage(spark: SparkSession, url: str, repository: SyncRepository) -> tuple[str, int]:
     """Keep the last commits, delete what only the others needed; returns what the picture says, and what is left."""
     held_bytes = stored_bytes(repository)
+    retention = Retention(keep_last=KEEP_LAST)
+    planned = repository.collect(retention, dry_run=True)
+    now_ms = repository.loop.run(repository.asynchronous.store.now_ms())
+    wait_s = max(0, planned.waiting_until_ms - now_ms) / 1000
+    print(f"\nA collection deletes what is unreachable and a TTL old ({TTL_MS // 1000} s here): waiting {wait_s:.0f} s")
+    time.sleep(wait_s)
     begun_s = time.monotonic()
-    report = collect(spark, url, Retention(keep_last=KEEP_LAST), delete_share_max=1)
+    report = collect(spark, url, retention, delete_share_max=1)
     seconds = time.monotonic() - begun_s
     left_bytes = stored_bytes(repository)
     freed_mb = (held_bytes - left_bytes) / MB

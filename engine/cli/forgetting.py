@@ -168,5 +168,5 @@ def _lines(report: ForgetReport) -> list[str]:
     if report.released:
         lines.append(f"{'would release' if would else 'released'}: {', '.join(map(printable, report.released))}")
     if not would:
-        lines.append("the next `tidemark collect` takes what nothing else needs")
+        lines.append("`tidemark collect` takes what nothing else needs, once it is a TTL old")
     return lines

@@ -1,6 +1,8 @@
 """The shell of a user for tests of the command line, and a bench of S3 behind a proxy that strikes."""
 
 import json
+import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -52,6 +54,14 @@ class Shell:
         assert (failure["schema"], failure["code"]) == (1, code)
         assert failure["hint"]
         return failure
+
+    def grow_old(self) -> None:
+        """Let every blob and index of the repository be two days old, so that a collection may delete it."""
+        then_s = time.time() - 2 * 86_400
+        for room in ("blobs", "indexes"):
+            for path in (self.directory / "repository" / room).rglob("*"):
+                if path.is_file():
+                    os.utime(path, (then_s, then_s))
 
     def tree(self, name: str, files: dict[str, bytes]) -> Path:
         """A directory with exactly these files."""

@@ -36,6 +36,7 @@ def test_a_forgotten_job_is_gone_and_may_begin_anew(two_commits: Shell) -> None:
     assert (scope["newest"], scope["forgotten"]) == (None, True)
     assert "forgotten" in shell.run("list", "--jobs").stdout
     assert shell.run("forget", "flights", "--yes").stdout.startswith("flights was forgotten before\n")
+    shell.grow_old()
     shell.run("collect", "--keep-last", "1", "--delete-at-most", "100%")
     assert keys(shell, "blobs") == []
     told = shell.told("backup", str(shell.tree("source", FIRST)))
@@ -87,6 +88,7 @@ def test_a_store_that_left_is_left_out_and_collected(shell: Shell) -> None:
     before = keys(shell, "blobs")
     told = shell.told("commit", "--drop-store", "1/default")
     assert (told["commit"]["stores_count"], told["commit"]["offsets"], told["already"]) == (1, "7", False)
+    shell.grow_old()
     shell.run("collect", "--keep-last", "1", "--delete-at-most", "100%")
     assert len(keys(shell, "blobs")) == len(before) // 2
     shell.run("restore", "target", "--task", "0")
@@ -155,6 +157,7 @@ def test_a_key_of_nobody_is_explained(two_commits: Shell) -> None:
 
 def planned(shell: Shell) -> Path:
     """The directory of a plan that takes the first commit."""
+    shell.grow_old()
     shell.run("collect", "--keep-last", "1", "-n", "--plan", "plan", "--delete-at-most", "100%")
     return shell.directory / "plan"
 

@@ -152,6 +152,7 @@ def min_blob(shell: Shell) -> str:
 
 def test_a_dry_run_has_no_figures(two_commits: Shell, file: Path) -> None:
     shell = two_commits
+    shell.grow_old()
     source = str(shell.tree("source", FIRST))
     shell.run("backup", "-n", source)
     shell.run("restore", "-n", "target")

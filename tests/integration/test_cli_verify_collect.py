@@ -84,6 +84,7 @@ def test_a_ttl_that_is_left_is_told_and_healed(two_commits: Shell, monkeypatch: 
 
 def test_keys_that_cannot_be_deleted_end_with_3(two_commits: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     shell = two_commits
+    shell.grow_old()
     delete = LocalStore.delete
 
     async def refuse_blobs(self: LocalStore, keys: list[str], **kwargs: Any) -> tuple[DeleteFailure, ...]:
@@ -100,6 +101,7 @@ def test_collect_tells_each_key_with_its_reason(two_commits: Shell) -> None:
     summary = shell.run("collect", "--keep-last", "1", "-n").stdout
     assert "commit record closed by a boundary" in summary
     assert "log/flights" not in summary
+    assert "unreachable, and younger than the TTL: 2 uploads" in summary
     verbose = shell.run("collect", "--keep-last", "1", "-n", "-v").stdout
     assert "log/flights/00000000000000000001.commit" in verbose
     assert "would delete" in verbose
@@ -113,6 +115,7 @@ def test_collect_tells_each_key_with_its_reason(two_commits: Shell) -> None:
 
 def test_a_collection_that_would_delete_too_much_ends_with_10_and_its_plan_can_be_read(two_commits: Shell) -> None:
     shell = two_commits
+    shell.grow_old()
     shell.environment["TIDEMARK_COLLECT_DELETE_AT_MOST"] = "1%"
     refused = shell.refused("collect", "--keep-last", "1", code=10)
     assert (refused["error"], str(refused["subject"]).split("/")[0]) == ("TooMuchToDeleteError", "audit")

@@ -111,6 +111,7 @@ def test_every_line_runs_and_is_silent_where_all_is_well(night: Night) -> None:
 
 
 def test_what_would_delete_too_much_is_refused_and_told(night: Night) -> None:
+    night.shell.grow_old()
     collect = f"{SCRIPT} collect --keep-last 1"
     told = night.run(collect, 10, TIDEMARK_COLLECT_DELETE_AT_MOST="1%")
     assert "10 refused" in told

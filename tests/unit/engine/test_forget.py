@@ -51,7 +51,7 @@ async def forget(world: World) -> None:
 
 async def test_a_forgotten_job_has_no_commits_and_leaves_only_its_boundary(world: World) -> None:
     repository = await world.process()
-    await world.history(repository, "one", "two", "three")
+    await world.old_history(repository, "one", "two", "three")
     report = await repository.forget(JOB)
     assert (report.records_count, report.newest.pointer.number if report.newest else None) == (3, 3)
     assert report.boundary == Boundary(scope=JOB, number=3 + FORGOTTEN_AHEAD)
@@ -631,6 +631,7 @@ async def test_a_dropped_store_is_not_carried_over_and_goes_with_the_last_commit
     commit = await repository.commit(JOB, [], dropped=[("1", "default")])
     assert [s.task for s in commit.record.stores] == ["0"]
     assert its_own <= await world.keys()
+    world.clock.advance(TTL_MS)
     await collect(world)
     assert not its_own & await world.keys()
     assert await world.restored_text(repository) == "zero"

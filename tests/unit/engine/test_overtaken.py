@@ -7,13 +7,15 @@ from blobstore.errors import BlobNotFoundError
 from engine.commit import COMMIT_ATTEMPTS_MAX
 from engine.errors import (
     CommitLostError,
+    ConflictError,
     DamagedError,
+    FencedError,
     StaleResultError,
     UsageError,
 )
 from index.model import CommitRecord, Scope
 from index.retention import Retention
-from tests.unit.engine.conftest import JOB, World
+from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 
 async def test_a_writer_that_was_overtaken_goes_on_from_the_commit_that_its_caller_has_seen(world: World) -> None:
@@ -96,16 +98,21 @@ async def test_a_writer_that_is_overtaken_again_and_again_says_so(
     assert overtaken == COMMIT_ATTEMPTS_MAX
 
 
-async def test_a_writer_whose_remembered_parent_was_collected_looks_again(world: World) -> None:
+@pytest.mark.parametrize("age_ms, refused", [(TTL_MS, StaleResultError), (0, FencedError)])
+async def test_a_writer_whose_remembered_parent_was_collected_looks_again(
+    world: World, age_ms: int, refused: type[ConflictError]
+) -> None:
     """Found by the simulation: nothing is damaged, others have gone on."""
     slow, quick = await world.process(), await world.process()
     await quick.commit(JOB, [await world.backup(quick, "one")])
+    # Whether the parent's index goes with its record.
+    world.clock.advance(age_ms)
     result = await world.backup(
         slow, "late"
     )  # remembers the first commit, of which it does not know that it is settled
     for text in ("two", "three"):
         await quick.commit(JOB, [await world.backup(quick, text)])
     await quick.collect(Retention(keep_last=1), delete_share_max=1)
-    with pytest.raises(StaleResultError):
+    with pytest.raises(refused):
         await slow.commit(JOB, [result])
     assert (await slow.commit(JOB, [await world.backup(slow, "late")])).pointer.number == 4

@@ -16,11 +16,12 @@ from index.model import Scope
 from index.retention import Retention
 from tests.doubles import InterposedStore
 from tests.opaque_store import OpaqueStore
-from tests.unit.engine.conftest import JOB, World
+from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 
 async def overtake(world: World) -> None:
     """Another process commits, and collects what is older."""
+    world.clock.advance(TTL_MS)
     other = await world.process()
     await other.commit(JOB, [await world.backup(other, "theirs")])
     await other.collect(Retention(keep_last=1), delete_share_max=1)

@@ -5,7 +5,7 @@ from engine.backup import BackupResult
 from engine.repository import Repository
 from engine.verify import Level, ProblemKind
 from index.retention import Retention
-from tests.unit.engine.conftest import JOB, World
+from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 
 async def big_blob(world: World) -> str:
@@ -96,6 +96,8 @@ async def test_what_a_collection_takes_during_a_verification_is_no_damage(world:
     for text in ("one", "two"):
         await repository.commit(JOB, [await world.backup(repository, text)])
 
+    world.clock.advance(TTL_MS)
+
     async def collect_now() -> None:
         await other.collect(Retention(keep_last=1), delete_share_max=1)
 
@@ -112,6 +114,7 @@ async def test_healing_that_a_collection_overtakes_finds_no_damage(world: World)
     await leave_unsettled(world, repository, result)
 
     async def overtake() -> None:
+        world.clock.advance(TTL_MS)
         await other.commit(JOB, [await world.backup(other, "two")])
         await other.collect(Retention(keep_last=1), delete_share_max=1)
 
