@@ -193,9 +193,11 @@ class ReadingRepository:
             time = None if at_ms is None else iso_time(at_ms)
             wanted = {"number": number, "version": version, "unique id": unique_id, "time": time}
             text = ", ".join(f"{k} {v}" for k, v in wanted.items() if v is not None) or "any commit"
-            raise NotFoundError(
-                f"nothing fits {text}", operation="find", subject=str(scope), hint=_hint_of_oldest(commits, at_ms)
-            )
+            hint = _hint_of_oldest(commits, at_ms)
+            for record in await self.names(scope) if commits and at_ms is None else ():
+                if fits(commit_of_name(record), number=number, version=version, unique_id=unique_id, at_ms=None):
+                    hint = f"the name {record.name!r} alone holds it: ask for that name"
+            raise NotFoundError(f"nothing fits {text}", operation="find", subject=str(scope), hint=hint)
         return found
 
     @contextlib.asynccontextmanager

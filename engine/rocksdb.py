@@ -472,7 +472,7 @@ def _typed(error: Exception, operation: str, directory: Path) -> EngineError:
         hint = "keys and values are bytes"
         return UsageError(message.strip("'"), operation=operation, subject=subject, hint=hint)
     if message.startswith("Corruption") or (operation == "open" and message.startswith(_REFUSALS)):
-        hint = "restore the store from its last commit"
+        hint = "bring back its last commit: `tidemark restore --replace`, without --trust-stat"
         return DamagedError(message, operation=operation, subject=subject, hint=hint)
     if message.startswith("IO error") and message.endswith(_LACKING):
         hint = "see to permissions, room and open files on this machine"

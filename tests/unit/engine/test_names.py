@@ -7,6 +7,7 @@ import pytest
 from blobstore.base import Body, Unknown, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from engine.errors import LeaseExpiredError, NotFoundError, UsageError
+from engine.repository import Choice
 from index.codec import RECORD_BYTES_MAX, decode_name
 from index.collect_plan import DeleteReason
 from index.keys import parse_name_key
@@ -41,6 +42,23 @@ async def test_a_stale_collector_cannot_delete_a_live_name(world: World) -> None
     await world.history(repository, "three")
     await other.collect(LAST, delete_share_max=1)
     assert await world.restored_text(repository, name="golden") == "one"
+
+
+async def test_a_commit_that_only_a_name_holds_is_not_found_without_it_and_the_hint_says_so(world: World) -> None:
+    """`list` shows it with its number and version, so these are asked for (F13)."""
+    repository = await world.process()
+    one, *_ = await world.history(repository, "one", "two")
+    await repository.name(one, "golden")
+    await world.history(repository, "three")
+    await repository.collect(LAST, delete_share_max=1)
+    choices: tuple[Choice, ...] = ({"number": one.pointer.number}, {"version": one.record.version})
+    for choice in choices:
+        with pytest.raises(NotFoundError) as refused:
+            await repository.find(JOB, **choice)
+        assert "the name 'golden' alone holds it" in refused.value.hint
+    with pytest.raises(NotFoundError) as refused:
+        await repository.find(JOB, number=99)
+    assert refused.value.hint == NotFoundError.default_hint
 
 
 async def test_a_late_release_does_not_touch_a_newer_name(world: World) -> None:
