@@ -29,7 +29,7 @@ from engine.cli.options import (
     transfer_options,
 )
 from engine.cli.session import Session, with_session
-from engine.errors import CommitUnknownError, ConflictError, UsageError
+from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
 from engine.sync import SyncRepository
 from engine.views import CommitView, view_commit
 from engine.words import count, human_bytes, human_duration, printable
@@ -39,7 +39,14 @@ if TYPE_CHECKING:
 
 
 # What is another thing the next time: the store, another writer, or the query itself.
-PASSING: Final = (StoreUnavailableError, ConflictError, CommitUnknownError, QueryMovedOnError, *MOVED)
+PASSING: Final = (
+    StoreUnavailableError,
+    ConflictError,
+    CommitUnknownError,
+    CommitDamagedError,  # the next one sends again what is gone
+    QueryMovedOnError,
+    *MOVED,
+)
 
 
 class SparkBackupView(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli import spark_backup as spark_backup_module
 from engine.cli import tidemark
 from engine.cli.exit_codes import ExitCode
-from engine.errors import CommitUnknownError, ConflictError, UnsafeSourceError
+from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UnsafeSourceError
 from index.errors import VersionMissingError
 
 Run = Callable[..., Result]
@@ -115,6 +115,7 @@ class Interrupted(KeyboardInterrupt):
         StoreUnavailableError("busy", operation="get"),
         ConflictError("another picture", operation="commit"),
         CommitUnknownError("no answer", operation="commit"),
+        CommitDamagedError("is gone", operation="commit"),
         QueryMovedOnError("read 3 times", operation="backup"),
         UnsafeSourceError("is not there", operation="backup"),
         VersionMissingError("is not there"),
