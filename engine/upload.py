@@ -246,8 +246,8 @@ class Uploader:
                 "does not have the bytes that the previous snapshot holds of it, though it claims to be that file",
                 operation="backup",
                 subject=str(self._source.path.joinpath(*item.path)),
-                hint="the file is damaged or was exchanged: `tidemark restore --replace`, without --trust-stat, brings back the "
-                "last commit; or back up without a base",
+                hint="the file is damaged or was exchanged: bring back the last commit (`tidemark restore --replace`, "
+                "without --trust-stat), or back up without a base",
             )
         file = msgspec.structs.replace(item.file, blake3=digest.blake3, crc32=digest.crc32, sst=sst or item.file.sst)
         self._cache.record(file, looked_at_ns=self._looked_at_ns, sst_read=sst is not None)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from typing_extensions import override
 
 from blobstore.base import BytesBody, list_blobs, read_blob
-from blobstore.errors import InvalidRequestError, StoreError
+from blobstore.errors import InvalidRequestError, StoreError, StoreFullError
 from blobstore.s3 import S3Store
 from blobstore.s3_settings import S3Settings
 from engine.cli import tidemark
@@ -239,6 +239,16 @@ async def test_an_answer_without_end_is_given_up(store: S3Store, liar: Liar, sta
         with pytest.raises(StoreError):
             await requests[what]()
         assert liar.sent_bytes < 32 * 1024 * 1024, what
+    await store.close()
+
+
+async def test_a_quota_that_is_used_up_is_a_full_store(store: S3Store, liar: Liar) -> None:
+    """And no refused permission, though Ceph says both by a 403: a restore goes on without its pin (F3)."""
+    liar.status, liar.body = 403, b"<Error><Code>QuotaExceeded</Code></Error>"
+    requests = _requests(store)
+    for what in ("put", "create"):
+        with pytest.raises(StoreFullError):
+            await requests[what]()
     await store.close()
 
 
