@@ -15,6 +15,11 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 
+TOO_MANY_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE})
+TOO_MANY_OPEN_HINT: Final = (
+    "allow this process more open files (`ulimit -n`), or let it do less at once (`--in-flight-max`)"
+)
+
 
 @contextmanager
 def telling_failures(told: dict[str, str], keys: Sequence[str]) -> Iterator[None]:
@@ -57,10 +62,6 @@ _INCAPABLE: Final = (
     CapabilityMissingError,
     "a directory store needs hard links, and all of the directory on one file system",
 )
-_TOO_MANY_OPEN: Final = (
-    StoreUnavailableError,
-    "allow this process more open files (`ulimit -n`), or let it do less at once (`--in-flight-max`)",
-)
 _MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
@@ -82,8 +83,7 @@ _MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
     errno.ENOSYS: _INCAPABLE,
     errno.EXDEV: _INCAPABLE,
     errno.EMLINK: _INCAPABLE,
-    errno.EMFILE: _TOO_MANY_OPEN,
-    errno.ENFILE: _TOO_MANY_OPEN,
+    **dict.fromkeys(TOO_MANY_OPEN, (StoreUnavailableError, TOO_MANY_OPEN_HINT)),
 }
 
 

@@ -5,9 +5,14 @@ import re
 from pathlib import Path
 from typing import Final
 
-# Network file systems whose clients answer from a cache for seconds: a list may lack what another client has just
-# put. Coherent ones (Ceph, Lustre, GPFS) are not among them.
-_CACHING_TYPES: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"})
+# File systems whose clients answer from a cache for seconds: a list may lack what another client has just put.
+# Coherent ones (Ceph, Lustre, GPFS) are not among them.
+_CACHING_TYPES: Final = frozenset(
+    {
+        *("nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "beegfs"),
+        *("fuse.sshfs", "fuse.juicefs", "fuse.glusterfs"),
+    }
+)
 # Mount options of NFS and CIFS that switch this cache off.
 _UNCACHED_OPTIONS: Final = frozenset({"noac", "actimeo=0", "acdirmax=0"})
 

@@ -8,6 +8,8 @@ import time
 import uuid
 from typing import Protocol
 
+from blobstore.base import BlobStore
+from blobstore.errors import AccessDeniedError, StoreFullError
 from index.model import UniqueId, WriteId
 
 
@@ -57,3 +59,14 @@ class SystemAmbient:
     def monotonic_s(self) -> float:
         """Monotonic clock."""
         return time.monotonic()
+
+
+async def read_now_ms(store: BlobStore) -> int:
+    """Return the store's clock, for a reader: this machine's where the store says its own only to who may write.
+
+    Never for a decision about stored data: whoever closes or deletes something asks the store, and fails without it.
+    """
+    try:
+        return await store.now_ms()
+    except (AccessDeniedError, StoreFullError):
+        return SystemAmbient().local_now_ms()

@@ -9,6 +9,7 @@ import msgspec
 from blobstore.base import BlobInfo, BlobStore, RequestMetadata
 from blobstore.bounded import map_bounded
 from blobstore.errors import InvalidRequestError
+from engine.clock import read_now_ms
 from engine.errors import DamagedError, UsageError
 from engine.index_io import is_missing, read_index_chain
 from engine.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_scopes, read_roots
@@ -131,7 +132,7 @@ async def explain(
         StoreError: As the store says.
     """
     policy = as_policy(retention)
-    now_ms = await store.now_ms()
+    now_ms = await read_now_ms(store)
     kind = kind_of(key)
     try:
         there = await store.stat(key, metadata=RequestMetadata(payload_path="explain"))

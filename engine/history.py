@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.bounded import map_bounded
+from engine.clock import read_now_ms
 from engine.errors import DamagedError
 from engine.index_io import read_index
 from engine.log_io import list_log, read_boundary, read_commit, read_vouched, repeat_reading
@@ -135,7 +136,7 @@ async def read_history(
     reader = _Reader(store, scope, entries_max, since_ms)
     entries, older_count = await repeat_reading(reader.read_entries, operation="history", subject=str(scope))
     names = await reader.tolerate(list_names(store, scope)) or ()
-    pins = await reader.tolerate(read_pins(store, repository, await store.now_ms())) or ()
+    pins = await reader.tolerate(read_pins(store, repository, await read_now_ms(store))) or ()
     entries = _with_named(entries, names, reader, older_count)
     rewinds = [e.commit.record for e in entries if e.commit is not None and e.commit.record.kind == "rewind"]
     entries = [

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from blobstore.local_errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
 from engine.errors import SourceChangedError, UnsafeSourceError
 from index.local_tree import LocalFile
 from index.model import FileMetadata
@@ -141,11 +142,11 @@ def unreadable_error(path: Path, error: OSError) -> UnsafeSourceError:
         return UnsafeSourceError(
             "is a symbolic link, or no directory", operation="backup", subject=str(path), hint="give its real path"
         )
+    hint = "see that this user may read it and that the disk is well"
+    if error.errno in TOO_MANY_OPEN:
+        hint = TOO_MANY_OPEN_HINT
     return UnsafeSourceError(
-        f"cannot be read: {error.strerror or error}",
-        operation="backup",
-        subject=str(path),
-        hint="see that this user may read it and that the disk is well",
+        f"cannot be read: {error.strerror or error}", operation="backup", subject=str(path), hint=hint
     )
 
 

@@ -15,6 +15,7 @@ import msgspec
 from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
 from blobstore.errors import BlobNotFoundError
 from blobstore.local_files import run_blocking
+from engine.clock import read_now_ms
 from engine.errors import DamagedError, UnsafeStoreError, UsageError
 from engine.plan_findings import Findings, PlanCheck, WrongKind, compare_totals
 from engine.plan_roots import (
@@ -155,7 +156,7 @@ class _Check:
     async def run(self) -> PlanCheck:
         """List first, as a collection does (D2); then the roots, then compare with the plan."""
         found = self._found
-        now_ms = await self._store.now_ms()
+        now_ms = await read_now_ms(self._store)
         self._then_ms = min(self._then_ms, now_ms)
         with (
             TemporaryFile(dir=self._scratch) as listed,
@@ -222,7 +223,7 @@ class _Check:
         header, before = self._header, None
         for _ in range(READINGS_MAX):
             try:
-                roots = await read_now_roots(self._store, await self._store.now_ms())
+                roots = await read_now_roots(self._store, await read_now_ms(self._store))
             except BlobNotFoundError:
                 continue  # collected since it was listed
             reach = compare_roots(header, roots)

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from blobstore.local_errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
 from blobstore.local_files import make_durable, sync_dir
 from engine.errors import TargetBusyError, TargetError
 from engine.local_stat import DIR_FLAGS, FilePath
@@ -334,6 +335,8 @@ def target_errors(path: Path) -> Iterator[None]:
             ) from error
         if error.errno == errno.EBUSY:
             hint = "it is a mount point or in use: restore to a directory below it"
+        elif error.errno in TOO_MANY_OPEN:
+            hint = TOO_MANY_OPEN_HINT
         else:
             hint = "see that this user may write there"
         raise TargetError(f"cannot be written: {reason}", operation="restore", subject=str(path), hint=hint) from error

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from engine.cli.options import MOMENT, Decorated
+from engine.clock import read_now_ms
 from engine.collect.policy_file import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.config import Moment
 from engine.errors import UsageError
@@ -70,4 +71,4 @@ def resolve_rules(repository: SyncRepository, rules: PolicyFile) -> RetentionPol
     """
     if all(entry.keep_since is None for entry in rules.entries):
         return rules.resolve(0)
-    return rules.resolve_past(repository.loop.run(repository.asynchronous.store.now_ms()))
+    return rules.resolve_past(repository.loop.run(read_now_ms(repository.asynchronous.store)))

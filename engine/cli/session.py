@@ -22,7 +22,7 @@ from engine.cli.log_lines import Level, log
 from engine.cli.options import Common, Verb, take_common
 from engine.cli.run_record import RunRecord
 from engine.cli.run_refused import figures_verb, write_refused
-from engine.clock import SystemAmbient
+from engine.clock import SystemAmbient, read_now_ms
 from engine.config import CommitChoice, Moment, cache_path
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
@@ -252,7 +252,7 @@ class Session:
 
     def resolve_ms(self, repository: SyncRepository, moment: Moment) -> int:
         """A time in milliseconds since the epoch; only "so long ago" asks for the store's clock."""
-        now_ms = 0 if moment.at_ms is not None else repository.loop.run(repository.asynchronous.store.now_ms())
+        now_ms = 0 if moment.at_ms is not None else repository.loop.run(read_now_ms(repository.asynchronous.store))
         return max(0, moment.resolve_ms(now_ms))
 
     def find(self, repository: SyncRepository, scope: Scope, choice: CommitChoice) -> Commit:

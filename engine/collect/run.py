@@ -10,7 +10,7 @@ from typing import Final
 from blobstore.base import BlobStore, BytesBody, Created, Lost
 from blobstore.bounded import map_bounded
 from blobstore.errors import StoreError
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Ambient, SystemAmbient, read_now_ms
 from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit
 from engine.collect.facts import Facts
 from engine.collect.hands import Deleted, Hands
@@ -90,7 +90,7 @@ async def collect(
     if not 0 <= delete_share_max <= 1:
         raise UsageError("is no share of a whole", operation="collect", subject="delete_share_max", hint="give 0 to 1")
     ambient = ambient or SystemAmbient()
-    now_ms = await store.now_ms()
+    now_ms = await (read_now_ms(store) if dry_run else store.now_ms())
     check_collects(store)
     if plan_to is not None:
         await check_place(plan_to, store)

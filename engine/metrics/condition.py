@@ -6,6 +6,7 @@ from typing import Final
 
 from blobstore.base import list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, BlobNotFoundError
+from engine.clock import read_now_ms
 from engine.collect import CollectReport
 from engine.errors import UnsafeStoreError
 from engine.metrics.samples import Samples
@@ -51,7 +52,7 @@ async def gather_condition(
         EngineError, FormatError, StoreError: As the use cases named above.
     """
     began_s = monotonic_s()
-    now_ms = await repository.store.now_ms()
+    now_ms = await read_now_ms(repository.store)
     samples = Samples()
     record = repository.record
     samples.add("repository_ttl_seconds", record.ttl_ms / 1000)

@@ -8,6 +8,7 @@ from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
 from blobstore.bounded import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.metered import MeteredStore
+from engine.clock import read_now_ms
 from engine.collect import CollectReport, collect
 from engine.errors import EngineError
 from engine.history import History, HistoryEntry, State, damaged_keys, read_history
@@ -80,7 +81,7 @@ async def gather_report(
         repository_id=repository.record.id,
         location=location,
         release=version("tidemark"),
-        made_at_ms=await store.now_ms(),
+        made_at_ms=await read_now_ms(store),
         jobs=tuple(
             JobFacts(
                 scope=history.scope,

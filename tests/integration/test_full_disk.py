@@ -3,6 +3,7 @@
 What does not fit is refused before the first byte where that can be known, and cleaned up after where it cannot.
 """
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -12,9 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
 from engine import staging
+from engine.cli import tidemark
 from engine.errors import CommitUnknownError, TargetError
 from engine.repository import Repository
 from index.log import Commit
@@ -192,6 +195,8 @@ async def test_repository_without_room_loses_nothing_and_goes_on_when_there_is_s
         await stored.repository.commit(JOB, [made])
     with pytest.raises(StoreFullError):
         await stored.repository.collect(Retention(keep_last=1), delete_share_max=1)
+    # Reading needs no room there.
+    await stored.check()
     filler.unlink()
     await stored.check()
     stored.commit = await stored.repository.commit(JOB, [made])
@@ -200,7 +205,9 @@ async def test_repository_without_room_loses_nothing_and_goes_on_when_there_is_s
     await stored.check()
 
 
-async def test_repository_that_may_only_be_read_restores_and_refuses_the_rest(stored: Stored) -> None:
+async def test_repository_that_may_only_be_read_is_read_by_every_verb_and_refuses_the_rest(
+    stored: Stored, own_directory: Path
+) -> None:
     more = stored.source("more", {"more": b"more"})
     made = await stored.repository.backup(JOB, more)
     remount(stored.disk, "ro")
@@ -213,6 +220,19 @@ async def test_repository_that_may_only_be_read_restores_and_refuses_the_rest(st
     assert isinstance(refused.value, AccessDeniedError)
     # Without a pin, for that cannot be written either; nobody can collect meanwhile.
     await stored.check()
+    for words in (
+        "list",
+        "verify",
+        "metrics",
+        "report",
+        "history --job job",
+        "collect -n --keep-last 1 --delete-at-most 100%",
+        "collect -n --keep-since 1h",
+        "collect explain log/job/00000000000000000002.commit --keep-last 1",
+    ):
+        repository = f"file://{stored.disk}/repository"
+        done = await asyncio.to_thread(CliRunner().invoke, tidemark, [*words.split(), "-r", repository])
+        assert done.exit_code == 0, f"{words}: {done.output}"
     remount(stored.disk, "rw")
     stored.commit = await stored.repository.commit(JOB, [made])
     stored.tree = {"more": b"more"}

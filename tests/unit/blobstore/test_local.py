@@ -326,6 +326,7 @@ KINDS = [
     (errno.EIO, StoreUnavailableError),
     (errno.ESTALE, StoreUnavailableError),
     (errno.EMFILE, StoreUnavailableError),
+    (errno.ENFILE, StoreUnavailableError),
     (errno.ENOENT, StoreUnavailableError),
     (errno.ENAMETOOLONG, InvalidRequestError),
     (errno.EOPNOTSUPP, CapabilityMissingError),
@@ -351,6 +352,7 @@ async def test_an_error_of_the_file_system_has_its_kind_and_leaves_nothing(
     assert type(caught.value) is kind
     assert (caught.value.operation, caught.value.key) == (method, "k")
     assert caught.value.hint
+    assert ("ulimit -n" in caught.value.hint) == (code in {errno.EMFILE, errno.ENFILE})
     assert isinstance(caught.value.__cause__, OSError)
     # A link without its blob may stay; it means nothing.
     assert [name for name in names_in(store._root) if not name.startswith(".ttl/")] == ["warm"]

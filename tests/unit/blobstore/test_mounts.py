@@ -14,6 +14,11 @@ MOUNTINFO = """\
 35 28 0:44 / /mnt/strict rw - smb3 //server/share rw,actimeo=0
 36 28 0:45 / /mnt/ssh rw - fuse.sshfs me@host:/ rw
 37 28 0:46 / /mnt/ceph rw - ceph mon:/ rw
+38 28 0:47 / /mnt/juice rw - fuse.juicefs JuiceFS:x rw
+39 28 0:48 / /mnt/gluster rw - fuse.glusterfs server:/volume rw
+40 28 0:49 / /mnt/beegfs rw - beegfs beegfs_nodev rw
+41 28 0:50 / /mnt/9p rw - 9p share rw,trans=virtio
+42 28 0:51 / /mnt/virtiofs rw - virtiofs share rw
 """
 
 
@@ -28,6 +33,7 @@ MOUNTINFO = """\
         pytest.param("0:44", False, id="smb without it"),
         pytest.param("0:45", True, id="sshfs"),
         pytest.param("0:46", False, id="a coherent network file system"),
+        *(pytest.param(f"0:{minor}", True, id=f"0:{minor}") for minor in range(47, 52)),
         pytest.param("9:9", False, id="not listed"),
     ],
 )

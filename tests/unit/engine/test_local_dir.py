@@ -1,5 +1,6 @@
 """Scanning a directory: names and stats in order, and what is refused (design 0002, I3)."""
 
+import errno
 import os
 import socket
 import time
@@ -9,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.errors import UnsafeSourceError
+from engine.errors import TargetError, UnsafeSourceError
 from engine.local_dir import file_system_now_ns, find_difference, scan_dir
 from engine.local_stat import is_untouched
+from engine.staging import target_errors
 from index.invariants import DEPTH_MAX
 from index.local_tree import LocalDir
 from tests.unit.engine.workbench import open_descriptors
@@ -131,6 +133,19 @@ def test_directories_that_nest_too_deep_are_refused(tmp_path: Path) -> None:
     (deep / "d").mkdir()
     with pytest.raises(UnsafeSourceError, match="deeper"):
         scan_dir(tmp_path)
+
+
+def test_too_few_open_files_are_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(UnsafeSourceError) as source:
+        scan_dir(tmp_path)
+    with pytest.raises(TargetError) as target, target_errors(tmp_path):
+        refuse()
+    assert "ulimit -n" in source.value.hint
+    assert "ulimit -n" in target.value.hint
 
 
 def test_scan_leaves_no_descriptor_open(tmp_path: Path) -> None:

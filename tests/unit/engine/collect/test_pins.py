@@ -231,6 +231,9 @@ async def test_a_reader_who_cannot_write_a_pin_restores_and_says_so(world: World
     world.store.fail("put", "pins/", error("no", operation="put", key="pins/"))
     restored = await repository.find_and_restore(JOB, world.target())
     assert not restored.pinned
+    world.store.fail("put", "pins/", error("no", operation="put", key="pins/"))
+    with pytest.raises(error):
+        await repository.rewind(restored.commit)
 
 
 async def test_an_unpinned_reader_that_is_overtaken_chooses_again(world: World) -> None:
