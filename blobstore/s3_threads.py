@@ -33,6 +33,8 @@ _REFUSED: Final = 300
 # less than 4 MiB.
 _REFUSAL_BYTES_MAX: Final = 1024 * 1024
 _ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
+# And how long that is read.
+_ANSWER_S_MAX: Final = 60.0
 # What is read at first; more at a time while that comes fast, so that of a slow body the sink hears in time.
 _FIRST_BYTES: Final = 64 * 1024
 _FAST_S: Final = HELD_S / 8
@@ -53,9 +55,9 @@ class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no t
 
     @override
     async def send(self, request: Any) -> Any:
-        now_s = asyncio.get_running_loop().time()
         if IN_THREAD.get():
-            return await _in_thread(lambda: self._send(request, now_s), _close_answer)
+            clock = asyncio.get_running_loop().time
+            return await _in_thread(lambda: self._send(request, clock), _close_answer)
         is_stream, request.stream_output = request.stream_output, True  # the SDK would read all of it, without a limit
         answer = await super().send(request)
         if is_stream and answer.status_code < _REFUSED:
@@ -73,19 +75,21 @@ class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no t
             self._blocking.close()
         await super().close()
 
-    def _send(self, request: Any, now_s: float) -> AioAWSResponse:
-        answer = self._session(now_s).send(request)
+    def _send(self, request: Any, clock: Callable[[], float]) -> AioAWSResponse:
+        answer = self._session(clock()).send(request)
         headers = {name.lower(): value for name, value in answer.headers.items()}
         if request.stream_output and answer.status_code < _REFUSED:
             return AioAWSResponse(answer.url, answer.status_code, headers, answer.raw)
+        content, until_s = bytearray(), clock() + _ANSWER_S_MAX
         try:
-            content = answer.raw.read(_REFUSAL_BYTES_MAX + 1)
+            while piece := answer.raw.read1(_FIRST_BYTES):
+                content += piece
+                if len(content) > _REFUSAL_BYTES_MAX or clock() > until_s:
+                    answer.raw.close()
+                    raise _too_much(_REFUSAL_BYTES_MAX)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise BrokenError(f"a refusal broke off: {type(error).__name__}") from None
-        if len(content) > _REFUSAL_BYTES_MAX:
-            answer.raw.close()
-            raise _too_long(_REFUSAL_BYTES_MAX)
-        return AioAWSResponse(answer.url, answer.status_code, headers, _ReadBody(content))
+        return AioAWSResponse(answer.url, answer.status_code, headers, _ReadBody(bytes(content)))
 
     def _session(self, now_s: float) -> URLLib3Session:
         with self._making:
@@ -119,11 +123,12 @@ async def _read_answer(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     parts, size_bytes = [], 0
     is_whole = False
     try:
-        while part := await answer.content.readany():
-            parts.append(part)
-            size_bytes += len(part)
-            if size_bytes > bytes_max:
-                raise _too_long(bytes_max)
+        async with asyncio.timeout(_ANSWER_S_MAX):
+            while part := await answer.content.readany():
+                parts.append(part)
+                size_bytes += len(part)
+                if size_bytes > bytes_max:
+                    raise _too_much(bytes_max)
         is_whole = True
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise BrokenError(f"the answer broke off: {type(error).__name__}") from None
@@ -133,8 +138,8 @@ async def _read_answer(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     return b"".join(parts)
 
 
-def _too_long(bytes_max: int) -> BrokenError:
-    return BrokenError(f"the answer is longer than {bytes_max} bytes, and is not read further")
+def _too_much(bytes_max: int) -> BrokenError:
+    return BrokenError(f"the answer has more than {bytes_max} bytes, or takes longer than {_ANSWER_S_MAX:g} s")
 
 
 class _ReadBody:

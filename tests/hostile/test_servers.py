@@ -1,8 +1,10 @@
 """Servers that answer anything at all: no XML, other keys than were asked for, numbers and times that are none (H5)."""
 
+import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
@@ -12,7 +14,7 @@ from click.testing import CliRunner
 from typing_extensions import override
 
 from blobstore.base import BytesBody, list_blobs, read_blob
-from blobstore.errors import InvalidRequestError, StoreError, StoreFullError
+from blobstore.errors import InvalidRequestError, StoreError, StoreFullError, StoreUnavailableError
 from blobstore.s3 import S3Store
 from blobstore.s3_settings import S3Settings
 from engine.cli import tidemark
@@ -36,8 +38,9 @@ class Liar(ThreadingHTTPServer):
         self.status = 200
         self.body = b""
         self.headers: dict[str, str] = {}
-        # Whether the body comes again and again, in chunks; and how many bytes of it were sent.
+        # Whether the body comes again and again, in chunks, each so much after the last; and how many bytes were sent.
         self.is_endless = False
+        self.pause_s = 0.0
         self.sent_bytes = 0
         self.requests: list[str] = []
 
@@ -70,6 +73,7 @@ class _Lying(BaseHTTPRequestHandler):
             while self.server.sent_bytes < _ENDLESS_BYTES:
                 self.wfile.write(chunk)
                 self.server.sent_bytes += len(self.server.body)
+                time.sleep(self.server.pause_s)
         self.close_connection = True
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815  # the names that the base class calls
@@ -79,27 +83,26 @@ class _Lying(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture
-def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+def _serve() -> Iterator[Liar]:
     with Liar() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    yield from _serve()
 
 
 @pytest.fixture
 def other() -> Iterator[Liar]:
     """The server that a redirect leads to."""
-    with Liar() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    yield from _serve()
 
 
 @pytest.fixture
@@ -239,6 +242,19 @@ async def test_an_answer_without_end_is_given_up(store: S3Store, liar: Liar, sta
         with pytest.raises(StoreError):
             await requests[what]()
         assert liar.sent_bytes < 32 * 1024 * 1024, what
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["pour", "list"])
+async def test_an_answer_that_drips_without_end_is_given_up(
+    store: S3Store, liar: Liar, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No timeout between two bytes ends it."""
+    monkeypatch.setattr("blobstore.s3_threads._ANSWER_S_MAX", 0.3)
+    liar.status, liar.is_endless, liar.body, liar.pause_s = 500, True, b"x", 0.02
+    async with asyncio.timeout(5):
+        with pytest.raises(StoreUnavailableError):
+            await _requests(store)[what]()
     await store.close()
 
 
