@@ -330,6 +330,12 @@ class CheckpointFiles:
                 key=first.key,
             )
 
+    async def give_up_unfinished(self, *, older_than_ms: int) -> None:
+        """Remove what writers that died have left unfinished; what cannot be removed is for the next call."""
+        now_ms = await self._store.now_ms()
+        puts = await self._store.list_unfinished(self._root)
+        await self._store.abort_unfinished([put for put in puts if put.begun_at_ms + older_than_ms <= now_ms])
+
     async def close(self) -> None:
         """Close the store."""
         await self._store.close()

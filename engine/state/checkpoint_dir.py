@@ -28,6 +28,8 @@ from engine.local_copy import FileBody, copy_file
 
 # What a file read into memory may have, unless the caller knows better.
 READ_BYTES_MAX: Final = 64 * 1024 * 1024
+# A file that is written takes less long than this.
+UNFINISHED_MS: Final = 24 * 3_600_000
 
 # Other names that Spark has for it.
 _SPARK_S3: Final = re.compile(r"\As3[an](?=://)", re.IGNORECASE)
@@ -279,6 +281,11 @@ class CheckpointDir:
             checked = [self._checked(path, "delete") for path in paths]
             await run_blocking(self._remove_hidden, paths, unless_there=False)
             await self._files.delete_files(checked)
+
+    async def give_up_unfinished(self) -> None:
+        """Remove what writers that died have left in a directory of this machine; a bucket has rules for that."""
+        if self.local_root is not None:
+            await self._files.give_up_unfinished(older_than_ms=UNFINISHED_MS)
 
     async def close(self) -> None:
         """Close the store, if this object opened it."""

@@ -80,6 +80,7 @@ async def delete_old_versions(
     await directory.delete([changelog_name(of) for of in plan.changelogs])
     await directory.delete([checksum_name(state_name(file.kind, file.of)) for file in plan.checksums])
     known.deleted_below(look.oldest_kept)
+    await directory.give_up_unfinished()
     return Deleted(
         oldest_kept=look.oldest_kept,
         snapshots=len(plan.snapshots),

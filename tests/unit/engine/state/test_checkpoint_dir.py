@@ -1,6 +1,7 @@
 """Files of a checkpoint's directory: on this machine as Spark has them, and on any store."""
 
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -261,3 +262,17 @@ async def test_a_walk_names_every_file_below_with_its_size(checkpoint: Checkpoin
     below = [status.path for status in await checkpoint.child("state").walk("0/0")]
     assert below == ["0/0/1.zip", "0/0/SSTs/1.sst"]
     assert all(status.modified_at_ms > 0 and not status.is_directory for status in everything)
+
+
+async def test_what_writers_that_died_left_goes_after_a_day_and_nothing_else_does(tmp_path: Path) -> None:
+    checkpoint = await CheckpointDir.open(tmp_path)
+    await checkpoint.publish_bytes("state/0/0/1.delta", b"x", overwrite=False)
+    for name, age_h in (("0" * 32, 25), ("1" * 32, 23), ("theirs", 25)):
+        path = tmp_path / ".tmp" / name
+        path.write_bytes(b"half")
+        os.utime(path, (time.time() - age_h * 3600,) * 2)
+    await checkpoint.child("state/0/0").give_up_unfinished()
+    left = sorted(os.listdir(tmp_path / ".tmp"))  # noqa: PTH208
+    assert left == ["1" * 32, "theirs"]
+    assert await checkpoint.read("state/0/0/1.delta") == b"x"
+    await checkpoint.close()
