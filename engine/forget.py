@@ -89,7 +89,8 @@ async def _close(store: BlobStore, scope: Scope, *, dry_run: bool) -> ForgetRepo
     """Write the boundary that closes everything, unless one stands already."""
     first: ForgetReport | None = None
     for _ in range(FORGET_ATTEMPTS_MAX):
-        log = await load_log(store, scope)
+        # What cannot be read is closed all the same: by its number.
+        log = await load_log(store, scope, past_damage=True)
         if not log.listing.newest_number:
             raise NotFoundError("never had a commit", operation=OPERATION, subject=str(scope))
         boundary = plan_forget(log.listing, log.boundaries)

@@ -15,7 +15,7 @@ from blobstore.bounded import map_bounded
 from engine.clock import read_now_ms
 from engine.errors import DamagedError
 from engine.index_io import read_index
-from engine.log_io import list_log, read_boundary, read_commit, read_vouched, repeat_reading
+from engine.log_io import Noted, list_log, read_boundary, read_commit, read_vouched, repeat_reading
 from engine.names import list_names
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import read_pins
@@ -135,8 +135,10 @@ async def read_history(
     """
     reader = _Reader(store, scope, entries_max, since_ms)
     entries, older_count = await repeat_reading(reader.read_entries, operation="history", subject=str(scope))
-    names = await reader.tolerate(list_names(store, scope)) or ()
-    pins = await reader.tolerate(read_pins(store, repository, await read_now_ms(store))) or ()
+    noted = Noted()
+    names = await list_names(store, scope, noted)
+    pins = await read_pins(store, repository, await read_now_ms(store), noted)
+    reader.problems += [str(one.error) for one in noted.unreadable]
     entries = _with_named(entries, names, reader, older_count)
     rewinds = [e.commit.record for e in entries if e.commit is not None and e.commit.record.kind == "rewind"]
     entries = [

@@ -8,11 +8,12 @@ import msgspec
 
 from blobstore.base import BlobStore, list_blobs, read_blob
 from blobstore.bounded import map_bounded
-from blobstore.errors import BlobNotFoundError
+from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from engine.errors import UnsafeStoreError
 from engine.settle import has_ttl, new_indexes_of
 from index.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository
-from index.errors import FormatError, IndexInvariantError
+from index.collect_plan import choose_superseded_boundaries
+from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnsafeNameError
 from index.keys import LOG, REPOSITORY, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
 from index.log import (
     Commit,
@@ -22,6 +23,7 @@ from index.log import (
     find_doubtful,
     find_late,
     is_late,
+    is_number_closed,
     lease_began_ms,
     listing_of,
     valid_commits,
@@ -36,6 +38,31 @@ Loaded = TypeVar("Loaded")
 Decoded_co = TypeVar("Decoded_co", covariant=True)
 
 
+class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
+    """An object that is there and cannot be read: damaged, or of a newer tidemark."""
+
+    key: str
+    error: FormatError
+
+
+class Noted(msgspec.Struct):
+    """What a reading that goes on past damage has met."""
+
+    unreadable: list[Unreadable] = []
+    # Keys that tidemark never wrote, and that it passes over.
+    foreign: list[str] = []
+    # Keys of pins that cannot be read, and are older than any pin lasts.
+    outlived: list[str] = []
+
+    async def read(self, key: str, reading: Awaitable[Loaded]) -> Loaded | None:
+        """Return what is read; None if it cannot be read, which is noted."""
+        try:
+            return await reading
+        except FormatError as error:
+            self.unreadable.append(Unreadable(key=key, error=error))
+            return None
+
+
 class LoadedLog(msgspec.Struct, frozen=True, kw_only=True):
     """A scope's log as one consistent reading: the listing is dense and every boundary is read."""
 
@@ -43,14 +70,18 @@ class LoadedLog(msgspec.Struct, frozen=True, kw_only=True):
     boundaries: tuple[Boundary, ...]
     # The newest commit that is neither void nor closed; None for a new or forgotten scope.
     newest: Commit | None
+    # Boundaries, and records above the newest commit, that cannot be read.
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
-    """One scope's log, listed and read whole."""
+    """One scope's log, listed and read whole, but for what a boundary closes by its number."""
 
     listing: LogListing
     records: dict[int, CommitRecord]
     boundaries: tuple[Boundary, ...]
+    # Open records, and boundaries that decide something, that cannot be read.
+    unreadable: tuple[Unreadable, ...] = ()
     # Late records for which something outside the log vouches (C5).
     vouched: frozenset[CommitPointer] = frozenset()
 
@@ -64,6 +95,11 @@ class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
         """Its open records that are late, and for which nothing vouches (C5)."""
         late = find_late(self.listing, self.records, self.boundaries)
         return tuple(record for record in late if record.pointer not in self.vouched)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something of it cannot be read, or none of its open records counts: nothing of it may go (D4)."""
+        return bool(self.unreadable) or self.is_adrift
 
     @property
     def is_adrift(self) -> bool:
@@ -91,6 +127,8 @@ async def read_record(store: BlobStore, key: str, decode: Decode[Loaded]) -> Loa
     except FormatError:
         # Perhaps it was altered on the way; one bit makes another format version or another kind of it, too.
         return decode(await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX, fresh=True), subject=key)
+    except InvalidRequestError as error:
+        raise CorruptIndexError("is larger than any record", subject=key) from error
 
 
 async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitRecord:
@@ -136,11 +174,17 @@ async def list_log(store: BlobStore, scope: Scope, *, from_number: int = 0) -> L
     return listing_of(scope, entries)
 
 
-async def list_all_logs(store: BlobStore) -> tuple[LogListing, ...]:
-    """The logs of all scopes, from one LIST per 1,000 keys."""
+async def list_all_logs(store: BlobStore, noted: Noted | None = None) -> tuple[LogListing, ...]:
+    """Return the logs of all scopes, from one LIST per 1,000 keys; foreign keys are passed over, and noted."""
     by_scope: dict[Scope, list[tuple[str, int]]] = {}
     async for blob in list_blobs(store, LOG):
-        by_scope.setdefault(parse_log_key(blob.key).scope, []).append((blob.key, blob.created_at_ms))
+        try:
+            scope = parse_log_key(blob.key).scope
+        except UnsafeNameError:
+            if noted is not None:
+                noted.foreign.append(blob.key)
+            continue
+        by_scope.setdefault(scope, []).append((blob.key, blob.created_at_ms))
     return tuple(
         listing_of(scope, entries) for scope, entries in sorted(by_scope.items(), key=lambda item: str(item[0]))
     )
@@ -156,23 +200,28 @@ async def read_boundaries(store: BlobStore, listing: LogListing) -> tuple[Bounda
     return tuple([await read_boundary(store, listing.scope, number) for number in listing.boundaries])
 
 
-async def read_records(
-    store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] | None = None
-) -> dict[int, CommitRecord]:
-    """Every listed record by its number, at most 16 reads in flight; `known` ones are not read again."""
-    missing = [number for number, _ in listing.records if not (known and number in known)]
-    read = await map_bounded(
-        lambda number: read_commit(store, listing.scope, number), missing, in_flight_max=READS_IN_FLIGHT_MAX
-    )
-    fresh = {record.number: record for record in read}
-    return {number: fresh[number] if number in fresh else (known or {})[number] for number, _ in listing.records}
+async def _note_boundaries(store: BlobStore, listing: LogListing, noted: Noted) -> tuple[Boundary, ...]:
+    """Read the listed boundaries; one that cannot be read and that a newer one supersedes decides nothing."""
+    unreadable = Noted()
+    found = [
+        await unreadable.read(boundary_key(listing.scope, number), read_boundary(store, listing.scope, number))
+        for number in listing.boundaries
+    ]
+    boundaries = tuple(boundary for boundary in found if boundary is not None)
+    lost = {number for number, boundary in zip(listing.boundaries, found, strict=True) if boundary is None}
+    superseded = {boundary_key(listing.scope, n) for n in choose_superseded_boundaries(boundaries, lost)}
+    noted.unreadable += [one for one in unreadable.unreadable if one.key not in superseded]
+    return boundaries
 
 
-async def load_log(store: BlobStore, scope: Scope) -> LoadedLog:
+async def load_log(store: BlobStore, scope: Scope, *, past_damage: bool = False) -> LoadedLog:
     """List a scope's log, read its boundaries and its newest valid commit.
 
     Requests: one LIST per 1,000 keys, one GET per boundary (one, normally), one GET per record from the newest down
     to the newest valid one (one, normally).
+
+    Args:
+        past_damage: Go on where something cannot be read, and say so in the result.
 
     Raises:
         UnsafeStoreError: The listing has holes however often it is repeated (C1).
@@ -180,8 +229,14 @@ async def load_log(store: BlobStore, scope: Scope) -> LoadedLog:
     """
 
     async def load() -> LoadedLog:
-        listing, boundaries = await _dense_listing(store, scope)
-        return LoadedLog(listing=listing, boundaries=boundaries, newest=await _newest_valid(store, listing, boundaries))
+        noted = Noted()
+        listing = await list_log(store, scope)
+        boundaries = await _note_boundaries(store, listing, noted)
+        check_dense(listing, boundaries)
+        newest = await _newest_valid(store, listing, boundaries, noted)
+        if noted.unreadable and not past_damage:
+            raise noted.unreadable[0].error
+        return LoadedLog(listing=listing, boundaries=boundaries, newest=newest, unreadable=tuple(noted.unreadable))
 
     return await repeat_reading(load, operation="load", subject=str(scope))
 
@@ -198,17 +253,31 @@ async def load_scope(store: BlobStore, scope: Scope) -> ScopeLog:
 async def read_scope(
     store: BlobStore, listing: LogListing, known: Mapping[int, CommitRecord] | None = None
 ) -> ScopeLog:
-    """Read everything that one listing promises; `known` records are not read again.
+    """Read what one listing promises and no boundary closes by its number; `known` records are not read again.
 
     Raises:
         ShortListingError: The listing has a hole.
-        BlobNotFoundError, FormatError: As `read_commit`.
+        BlobNotFoundError: Something of it is gone.
     """
-    boundaries = await read_boundaries(store, listing)
+    noted = Noted()
+    boundaries = await _note_boundaries(store, listing, noted)
     check_dense(listing, boundaries)
-    records = await read_records(store, listing, known)
-    vouched = await read_vouched(store, listing, records, boundaries)
-    return ScopeLog(listing=listing, records=records, boundaries=boundaries, vouched=vouched)
+    known = known or {}
+
+    async def read(number: int) -> CommitRecord | None:
+        key = commit_key(listing.scope, number)
+        return known.get(number) or await noted.read(key, read_commit(store, listing.scope, number))
+
+    numbers = [number for number, _ in listing.records if not is_number_closed(number, boundaries)]
+    found = await map_bounded(read, numbers, in_flight_max=READS_IN_FLIGHT_MAX)
+    records = {record.number: record for record in found if record is not None}
+    return ScopeLog(
+        listing=listing,
+        records=records,
+        boundaries=boundaries,
+        unreadable=tuple(noted.unreadable),
+        vouched=await read_vouched(store, listing, records, boundaries),
+    )
 
 
 async def read_vouched(
@@ -240,13 +309,6 @@ async def read_vouched(
     return frozenset({record.pointer}) if False in carry and True not in carry else frozenset()
 
 
-async def _dense_listing(store: BlobStore, scope: Scope) -> tuple[LogListing, tuple[Boundary, ...]]:
-    listing = await list_log(store, scope)
-    boundaries = await read_boundaries(store, listing)
-    check_dense(listing, boundaries)
-    return listing, boundaries
-
-
 async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: str, subject: str = "") -> Loaded:
     """Read logs again when a collection beside us took away what a listing had promised.
 
@@ -271,14 +333,19 @@ async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: st
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def _newest_valid(store: BlobStore, listing: LogListing, boundaries: Sequence[Boundary]) -> Commit | None:
+async def _newest_valid(
+    store: BlobStore, listing: LogListing, boundaries: Sequence[Boundary], noted: Noted
+) -> Commit | None:
     """Read from the newest record down until one is valid; those above it say whether they built on it."""
     records: dict[int, CommitRecord] = {}
     vouched: frozenset[CommitPointer] = frozenset()
     for number, created_at_ms in reversed(listing.records):
-        if any(b.number >= number and all(p.number != number for p in b.kept) for b in boundaries):
-            continue  # closed, whoever wrote it: the log of a forgotten scope may be long
-        records[number] = await read_commit(store, listing.scope, number)
+        if is_number_closed(number, boundaries):
+            continue  # the log of a forgotten scope may be long
+        record = await noted.read(commit_key(listing.scope, number), read_commit(store, listing.scope, number))
+        if record is None:
+            continue
+        records[number] = record
         if is_late(records[number], created_at_ms):
             vouched |= await read_vouched(store, listing, records, boundaries)
         if commits := valid_commits(listing, records, boundaries, vouched):

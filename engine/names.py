@@ -11,24 +11,23 @@ import msgspec
 from blobstore.base import BlobStore, BytesBody, list_blobs
 from blobstore.errors import BlobNotFoundError
 from engine.errors import NotFoundError
-from engine.log_io import read_record
+from engine.log_io import Noted, read_record
 from index.codec import decode_name, encode_record
+from index.errors import UnsafeNameError
 from index.keys import NAMES, REPOSITORY, name_prefix, names_prefix, parse_name_key
 from index.model import NameRecord, Scope
 from index.naming import Naming, choose_naming
 
 
-async def list_names(store: BlobStore, scope: Scope) -> tuple[NameRecord, ...]:
-    """Every name of a scope that holds, sorted: not released, and written in time (design 0002, D5).
+async def list_names(store: BlobStore, scope: Scope, noted: Noted | None = None) -> tuple[NameRecord, ...]:
+    """Return every name of a scope that holds, sorted: not released, and written in time (design 0002, D5).
+
+    One that cannot be read is passed over, and noted.
 
     Requests: one LIST per 1,000 namings, one GET for each.
-
-    Raises:
-        FormatError: A name's key or bytes are damaged.
-        StoreError: As the store says.
     """
     by_name: defaultdict[str, list[Naming]] = defaultdict(list)
-    for naming in await _read_namings(store, names_prefix(scope)):
+    for naming in await _read_namings(store, names_prefix(scope), noted or Noted()):
         by_name[naming.record.name].append(naming)
     chosen = [choose_naming(namings) for _, namings in sorted(by_name.items())]
     return tuple(naming.record for naming in chosen if naming is not None)
@@ -47,10 +46,14 @@ async def read_namings(store: BlobStore, scope: Scope, name: str) -> tuple[Namin
     """Every record of a name, released and void ones too: one LIST, and one GET for each, of which there is mostly one.
 
     Raises:
-        FormatError: A key or its bytes are damaged.
+        FormatError: One cannot be read.
         StoreError: As the store says.
     """
-    return await _read_namings(store, name_prefix(scope, name))
+    noted = Noted()
+    namings = await _read_namings(store, name_prefix(scope, name), noted)
+    if noted.unreadable:
+        raise noted.unreadable[0].error
+    return namings
 
 
 async def release_naming(store: BlobStore, naming: Naming) -> None:
@@ -72,19 +75,25 @@ def find_name(namings: tuple[Naming, ...], scope: Scope, name: str) -> Naming:
     return chosen
 
 
-async def read_all_namings(store: BlobStore) -> tuple[Naming, ...]:
-    """Every record of every name of every scope: as `read_namings`."""
-    return await _read_namings(store, NAMES)
+async def read_all_namings(store: BlobStore, noted: Noted) -> tuple[Naming, ...]:
+    """Return every record of every name of every scope; what cannot be read, and foreign keys, are noted."""
+    return await _read_namings(store, NAMES, noted)
 
 
-async def _read_namings(store: BlobStore, prefix: str) -> tuple[Naming, ...]:
+async def _read_namings(store: BlobStore, prefix: str, noted: Noted) -> tuple[Naming, ...]:
     namings: list[Naming] = []
     async for blob in list_blobs(store, prefix):
-        naming_id = parse_name_key(blob.key)[2]
         try:
-            record = await read_record(store, blob.key, decode_name)
+            naming_id = parse_name_key(blob.key)[2]
+        except UnsafeNameError:
+            noted.foreign.append(blob.key)
+            continue
+        try:
+            record = await noted.read(blob.key, read_record(store, blob.key, decode_name))
         except BlobNotFoundError:
             continue  # released, and collected since the listing
+        if record is None:
+            continue
         namings.append(Naming(key=blob.key, created_at_ms=blob.created_at_ms, id=naming_id, record=record))
     if all(n.record.released or n.is_live for n in namings):
         return tuple(namings)

@@ -135,11 +135,12 @@ async def _counts(
             await read_blob(store, REPOSITORY, size_bytes_max=RECORD_BYTES_MAX), subject=REPOSITORY
         )
         lease_ms = repository.ttl_ms - repository.margin_ms
+    named = [s for s in record.stores if s.number == record.number] or record.stores
+    brought = [await store.stat(s.index.key) for s in named]
     if not await _was_written_here(store, record.valid_until_ms, lease_ms):
-        return True
+        return None not in brought
     if record.kind != "commit" or not store.capabilities.removes_ttl:
         return False
-    brought = [await store.stat(s.index.key) for s in record.stores if s.number == record.number]
     there = [info for info in brought if info is not None]
     return bool(there) and all(info.expires_at_ms is None for info in there)
 

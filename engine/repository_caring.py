@@ -4,14 +4,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from blobstore.base import BlobStore
+from engine.clock import read_now_ms
 from engine.collect import DELETE_SHARE_MAX, CollectReport, Hands, collect
 from engine.explain import Explanation, explain
-from engine.log_io import ScopeLog
+from engine.log_io import Noted, ScopeLog
 from engine.naming import give_name, release_name
 from engine.plan_check import verify_plan
 from engine.plan_findings import PlanCheck
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository_restoring import RestoringRepository
+from engine.roots import read_pins
 from engine.verify import Level, ProblemKind, VerifyReport, verify, with_logs
 from index.log import Commit
 from index.model import NameRecord, Scope
@@ -79,12 +81,15 @@ class CaringRepository(RestoringRepository):
         collection took is no damage.
         """
         logs: tuple[ScopeLog, ...] = ()
+        noted = Noted()
         if commits is None:
             scopes = (scope,) if scope is not None else await self.scopes()
             logs = tuple([await self.log(scope) for scope in scopes])
-            commits = [commit for log in logs for commit in await self._with_named(log)]
+            commits = [commit for log in logs for commit in await self._with_named(log, noted)]
+            if scope is None:
+                await read_pins(self.store, self.record, await read_now_ms(self.store), noted)
         report = await self._verify(commits, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
-        return with_logs(report, logs)
+        return with_logs(report, logs, noted.unreadable)
 
     async def _verify(
         self, chosen: Sequence[Commit], *, level: Level, sample: float, seed: int, heal: bool, progress: Progress

@@ -16,7 +16,7 @@ from engine.errors import (
     UsageError,
 )
 from engine.history import ENTRIES_MAX, History, read_history
-from engine.log_io import ScopeLog, list_scopes, load_log, load_scope
+from engine.log_io import Noted, ScopeLog, list_scopes, load_log, load_scope
 from engine.missing import Gaps
 from engine.names import list_names, read_name
 from engine.pins import PinLease, hold_pin
@@ -26,7 +26,7 @@ from engine.state.index_files import IndexStateFiles
 from engine.state.restore import find_state_commit
 from engine.transfer_settings import TransferSettings
 from index.index_diff import IndexDifference, diff_indexes
-from index.keys import encode_component
+from index.keys import encode_component, parse_log_key
 from index.log import Commit, fits
 from index.model import (
     IndexReference,
@@ -119,11 +119,13 @@ class ReadingRepository:
         """Return the whole log of a scope: its commits, and which of its records are none."""
         return await load_scope(self.store, scope)
 
-    async def _with_named(self, log: ScopeLog) -> tuple[Commit, ...]:
+    async def _with_named(self, log: ScopeLog, noted: Noted | None = None) -> tuple[Commit, ...]:
         """Return the commits of a log, newest first, and then those that only names still hold."""
         commits, scope = log.commits[::-1], log.listing.scope
         there = {commit.pointer for commit in commits}
-        return commits + tuple(commit_of_name(n) for n in await self.names(scope) if n.source not in there)
+        return commits + tuple(
+            commit_of_name(n) for n in await list_names(self.store, scope, noted) if n.source not in there
+        )
 
     async def history(
         self,
@@ -170,6 +172,7 @@ class ReadingRepository:
 
         Raises:
             NotFoundError: None fits.
+            FormatError: A record that may be the one that fits cannot be read.
             UsageError: A name and something else is given.
         """
         if name is not None:
@@ -185,10 +188,12 @@ class ReadingRepository:
         if number is None and version is None and unique_id is None and at_ms is None:
             found = await self.latest(scope)
         else:
-            commits = await self.commits(scope)
+            log = await self.log(scope)
+            commits = log.commits[::-1]
             found = next(
                 (c for c in commits if fits(c, number=number, version=version, unique_id=unique_id, at_ms=at_ms)), None
             )
+            self._check_choice(log, found, number)
         if found is None:
             time = None if at_ms is None else iso_time(at_ms)
             wanted = {"number": number, "version": version, "unique id": unique_id, "time": time}
@@ -199,6 +204,17 @@ class ReadingRepository:
                     hint = f"the name {record.name!r} alone holds it: ask for that name"
             raise NotFoundError(f"nothing fits {text}", operation="find", subject=str(scope), hint=hint)
         return found
+
+    @staticmethod
+    def _check_choice(log: ScopeLog, found: Commit | None, number: int | None) -> None:
+        """Refuse a choice where a record that cannot be read may be the one that fits."""
+        if found is not None and number is not None:
+            return
+        for one in log.unreadable:
+            place = parse_log_key(one.key)
+            is_newer = found is None or place.number > found.record.number
+            if place.kind == "commit" and (is_newer if number is None else place.number == number):
+                raise one.error
 
     @contextlib.asynccontextmanager
     async def pinned(self, commit: Commit, purpose: str = "read") -> AsyncIterator[PinLease]:

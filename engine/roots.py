@@ -1,6 +1,6 @@
 """What keeps blobs alive, as a collector reads it: open commits, live names, live pins (design 0002, D4 and D5)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -9,12 +9,14 @@ from blobstore.base import BlobStore, list_blobs
 from blobstore.bounded import map_bounded
 from engine.errors import DamagedError
 from engine.index_io import is_missing, read_index_chain
-from engine.log_io import ScopeLog, list_all_logs, read_record, read_scope, repeat_reading
+from engine.log_io import Noted, ScopeLog, Unreadable, list_all_logs, read_record, read_scope, repeat_reading
 from engine.names import read_all_namings
 from index.codec import decode_pin
 from index.collect_plan import (
+    NOTHING_PROTECTED,
     DeleteReason,
     PlannedDelete,
+    Protection,
     ScopePlan,
     choose_closed_records,
     choose_superseded_boundaries,
@@ -23,9 +25,18 @@ from index.collect_plan import (
     pin_is_removable,
     plan_scope,
 )
-from index.keys import PINS, boundary_key, commit_key
+from index.keys import PINS, boundary_key, commit_key, is_pin_key
 from index.log import Commit
-from index.model import Boundary, CommitPointer, CommitRecord, IndexReference, RepositoryRecord, Scope, StoreReference
+from index.model import (
+    PIN_DURATION_MS,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    IndexReference,
+    RepositoryRecord,
+    Scope,
+    StoreReference,
+)
 from index.reachable import blob_keys
 from index.retention import RetentionPolicy
 
@@ -49,6 +60,16 @@ class Roots(msgspec.Struct, frozen=True, kw_only=True):
     logs: tuple[ScopeLog, ...]
     names: tuple[Lease, ...]
     pins: tuple[Lease, ...]
+    # Names, and pins that may still last, that cannot be read.
+    unreadable: tuple[Unreadable, ...] = ()
+    # Pins that cannot be read and are older than any pin lasts: they keep nothing.
+    outlived: tuple[str, ...] = ()
+    # Keys that tidemark never wrote.
+    foreign: tuple[str, ...] = ()
+
+    def all_unreadable(self) -> tuple[Unreadable, ...]:
+        """Return everything that cannot be read and decides something."""
+        return (*self.unreadable, *(one for log in self.logs for one in log.unreadable))
 
     def named(self, scope: Scope) -> frozenset[CommitPointer]:
         """Records of a scope that a live name refers to."""
@@ -63,11 +84,21 @@ class References(msgspec.Struct, frozen=True, kw_only=True):
     # Those that only pins lead to. What is not there any more was collected before the pin stood, and the pinner is
     # refused by `check_open`: it keeps nothing, and is no damage.
     optional: frozenset[IndexReference]
+    # Of which scopes nothing may go, whatever these lead to.
+    protected: Protection = NOTHING_PROTECTED
 
     @property
     def everything(self) -> frozenset[IndexReference]:
         """All of them."""
         return frozenset(self.neighbours)
+
+    def without(self, broken: Collection[IndexReference], protected: Protection) -> "References":
+        """Return those that can be read, and of which scopes nothing may go because of the others."""
+        return References(
+            neighbours=tuple(r for r in self.neighbours if r not in broken),
+            optional=self.optional.difference(broken),
+            protected=protected,
+        )
 
     @property
     def required(self) -> frozenset[IndexReference]:
@@ -102,17 +133,24 @@ async def read_roots(
     async def read() -> Roots:
         # Pins first: a name, fork or rewind releases its pin only once its own record stands, so that a pin already
         # gone here has left a record that the later readings find (D5). The other way round both could be missed.
-        pins = await read_pins(store, repository, now_ms)
-        names = await _read_names(store, now_ms)
-        logs = [
-            await read_scope(store, listing, remembered.get(listing.scope)) for listing in await list_all_logs(store)
-        ]
-        return Roots(logs=tuple(logs), names=names, pins=pins)
+        noted = Noted()
+        pins = await read_pins(store, repository, now_ms, noted)
+        names = await _read_names(store, now_ms, noted)
+        listings = await list_all_logs(store, noted)
+        logs = [await read_scope(store, listing, remembered.get(listing.scope)) for listing in listings]
+        return Roots(
+            logs=tuple(logs),
+            names=names,
+            pins=pins,
+            unreadable=tuple(noted.unreadable),
+            outlived=tuple(noted.outlived),
+            foreign=(*noted.foreign, *(key for listing in listings for key in listing.foreign)),
+        )
 
     return await repeat_reading(read, operation=operation)
 
 
-async def _read_names(store: BlobStore, now_ms: int) -> tuple[Lease, ...]:
+async def _read_names(store: BlobStore, now_ms: int, noted: Noted) -> tuple[Lease, ...]:
     return tuple(
         Lease(
             key=naming.key,
@@ -123,19 +161,28 @@ async def _read_names(store: BlobStore, now_ms: int) -> tuple[Lease, ...]:
             if name_is_removable(naming.record, now_ms, is_live=naming.is_live)
             else None,
         )
-        for naming in await read_all_namings(store)
+        for naming in await read_all_namings(store, noted)
     )
 
 
-async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int) -> tuple[Lease, ...]:
-    """Every pin, those that are over too: one LIST per 1,000, and a GET for each.
+async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int, noted: Noted) -> tuple[Lease, ...]:
+    """Return every pin, those that are over too: one LIST per 1,000, and a GET for each.
 
-    Raises:
-        FormatError: One is damaged.
+    One that cannot be read is noted: it may keep anything until it is older than any pin lasts.
     """
     leases: list[Lease] = []
     async for blob in list_blobs(store, PINS):
-        pin = await read_record(store, blob.key, decode_pin)
+        if not is_pin_key(blob.key):
+            noted.foreign.append(blob.key)
+            continue
+        unread = Noted()
+        pin = await unread.read(blob.key, read_record(store, blob.key, decode_pin))
+        if pin is None and blob.created_at_ms + PIN_DURATION_MS + 2 * repository.margin_ms <= now_ms:
+            noted.outlived.append(blob.key)
+        elif pin is None:
+            noted.unreadable += unread.unreadable
+        if pin is None:
+            continue
         removable = pin_is_removable(pin, blob.created_at_ms, now_ms, repository.margin_ms)
         leases.append(
             Lease(
@@ -149,19 +196,26 @@ async def read_pins(store: BlobStore, repository: RepositoryRecord, now_ms: int)
     return tuple(leases)
 
 
-def plan_scopes(roots: Roots, policy: RetentionPolicy) -> tuple[ScopePlan, ...]:
-    """What stays and what is to be closed of every scope."""
-    return tuple(
-        plan_scope(
+def plan_scopes(
+    roots: Roots, policy: RetentionPolicy, damaged: Collection[Scope] = frozenset()
+) -> tuple[ScopePlan, ...]:
+    """Return what stays and what is to be closed of every scope; of a damaged one nothing is closed."""
+
+    def plan(log: ScopeLog) -> ScopePlan:
+        scope = log.listing.scope
+        is_damaged = log.is_damaged or scope in damaged
+        planned = plan_scope(
             log.listing,
             log.records,
             log.boundaries,
-            policy.choose(log.listing.scope.job),
-            roots.named(log.listing.scope),
+            None if is_damaged else policy.choose(scope.job),
+            roots.named(scope),
             vouched=log.vouched,
         )
-        for log in roots.logs
-    )
+        # A boundary would close what it cannot name.
+        return msgspec.structs.replace(planned, boundary=None) if is_damaged else planned
+
+    return tuple(plan(log) for log in roots.logs)
 
 
 def kept_references(plans: Iterable[ScopePlan], roots: Roots) -> References:
@@ -214,21 +268,28 @@ async def reachable_keys(
     return frozenset().union(*found)
 
 
-def plan_log_deletes(roots: Roots, planned: Iterable[Boundary] = ()) -> tuple[PlannedDelete, ...]:
-    """Closed records first, then superseded boundaries, released names and pins that are over."""
+def plan_log_deletes(
+    roots: Roots, planned: Iterable[Boundary] = (), damaged: Collection[Scope] = frozenset()
+) -> tuple[PlannedDelete, ...]:
+    """Closed records first, then superseded boundaries, released names and pins that are over; of no damaged scope."""
     records: list[PlannedDelete] = []
     others: list[PlannedDelete] = []
+    damaged = {log.listing.scope for log in roots.logs if log.is_damaged}.union(damaged)
     for log in roots.logs:
         scope = log.listing.scope
+        if scope in damaged:
+            continue
         boundaries = (*log.boundaries, *(b for b in planned if b.scope == scope))
         records += [
-            PlannedDelete(commit_key(scope, p.number), DeleteReason.CLOSED_COMMIT)
-            for p in choose_closed_records(log.listing, log.records, boundaries)
+            PlannedDelete(commit_key(scope, number), DeleteReason.CLOSED_COMMIT)
+            for number in choose_closed_records(log.listing, log.records, boundaries)
         ]
+        unread = frozenset(log.listing.boundaries).difference(b.number for b in boundaries)
         others += [
-            PlannedDelete(boundary_key(scope, b.number), DeleteReason.SUPERSEDED_BOUNDARY)
-            for b in choose_superseded_boundaries(boundaries)
+            PlannedDelete(boundary_key(scope, number), DeleteReason.SUPERSEDED_BOUNDARY)
+            for number in choose_superseded_boundaries(boundaries, unread)
         ]
-    leases = (*roots.names, *roots.pins)
+    others += [PlannedDelete(key, DeleteReason.EXPIRED_PIN) for key in roots.outlived]
+    leases = [lease for lease in (*roots.names, *roots.pins) if lease.scope not in damaged]
     others += [PlannedDelete(lease.key, lease.removable) for lease in leases if lease.removable is not None]
     return (*records, *others)

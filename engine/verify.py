@@ -16,12 +16,12 @@ from engine.errors import DamagedError
 from engine.hashing import FileHasher
 from engine.index_io import read_index, read_index_chain
 from engine.inventory import list_room
-from engine.log_io import ScopeLog
+from engine.log_io import ScopeLog, Unreadable
 from engine.progress import NO_PROGRESS, Progress
 from engine.settle import has_ttl, settle_keys
 from engine.transfer import HashingSink
 from index.errors import FormatError
-from index.keys import BLOBS, INDEXES, commit_key
+from index.keys import BLOBS, INDEXES, LOG, NAMES, commit_key, parse_log_key, parse_name_key
 from index.log import NOTHING_VOUCHES, Commit
 from index.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
 from index.reachable import blobs_needed, files_of, new_blob_keys
@@ -45,6 +45,7 @@ class ProblemKind(StrEnum):
     BLOB_SHORT = "blob shorter than its files need"
     CONTENT_WRONG = "content does not match its hash"
     AT_RISK = "referenced, but its TTL is still set"
+    UNREADABLE = "cannot be read: damaged, or of a newer tidemark"
     ADRIFT = "the job has records, and none of them counts: nothing vouches for them"
 
 
@@ -103,26 +104,40 @@ class VerifyReport(Told, msgspec.Struct, frozen=True, kw_only=True):
         return any(p.kind is not ProblemKind.AT_RISK for p in self.problems)
 
 
-def with_logs(report: VerifyReport, logs: Iterable[ScopeLog]) -> VerifyReport:
-    """Add what is wrong with the logs themselves: records that are late, and scopes in which none counts (C5)."""
+def with_logs(report: VerifyReport, logs: Iterable[ScopeLog], unreadable: Iterable[Unreadable]) -> VerifyReport:
+    """Add what is wrong with the logs themselves, and with names and pins.
+
+    Args:
+        report: On the commits.
+        logs: Of which records may be late, or none may count (C5).
+        unreadable: What else cannot be read.
+    """
     all_ = tuple(logs)
-    problems = [
-        Problem(
-            kind=ProblemKind.ADRIFT,
-            scope=str(log.listing.scope),
-            number=log.void[-1].number,
-            task="",
-            store="",
-            key=commit_key(log.listing.scope, log.void[-1].number),
-        )
+    found = [
+        (ProblemKind.ADRIFT, str(log.void[-1].scope), commit_key(log.void[-1].scope, log.void[-1].number))
         for log in all_
         if log.is_adrift
+    ]
+    found += [(ProblemKind.UNREADABLE, str(log.listing.scope), one.key) for log in all_ for one in log.unreadable]
+    found += [(ProblemKind.UNREADABLE, _scope_of(one.key), one.key) for one in unreadable]
+    problems = [
+        Problem(kind=kind, scope=scope, number=_number_of(key), task="", store="", key=key)
+        for kind, scope, key in found
     ]
     return msgspec.structs.replace(
         report,
         problems=tuple(sorted((*report.problems, *problems))),
         late=tuple(commit_key(record.scope, record.number) for log in all_ for record in log.void),
     )
+
+
+def _number_of(key: str) -> int:
+    return parse_log_key(key).number if key.startswith(LOG) else 0
+
+
+def _scope_of(key: str) -> str:
+    """Return the scope of a name; a pin's key has none."""
+    return str(parse_name_key(key)[0]) if key.startswith(NAMES) else ""
 
 
 class _Place(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from index.errors import UnsafeNameError
 from index.keys import parse_upload_key
-from index.log import Commit, LogListing, is_closed, valid_commits
+from index.log import Commit, LogListing, is_closed, is_number_closed, valid_commits
 from index.model import NEVER_MS, PIN_DURATION_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin, Scope
 from index.retention import KeepReason, Retention, choose_kept
 
@@ -122,7 +122,7 @@ def plan_scope(
 
     Args:
         listing: The whole log of the scope, dense.
-        records: Every listed record, read.
+        records: Every listed record that no boundary closes by its number, read.
         boundaries: Every listed boundary, read.
         retention: What to keep; None: every valid commit.
         named: Records of this scope that names refer to.
@@ -138,7 +138,8 @@ def plan_scope(
         record.pointer
         for number, _ in listing.records
         if number < newest
-        and (record := records[number]).pointer not in kept
+        and (record := records.get(number)) is not None
+        and record.pointer not in kept
         and not is_closed(record.pointer, boundaries)
     ]
     boundary = None
@@ -156,25 +157,27 @@ def plan_scope(
 
 def choose_closed_records(
     listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
-) -> tuple[CommitPointer, ...]:
-    """The listed records that a boundary has closed: they may be deleted, before any index or blob (D1)."""
+) -> tuple[int, ...]:
+    """Return the numbers of the listed records that a boundary has closed: they may be deleted first (D1)."""
     return tuple(
-        records[number].pointer
+        number
         for number, _ in listing.records
-        if number in records and is_closed(records[number].pointer, boundaries)
+        if is_number_closed(number, boundaries)
+        or (number in records and is_closed(records[number].pointer, boundaries))
     )
 
 
-def choose_superseded_boundaries(boundaries: Sequence[Boundary]) -> tuple[Boundary, ...]:
-    """The boundaries that may be deleted: a newer one keeps, at or below their number, a subset of what they keep (D3).
+def choose_superseded_boundaries(boundaries: Sequence[Boundary], unreadable: Collection[int] = ()) -> tuple[int, ...]:
+    """Return the numbers of the boundaries that may be deleted (D3).
 
-    The newest is never among them.
+    A newer one keeps, at or below their number, a subset of what they keep: of one that cannot be read, nothing. The
+    newest is never among them.
     """
-    ordered = sorted(boundaries, key=lambda b: b.number)
+    kept = {b.number: frozenset(b.kept) for b in boundaries} | {number: frozenset() for number in unreadable}
     return tuple(
         old
-        for i, old in enumerate(ordered)
-        if any({p for p in new.kept if p.number <= old.number} <= set(old.kept) for new in ordered[i + 1 :])
+        for old in sorted(kept)
+        if any(b.number > old and {p for p in b.kept if p.number <= old} <= kept[old] for b in boundaries)
     )
 
 
@@ -207,7 +210,32 @@ def name_is_removable(name: NameRecord, now_ms: int, *, is_live: bool) -> bool:
     return settled and not is_live
 
 
-def choose_uploads(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int) -> tuple[PlannedUpload, ...]:
+class Protection(msgspec.Struct, frozen=True, kw_only=True):
+    """Scopes of which no upload may go, because something of them cannot be read (D4)."""
+
+    scopes: frozenset[Scope] = frozenset()
+    # Nothing tells which scopes it may refer to.
+    everything: bool = False
+
+    def plus(self, other: "Protection") -> "Protection":
+        """Return what either protects."""
+        return Protection(scopes=self.scopes | other.scopes, everything=self.everything or other.everything)
+
+    def told(self) -> tuple[str, ...]:
+        """Return the scopes by name; `*` for all."""
+        return ("*",) if self.everything else tuple(sorted(map(str, self.scopes)))
+
+    def covers(self, key: str) -> bool:
+        """Return whether an upload stays."""
+        return self.everything or (bool(self.scopes) and parse_upload_key(key).scope in self.scopes)
+
+
+NOTHING_PROTECTED: Final = Protection()
+
+
+def choose_uploads(
+    unreachable: Iterable[Upload], now_ms: int, ttl_ms: int, protected: Protection = NOTHING_PROTECTED
+) -> tuple[PlannedUpload, ...]:
     """Choose the unreachable uploads that may go: those that were created at least a TTL ago (D2).
 
     Whether an upload still carries its TTL decides nothing: a commit of a result that was committed before has the
@@ -218,11 +246,12 @@ def choose_uploads(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int) -> t
         unreachable: Blobs and indexes that no kept commit, name or pin leads to; listed before the roots were read.
         now_ms: The store's clock, read before the listing.
         ttl_ms: The repository's TTL.
+        protected: Of which scopes nothing goes.
     """
     return tuple(
         PlannedUpload(u.key, DeleteReason.UNREACHABLE_UPLOAD, u.size_bytes, created_at_ms=u.created_at_ms)
         for u in unreachable
-        if u.created_at_ms + ttl_ms <= now_ms
+        if u.created_at_ms + ttl_ms <= now_ms and not protected.covers(u.key)
     )
 
 

@@ -16,7 +16,7 @@ def plan_forget(listing: LogListing, boundaries: Sequence[Boundary]) -> Boundary
 
     Args:
         listing: The whole log of the scope.
-        boundaries: Every listed boundary, read.
+        boundaries: Every listed boundary that can be read.
 
     Returns:
         A boundary that keeps nothing; None if there is nothing to close: the newest boundary keeps nothing, and no
@@ -26,6 +26,10 @@ def plan_forget(listing: LogListing, boundaries: Sequence[Boundary]) -> Boundary
     if newest is None:
         if not listing.records:
             return None
-    elif not newest.kept and all(number < newest.number for number, _ in listing.records):
+    elif (
+        not newest.kept
+        and listing.newest_number == newest.number
+        and all(number < newest.number for number, _ in listing.records)
+    ):
         return None
     return Boundary(scope=listing.scope, number=listing.newest_number + FORGOTTEN_AHEAD)

@@ -272,6 +272,11 @@ def parse_pin_key(key: str) -> str:
     return m["id"]
 
 
+def is_pin_key(key: str) -> bool:
+    """Return whether a key is one of a pin."""
+    return _PIN.fullmatch(key) is not None
+
+
 def make_run_id(now_ms: int, chance: str) -> RunId:
     """The id of a collection that begins now, by the store's clock; `chance` is 20 lower-case hexadecimal digits.
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from index.errors import IndexInvariantError
+from index.errors import IndexInvariantError, UnsafeNameError
 from index.keys import parse_log_key
 from index.model import (
     PIN_DURATION_MS,
@@ -39,6 +39,8 @@ class LogListing(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[tuple[int, int], ...] = ()
     # Numbers of the boundaries, ascending.
     boundaries: tuple[int, ...] = ()
+    # Keys below the log's prefix that tidemark never wrote.
+    foreign: tuple[str, ...] = ()
     # Store-side creation time of the newest boundary; 0 without one.
     closed_at_ms: int = 0
 
@@ -100,13 +102,17 @@ def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
     """The listing of one scope from (key, creation time) pairs in any order.
 
     Raises:
-        UnsafeNameError: A key is neither a record nor a boundary.
         IndexInvariantError: A key belongs to another scope.
     """
     records: list[tuple[int, int]] = []
     boundaries: list[tuple[int, int]] = []
+    foreign: list[str] = []
     for key, created_at_ms in entries:
-        parsed = parse_log_key(key)
+        try:
+            parsed = parse_log_key(key)
+        except UnsafeNameError:
+            foreign.append(key)
+            continue
         if parsed.scope != scope:
             raise IndexInvariantError(f"is not in the log of {scope}", subject=key)
         if parsed.kind == "commit":
@@ -118,6 +124,7 @@ def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
         records=tuple(sorted(records)),
         boundaries=tuple(sorted(number for number, _ in boundaries)),
         closed_at_ms=max(boundaries, default=(0, 0))[1],
+        foreign=tuple(foreign),
     )
 
 
@@ -126,7 +133,7 @@ def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:
 
     Args:
         listing: The whole log of the scope.
-        boundaries: The listed boundaries, read.
+        boundaries: The listed boundaries that can be read.
 
     Raises:
         ShortListingError: A number above the newest boundary is missing, or a record that every boundary keeps.
@@ -135,7 +142,7 @@ def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:
     above = [number for number, _ in listing.records if number > floor]
     if above != list(range(floor + 1, floor + 1 + len(above))):
         raise ShortListingError(f"records above {floor} are {above}: not dense", subject=f"log of {listing.scope}")
-    newest = max(boundaries, key=lambda b: b.number, default=None)
+    newest = next((b for b in boundaries if b.number == floor), None)
     if newest is not None:
         listed = {number for number, _ in listing.records}
         missing = [p.number for p in newest.kept if p.number not in listed and not is_closed(p, boundaries)]
@@ -148,6 +155,11 @@ def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:
 def is_closed(pointer: CommitPointer, boundaries: Iterable[Boundary]) -> bool:
     """Whether any boundary at or above the record's number does not list it (D3); closed stays closed."""
     return any(b.number >= pointer.number and pointer not in b.kept for b in boundaries)
+
+
+def is_number_closed(number: int, boundaries: Iterable[Boundary]) -> bool:
+    """Return whether a boundary closes a number whoever wrote its record, which need not be read then (D3)."""
+    return any(b.number >= number and all(p.number != number for p in b.kept) for b in boundaries)
 
 
 def is_late(record: CommitRecord, created_at_ms: int) -> bool:

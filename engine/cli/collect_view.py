@@ -85,6 +85,12 @@ class CollectView(msgspec.Struct, frozen=True, kw_only=True):
     unfinished_hidden: str
     foreign_count: int
     foreign: tuple[str, ...]
+    # Only of a dry run: what is not one would end with 4, because something cannot be read.
+    damaged: bool
+    # Key and reason of each object that cannot be read, or for which nothing vouches.
+    unreadable: tuple[tuple[str, str], ...]
+    # The jobs of which nothing is deleted because of them; `*` for all.
+    protected: tuple[str, ...]
 
 
 def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView:
@@ -132,6 +138,9 @@ def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView
         unfinished_hidden=report.unfinished_hidden,
         foreign_count=report.foreign_count,
         foreign=report.foreign,
+        damaged=report.damaged,
+        unreadable=report.unreadable,
+        protected=report.protected,
     )
 
 
@@ -152,6 +161,8 @@ def collect_lines(report: CollectReport, plan: Path | None = None, *, verbose: b
         f"NOT looked for, uploads that were never finished: {printable(report.unfinished_hidden)}": (
             report.unfinished_hidden
         ),
+        f"nothing of {printable(', '.join(report.protected))} goes, because of "
+        f"{_some(len(report.unreadable), [': '.join(one) for one in report.unreadable])}": report.protected,
         f"left alone: {_some(report.foreign_count, report.foreign)} that tidemark never wrote": report.foreign_count,
         f"NOT deleted: {_some(report.failed_count, report.failed).rstrip(',')}; run collect again": report.failed_count,
         f"the plan: {printable(str(plan))}": plan,
@@ -189,6 +200,8 @@ def summary_line(report: CollectReport) -> str:
         parts.append(f"{report.failed_count:,} NOT deleted")
     if report.audit_missing:
         parts.append("NO audit record")
+    if report.damaged:
+        parts.append(f"{count(len(report.unreadable), 'object')} CANNOT BE READ")
     if report.refused:
         parts.append("WOULD BE REFUSED: more than --delete-at-most")
     return "; ".join([*parts, f"run {report.run}"])

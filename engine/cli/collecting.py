@@ -125,6 +125,8 @@ def collect(
 def _exit_code(report: CollectReport) -> ExitCode:
     if report.refused:
         return ExitCode.TOO_MUCH
+    if report.damaged:
+        return ExitCode.DAMAGED
     return ExitCode.PARTIAL if report.failed_count or report.audit_missing else ExitCode.OK
 
 

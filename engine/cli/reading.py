@@ -99,7 +99,7 @@ def list_(session: Session, *, job: str | None, commit_per_task: bool, task: str
 
 def _list_scopes(session: Session, repository: SyncRepository) -> None:
     async def look_at(scope: Scope) -> ScopeView:
-        log = await load_log(repository.asynchronous.store, scope)
+        log = await load_log(repository.asynchronous.store, scope, past_damage=True)
         return ScopeView(
             job=scope.job,
             commit_task=scope.task,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Listing, Swept
+from engine.damage import Damage
 from engine.roots import Roots
 from index.collect_plan import (
     DeleteReason,
@@ -40,6 +41,8 @@ class Facts(msgspec.Struct, kw_only=True):
     leftovers_tally: DeleteTally = msgspec.field(default_factory=DeleteTally)
     roots: Roots = Roots(logs=(), names=(), pins=())
     plans: tuple[ScopePlan, ...] = ()
+    # What cannot be read, and what stays because of it.
+    damage: Damage = Damage()
     swept: Swept = Swept()
     refused: bool = False
     # Written; of a dry run, planned.

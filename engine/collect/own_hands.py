@@ -53,7 +53,9 @@ class OwnHands(Hands):
         keys = await reachable_keys(self._store, references.everything, optional=references.optional)
         self._unreachable = tuple(u for u in self._uploads if u.key not in keys)
         self._ttl_ms = ttl_ms
-        self._planned = tuple(sorted(choose_uploads(self._unreachable, now_ms, ttl_ms), key=lambda p: p.key))
+        self._planned = tuple(
+            sorted(choose_uploads(self._unreachable, now_ms, ttl_ms, references.protected), key=lambda p: p.key)
+        )
         if self._lines is not None:
             await self._lines.write_all(self._planned)
         return self._swept(())

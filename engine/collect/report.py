@@ -50,7 +50,7 @@ class CollectReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     # Of the live ones, those that were to be deleted until the second reading of the roots led to them.
     spared_count: int = 0
     spared_bytes: int = 0
-    # Keys under blobs/ or indexes/ that this project never wrote, finished or not; they are left alone.
+    # Keys below its prefixes that this project never wrote, finished or not; they are left alone.
     foreign_count: int = 0
     foreign: tuple[str, ...] = ()
     # Puts that nobody has finished, and that stay because they may be under way; the older ones are among `deletes`.
@@ -61,6 +61,12 @@ class CollectReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     # Keys that are still there though they were to go; the next collection tries again.
     failed_count: int = 0
     failed: tuple[str, ...] = ()
+    # Only of a dry run: what is not one would end with an error, because something cannot be read.
+    damaged: bool = False
+    # What cannot be read, or has nothing that vouches for it, and why, by key.
+    unreadable: tuple[tuple[str, str], ...] = ()
+    # Nothing was deleted of these scopes, to which it may refer; `*` where nothing tells them.
+    protected: tuple[str, ...] = ()
     # Why there is no audit record; empty if there is one, or should be none.
     audit_missing: str = ""
     # Why the run's own working objects are still there; a later collection removes them.
@@ -103,7 +109,7 @@ def _tell_keys(number: int, size_bytes: int) -> str:
 def make_report(facts: Facts, *, audit_missing: str = "", run_left: str = "") -> CollectReport:
     """The report of a run that came to its end."""
     swept = facts.swept
-    foreign = {*facts.listing.foreign, *facts.unfinished.foreign}
+    foreign = {*facts.listing.foreign, *facts.unfinished.foreign, *facts.roots.foreign}
     return CollectReport(
         run=facts.run,
         dry_run=facts.dry_run,
@@ -131,6 +137,9 @@ def make_report(facts: Facts, *, audit_missing: str = "", run_left: str = "") ->
         unfinished_count=len(facts.unfinished.young),
         unfinished_bytes=sum(put.size_bytes for put in facts.unfinished.young),
         unfinished_hidden=facts.unfinished_hidden,
+        damaged=bool(facts.damage.errors),
+        unreadable=facts.damage.reasons,
+        protected=facts.damage.protected.told(),
         failed_count=facts.failed_count(),
         failed=facts.failed(),
         audit_missing=audit_missing,

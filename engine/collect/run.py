@@ -5,6 +5,7 @@ is still in the plan. An error on the way means that nothing is deleted after it
 by `Hands`, so that Spark tasks can do it; the rest is always this process's work.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost
@@ -13,14 +14,15 @@ from blobstore.errors import StoreError
 from engine.clock import Ambient, SystemAmbient, read_now_ms
 from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit
 from engine.collect.facts import Facts
-from engine.collect.hands import Deleted, Hands
+from engine.collect.hands import KEYS_TOLD_MAX, Deleted, Hands
 from engine.collect.leftovers import delete_leftovers, plan_leftovers
 from engine.collect.overtaken import read_until_not_overtaken
 from engine.collect.own_hands import OwnHands, delete_keys
 from engine.collect.plan_writer import check_place, write_header, write_summary
 from engine.collect.report import CollectReport, make_report
 from engine.collect.unfinished import abort_puts, plan_unfinished
-from engine.errors import EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
+from engine.damage import Unread, assess, find_broken
+from engine.errors import DamagedError, EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
 from engine.log_io import ScopeLog, find_boundary
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import (
@@ -36,12 +38,13 @@ from engine.roots import (
 )
 from engine.settle import settle_record
 from engine.store_checks import check_collects
+from engine.words import count
 from index.audit import Outcome
 from index.codec import encode_record
 from index.collect_plan import ScopePlan
-from index.errors import FormatError
+from index.errors import FormatError, UnknownFormatError
 from index.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
-from index.model import Boundary, RepositoryRecord
+from index.model import Boundary, IndexReference, RepositoryRecord
 from index.plan_file import PlanHeader, PlanSummary, RootCommit, RootName, RootPin
 from index.retention import Retention, RetentionPolicy, as_policy
 
@@ -81,8 +84,8 @@ async def collect(
         TooMuchToDeleteError: The plan is larger than allowed: nothing was closed or deleted; the newest commits are
             settled. A dry run reports it instead.
         UnsafeStoreError: The store cannot be collected (`check_collects`), or a listing had holes: nothing was deleted.
-        DamagedError: An index that a root needs is missing or altered: nothing was deleted.
-        FormatError: Something was written by a newer tidemark: nothing was deleted.
+        DamagedError: Something cannot be read, or is missing: nothing was deleted of its scope and of those that it may
+            refer to. A dry run reports it instead.
         TargetError: There is something in `plan_to`, or it is in the repository.
         UsageError: The share is none.
         StoreError: As the store says: nothing was deleted after it.
@@ -117,7 +120,7 @@ async def collect(
         if missing := await run.leave_audit(outcome, tell_error(error)):
             error.add_note(f"there is no audit record of this: {missing}")
         raise
-    failed, unsettled = facts.failed_count(), run.unsettled_error()
+    failed, unsettled = facts.failed_count(), run.left_over_error()
     done: Outcome = "failed" if unsettled else "partly" if failed else "done"
     missing = await run.leave_audit(done, tell_error(unsettled) if unsettled else "")
     # After the record, which nobody would write any more.
@@ -146,6 +149,8 @@ class _Run:
         self._plan_to = plan_to
         self._progress = progress
         self._ambient = ambient
+        # Indexes that are missing or altered.
+        self._broken: Mapping[IndexReference, Unread] = {}
         # Why newest commits could not be settled.
         self._unsettled: tuple[SettleError, ...] = ()
         self._began_s = ambient.monotonic_s()
@@ -163,7 +168,13 @@ class _Run:
         facts.listing = await self._hands.list_uploads(facts.run, facts.now_ms)
         facts.unfinished, facts.unfinished_hidden = await plan_unfinished(self._store, facts.now_ms, ttl_ms)
         facts.leftovers = await plan_leftovers(self._store, facts.now_ms, ttl_ms)
-        _, marked, _ = await read_until_not_overtaken(self._read_roots, None, self._choose, self._sweep)
+        try:
+            _, marked, _ = await read_until_not_overtaken(self._read_roots, None, self._choose, self._sweep)
+        except (DamagedError, FormatError):
+            self._broken = await find_broken(self._store, kept_references(facts.plans, facts.roots))
+            if not self._broken:
+                raise
+            _, marked, _ = await read_until_not_overtaken(self._read_roots, None, self._choose, self._sweep)
         return marked
 
     async def close_commits(self, marked: References) -> None:
@@ -176,17 +187,22 @@ class _Run:
             unmarked = references.everything - marked.everything
             return await reachable_keys(self._store, unmarked, optional=references.optional)
 
-        facts.roots, _, spared = await read_until_not_overtaken(
-            self._read_roots, facts.roots, lambda roots: (open_references(roots), None), follow
-        )
+        def choose(roots: Roots) -> tuple[References, None]:
+            return open_references(roots).without(self._broken, marked.protected), None
+
+        damage = facts.damage
+        facts.roots, _, spared = await read_until_not_overtaken(self._read_roots, facts.roots, choose, follow)
+        if not set(facts.damage.reasons) <= set(damage.reasons):
+            raise self._damaged("something more cannot be read than before; nothing was deleted")
         if spared:
             facts.swept = await self._hands.spare(spared)
-        facts.log_deletes = plan_log_deletes(facts.roots)
+        facts.log_deletes = plan_log_deletes(facts.roots, damaged=damage.scopes)
 
     def foresee(self) -> None:
         """What `close_commits` would do if nobody did anything meanwhile."""
         self._facts.boundaries = self._planned_boundaries()
-        self._facts.log_deletes = plan_log_deletes(self._facts.roots, planned=self._facts.boundaries)
+        facts = self._facts
+        facts.log_deletes = plan_log_deletes(facts.roots, planned=facts.boundaries, damaged=facts.damage.scopes)
 
     async def delete(self) -> None:
         """Records, then indexes, then blobs; a room is begun only when the one before is empty (D1)."""
@@ -202,11 +218,34 @@ class _Run:
         facts.aborted = await abort_puts(self._store, facts.unfinished.doomed)
         await delete_leftovers(self._store, facts.leftovers, facts.leftovers_tally)
 
-    def unsettled_error(self) -> SettleError | None:
-        """Return why a newest commit could not be settled; the other scopes' reasons are its notes."""
-        for other in self._unsettled[1:]:
-            self._unsettled[0].add_note(f"and of another scope: {other}")
-        return next(iter(self._unsettled), None)
+    def left_over_error(self) -> SettleError | None:
+        """Return why something was left alone: it cannot be read, or a newest commit could not be settled."""
+        errors: list[SettleError] = list(self._unsettled)
+        if self._facts.damage.errors:
+            stayed = ", ".join(self._facts.damage.protected.told()).replace("*", "all jobs")
+            errors.insert(0, self._damaged(f"nothing was deleted of {stayed}; the rest was done"))
+        for other in errors[1:]:
+            errors[0].add_note(f"and of another scope: {other}")
+        return next(iter(errors), None)
+
+    def _damaged(self, what: str) -> DamagedError | UnknownFormatError:
+        """Say what cannot be read; what only a newer tidemark can read is no damage."""
+        errors = self._facts.damage.errors
+        message = f"{count(len(errors), 'object')} cannot be read, and {what}"
+        subject = next((error.subject for error in errors), "")
+        error: DamagedError | UnknownFormatError = DamagedError(
+            message,
+            operation="collect",
+            subject=subject,
+            hint="`tidemark verify` names them; put an older version back, or see `tidemark discard`",
+        )
+        if errors and all(isinstance(one, UnknownFormatError) for one in errors):
+            error = UnknownFormatError(
+                message, subject=subject, hint="collect with the newest tidemark that writes here"
+            )
+        for one in errors[:KEYS_TOLD_MAX]:
+            error.add_note(str(one))
+        return error
 
     async def end(self) -> str:
         """Let the run's own objects go; returns why they are still there, which harms nobody (R6)."""
@@ -233,11 +272,14 @@ class _Run:
         facts.deleted = {**facts.deleted, room: deleted}
 
     async def _read_roots(self, known: Roots | None) -> Roots:
-        return await read_roots(self._store, self._facts.repository, self._facts.now_ms, known=known)
+        roots = await read_roots(self._store, self._facts.repository, self._facts.now_ms, known=known)
+        self._facts.damage = await assess(self._store, roots, self._broken)
+        return roots
 
     def _choose(self, roots: Roots) -> tuple[References, tuple[ScopePlan, ...]]:
-        plans = plan_scopes(roots, self._facts.policy)
-        return kept_references(plans, roots), plans
+        damage = self._facts.damage
+        plans = plan_scopes(roots, self._facts.policy, damage.scopes)
+        return kept_references(plans, roots).without(self._broken, damage.protected), plans
 
     async def _sweep(self, roots: Roots, references: References, plans: tuple[ScopePlan, ...]) -> None:
         facts = self._facts

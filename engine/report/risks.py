@@ -22,6 +22,7 @@ _HINTS: Final = {
     ProblemKind.BLOB_MISSING: _AGAIN,
     ProblemKind.BLOB_SHORT: _AGAIN,
     ProblemKind.CONTENT_WRONG: "tidemark restore --or-newest-complete",
+    ProblemKind.UNREADABLE: "put an older version of the object back, or see tidemark discard",
     ProblemKind.ADRIFT: "bring back the records that were there beside it; docs/how-to/move-a-repository.md",
     ProblemKind.AT_RISK: "tidemark verify --heal removes the TTL, before the store does what it says",
 }

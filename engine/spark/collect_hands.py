@@ -206,6 +206,7 @@ class SparkHands(Hands):
             access=self._access,
             run=None if self._run is None else self._run.id,
             now_ms=now_ms,
+            protected=references.protected,
             digests=self._digests,
             carried_out={} if self._run is None else carried_out_plans(self._run.names),
         )

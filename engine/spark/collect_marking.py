@@ -23,7 +23,7 @@ from engine.spark.collect_listing import (
 from engine.spark.collect_plans import encode_plan, read_plan, write_plan
 from engine.spark.collect_rows import ANSWER, FAILED, LIVE, PLAN, SHARDS_AT_ONCE, Row, batch_of, rows_of
 from engine.spark.errors import RunEndedError
-from index.collect_plan import ReasonTotal, Upload, choose_uploads, sum_deletes, waiting_until_ms
+from index.collect_plan import Protection, ReasonTotal, Upload, choose_uploads, sum_deletes, waiting_until_ms
 from index.keys import RunId
 from index.model import IndexReference
 from index.run_file import SHARDS, Shard, digest_of, group_by_shard
@@ -88,6 +88,7 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
     # None: nothing may be written, and the plans are given as rows.
     run: RunId | None
     now_ms: int
+    protected: Protection
     # Of each shard's inventory, by position: what stands in the store has to be what the driver knows of.
     digests: tuple[bytes, ...]
     # By shard, the plans that somebody has carried out in this run before it was taken up (R5).
@@ -126,7 +127,7 @@ class SweepTask(msgspec.Struct, frozen=True, kw_only=True):
         gone = await self._gone(store, shard)
         unreachable = [upload for upload in unreachable if upload.key not in gone]
         ttl_ms = self.access.record.ttl_ms
-        planned = choose_uploads(unreachable, self.now_ms, ttl_ms)
+        planned = choose_uploads(unreachable, self.now_ms, ttl_ms, self.protected)
         chosen = frozenset(p.key for p in planned)
         waiting = [upload for upload in unreachable if upload.key not in chosen]
         plan = encode_plan(planned)

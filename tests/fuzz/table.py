@@ -53,7 +53,6 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.log_io.read_boundary",
             "engine.log_io.read_commit",
             "engine.log_io.read_record",
-            "engine.log_io.read_records",
             "engine.names.read_all_namings",
             "engine.names.read_name",
             "engine.names.read_namings",

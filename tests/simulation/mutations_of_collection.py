@@ -73,9 +73,9 @@ def writers_tidy_up() -> Iterator[None]:
 def age_is_not_asked() -> Iterator[None]:
     real = collect_plan.choose_uploads
 
-    def choose(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int) -> tuple[PlannedUpload, ...]:
+    def choose(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int, *rest: Any) -> tuple[PlannedUpload, ...]:
         del ttl_ms
-        return real(unreachable, now_ms, 0)
+        return real(unreachable, now_ms, 0, *rest)
 
     with everywhere(real, choose):
         yield
@@ -109,8 +109,8 @@ def closed_uploads_go() -> Iterator[None]:
 def leases_are_cut_short() -> Iterator[None]:
     real = collect_plan.choose_uploads
 
-    def choose(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int) -> tuple[PlannedUpload, ...]:
-        return real(unreachable, now_ms, ttl_ms // 2)
+    def choose(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int, *rest: Any) -> tuple[PlannedUpload, ...]:
+        return real(unreachable, now_ms, ttl_ms // 2, *rest)
 
     with everywhere(real, choose):
         yield
@@ -125,8 +125,8 @@ def leases_are_cut_short() -> Iterator[None]:
 def expired_stays() -> Iterator[None]:
     real = collect_plan.choose_uploads
 
-    def choose(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int) -> tuple[PlannedUpload, ...]:
-        return real((), now_ms, ttl_ms) if any(unreachable) else ()
+    def choose(unreachable: Iterable[Upload], now_ms: int, ttl_ms: int, *rest: Any) -> tuple[PlannedUpload, ...]:
+        return real((), now_ms, ttl_ms, *rest) if any(unreachable) else ()
 
     with everywhere(real, choose):
         yield
@@ -143,7 +143,13 @@ def newest_boundary_counts() -> Iterator[None]:
         newest = max(boundaries, key=lambda b: b.number, default=None)
         return newest is not None and newest.number >= pointer.number and pointer not in newest.kept
 
-    with everywhere(log.is_closed, is_closed):
+    def is_number_closed(number: int, boundaries: Iterable[Boundary]) -> bool:
+        newest = max(boundaries, key=lambda b: b.number, default=None)
+        return (
+            newest is not None and newest.number >= number and number not in {pointer.number for pointer in newest.kept}
+        )
+
+    with everywhere(log.is_closed, is_closed), everywhere(log.is_number_closed, is_number_closed):
         yield
 
 
@@ -154,7 +160,10 @@ def newest_boundary_counts() -> Iterator[None]:
     shows="the log changed or had holes",
 )
 def all_boundaries_go() -> Iterator[None]:
-    with everywhere(collect_plan.choose_superseded_boundaries, tuple):
+    def choose(boundaries: Iterable[Boundary], *_: object) -> tuple[int, ...]:
+        return tuple(boundary.number for boundary in boundaries)
+
+    with everywhere(collect_plan.choose_superseded_boundaries, choose):
         yield
 
 

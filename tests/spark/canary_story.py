@@ -36,6 +36,7 @@ from engine.spark.parallel import BackupStores, RestoreStores, StoreWork, spread
 from engine.spark.store_task import RESULT_SPARK_SCHEMA, TASK_COLUMN, JobRun, UpdateTask
 from engine.sync import LoopThread, SyncRepository
 from engine.transfer_settings import TransferSettings
+from index.collect_plan import NOTHING_PROTECTED
 from index.keys import RunId
 from index.log import Commit
 from index.model import Scope
@@ -250,7 +251,7 @@ def fail(
     collecting = (
         ListTask(access=access, run=named, standing=frozenset()),
         MarkTask(access=access),
-        SweepTask(access=access, run=named, now_ms=0, digests=(), carried_out={}),
+        SweepTask(access=access, run=named, now_ms=0, protected=NOTHING_PROTECTED, digests=(), carried_out={}),
         SpareTask(access=access, run=named),
         DeleteTask(access=access, run=named),
     )

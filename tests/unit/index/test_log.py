@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from index.errors import IndexInvariantError, UnsafeNameError
+from index.errors import IndexInvariantError
 from index.keys import boundary_key, commit_key
 from index.log import (
     Commit,
@@ -164,7 +164,7 @@ def test_the_newest_number_counts_boundaries_and_void_records() -> None:
     assert listing(1, boundaries=(7,)).newest_number == 7
 
 
-def test_a_listing_is_sorted_and_refuses_what_does_not_belong() -> None:
+def test_a_listing_is_sorted_refuses_another_log_and_passes_over_what_is_foreign() -> None:
     entries = [(commit_key(JOB, 2), 20), (boundary_key(JOB, 1), 15), (commit_key(JOB, 1), 10)]
     listed = listing_of(JOB, entries)
     assert listed.records == ((1, 10), (2, 20))
@@ -173,5 +173,4 @@ def test_a_listing_is_sorted_and_refuses_what_does_not_belong() -> None:
     assert listed.created_at_ms(3) is None
     with pytest.raises(IndexInvariantError):
         listing_of(JOB, [(commit_key(Scope("other"), 1), 0)])
-    with pytest.raises(UnsafeNameError):
-        listing_of(JOB, [("log/job/readme.txt", 0)])
+    assert listing_of(JOB, [("log/job/readme.txt", 0)]).foreign == ("log/job/readme.txt",)

@@ -56,8 +56,8 @@ async def test_a_damaged_record_is_told_with_the_blobs_that_only_it_may_name(wor
     assert suspects.records[0][0] == commit_key(JOB, 2)
     assert set(suspects.keys) == alone
     assert suspects.count == len(alone) > 0
-    assert facts.plan is None
-    assert "a collection would refuse" in facts.plan_missing
+    assert facts.plan is not None
+    assert facts.plan.protected == ("job",)
 
 
 async def test_what_a_name_holds_of_a_damaged_record_is_verified_and_led_to(world: World) -> None:

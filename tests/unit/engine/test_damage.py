@@ -1,0 +1,195 @@
+"""One object that cannot be read stops nothing but what it concerns (design 0002, D4)."""
+
+import msgspec
+import pytest
+
+from blobstore.base import BytesBody
+from blobstore.memory import MemoryStore
+from engine.errors import DamagedError
+from engine.repository import Repository
+from engine.verify import ProblemKind
+from index.errors import CorruptIndexError
+from index.keys import BLOBS, INDEXES, NAMES, PINS, boundary_key, commit_key
+from index.model import PIN_DURATION_MS, Scope
+from index.retention import Retention
+from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
+
+LAST = Retention(keep_last=1)
+OTHER = Scope("other")
+FORK = Scope("fork")
+
+
+def flip(world: World, key: str) -> None:
+    """Alter the last byte of an object at rest."""
+    inner = world.store.inner
+    assert isinstance(inner, MemoryStore)
+    blob = inner._blobs[key]
+    inner._blobs[key] = msgspec.structs.replace(blob, data=blob.data[:-1] + bytes([blob.data[-1] ^ 1]))
+
+
+async def two_jobs(world: World) -> Repository:
+    """Each of two jobs has two commits; garbage is old enough to go."""
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    await world.history(repository, "other one", "other two", scope=OTHER)
+    world.clock.advance(2 * TTL_MS)
+    return repository
+
+
+async def uploads(world: World, job: str) -> set[str]:
+    return {key for room in (BLOBS, INDEXES) for key in await world.keys(room) if f"/{job}/" in key}
+
+
+async def collects_all_but(world: World, key: str) -> None:
+    """A collection says what it cannot read, leaves what that concerns, and does its work elsewhere."""
+    mine, others = await uploads(world, "job"), await uploads(world, "other")
+    repository = await world.process()
+    with pytest.raises(DamagedError) as caught:
+        await repository.collect(LAST, delete_share_max=1)
+    assert key in str(caught.value) + str(caught.value.__notes__)
+    assert await uploads(world, "job") == mine
+    assert await uploads(world, "other") < others
+    newest = await repository.latest(OTHER)
+    assert newest is not None
+    await repository.restore(newest, world.target())
+    await world.history(await world.process(), "other three", scope=OTHER)
+
+
+async def test_a_record_that_cannot_be_read_protects_its_own_job_alone(world: World) -> None:
+    await two_jobs(world)
+    key = commit_key(JOB, 2)
+    flip(world, key)
+    await collects_all_but(world, key)
+    report = await (await world.process()).verify()
+    assert [(p.kind, p.key) for p in report.problems] == [(ProblemKind.UNREADABLE, key)]
+    planned = await (await world.process()).collect(LAST, dry_run=True)
+    assert [k for k, _ in planned.unreadable] == [key]
+    assert planned.protected == ("job",)
+
+
+async def test_a_record_that_may_be_the_first_of_a_fork_protects_everything(world: World) -> None:
+    repository = await two_jobs(world)
+    latest = await repository.latest(OTHER)
+    assert latest is not None
+    await repository.fork(latest, FORK)
+    flip(world, commit_key(FORK, 1))
+    before = await uploads(world, "job") | await uploads(world, "other")
+    with pytest.raises(DamagedError, match="all jobs"):
+        await repository.collect(LAST, delete_share_max=1)
+    assert await uploads(world, "job") | await uploads(world, "other") == before
+
+
+async def test_a_job_that_goes_on_from_a_fork_protects_what_it_was_forked_from(world: World) -> None:
+    repository = await two_jobs(world)
+    source = (await repository.commits(JOB))[1]
+    await repository.fork(source, FORK)
+    await repository.commit(FORK, [], offsets="next")
+    world.clock.advance(2 * TTL_MS)
+    flip(world, commit_key(FORK, 2))
+    await collects_all_but(world, commit_key(FORK, 2))
+
+
+async def test_an_index_that_cannot_be_read_protects_its_job_alone(world: World) -> None:
+    repository = await two_jobs(world)
+    index = (await repository.commits(JOB))[0].record.stores[0].index.key
+    flip(world, index)
+    await collects_all_but(world, index)
+
+
+async def test_a_name_that_cannot_be_read_protects_its_job_alone(world: World) -> None:
+    repository = await two_jobs(world)
+    await repository.name((await repository.commits(JOB))[1], "kept")
+    (key,) = await world.keys(NAMES)
+    flip(world, key)
+    await collects_all_but(world, key)
+    assert [n.name for n in await repository.names(JOB)] == []
+    report = await (await world.process()).verify()
+    assert [(p.kind, p.key) for p in report.problems] == [(ProblemKind.UNREADABLE, key)]
+
+
+async def test_a_closed_record_and_a_forgotten_job_decide_nothing(world: World) -> None:
+    repository = await two_jobs(world)
+    flip(world, commit_key(JOB, 1))
+    flip(world, commit_key(JOB, 2))
+    await repository.forget(JOB)
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert report.unreadable == ()
+    assert await uploads(world, "job") == set()
+    assert await world.keys("log/job/") == {boundary_key(JOB, 1_000_000_002)}
+
+
+async def test_a_boundary_that_cannot_be_read_protects_its_job_until_it_is_forgotten(world: World) -> None:
+    repository = await two_jobs(world)
+    await repository.collect(LAST, delete_share_max=1)
+    await world.history(repository, "three")
+    await world.history(repository, "other three", scope=OTHER)
+    world.clock.advance(2 * TTL_MS)
+    key = boundary_key(JOB, 1)
+    flip(world, key)
+    await collects_all_but(world, key)
+    with pytest.raises(CorruptIndexError):
+        await (await world.process()).latest(JOB)
+    repository = await world.process()
+    await repository.forget(JOB)
+    await repository.collect(LAST, delete_share_max=1)
+    assert await uploads(world, "job") == set()
+    assert key not in await world.keys("log/")
+
+
+@pytest.mark.parametrize("age_ms", [0, PIN_DURATION_MS + MARGIN_MS, PIN_DURATION_MS + 2 * MARGIN_MS])
+async def test_a_pin_that_cannot_be_read_keeps_everything_until_it_is_older_than_any_pin_lasts(
+    world: World, age_ms: int
+) -> None:
+    repository = await two_jobs(world)
+    async with repository.pinned((await repository.commits(JOB))[0]):
+        (key,) = await world.keys(PINS)
+    flip(world, key)
+    world.clock.advance(age_ms)
+    before = await uploads(world, "job")
+    if age_ms < PIN_DURATION_MS + 2 * MARGIN_MS:
+        with pytest.raises(DamagedError, match="all jobs"):
+            await repository.collect(LAST, delete_share_max=1)
+        assert await uploads(world, "job") == before
+        return
+    await repository.collect(LAST, delete_share_max=1)
+    assert await world.keys(PINS) == set()
+    assert await uploads(world, "job") < before
+
+
+@pytest.mark.parametrize("key", ["log/", "log/job/", "log/job/notes.txt", "names/", "names/job/", "pins/x", "pins/"])
+async def test_foreign_keys_are_passed_over_and_shown(world: World, key: str) -> None:
+    repository = await two_jobs(world)
+    inner = world.store.inner
+    assert isinstance(inner, MemoryStore)
+    inner._publish(key, b"", None)
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert key in report.foreign
+    assert key in await world.keys()
+    assert not (await repository.verify()).damaged
+    await world.history(await world.process(), "three")
+
+
+async def test_a_copy_without_witnesses_keeps_its_uploads(world: World) -> None:
+    """A fork that was put back: nothing vouches for it, and nothing of it goes."""
+    repository = await two_jobs(world)
+    await repository.fork((await repository.commits(JOB))[0], FORK)
+    await repository.forget(JOB)
+    world.clock.advance(10 * TTL_MS)
+    inner = world.store.inner
+    assert isinstance(inner, MemoryStore)
+    key = commit_key(FORK, 1)
+    inner._blobs[key] = msgspec.structs.replace(inner._blobs[key], created_at_ms=world.clock())
+    others = await uploads(world, "other")
+    mine = await uploads(world, "job")
+    report = await (await world.process()).collect(LAST, delete_share_max=1)
+    assert report.unreadable == ((key, "late: nothing vouches for it"),)
+    assert report.protected == ("fork", "job")
+    assert await uploads(world, "job") == mine
+    assert await uploads(world, "other") < others
+
+
+async def test_a_newer_format_is_no_damage_but_stops_no_more(world: World) -> None:
+    await two_jobs(world)
+    key = commit_key(JOB, 2)
+    await world.store.inner.put(key, BytesBody(b"TMC\x63" + b"0" * 50))
+    await collects_all_but(world, key)
