@@ -33,8 +33,8 @@ _REFUSED: Final = 300
 # less than 4 MiB.
 _REFUSAL_BYTES_MAX: Final = 1024 * 1024
 _ANSWER_BYTES_MAX: Final = 8 * 1024 * 1024
-# And how long that is read.
-_ANSWER_S_MAX: Final = 60.0
+# How long a thread reads a refusal: its caller, who has a deadline for each answer, cannot stop it.
+_REFUSAL_S_MAX: Final = 60.0
 # What is read at first; more at a time while that comes fast, so that of a slow body the sink hears in time.
 _FIRST_BYTES: Final = 64 * 1024
 _FAST_S: Final = HELD_S / 8
@@ -80,7 +80,7 @@ class ThreadedSession(AIOHTTPSession):  # type: ignore[misc]  # the SDK has no t
         headers = {name.lower(): value for name, value in answer.headers.items()}
         if request.stream_output and answer.status_code < _REFUSED:
             return AioAWSResponse(answer.url, answer.status_code, headers, answer.raw)
-        content, until_s = bytearray(), clock() + _ANSWER_S_MAX
+        content, until_s = bytearray(), clock() + _REFUSAL_S_MAX
         try:
             while piece := answer.raw.read1(_FIRST_BYTES):
                 content += piece
@@ -123,12 +123,11 @@ async def _read_answer(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
     parts, size_bytes = [], 0
     is_whole = False
     try:
-        async with asyncio.timeout(_ANSWER_S_MAX):
-            while part := await answer.content.readany():
-                parts.append(part)
-                size_bytes += len(part)
-                if size_bytes > bytes_max:
-                    raise _too_much(bytes_max)
+        while part := await answer.content.readany():
+            parts.append(part)
+            size_bytes += len(part)
+            if size_bytes > bytes_max:
+                raise _too_much(bytes_max)
         is_whole = True
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         raise BrokenError(f"the answer broke off: {type(error).__name__}") from None
@@ -139,7 +138,7 @@ async def _read_answer(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes:
 
 
 def _too_much(bytes_max: int) -> BrokenError:
-    return BrokenError(f"the answer has more than {bytes_max} bytes, or takes longer than {_ANSWER_S_MAX:g} s")
+    return BrokenError(f"the answer has more than {bytes_max} bytes, or comes too slowly")
 
 
 class _ReadBody:

@@ -245,16 +245,15 @@ async def test_an_answer_without_end_is_given_up(store: S3Store, liar: Liar, sta
     await store.close()
 
 
-@pytest.mark.parametrize("what", ["pour", "list"])
-async def test_an_answer_that_drips_without_end_is_given_up(
-    store: S3Store, liar: Liar, what: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_refusal_that_drips_without_end_holds_no_thread(
+    store: S3Store, liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No timeout between two bytes ends it."""
-    monkeypatch.setattr("blobstore.s3_threads._ANSWER_S_MAX", 0.3)
+    """No timeout between two bytes ends it, and nobody can stop the thread."""
+    monkeypatch.setattr("blobstore.s3_threads._REFUSAL_S_MAX", 0.3)
     liar.status, liar.is_endless, liar.body, liar.pause_s = 500, True, b"x", 0.02
     async with asyncio.timeout(5):
         with pytest.raises(StoreUnavailableError):
-            await _requests(store)[what]()
+            await _requests(store)["pour"]()
     await store.close()
 
 
