@@ -46,7 +46,7 @@ def keys_to_keep(
     references: list[StoreReference] = []
     left: list[StoreReference] = []
     # Where this is later than leases, everything was copied from another place (C5).
-    made_at_ms = found["repository"].created_at_ms
+    made_at_ms = found["repository"].created_at_ms // 1000 * 1000
     for keep_log, kept in read_logs(found, data).values():
         keep |= keep_log
         references += [s for record in kept for s in record.stores]
@@ -128,7 +128,10 @@ def _log(
     late = {key for key, record in records if found[key].created_at_ms > record.valid_until_ms}
     # Later records and boundaries vouch for a late one, and for the newest that it was copied (C5).
     vouched = {record.predecessor for _, record in records} | {p for b in boundaries for p in b.kept}
-    repository, made_at_ms = decode_repository(root, subject="repository"), found["repository"].created_at_ms
+    repository, made_at_ms = (
+        decode_repository(root, subject="repository"),
+        found["repository"].created_at_ms // 1000 * 1000,
+    )
     for _, newest_record in records[-1:]:
         lease_ms = repository.ttl_ms - repository.margin_ms if newest_record.kind == "commit" else PIN_DURATION_MS
         if newest_record.valid_until_ms - lease_ms < made_at_ms:

@@ -60,20 +60,16 @@ class Actions:
         ledger: Where everybody says what they asked for and what they were told.
         coverage: Where rare moments are counted.
         times: Of the repository.
-        stale: The store says that its lists may be stale.
 
     Attributes:
         causes: Says which errors may happen.
     """
 
-    def __init__(
-        self, server: WatchedServer, ledger: Ledger, coverage: Coverage, *, times: Times = USUAL, stale: bool = False
-    ) -> None:
+    def __init__(self, server: WatchedServer, ledger: Ledger, coverage: Coverage, *, times: Times = USUAL) -> None:
         self._server = server
         self._ledger = ledger
         self._met = coverage.met
-        self._stale = stale
-        self.causes = Causes(server, ledger, times=times, stale=stale)
+        self.causes = Causes(server, ledger, times=times)
         # By the name of their process.
         self._asked: dict[str, Asked] = {}
         self._members: list[Member] = []
@@ -341,10 +337,10 @@ class Actions:
         try:
             report = await repository.collect(retention, delete_share_max=1)
         except UnsafeStoreError:
-            self._met(Moment.STALE_LISTS_REFUSED, int(self._stale))
+            self._met(Moment.STALE_LISTS_REFUSED, int(member.is_stale))
             raise
         self._met(Moment.SPARED, int(report.spared_count > 0))
-        if self._stale:
+        if member.is_stale:
             self._ledger.errors.append("4: a store with stale lists was collected")
 
     async def _heal(self, member: Member, repository: Repository, step: Do) -> None:

@@ -69,15 +69,13 @@ class Causes:
         server: Has seen every request.
         ledger: Whether somebody has taken something away.
         times: Of the repository.
-        stale: The store says that its lists may be stale.
     """
 
-    def __init__(self, server: WatchedServer, ledger: Ledger, *, times: Times = USUAL, stale: bool = False) -> None:
+    def __init__(self, server: WatchedServer, ledger: Ledger, *, times: Times = USUAL) -> None:
         self._server = server
         self._ledger = ledger
         self._times = times
         self._lease_ms = times.ttl_ms - times.margin_ms
-        self._is_stale = stale
         # Requests for commits that were refused for good.
         self._refused: list[tuple[Asked, str]] = []
 
@@ -118,7 +116,7 @@ class Causes:
         is_troubled |= asked.verb != "restore" and self._server.refused_full[asked.process] > 0
         match error:
             case DamagedError() | FormatError():
-                return self._is_damaged(asked, error, stood_s)
+                return member.is_stale or self._is_damaged(asked, error, stood_s)
             case FencedError():
                 return any(self._is_closed(w) for w in self._own_records(asked))
             case StaleResultError():
@@ -132,7 +130,7 @@ class Causes:
             case UsageError():
                 return self._is_taken_name(asked) or self._is_of_other_kind(asked.scope)
             case UnsafeStoreError():
-                return self._is_stale or (is_troubled and asked.verb in {"collect", "forget"})
+                return member.is_stale or (is_troubled and asked.verb in {"collect", "forget"})
             case ConflictError() | BlobNotFoundError() | InvalidRequestError():
                 return False
             case CommitUnknownError():

@@ -40,7 +40,7 @@ class DirectStore(BlobStore):
         process: The name of who asks, for the history.
         prefix: Of the repository, left out of the history.
         enforces_ttl: It says that it deletes what is expired; the server does if its `expiry_ms` is 0.
-        consistent_lists: It says that its lists are never stale.
+        list_age_s: So old may a list be, unless this process has put something there since; the store says so.
         is_plain: Requests are carried out at once, without faults and unseen: for whoever judges.
     """
 
@@ -51,16 +51,19 @@ class DirectStore(BlobStore):
         prefix: str,
         *,
         enforces_ttl: bool = False,
-        consistent_lists: bool = True,
+        list_age_s: float = 0,
         is_plain: bool = False,
     ) -> None:
         self._server = server
         self._process = process
         self._root = f"{prefix}/" if prefix else ""
         self._is_plain = is_plain
+        self._list_age_ms = list_age_s * 1000
+        # By prefix: when it was listed, and what was there.
+        self._listed: dict[str, tuple[int, tuple[BlobInfo, ...]]] = {}
         self._capabilities = Capabilities(
             atomic_create=True,
-            consistent_lists=consistent_lists,
+            consistent_lists=not list_age_s,
             list_shows_ttl=True,
             enforces_ttl=enforces_ttl,
             keeps_deleted=False,
@@ -115,6 +118,7 @@ class DirectStore(BlobStore):
             tag = "" if ttl_ms is None else EXPIRING
             stored = SimObject(data=data, created_ms=born_ms, metadata={}, tag=tag, ttl_ms=ttl_ms)
             self._server.put(self._root + key, stored, if_absent=if_absent)
+            self._listed = {p: listed for p, listed in self._listed.items() if not key.startswith(p)}
             return Created(created_at_ms=born_ms)
 
         return await self._ask("put_object", key, put, mutates=True, creates=if_absent, has_body=True)
@@ -159,10 +163,22 @@ class DirectStore(BlobStore):
         def page(_: int) -> ListPage:
             after = self._root + start_after if start_after else ""
             most = min(limit, self._server.page_max)
+            if self._list_age_ms:
+                left = [info for info in self._remembered(prefix) if self._root + info.key > after]
+                return ListPage(blobs=tuple(left[:most]), truncated=len(left) > most)
             names, truncated = self._server.list_names(self._root + prefix, after, most)
             return ListPage(blobs=tuple(map(self._info, names)), truncated=truncated)
 
         return await self._told("list_objects_v2", "list_page", prefix, page)
+
+    def _remembered(self, prefix: str) -> tuple[BlobInfo, ...]:
+        now_ms = self._server.now_ms()
+        listed_ms, infos = self._listed.get(prefix, (now_ms, None))
+        if infos is None or now_ms - listed_ms >= self._list_age_ms:
+            names, _ = self._server.list_names(self._root + prefix, "", len(self._server.objects) + 1)
+            infos = tuple(map(self._info, names))
+            self._listed[prefix] = now_ms, infos
+        return infos
 
     @override
     async def delete(

@@ -95,6 +95,8 @@ class World:
         self._coverage = coverage
         self.ledger = Ledger()
         self.members = [Member(number, directory) for number in range(PROCESSES_IN_USE)]
+        for member in self.members:
+            member.is_stale = schedule.store == "stale" or member.number in schedule.stale
         self._acting: list[asyncio.Task[None]] = []
         # Whose request waits until others have done something.
         self._waiting: list[Member] = []
@@ -146,7 +148,6 @@ class World:
             self.ledger,
             self._coverage,
             times=self._times,
-            stale=schedule.store == "stale",
         )
         self._actions.join(self.members)
 
@@ -286,7 +287,7 @@ class World:
             f"p{member.number}.{member.generation}",
             seed=self._schedule.seed,
             skew_s=member.skew_s,
-            kind=_KINDS[self._schedule.store],
+            kind="stale" if member.is_stale else _KINDS[self._schedule.store],
             settings=SETTINGS,
         )
         process.member, process.server = member, self.server

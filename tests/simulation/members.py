@@ -51,6 +51,8 @@ class Member:
         self.stood_s = 0.0
         # Its clock went backwards, and it has done nothing since.
         self.clock_fell = False
+        # Its lists may be old, and its store says so.
+        self.is_stale = False
         self.results: dict[Scope, Results] = {}
         # Requests without an answer: to be asked for again with the same words.
         self.unanswered: dict[Scope, Wanted] = {}

@@ -9,7 +9,7 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.errors import StoreError
-from engine import roots
+from engine import roots, store_checks
 from engine.backup import BackupResult
 from engine.clock import Ambient
 from engine.collect import own_hands, run
@@ -267,6 +267,17 @@ def pins_come_second() -> Iterator[None]:
         """Nothing."""
 
     with everywhere(hold_pin, hold), everywhere(check_open, check):
+        yield
+
+
+@mutation(
+    "D5",
+    "who protects a commit may go by lists that are old",
+    stories_of_collection.whoever_reads_old_lists_protects_nothing,
+    shows=NO_BLOB,
+)
+def old_lists_are_believed() -> Iterator[None]:
+    with everywhere(store_checks.check_pins, lambda *_: None):
         yield
 
 

@@ -1,8 +1,10 @@
 """The rules of packs, deltas, identity and the directory store, broken; see `tests.simulation.mutations`."""
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from blobstore.base import BlobStore
@@ -150,9 +152,11 @@ def claims_copy() -> Iterator[None]:
     shows="['Created', 'Created']",
 )
 def rename_publishes() -> Iterator[None]:
-    def rename(self: Path, target: Path) -> None:
-        shutil.copy(target, f"{target}-renamed")
-        Path(f"{target}-renamed").replace(self)
+    real = os.link
 
-    with mock.patch.object(Path, "hardlink_to", rename):
+    def rename(source: str, target: str, *, dst_dir_fd: int, **how: Any) -> None:
+        real(source, f"{target}-renamed", dst_dir_fd=dst_dir_fd, **how)
+        os.replace(f"{target}-renamed", target, src_dir_fd=dst_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    with mock.patch.object(os, "link", rename):
         yield

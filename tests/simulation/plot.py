@@ -33,6 +33,8 @@ class Plot:
         self.chance = Random(f"schedule {seed}")
         self.steps: list[Step] = []
         self.times = USUAL
+        # Whose lists may be old.
+        self.stale: tuple[int, ...] = ()
         # Indexes are told as differences wherever there is a base.
         self.deltas = False
 

@@ -35,6 +35,8 @@ Kind = Literal["s3", "parts", "direct", "enforcing", "stale"]
 PREFIX: Final = "repository"
 # Where virtual time begins: some time in 2023.
 EPOCH_S: Final = 1_700_000_000.0
+# As long as a client of NFS goes by what it has listed.
+_LIST_AGE_S: Final = 60.0
 # Small trees show packs, pieces and inline files alike.
 SETTINGS: Final = TransferSettings(
     in_flight_max=4, pack_file_bytes_max=4096, pack_bytes_max=16_384, chunk_bytes=4096, blob_bytes_max=32_768
@@ -202,7 +204,9 @@ def plain_store(server: SimServer) -> DirectStore:
 def _bare_store(server: SimServer, name: str, kind: Kind, s3: S3Settings | None) -> BlobStore:
     if kind in {"s3", "parts"}:
         return SimS3Store(server, name, PREFIX, _small_parts() if kind == "parts" else s3)
-    return DirectStore(server, name, PREFIX, enforces_ttl=kind == "enforcing", consistent_lists=kind != "stale")
+    return DirectStore(
+        server, name, PREFIX, enforces_ttl=kind == "enforcing", list_age_s=_LIST_AGE_S if kind == "stale" else 0
+    )
 
 
 def _small_parts() -> S3Settings:

@@ -134,6 +134,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     beginning: int
     # Those of the repository; the usual ones if not given.
     times: Times | None = None
+    # Processes whose lists may be a minute old; of a store that is stale by itself everybody's are.
+    stale: tuple[int, ...] = ()
     # Of a thousand requests so many go wrong by chance.
     faults_per_mille: int
     # Indexes are told as differences wherever there is a base, and not only where it pays.
@@ -181,6 +183,7 @@ def show_schedule(schedule: Schedule) -> str:
     how = f"{schedule.faults_per_mille} faults of 1,000 requests{', deltas' if schedule.deltas else ''}"
     times = schedule.times
     made = f", ttl {times.ttl_ms} ms, margin {times.margin_ms} ms, period {times.period_ms} ms" if times else ""
+    made += f", stale lists for {', '.join(f'p{n}' for n in schedule.stale)}" if schedule.stale else ""
     where = f"store {schedule.store}, beginning {schedule.beginning}{made}"
     lines = [f"seed {schedule.seed}, {where}, themes {', '.join(schedule.themes)}, {how}"]
     lines += _shown(schedule.steps, 1)

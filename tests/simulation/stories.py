@@ -94,9 +94,9 @@ class Scene:
         self._rooms = 0
         self._is_made = False
 
-    async def actor(self, name: str) -> Actor:
-        """A process; the first one makes the repository."""
-        process = SimProcess(self.server, name, seed=self.seed, kind=self._kind)
+    async def actor(self, name: str, kind: Kind | None = None) -> Actor:
+        """A process, with a store of the story's kind if no other is named; the first one makes the repository."""
+        process = SimProcess(self.server, name, seed=self.seed, kind=kind or self._kind)
         if self._is_made:
             return Actor(self, process, await process.open())
         self._is_made = True

@@ -9,6 +9,7 @@ from engine.errors import (
     DamagedError,
     FencedError,
     NotFoundError,
+    UnsafeStoreError,
 )
 from index.retention import Retention
 from tests.simulation.faults import matching
@@ -212,6 +213,29 @@ async def a_pin_is_written_before_the_boundaries_are_read(scene: Scene) -> None:
     except CollectedError:
         forked = False
     deleting.open()
+    await collecting
+    if forked:
+        await scene.check({"a": "one"}, FORK)
+    await scene.check_all_goes()
+
+
+@story(kind="direct")
+async def whoever_reads_old_lists_protects_nothing(scene: Scene) -> None:
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    forker = await scene.actor("forker", "stale")
+    old = await writer.push("one")
+    await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
+    await forker.process.run(forker.repository.commits(JOB))
+    gate = scene.server.faults.hold(matching("delete_objects", "", "collector"))
+    collecting = asyncio.ensure_future(collector.collect())
+    await gate.reached.wait()
+    forked = True
+    try:
+        await forker.process.run(forker.repository.fork(old, FORK))
+    except UnsafeStoreError:
+        forked = False
+    gate.open()
     await collecting
     if forked:
         await scene.check({"a": "one"}, FORK)

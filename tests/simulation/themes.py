@@ -56,7 +56,7 @@ from tests.simulation.themes_of_chance import (
     names,
     one_id,
 )
-from tests.simulation.themes_of_stores import copied, full_store
+from tests.simulation.themes_of_stores import copied, full_store, stale_for_one
 
 # ---------------------------------------------------------------------------------------------- themes
 
@@ -302,6 +302,7 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     commit_again,
     copied,
     full_store,
+    stale_for_one,
     one_id,
     # These meet what they are for less often than the others.
     fork_against_collect,
@@ -370,6 +371,7 @@ def make_schedule(seed: int) -> Schedule:
         faults_per_mille=chance.choice((0, 0, 2, 10)),
         deltas=plot.deltas,
         times=None if plot.times in (USUAL, ENFORCED) else plot.times,
+        stale=plot.stale if store == "memory" else (),
         page_max=_page_max(seed),
         effects_min=EFFECTS_MIN,
         themes=tuple(theme.__name__ for theme in chosen),

@@ -11,7 +11,7 @@ from tests.simulation.plot import (
     WRITER,
     Plot,
 )
-from tests.simulation.schedule import Control, Happen, Verb
+from tests.simulation.schedule import Control, Do, Happen, Verb
 
 
 def full_store(plot: Plot) -> None:
@@ -100,3 +100,23 @@ def rotten(plot: Plot) -> None:
         plot.do(process, verb, scope=plot.chance.randrange(2), choice=plot.chance.randrange(2))
     plot.collect()
     plot.push(scope=1)
+
+
+def stale_for_one(plot: Plot) -> None:
+    """One process goes by lists that are a minute old, beside a collector whose lists are fresh (D4, D5)."""
+    plot.stale = (plot.chance.choice((WRITER, KEEPER, READER)),)
+    (stale,) = plot.stale
+    verbs: tuple[Verb, ...] = ("push", "rewind", "fork", "name", "restore", "collect", "push", "restore")
+    plot.push(OTHER)
+    if plot.one_in(2):
+        plot.advance(plot.times.ttl_ms)
+    # It lists everything shortly before.
+    plot.do(stale, plot.chance.choice(("push", "restore")), choice=1)
+    operation, prefix = plot.chance.choice((("delete", ""), ("put_if_absent", "log/"), ("list_page", "log/")))
+    then = [Do(process=stale, verb=plot.chance.choice(verbs), choice=plot.chance.randrange(3)) for _ in range(2)]
+    plot.trap(COLLECTOR, *then, operation=operation, prefix=prefix, after=plot.one_in(2))
+    plot.collect()
+    for _ in range(2):
+        plot.do(stale, plot.chance.choice(verbs), choice=plot.chance.randrange(3))
+    plot.push(OTHER)
+    plot.push(stale)
