@@ -29,7 +29,7 @@ class Ambient(Protocol):
         ...
 
     def local_now_ms(self) -> int:
-        """This machine's clock: for people, never for a decision about stored data."""
+        """Return this machine's clock: for people, and to doubt the store's; it makes nothing old."""
         ...
 
     def monotonic_s(self) -> float:

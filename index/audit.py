@@ -75,6 +75,8 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     failed: tuple[str, ...]
     # Keys of which nobody knows whether they are gone, because the store gave no answer or a task was lost; at most.
     unknown_count: int = 0
+    # How far the store's clock was ahead of everything else; then nothing was deleted for its age.
+    clock_ahead_ms: int = 0
 
 
 def encode_audit(record: AuditRecord) -> bytes:

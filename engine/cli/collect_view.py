@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from engine.collect import CollectReport
-from engine.words import count, human_bytes, iso_time, printable, table
+from engine.words import count, human_bytes, human_duration, iso_time, printable, table
 from index.collect_plan import ReasonTotal
 from index.keys import audit_key
 
@@ -57,6 +57,9 @@ class CollectView(msgspec.Struct, frozen=True, kw_only=True):
     audit_missing: str
     # Why working objects of the run are left to a later collection.
     run_left: str
+    # How far the store's clock is ahead of this machine's and of the newest upload: then nothing was deleted for its
+    # age. 0: by no more than a margin.
+    clock_ahead_ms: int
     deleted_count: int
     freed_bytes: int
     totals: tuple[TotalView, ...]
@@ -105,6 +108,7 @@ def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView
         audit="" if report.dry_run or report.audit_missing else audit_key(report.run),
         audit_missing=report.audit_missing,
         run_left=report.run_left,
+        clock_ahead_ms=report.clock_ahead_ms,
         deleted_count=report.deletes_count,
         freed_bytes=report.freed_bytes,
         totals=tuple(_view_total(total) for total in report.totals),
@@ -196,6 +200,9 @@ def summary_line(report: CollectReport) -> str:
     ]
     if report.waiting_count:
         parts.append(f"{count(report.waiting_count, 'upload')} waiting until {iso_time(report.waiting_until_ms)}")
+    if report.clock_ahead_ms:
+        ahead = human_duration(report.clock_ahead_ms)
+        parts.append(f"NOTHING deleted for its age: the store's clock is {ahead} ahead of this machine's")
     if report.failed_count:
         parts.append(f"{report.failed_count:,} NOT deleted")
     if report.audit_missing:

@@ -34,6 +34,7 @@ def make_audit(facts: Facts, *, seconds: float, outcome: Outcome, error: str = "
         release=RELEASE,
         began_at_ms=facts.now_ms,
         listed_at_ms=facts.listing.listed_at_ms,
+        clock_ahead_ms=facts.clock_ahead_ms,
         taken_up=facts.listing.taken_up,
         seconds=round(seconds, 3),
         outcome=outcome,

@@ -33,7 +33,11 @@ class Facts(msgspec.Struct, kw_only=True):
     now_ms: int
     dry_run: bool
     delete_share_max: float
-    listing: Listing = Listing(listed_at_ms=0, count=0, size_bytes=0, foreign_count=0, foreign=())
+    listing: Listing = Listing(
+        listed_at_ms=0, count=0, size_bytes=0, newest_created_at_ms=0, foreign_count=0, foreign=()
+    )
+    # How far the store's clock is ahead of this machine's and of the newest upload, where that is more than a margin.
+    clock_ahead_ms: int = 0
     unfinished: UnfinishedPlan = UnfinishedPlan(doomed=(), young=(), foreign=())
     unfinished_hidden: str = ""
     # What old collections have left, and how far its deletion came.
@@ -56,6 +60,11 @@ class Facts(msgspec.Struct, kw_only=True):
     # By room, as far as it came; one that is not among them was not begun.
     deleted: Mapping[str, Deleted] = {}
     aborted: tuple[UnfinishedUpload, ...] = ()
+
+    @property
+    def age_now_ms(self) -> int:
+        """The time by which ages are judged; 0, at which nothing is old, where the store's clock may have stepped."""
+        return 0 if self.clock_ahead_ms else self.now_ms
 
     @property
     def planned_bytes(self) -> int:

@@ -20,6 +20,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     # Blobs and indexes.
     count: int
     size_bytes: int
+    # Of the newest of them, by the store's clock; 0: there are none.
+    newest_created_at_ms: int
     # Keys below their prefixes that tidemark never wrote, and the first KEYS_TOLD_MAX of them.
     foreign_count: int
     foreign: tuple[str, ...]
@@ -87,7 +89,7 @@ class Hands(Protocol):
 
         Args:
             references: The indexes that are kept.
-            now_ms: `Listing.listed_at_ms`.
+            now_ms: The time by which ages are judged: `Listing.listed_at_ms`, or 0, at which nothing is old.
             ttl_ms: The repository's TTL.
 
         Raises:

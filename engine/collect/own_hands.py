@@ -44,6 +44,7 @@ class OwnHands(Hands):
             listed_at_ms=now_ms,
             count=len(self._uploads),
             size_bytes=sum(u.size_bytes for u in self._uploads),
+            newest_created_at_ms=max((u.created_at_ms for u in self._uploads), default=0),
             foreign_count=len(foreign),
             foreign=foreign[:KEYS_TOLD_MAX],
         )

@@ -71,6 +71,9 @@ class CollectReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     audit_missing: str = ""
     # Why the run's own working objects are still there; a later collection removes them.
     run_left: str = ""
+    # How far the store's clock is ahead of this machine's and of the newest upload, where that is more than a margin:
+    # then nothing was deleted for its age.
+    clock_ahead_ms: int = 0
     # Jobs that no rule matches: everything of them is kept (P5).
     unruled: tuple[str, ...] = ()
 
@@ -86,6 +89,7 @@ class CollectReport(Told, msgspec.Struct, frozen=True, kw_only=True):
             "younger than the TTL": _tell_keys(self.waiting_count, self.waiting_bytes),
             "failed": f"{self.failed_count:,}" if self.failed_count else "",
             "refused": "yes" if self.refused else "",
+            "store's clock ahead": tell_value("clock_ahead_ms", self.clock_ahead_ms) if self.clock_ahead_ms else "",
             "no audit record": tell_value("audit_missing", self.audit_missing),
             **{total.reason.value: _tell_keys(total.count, total.size_bytes) for total in self.totals},
         }
@@ -113,7 +117,7 @@ def make_report(facts: Facts, *, audit_missing: str = "", run_left: str = "") ->
     return CollectReport(
         run=facts.run,
         dry_run=facts.dry_run,
-        resumed=facts.listing.listed_at_ms < facts.now_ms,
+        resumed=facts.listing.taken_up is not None,
         refused=facts.refused,
         kept=tuple(
             KeptCommit(scope=plan.scope, number=c.pointer.number, version=c.record.version, reason=reason)
@@ -144,5 +148,6 @@ def make_report(facts: Facts, *, audit_missing: str = "", run_left: str = "") ->
         failed=facts.failed(),
         audit_missing=audit_missing,
         run_left=run_left,
+        clock_ahead_ms=facts.clock_ahead_ms,
         unruled=facts.policy.unruled(plan.scope.job for plan in facts.plans if plan.kept),
     )

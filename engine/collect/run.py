@@ -10,7 +10,7 @@ from typing import Final
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost
 from blobstore.bounded import map_bounded
-from blobstore.errors import StoreError
+from blobstore.errors import REFUSALS, StoreError, StoreUnavailableError
 from engine.clock import Ambient, SystemAmbient, read_now_ms
 from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit
 from engine.collect.facts import Facts
@@ -51,6 +51,10 @@ from index.retention import Retention, RetentionPolicy, as_policy
 # The share of all bytes of blobs and indexes that one run may delete unless it is told another.
 DELETE_SHARE_MAX: Final = 0.2
 
+_MAY_ARRIVE: Final = (
+    "collect again before you change the retention: the boundary may still arrive, and closes what this one gave up"
+)
+
 SettleError = EngineError | FormatError | StoreError
 
 
@@ -75,7 +79,8 @@ async def collect(
             before it closes or deletes anything (design 0006, P4); 1 allows everything.
         plan_to: An empty place outside the repository for the plan, key by key.
         hands: Who lists, marks and deletes; this process if not given. Whoever gives them has told them of `plan_to`.
-        ambient: Where the run's id comes from, and how long it took.
+        ambient: Where the run's id comes from, how long it took, and the clock that the store's is compared with: where
+            that is more than a margin ahead of it and of the newest upload, nothing is deleted for its age.
 
     Returns:
         What went, each reason with its numbers, and what stayed.
@@ -166,8 +171,12 @@ class _Run:
         """
         facts, ttl_ms = self._facts, self._facts.repository.ttl_ms
         facts.listing = await self._hands.list_uploads(facts.run, facts.now_ms)
-        facts.unfinished, facts.unfinished_hidden = await plan_unfinished(self._store, facts.now_ms, ttl_ms)
-        facts.leftovers = await plan_leftovers(self._store, facts.now_ms, ttl_ms)
+        # The clock of a directory is a machine's, and may step: what looks old by it may be the newest that there is.
+        believed_ms = max(facts.listing.newest_created_at_ms, self._ambient.local_now_ms())
+        if facts.now_ms > believed_ms + facts.repository.margin_ms:
+            facts.clock_ahead_ms = facts.now_ms - believed_ms
+        facts.unfinished, facts.unfinished_hidden = await plan_unfinished(self._store, facts.age_now_ms, ttl_ms)
+        facts.leftovers = await plan_leftovers(self._store, facts.age_now_ms, ttl_ms)
         try:
             _, marked, _ = await read_until_not_overtaken(self._read_roots, None, self._choose, self._sweep)
         except (DamagedError, FormatError):
@@ -272,7 +281,7 @@ class _Run:
         facts.deleted = {**facts.deleted, room: deleted}
 
     async def _read_roots(self, known: Roots | None) -> Roots:
-        roots = await read_roots(self._store, self._facts.repository, self._facts.now_ms, known=known)
+        roots = await read_roots(self._store, self._facts.repository, self._facts.age_now_ms, known=known)
         self._facts.damage = await assess(self._store, roots, self._broken)
         return roots
 
@@ -287,7 +296,8 @@ class _Run:
         if not facts.dry_run:
             # Before anything that can fail or be refused every night: it protects, and nobody else may do it in time.
             self._unsettled = await settle_newest(self._store, roots)
-        facts.swept = await self._hands.sweep(references, facts.listing.listed_at_ms, facts.repository.ttl_ms)
+        now_ms = min(facts.listing.listed_at_ms, facts.age_now_ms)
+        facts.swept = await self._hands.sweep(references, now_ms, facts.repository.ttl_ms)
         if self._plan_to is not None:
             await write_header(self._plan_to, make_header(facts))
             await write_summary(self._plan_to, make_summary(facts))
@@ -390,13 +400,22 @@ async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary | Non
         finds the newer one, and nothing goes that this leaves open (D4).
 
     Raises:
-        UnsafeStoreError: The store did not answer.
+        UnsafeStoreError: The store did not answer: the boundary may stand, or arrive later.
+        StoreError: As the store says; its hint tells what may arrive later.
     """
     key = boundary_key(boundary.scope, boundary.number)
-    match await store.put_if_absent(key, BytesBody(encode_record(boundary))):
+    try:
+        outcome = await store.put_if_absent(key, BytesBody(encode_record(boundary)))
+    except REFUSALS:
+        raise
+    except StoreError as error:
+        # An error may stand for a request that arrived all the same.
+        raise StoreUnavailableError(str(error), operation="collect", key=key, hint=_MAY_ARRIVE) from error
+    match outcome:
         case Created():
             return boundary
         case Lost():
             return await find_boundary(store, boundary.scope, boundary.number)
         case unknown:
-            raise UnsafeStoreError(f"no answer for the boundary: {unknown.reason}", operation="collect", subject=key)
+            message = f"no answer for the boundary: {unknown.reason}"
+            raise UnsafeStoreError(message, operation="collect", subject=key, hint=_MAY_ARRIVE)

@@ -115,6 +115,7 @@ class SparkHands(Hands):
             listed_at_ms=listed_at_ms,
             count=self._listed_count,
             size_bytes=sum(shard.size_bytes for shard in listed),
+            newest_created_at_ms=max(shard.newest_created_at_ms for shard in listed),
             foreign_count=sum(shard.foreign_count for shard in listed),
             foreign=tuple(foreign[:KEYS_TOLD_MAX]),
             taken_up=self._run.id if self._run is not None and self._run.id != run else None,

@@ -40,6 +40,7 @@ class ListedShard(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes
     count: int
     size_bytes: int
+    newest_created_at_ms: int
     foreign_count: int
     foreign: tuple[str, ...]
 
@@ -66,6 +67,7 @@ class ListTask(ShardTask, frozen=True, kw_only=True):
             digest=digest_of(inventory),
             count=table.num_rows - len(foreign),
             size_bytes=pc.sum(table["size_bytes"]).as_py() or 0,
+            newest_created_at_ms=pc.max(table["created_at_ms"]).as_py() or 0,
             foreign_count=len(foreign),
             foreign=tuple(foreign[:KEYS_TOLD_MAX].to_pylist()),
         )

@@ -3,14 +3,21 @@
 import asyncio
 
 import pytest
+from typing_extensions import override
 
-from blobstore.base import BytesBody
-from engine.errors import DamagedError, EngineError
+from blobstore.base import BytesBody, Created, read_blob
+from blobstore.errors import StoreUnavailableError
+from engine.clock import SystemAmbient
+from engine.errors import DamagedError, EngineError, UnsafeStoreError
+from engine.repository import Repository
+from index.audit import decode_audit
 from index.codec import encode_record
-from index.keys import boundary_key, commit_key
+from index.collect_plan import DeleteReason
+from index.keys import AUDIT, boundary_key, commit_key
 from index.model import Boundary
+from index.retention import Retention
 from tests.unit.engine.collect.judging import LAST, check_exact, check_kept, keys
-from tests.unit.engine.conftest import JOB, TTL_MS, World
+from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 
 
 async def test_a_commit_that_appears_during_a_collection_keeps_its_blobs(world: World) -> None:
@@ -199,3 +206,85 @@ async def test_a_collector_that_is_overtaken_again_and_again_gives_up(world: Wor
     world.store.before("get", "indexes/", overtake)
     with pytest.raises(DamagedError):
         await asyncio.wait_for(repository.collect(LAST, delete_share_max=1), 30)
+
+
+class _OwnClock(SystemAmbient):
+    """A machine whose clock does not follow the store's."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+
+    @override
+    def local_now_ms(self) -> int:
+        return self._now_ms
+
+
+async def test_a_clock_that_steps_forward_makes_nothing_old(world: World) -> None:
+    """Protocol S2: the store's clock is set a day ahead, a collection runs, and the clock is put right."""
+    writer = await world.process()
+    await world.history(writer, "one", "two")
+    result = await world.backup(writer, "three")
+    collector = await Repository.open(world.store, ambient=_OwnClock(world.clock.now_ms))
+    before = await keys(world)
+    async with writer.pinned(await writer.find(JOB, number=1)):
+        world.clock.advance(25 * 3_600_000)
+        report = await collector.collect(LAST, delete_share_max=1)
+        world.clock.advance(-25 * 3_600_000)
+        assert {key.split("/")[0] for key in before - await keys(world)} == {"log"}
+    assert {d.reason for d in report.deletes} == {DeleteReason.CLOSED_COMMIT}
+    assert report.clock_ahead_ms == 25 * 3_600_000
+    assert "store's clock ahead" in report.figures()
+    (key,) = await world.keys(AUDIT)
+    audit = decode_audit(await read_blob(world.store, key, size_bytes_max=10**6), subject=key)
+    assert audit.clock_ahead_ms == report.clock_ahead_ms
+    await writer.commit(JOB, [result])
+    assert await world.restored_text(writer) == "three"
+
+
+@pytest.mark.parametrize("seen", ["the machine", "an upload"])
+async def test_what_agrees_with_the_store_on_the_time_lets_it_judge_ages(world: World, seen: str) -> None:
+    """A quiet repository, or a machine whose clock is slow, is collected all the same."""
+    writer = await world.process()
+    await world.old_history(writer, "one", "two")
+    behind_ms = world.clock.now_ms - MARGIN_MS - 1
+    if seen == "an upload":
+        await world.backup(writer, "three")
+    ambient = _OwnClock(behind_ms if seen == "an upload" else behind_ms + 1)
+    report = await (await Repository.open(world.store, ambient=ambient)).collect(LAST, delete_share_max=1)
+    assert report.clock_ahead_ms == 0
+    assert DeleteReason.UNREACHABLE_UPLOAD in {d.reason for d in report.deletes}
+
+
+async def test_a_boundary_without_an_answer_is_told_and_surprises_nobody_later(world: World) -> None:
+    """It may land while the next collection, which would keep more, is at work."""
+    repository = await world.process()
+    await world.old_history(repository, "one", "two", "three", "four")
+    put_if_absent = type(world.store.inner).put_if_absent
+    world.store.fail("put_if_absent", ".boundary", StoreUnavailableError("timed out", operation="put", key="log/"))
+    with pytest.raises(StoreUnavailableError) as caught:
+        await repository.collect(LAST, delete_share_max=1)
+    assert "may still arrive" in caught.value.hint
+    late = Boundary(scope=JOB, number=3, kept=())
+
+    async def land() -> None:
+        key = boundary_key(JOB, 3)
+        assert isinstance(await put_if_absent(world.store.inner, key, BytesBody(encode_record(late))), Created)
+
+    world.store.before("put_if_absent", ".boundary", land)
+    report = await repository.collect(Retention(keep_last=3), delete_share_max=1)
+    assert report.failed_count == 0
+    assert [c.record.version for c in await repository.commits(JOB)] == [4]
+    await repository.collect(Retention(keep_last=3), delete_share_max=1)
+    await check_exact(world)
+    assert await world.restored_text(repository) == "four"
+
+
+async def test_an_unknown_outcome_of_a_boundary_is_told(world: World) -> None:
+    repository = await world.process()
+    await world.old_history(repository, "one", "two")
+    world.store.lose_answer("put_if_absent", ".boundary")
+    with pytest.raises(UnsafeStoreError, match="no answer for the boundary") as caught:
+        await repository.collect(LAST, delete_share_max=1)
+    assert "may still arrive" in caught.value.hint
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
