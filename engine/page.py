@@ -51,10 +51,8 @@ svg .ink {{ fill: var(--text); }}
 svg .soft {{ fill: var(--soft); }}
 svg .axis {{ stroke: var(--text); }}
 svg .grid {{ stroke: var(--line); }}
-svg .mark {{ stroke: var(--bad); }}
 svg .alarm {{ fill: var(--bad); }}
 svg .hollow {{ fill: var(--back); }}
-.big {{ font-size: 1.6rem; }}
 .bad {{ color: var(--bad); }}
 .good {{ color: var(--good); }}
 .note {{ color: var(--soft); font-size: 14px; }}
@@ -85,7 +83,7 @@ def tell(text: str) -> str:
 
 
 def paragraph(text: str, style: str = "") -> str:
-    """A paragraph of text; `style` is one of the page's: note, bad, good, big."""
+    """A paragraph of text; `style` is one of the page's: note, bad, good."""
     return f"<p{f' class={style}' if style else ''}>{tell(text)}</p>"
 
 

@@ -17,20 +17,13 @@ RIGHT: Final = 12
 _TOP: Final = 12
 _HEIGHT: Final = 220
 _BOTTOM: Final = 26
-_ROW: Final = 26
 _TICKS: Final = 4
-_LABEL_LEFT: Final = 140
-
-# A limit that is higher than so many times what was measured is left out: it would flatten the rest.
-_LIMIT_MAX: Final = 3
 
 # Light and dark pages show these on their own background: they are neither.
 GREY: Final = "#8d9aa5"
 BLUE: Final = "#2a80bd"
-PALE: Final = "#8fbfe0"
 ORANGE: Final = "#d99a2b"
 GREEN: Final = "#1b9e77"
-RED: Final = "#d95f02"
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +49,9 @@ class Words(msgspec.Struct, frozen=True):
     description: str = ""
 
 
-def stacked_bars(bars: Sequence[Bar], *, words: Words, unit: str, limit: float | None = None) -> str:
-    """Bars side by side, the oldest first; a failure is a red cross, the limit a dashed line."""
-    limit, top = _scale([sum(value for value, _ in bar.parts) for bar in bars], limit)
+def stacked_bars(bars: Sequence[Bar], *, words: Words, unit: str) -> str:
+    """Bars side by side, the oldest first; a failure is a red cross."""
+    top = _nice_top(max((sum(value for value, _ in bar.parts) for bar in bars), default=0.0))
     step = (WIDTH - LEFT - RIGHT) / max(1, len(bars))
     wide = min(36.0, step * 0.7)
     # Labels are left out where they would run into each other.
@@ -77,32 +70,7 @@ def stacked_bars(bars: Sequence[Bar], *, words: Words, unit: str, limit: float |
         if bar.label and number % every == 0:
             inside.append(text(x, _HEIGHT - 10, bar.label, style="soft", anchor="middle"))
         drawn.append(f"<g>{''.join(inside)}</g>")
-    if limit is not None:
-        drawn.append(_limit(limit, top))
     return figure(WIDTH, _HEIGHT, drawn, words)
-
-
-def lines(
-    drawn_lines: Sequence[Line], *, words: Words, ticks: Sequence[float], limit: float | None, unit: str, x_name: str
-) -> str:
-    """Lines over a logarithmic x axis from the first tick to the last."""
-    limit, top = _scale([y for line in drawn_lines for _, y in line.points], limit)
-    low, high = math.log(ticks[0]), math.log(ticks[-1])
-
-    def place(x: float) -> float:
-        share = (math.log(x) - low) / (high - low)
-        return LEFT + 20 + share * (WIDTH - LEFT - RIGHT - 40)
-
-    drawn = [_y_axis(top, unit)]
-    drawn += [text(place(tick), _HEIGHT - 10, f"{tick:g}", anchor="middle") for tick in ticks]
-    drawn.append(text(WIDTH - RIGHT, _HEIGHT + 8, x_name, anchor="end"))
-    for line in drawn_lines:
-        points = [(place(x), _y(y, top)) for x, y in line.points]
-        drawn.append(_polyline(points, line.colour, line.title))
-        drawn += [circle(x, y, 3, line.colour) for x, y in points]
-    if limit is not None:
-        drawn.append(_limit(limit, top))
-    return figure(WIDTH, _HEIGHT + 14, drawn, words)
 
 
 def points_over_time(
@@ -117,7 +85,7 @@ def points_over_time(
         unit: Of y.
         ticks: Times below the x axis, and what is written there.
     """
-    _, top = _scale([y for _, y in line.points], None)
+    top = _nice_top(max((y for _, y in line.points), default=0.0))
     times = [*(x for x, _ in line.points), *(x for x, _ in ticks)]
     first, last = min(times, default=0.0), max(times, default=0.0)
 
@@ -130,23 +98,6 @@ def points_over_time(
     drawn += [text(place(x), _HEIGHT - 10, told, style="soft", anchor="middle") for x, told in ticks]
     drawn += [circle(x, y, 4, line.colour, title) for (x, y), title in zip(points, titles, strict=True)]
     return figure(WIDTH, _HEIGHT, drawn, words)
-
-
-def rows(named: Sequence[tuple[str, float, str, str]], *, words: Words, whole: float) -> str:
-    """Bars below each other: a name, a length, a colour and what stands behind it; `whole` is the full width."""
-    longest = max([whole, *(value for _, value, _, _ in named)]) or 1.0
-    wide = WIDTH - _LABEL_LEFT - 90
-    drawn = []
-    for number, (name, value, colour, told) in enumerate(named):
-        y = _TOP + number * _ROW
-        length = wide * value / longest
-        drawn.append(text(_LABEL_LEFT - 8, y + 14, name, anchor="end"))
-        drawn.append(rect(_LABEL_LEFT, y, max(1.0, length), _ROW - 8, colour))
-        drawn.append(text(_LABEL_LEFT + max(1.0, length) + 6, y + 14, told))
-    if 0 < whole <= longest:
-        x = _LABEL_LEFT + wide * whole / longest
-        drawn.append(segment(x, _TOP - 6, x, _TOP + len(named) * _ROW - 4, dashed=True))
-    return figure(WIDTH, 2 * _TOP + len(named) * _ROW, drawn, words)
 
 
 # ---------------------------------------------------------------------- pieces
@@ -204,21 +155,6 @@ def _y_axis(top: float, unit: str) -> str:
         drawn.append(segment(LEFT, y, WIDTH - RIGHT, y, style="axis" if tick == 0 else "grid"))
         drawn.append(text(LEFT - 6, y + 4, f"{value:g} {unit}", anchor="end"))
     return "".join(drawn)
-
-
-def _limit(limit: float, top: float) -> str:
-    y = _y(limit, top)
-    # Above the line, but where that would be outside.
-    label_y = y - 4 if y > 2 * _TOP else y + 14
-    line = segment(LEFT, y, WIDTH - RIGHT, y, style="mark", dashed=True)
-    return line + text(WIDTH - RIGHT, label_y, "SLO", style="alarm", anchor="end")
-
-
-def _scale(heights: Sequence[float], limit: float | None) -> tuple[float | None, float]:
-    """The limit, if it is worth drawing, and the top of the y axis."""
-    highest = max(heights, default=0.0)
-    shown = limit if limit is not None and limit <= _LIMIT_MAX * highest else None
-    return shown, _nice_top(max(highest, shown or 0.0))
 
 
 def _nice_top(value: float) -> float:

@@ -1,4 +1,4 @@
-"""The group `bench`, with the verb `bench restore`: rehearses a restore (design 0009)."""
+"""The group `bench`, with the verb `bench restore`: the restore drill (design 0009)."""
 
 import os
 import tempfile
@@ -18,37 +18,23 @@ from engine.clock import SystemAmbient
 from engine.config import CommitChoice, Moment, state_path
 from engine.errors import EngineError, NotFoundError, UsageError
 from engine.rehearsal.forecast import EXECUTORS, Forecast, forecast
-from engine.rehearsal.history import HISTORY_NAME, append, read_history
+from engine.rehearsal.history import HISTORY_NAME, append
 from engine.rehearsal.model import MESSAGE_LENGTH_MAX, Entry, FailedRehearsal, Rehearsal
-from engine.rehearsal.page import PAGE_NAME, write_page
 from engine.rehearsal.run import rehearse
 from engine.rehearsal.telling import (
     ASSUMPTIONS,
-    figures,
     forecast_rows,
     headline,
-    load_line,
     phases,
     seconds,
     slo_line,
     summary_line,
-    verdict_line,
 )
-from engine.rehearsal.verdict import Verdict, judge
 from engine.sync import SyncRepository
 from engine.transfer_settings import STORES_AT_ONCE
-from engine.words import count, printable, shortened, table
+from engine.words import count, human_bytes, printable, shortened, table
 from index.errors import FormatError
 from index.model import Scope
-
-
-class BoundView(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one of the bounds would have taken alone."""
-
-    # network, disk, requests, cpu or rocksdb_open.
-    bound: str
-    alone_s: float
-    figures: str
 
 
 class RehearsalView(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,16 +43,9 @@ class RehearsalView(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
     # None: no --slo.
     slo_met: bool | None
-    # network, disk, requests, cpu or rocksdb_open.
-    bound_by: str
-    # Share of the phase that it explains.
-    explained: float
-    hint: str
-    bounds: tuple[BoundView, ...]
     forecast: tuple[Forecast, ...]
     rehearsal: Rehearsal
-    # Paths; empty if there is no report.
-    page: str
+    # A path; empty if nothing was written.
     history: str
 
 
@@ -86,7 +65,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     "bench",
     invoke_without_command=True,
     subcommand_metavar="VERB [ARGS]...",
-    short_help="Rehearse: restore, with time, bound and forecast.",
+    short_help="Time a restore drill of a job.",
 )
 @click.pass_context
 def bench(ctx: click.Context) -> None:
@@ -102,7 +81,7 @@ def bench(ctx: click.Context) -> None:
     "restore",
     cls=Verb,
     group="bench",
-    short_help="Rehearse the restore of a job: time, what bound it, forecast.",
+    short_help="Restore a job for a drill: time of each phase, and a forecast.",
     prints=(RehearsalView,),
     example="tidemark bench restore file:///backups -j flights --to /var/state --slo 5m",
 )
@@ -131,9 +110,9 @@ def bench(ctx: click.Context) -> None:
     "--report",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where the page and the history stand.  [default: $XDG_STATE_HOME/tidemark/rehearsals]",
+    help="Directory of the history of drills, rehearsals.jsonl.  [default: $XDG_STATE_HOME/tidemark/rehearsals]",
 )
-@click.option("--no-report", is_flag=True, help="Write no page and no history.")
+@click.option("--no-report", is_flag=True, help="Write no history.")
 @click.option("--one-line", is_flag=True, help="No progress, and the result in one line: for cron.")
 @figures_option
 @transfer_options
@@ -158,12 +137,11 @@ def bench_restore(
     no_report: bool,
     one_line: bool,
 ) -> ExitCode:
-    """Restore all stores of a job's commit, for a rehearsal: how long, bound by what, and how long elsewhere.
+    """Restore all stores of a job's commit for a drill: how long it takes, and would take elsewhere.
 
-    Everything is fetched, verified, synced and, where it is RocksDB, opened; then it is removed. The page
-    rehearsals.html has plots, a forecast for other sizes and executors, and the history, which also stands beside it
-    as rehearsals.jsonl. Ends with 11 if it took longer than --slo: the time of finding the commit, restoring and
-    opening.
+    Everything is fetched, verified, synced and, where it is RocksDB, opened; then it is removed. Each drill is a line
+    of the history rehearsals.jsonl, which `tidemark report` shows. Ends with 11 if it took longer than --slo: the time
+    of finding the commit, restoring and opening.
     """
     if to_nowhere and (to is not None or keep):
         raise UsageError(
@@ -180,22 +158,24 @@ def bench_restore(
     report_dir = None if no_report else _choose_report_dir(session, report)
     with session.open() as repository:
         rehearsal = _rehearse(session, repository, request, report_dir, wanted=not one_line)
-    if load := load_line(rehearsal):
-        session.warn(load)
-    for warning in rehearsal.warnings:
-        session.warn(warning)
     if not rehearsal.pinned:
         session.warn("no pin could be written: a collection at the same time could have taken the commit")
     if rehearsal.kept_at and not keep:
         session.warn(f"could not be removed: {rehearsal.kept_at}")
-    is_told = _tell(session, report_dir, rehearsal)
-    verdict, forecasts = judge(rehearsal), forecast(rehearsal)
-    page = report_dir / PAGE_NAME if report_dir is not None and is_told else None
-    lines = [summary_line(rehearsal, verdict)] if one_line else _lines(rehearsal, verdict, forecasts, page)
-    session.show(_view(rehearsal, verdict, forecasts, page), lines)
+    is_written = _append(session, report_dir, rehearsal)
+    history = report_dir / HISTORY_NAME if report_dir is not None and is_written else None
+    forecasts = forecast(rehearsal)
+    view = RehearsalView(
+        total_s=rehearsal.total_s,
+        slo_met=not rehearsal.is_slow if rehearsal.slo_ms is not None else None,
+        forecast=forecasts,
+        rehearsal=rehearsal,
+        history=str(history or ""),
+    )
+    session.show(view, [summary_line(rehearsal)] if one_line else _lines(rehearsal, forecasts, history))
     if rehearsal.is_slow:
         return ExitCode.SLOW
-    return ExitCode.OK if is_told else ExitCode.PARTIAL
+    return ExitCode.OK if is_written else ExitCode.PARTIAL
 
 
 bench.add_command(cast("click.Command", bench_restore))
@@ -206,7 +186,7 @@ def _choose_report_dir(session: Session, report: Path | None) -> Path | None:
         return report
     state = state_path(os.environ)
     if state is None:
-        session.warn("there is no home for a report: say --report DIR, or --no-report")
+        session.warn("there is no home directory for the history: say --report DIR, or --no-report")
     return state / "rehearsals" if state is not None else None
 
 
@@ -250,64 +230,37 @@ def _rehearse(
             error=type(error).__name__,
             message=shortened(str(error), MESSAGE_LENGTH_MAX),
         )
-        _tell(session, report_dir, failed)
+        _append(session, report_dir, failed)
         raise
 
 
-def _tell(session: Session, report_dir: Path | None, entry: Entry) -> bool:
-    """Add to the history and draw the page; whether that is done, or was not asked for."""
+def _append(session: Session, report_dir: Path | None, entry: Entry) -> bool:
+    """Add to the history; return whether that is done, or was not asked for."""
     if report_dir is None:
         return True
     try:
         append(report_dir / HISTORY_NAME, entry)
-        history = read_history(report_dir / HISTORY_NAME)
-        write_page(report_dir / PAGE_NAME, history)
     except OSError as error:
-        session.warn(f"there is no report of this rehearsal: {error}")
+        session.warn(f"this drill is not in the history: {error}")
         return False
-    for broken in history.broken:
-        session.warn(f"left out of the page, and still there: {broken}")
     return True
 
 
-def _view(rehearsal: Rehearsal, verdict: Verdict, forecasts: tuple[Forecast, ...], page: Path | None) -> RehearsalView:
-    rows = figures(rehearsal, verdict)
-    return RehearsalView(
-        total_s=rehearsal.total_s,
-        slo_met=not rehearsal.is_slow if rehearsal.slo_ms is not None else None,
-        bound_by=verdict.bound.value,
-        explained=verdict.explained,
-        hint=verdict.hint,
-        bounds=tuple(BoundView(bound=bound.value, alone_s=s, figures=text) for bound, s, text in rows),
-        forecast=forecasts,
-        rehearsal=rehearsal,
-        page=str(page or ""),
-        history=str(page.with_name(HISTORY_NAME)) if page is not None else "",
-    )
-
-
-def _lines(rehearsal: Rehearsal, verdict: Verdict, forecasts: tuple[Forecast, ...], page: Path | None) -> list[str]:
-    slo = slo_line(rehearsal)
+def _lines(rehearsal: Rehearsal, forecasts: tuple[Forecast, ...], history: Path | None) -> list[str]:
+    slo, measured = slo_line(rehearsal), rehearsal.measured
     steps = [*phases(rehearsal), ("total", rehearsal.total_s)]
     lines = [
         headline(rehearsal),
+        f"fetched {human_bytes(measured.bytes_fetched)} in {count(measured.requests_count, 'request')}",
         "",
         *table(("phase", "time"), [(name, seconds(s)) for name, s in steps], right=("time",)),
         *([slo] if slo else []),
-        "",
-        verdict_line(verdict),
-        f"what would help: {verdict.hint}",
-        *table(
-            ("alone", "time", "figures"),
-            [(bound.value, seconds(s), behind) for bound, s, behind in figures(rehearsal, verdict)],
-            right=("time",),
-        ),
         "",
         *table(("forecast", *(count(n, "executor") for n in EXECUTORS)), forecast_rows(rehearsal, forecasts)),
         ASSUMPTIONS,
     ]
     if rehearsal.kept_at:
         lines.append(f"kept: {printable(rehearsal.kept_at)}")
-    if page is not None:
-        lines.append(f"report: {printable(str(page))}")
+    if history is not None:
+        lines.append(f"history: {printable(str(history))}")
     return lines

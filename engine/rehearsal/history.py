@@ -13,7 +13,7 @@ from index.errors import FormatError, UnknownFormatError
 HISTORY_NAME: Final = "rehearsals.jsonl"
 LINE_BYTES_MAX: Final = 64 * 1024
 
-_HINT: Final = "look at this line: it is kept as it is, and left out of the page"
+_HINT: Final = "look at this line: it is kept as it is, and left out of the report"
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,68 +1,35 @@
-"""What a rehearsal has measured, as it stands in the history (design 0009, H1 and H2)."""
+"""What a restore drill measures, as the history stores it (design 0009, H1 and H2)."""
 
-from enum import Enum
 from typing import Annotated, Final
 
 import msgspec
 from typing_extensions import override
 
 from index.model import Scope
-from index.told import Told, tell_files, tell_seconds, tell_texts
+from index.told import Told, tell_files, tell_seconds
 from index.words import iso_time, printable
 
 SCHEMA: Final = 1
-# Of an error or a warning, so that a line of the history keeps within its cap.
+# Of an error, so that a line of the history keeps within its cap.
 MESSAGE_LENGTH_MAX: Final = 1000
 
-# A number that a plot can be made of: JSON has no other infinities than those that overflow.
+# A finite number of seconds: JSON has no other infinities than those that overflow.
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class Bound(Enum):
-    """What a restore can be bound by."""
-
-    NETWORK = "network"
-    DISK = "disk"
-    REQUESTS = "requests"
-    CPU = "cpu"
-    ROCKSDB_OPEN = "rocksdb_open"
-
-
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What was counted and timed; of what was not looked at, 0."""
+    """Count what a restore moved."""
 
-    # Of the restore: GETs of indexes and blobs, and their bytes as asked for.
+    # GETs of indexes and blobs, and their bytes as asked for.
     requests_count: Count
     bytes_fetched: Count
-    bytes_written: Count
-    files_written: Count
-    # From asking to the first chunk, over all GETs of the restore.
-    first_byte_p50_s: Amount
-    first_byte_p99_s: Amount
-    first_byte_max_s: Amount
-    # Sums over all GETs: until the first bytes; for further bytes; while whoever took them hashed and wrote.
-    answers_s: Amount
-    bytes_s: Amount
-    taker_s: Amount
-    # Programs that wanted a processor when it began, over the last minute; 0 where nobody knows.
-    load: Amount
-    # Processor time of the whole process in the restore, and of the event loop's thread alone.
-    cpu_s: Amount
-    loop_cpu_s: Amount
-    # By the probes: one small GET after another; many ranges at once, thrown away; files written and synced.
-    round_trip_s: Amount
-    network_bytes_per_s: Amount
-    # Share of the probe in which the processor was busy, 1 being all of it.
-    network_busy: Amount
-    disk_bytes_per_s: Amount
-    disk_file_s: Amount
+    # RocksDB databases that were opened.
     opened_count: Count
-    open_slowest_s: Amount
 
 
 class Rehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="done"):
-    """One rehearsal that came to its end. Seconds of phases are wall time; what comes after `open_s` is not in them."""
+    """One restore drill that came to its end. Seconds of phases are wall time; removing the files is not in them."""
 
     schema: int = SCHEMA
     # By this machine's clock: for people.
@@ -80,8 +47,6 @@ class Rehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outc
     to_disk: bool
     # The directory, if it is still there: it was kept, or could not be removed.
     kept_at: str = ""
-    cores_count: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-    in_flight_max: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     stores_at_once: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     stores_count: Count
     files_count: Count
@@ -93,8 +58,6 @@ class Rehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outc
     open_s: Amount
     measured: Measured
     slo_ms: Count | None = None
-    # Why a probe measured nothing; its figures are 0.
-    warnings: tuple[str, ...] = ()
 
     @override
     def figures(self) -> dict[str, str]:
@@ -111,7 +74,6 @@ class Rehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outc
             "restoring": tell_seconds(self.restore_s),
             "opening": tell_seconds(self.open_s) if self.measured.opened_count else "",
             "began": iso_time(self.began_at_ms),
-            "warnings": tell_texts(self.warnings),
         }
         return {name: text for name, text in told.items() if text}
 

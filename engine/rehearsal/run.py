@@ -1,66 +1,31 @@
-"""A rehearsal: the restore of a whole commit, to a directory that goes again or to nowhere, looked at closely."""
+"""The restore drill: restore a whole commit, to a directory that is removed again or to nowhere, and time it."""
 
 import os
-import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Unpack
 
 import msgspec
 
+from blobstore.base import BlobStore
 from blobstore.bounded import map_bounded
-from blobstore.errors import StoreError
 from blobstore.local_files import run_blocking
 from engine.clock import Ambient, SystemAmbient
 from engine.complete import naming_complete
-from engine.cores import cores_count
 from engine.digest_cache import DigestCache
-from engine.errors import EngineError
 from engine.progress import NO_PROGRESS, Progress
-from engine.rehearsal.model import MESSAGE_LENGTH_MAX, Measured, Rehearsal
+from engine.rehearsal.model import Measured, Rehearsal
 from engine.rehearsal.nowhere import Fetched, restore_to_nowhere
-from engine.rehearsal.probes import choose_pieces, probe_disk, probe_store
 from engine.rehearsal.scratch import scratch_directory
-from engine.rehearsal.timed_store import TimedStore
 from engine.repository_reading import Choice, ReadingRepository
-from engine.restore import read_index_of, restore_store
+from engine.restore import restore_store
 from engine.rocksdb import StoreReader, spark_settings
-from engine.staging import target_errors
 from engine.transfer_settings import STORES_AT_ONCE, TransferSettings, share_among
-from engine.words import shortened
-from index.errors import FormatError
 from index.keys import encode_component
-from index.log import Commit
 from index.model import Scope, StoreReference
-from index.restore_plan import plan_restore
 
-# The indexes of so many stores are read for the network's probe.
-PROBED_STORES_MAX: Final = 8
 # An operator that reads whatever operands a store holds; nothing is read but what an opening reads.
 _OPENING: Final = spark_settings(merge_delimiter=b",")
-_NOTHING: Final = Measured(
-    requests_count=0,
-    bytes_fetched=0,
-    bytes_written=0,
-    files_written=0,
-    first_byte_p50_s=0,
-    first_byte_p99_s=0,
-    first_byte_max_s=0,
-    answers_s=0,
-    bytes_s=0,
-    taker_s=0,
-    load=0,
-    cpu_s=0,
-    loop_cpu_s=0,
-    round_trip_s=0,
-    network_bytes_per_s=0,
-    network_busy=0,
-    disk_bytes_per_s=0,
-    disk_file_s=0,
-    opened_count=0,
-    open_slowest_s=0,
-)
 
 
 async def rehearse(
@@ -75,10 +40,9 @@ async def rehearse(
     progress: Progress = NO_PROGRESS,
     **choice: Unpack[Choice],
 ) -> Rehearsal:
-    """Restore all stores of a commit to a scratch directory or to nowhere, open what is RocksDB, and say what it took.
+    """Restore all stores of a commit to a scratch directory or to nowhere, open what is RocksDB, and measure the time.
 
-    Requests: as a restore of each store; then a GET for each index of up to `PROBED_STORES_MAX` stores, some of a
-    byte, and ranges of about `PROBE_BYTES_MAX` at most.
+    Requests: as a restore of each store.
 
     Args:
         repository: Where from.
@@ -93,7 +57,7 @@ async def rehearse(
         progress: Told what there is to do and what is done.
 
     Returns:
-        What was measured; what a probe could not find out is 0, and its warnings say so.
+        What was measured.
 
     Raises:
         NotFoundError: No commit fits.
@@ -109,19 +73,16 @@ async def rehearse(
         stores = commit.record.stores
         at_once, settings = share_among(repository.settings, max(1, min(stores_at_once, len(stores))))
         async with scratch_directory(scratch, commit, ambient, keep=keep) as directory:
-            run = _Run(
-                repository,
-                commit=commit,
-                directory=directory,
-                ambient=ambient,
-                at_once=at_once,
-                settings=settings,
-                progress=progress,
-            )
+            drill = _Drill(repository.store, directory, settings, ambient, _Adding(progress))
+            progress.total(files=sum(s.files_count for s in stores), bytes_=sum(s.size_bytes for s in stores))
             with repository.gaps.noting():
-                restore_s = await run.restore()
-                open_s = await run.open_stores()
-                await run.probe()
+                began_s = ambient.monotonic_s()
+                done = await map_bounded(drill.restore, stores, in_flight_max=at_once)
+                restore_s = ambient.monotonic_s() - began_s
+                databases = await run_blocking(_rocksdb_dirs, directory) if directory is not None else []
+                began_s = ambient.monotonic_s()
+                await map_bounded(_open_and_close, databases, in_flight_max=at_once)
+                open_s = ambient.monotonic_s() - began_s if databases else 0.0
     return Rehearsal(
         began_at_ms=began_at_ms,
         release=version("tidemark"),
@@ -133,8 +94,6 @@ async def rehearse(
         pinned=lease.pinned,
         to_disk=directory is not None,
         kept_at=str(directory) if directory is not None and await run_blocking(directory.exists) else "",
-        cores_count=cores_count(),
-        in_flight_max=at_once * settings.in_flight_max,
         stores_at_once=at_once,
         stores_count=len(stores),
         files_count=sum(store.files_count for store in stores),
@@ -143,135 +102,39 @@ async def rehearse(
         find_s=find_s,
         restore_s=restore_s,
         open_s=open_s,
-        measured=run.measured,
+        measured=Measured(
+            requests_count=sum(one.requests for one in done),
+            bytes_fetched=sum(one.bytes_fetched for one in done),
+            opened_count=len(databases),
+        ),
         slo_ms=slo_ms,
-        warnings=tuple(run.warnings),
     )
 
 
-class _Run:
-    """The steps of one rehearsal."""
+class _Drill(msgspec.Struct, frozen=True):
+    """Where stores are restored from and to."""
 
-    def __init__(
-        self,
-        repository: ReadingRepository,
-        *,
-        commit: Commit,
-        directory: Path | None,
-        ambient: Ambient,
-        at_once: int,
-        settings: TransferSettings,
-        progress: Progress,
-    ) -> None:
-        self._store = TimedStore(repository.store, ambient.monotonic_s)
-        self._bare_store = repository.store
-        self._all_settings = repository.settings
-        self._commit = commit
-        self._stores = commit.record.stores
-        self._size_bytes = sum(store.size_bytes for store in self._stores)
-        self._directory = directory
-        self._ambient = ambient
-        self._at_once = at_once
-        self._settings = settings
-        self._progress = progress
-        self.measured = _NOTHING
-        self.warnings: list[str] = []
+    store: BlobStore
+    # None: to nowhere.
+    directory: Path | None
+    settings: TransferSettings
+    ambient: Ambient
+    progress: Progress
 
-    async def probe(self) -> None:
-        """Look at the store and at the disk by themselves; last, so that the restore makes its own connections.
-
-        The rehearsal has come to its end by then: a probe that fails leaves its figures at 0, and is warned of.
-        """
-        for name, probe in (("network and requests", self._probe_store), ("disk", self._probe_disk)):
-            try:
-                await probe()
-            except (StoreError, EngineError, FormatError, OSError) as error:
-                warning = f"not measured, and no part of the verdict: {name}: {error}"
-                self.warnings.append(shortened(warning, MESSAGE_LENGTH_MAX))
-
-    async def _probe_store(self) -> None:
-        chosen = self._stores[:: max(1, len(self._stores) // PROBED_STORES_MAX)][:PROBED_STORES_MAX]
-        plans = []
-        for reference in chosen:
-            index, _ = await read_index_of(self._bare_store, reference)
-            plans.append(plan_restore(index, {}, range_bytes=self._settings.range_bytes, owners_count=False))
-        self.measured = await probe_store(
-            self._bare_store,
-            choose_pieces(plans, fetch_bytes=self._size_bytes, at_once=self._all_settings.in_flight_max),
-            in_flight_max=self._all_settings.in_flight_max,
-            monotonic_s=self._ambient.monotonic_s,
-            into=self.measured,
-        )
-
-    async def _probe_disk(self) -> None:
-        if self._directory is None:
-            return
-        with target_errors(self._directory):
-            self.measured = await run_blocking(
-                probe_disk,
-                self._directory,
-                size_bytes=self._size_bytes,
-                monotonic_s=self._ambient.monotonic_s,
-                into=self.measured,
-            )
-
-    async def restore(self) -> float:
-        """Bring back all stores, so many at once; how long that took."""
-        files_count = sum(store.files_count for store in self._stores)
-        self._progress.total(files=files_count, bytes_=self._size_bytes)
-        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-        began_s, cpu_s, loop_cpu_s = self._ambient.monotonic_s(), time.process_time(), time.thread_time()
-        done = await map_bounded(self._restore_one, self._stores, in_flight_max=self._at_once)
-        took_s = self._ambient.monotonic_s() - began_s
-        written, waits = self._directory is not None, self._store.waits
-        self.measured = msgspec.structs.replace(
-            self.measured,
-            requests_count=sum(one.requests for one in done),
-            bytes_fetched=sum(one.bytes_fetched for one in done),
-            bytes_written=self._size_bytes if written else 0,
-            files_written=files_count if written else 0,
-            first_byte_p50_s=waits.first_byte_s(0.5),
-            first_byte_p99_s=waits.first_byte_s(0.99),
-            first_byte_max_s=waits.first_byte_s(1.0),
-            answers_s=waits.answers_s,
-            bytes_s=waits.bytes_s,
-            taker_s=waits.taker_s,
-            load=load,
-            cpu_s=time.process_time() - cpu_s,
-            loop_cpu_s=time.thread_time() - loop_cpu_s,
-        )
-        return took_s
-
-    async def _restore_one(self, reference: StoreReference) -> Fetched:
-        progress = _Adding(self._progress)
-        if self._directory is None:
-            return await restore_to_nowhere(self._store, reference, settings=self._settings, progress=progress)
+    async def restore(self, reference: StoreReference) -> Fetched:
+        """Bring back one store."""
+        if self.directory is None:
+            return await restore_to_nowhere(self.store, reference, settings=self.settings, progress=self.progress)
         result = await restore_store(
-            self._store,
+            self.store,
             reference=reference,
-            target=_target(self._directory, reference),
-            settings=self._settings,
-            ambient=self._ambient,
+            target=_target(self.directory, reference),
+            settings=self.settings,
+            ambient=self.ambient,
             cache=DigestCache(),
-            progress=progress,
+            progress=self.progress,
         )
         return Fetched(requests=result.requests, bytes_fetched=result.bytes_fetched)
-
-    async def open_stores(self) -> float:
-        """Open what is RocksDB, so many at once; how long that took."""
-        if self._directory is None:
-            return 0.0
-        found = await run_blocking(_rocksdb_dirs, self._directory)
-        began_s = self._ambient.monotonic_s()
-        times_s = await map_bounded(self._open_one, found, in_flight_max=self._at_once)
-        took_s = self._ambient.monotonic_s() - began_s
-        self.measured = msgspec.structs.replace(
-            self.measured, opened_count=len(found), open_slowest_s=max(times_s, default=0.0)
-        )
-        return took_s if found else 0.0
-
-    async def _open_one(self, directory: Path) -> float:
-        return await run_blocking(_open_and_close, directory, self._ambient.monotonic_s)
 
 
 def _target(directory: Path, reference: StoreReference) -> Path:
@@ -287,11 +150,14 @@ def _rocksdb_dirs(directory: Path) -> list[Path]:
     ]
 
 
-def _open_and_close(directory: Path, monotonic_s: Callable[[], float]) -> float:
-    """Open a store in raw mode, for reading only; how long until it could be read."""
-    began_s = monotonic_s()
-    with StoreReader.open(directory, _OPENING):
-        return monotonic_s() - began_s
+async def _open_and_close(directory: Path) -> None:
+    """Open a store in raw mode, for reading only, and close it."""
+
+    def open_and_close() -> None:
+        with StoreReader.open(directory, _OPENING):
+            pass
+
+    await run_blocking(open_and_close)
 
 
 class _Adding:

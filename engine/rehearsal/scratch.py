@@ -10,7 +10,6 @@ from typing import Final
 from blobstore.local_files import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
-from engine.rehearsal.probes import PROBE_BYTES_MAX
 from engine.staging import target_errors
 from index.log import Commit
 
@@ -69,7 +68,7 @@ def _make_with_room(directory: Path, commit: Commit) -> None:
     size_bytes = sum(store.size_bytes for store in commit.record.stores)
     files_count = sum(store.files_count for store in commit.record.stores)
     # A file takes whole blocks: half a block more on average.
-    needed_bytes = size_bytes + files_count * room.f_frsize // 2 + min(size_bytes, PROBE_BYTES_MAX)
+    needed_bytes = size_bytes + files_count * room.f_frsize // 2
     free_bytes = room.f_bavail * room.f_frsize
     if needed_bytes > free_bytes:
         raise TargetError(

@@ -1,14 +1,12 @@
-"""A rehearsal in words: the same ones on a terminal and on the page."""
+"""A restore drill in words: the same on a terminal and in a report."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from engine.rehearsal.forecast import EXECUTORS, SIZES, Forecast
-from engine.rehearsal.model import Bound, Measured, Rehearsal
-from engine.rehearsal.verdict import BUSY_SHARE_MAX, Verdict
+from engine.rehearsal.model import Rehearsal
 from engine.words import count, human_bytes, human_duration
 
-EXPLAINS_SHARE_MIN: Final = 0.5
 # From here on without a fraction; from here on in milliseconds; and in whole ones.
 _WHOLE_S: Final = 100
 _SECOND_S: Final = 1
@@ -45,51 +43,6 @@ def phases(rehearsal: Rehearsal) -> list[tuple[str, float]]:
     return told
 
 
-def verdict_line(verdict: Verdict) -> str:
-    """What bound it, and how sure that is."""
-    phase = "opening" if verdict.bound is Bound.ROCKSDB_OPEN else "restore"
-    line = f"bound by {verdict.bound.value}"
-    if verdict.explained < EXPLAINS_SHARE_MIN:
-        share = f"{verdict.explained:.0%}"
-        line += f", but weakly: it explains {share} of the {phase}; the rest was waiting that no figure here shows"
-    else:
-        line += f": it explains {verdict.explained:.0%} of the {phase}"
-    if verdict.near:
-        line += f"; {' and '.join(bound.value for bound in verdict.near)} as good as equal"
-    return line
-
-
-def figures(rehearsal: Rehearsal, verdict: Verdict) -> list[tuple[Bound, float, str]]:
-    """Each bound with the time that it alone would have taken, and the figures behind that; the longest first."""
-    m = rehearsal.measured
-    busy = "; the processor held the probe up: it is faster than that" if m.network_busy >= BUSY_SHARE_MAX else ""
-    behind = {
-        Bound.NETWORK: f"{human_bytes(m.bytes_fetched)}; {_rate(m.network_bytes_per_s)} bare; "
-        f"of the requests' time {_waited(m):.0%} went by waiting{busy}",
-        Bound.REQUESTS: f"{count(m.requests_count, 'GET')}, {rehearsal.in_flight_max} at once, "
-        f"{seconds(m.round_trip_s)} each; in the restore first bytes after {seconds(m.first_byte_p50_s)} (p50), "
-        f"{seconds(m.first_byte_p99_s)} (p99), {seconds(m.first_byte_max_s)} (slowest)",
-        Bound.CPU: f"{seconds(m.cpu_s)} of {count(rehearsal.cores_count, 'processor')}, "
-        f"{seconds(m.loop_cpu_s)} of them in the event loop",
-        Bound.DISK: f"{human_bytes(m.bytes_written)} at {_rate(m.disk_bytes_per_s)}, and "
-        f"{count(m.files_written, 'file')} at {seconds(m.disk_file_s)}, written and synced",
-        Bound.ROCKSDB_OPEN: f"{count(m.opened_count, 'database')}, {rehearsal.stores_at_once} at once; "
-        f"the slowest {seconds(m.open_slowest_s)}",
-    }
-    rows = [(bound, alone_s, behind[bound]) for bound, alone_s in verdict.alone_s.items()]
-    return sorted(rows, key=lambda row: -row[1])
-
-
-def load_line(rehearsal: Rehearsal) -> str:
-    """Whether the machine was busy with other work; empty if it was not."""
-    load, cores = rehearsal.measured.load, rehearsal.cores_count
-    if load <= cores:
-        return ""
-    return (
-        f"this machine was busy when it began (load {load:.1f} on {count(cores, 'processor')}): the times are too long"
-    )
-
-
 def forecast_rows(rehearsal: Rehearsal, forecasts: Sequence[Forecast]) -> list[tuple[str, ...]]:
     """A line for each size: the size, then for each number of executors best and worst."""
     by_place = {(f.size, f.executors): f for f in forecasts}
@@ -109,25 +62,12 @@ def slo_line(rehearsal: Rehearsal) -> str:
     return f"SLO {human_duration(rehearsal.slo_ms)}: {'MISSED' if rehearsal.is_slow else 'met'}"
 
 
-def summary_line(rehearsal: Rehearsal, verdict: Verdict) -> str:
+def summary_line(rehearsal: Rehearsal) -> str:
     """All of it in one line, for a log."""
-    parts = [
-        f"restored {human_bytes(rehearsal.size_bytes)} in {seconds(rehearsal.total_s)}",
-        f"bound by {verdict.bound.value}",
-        headline(rehearsal),
-    ]
-    return "; ".join([*parts, *([line] if (line := slo_line(rehearsal)) else [])])
+    restored = f"restored {human_bytes(rehearsal.size_bytes)} in {seconds(rehearsal.total_s)}"
+    return "; ".join(line for line in (restored, headline(rehearsal), slo_line(rehearsal)) if line)
 
 
 def _range(forecast: Forecast) -> str:
     best, worst = seconds(forecast.best_s), seconds(forecast.worst_s)
     return best if best == worst else f"{best} to {worst}"
-
-
-def _waited(measured: Measured) -> float:
-    waits_s = measured.answers_s + measured.bytes_s
-    return waits_s / (waits_s + measured.taker_s) if waits_s else 0.0
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{human_bytes(round(bytes_per_s))}/s"

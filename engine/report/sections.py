@@ -5,7 +5,9 @@ from typing import Final
 
 from engine.history import HistoryEntry, State, tell_offsets
 from engine.page import items, key, paragraph, table, tell
-from engine.rehearsal.page import tell_broken, tell_rehearsals
+from engine.rehearsal.forecast import EXECUTORS, forecast
+from engine.rehearsal.model import Entry, Rehearsal
+from engine.rehearsal.telling import ASSUMPTIONS, forecast_rows, seconds, slo_line
 from engine.report import lineage
 from engine.report.lineage import draw_lineage
 from engine.report.model import JobFacts, ReportFacts
@@ -17,6 +19,9 @@ from index.model import Scope
 OFFSETS_SHOWN_MAX: Final = 40
 # Of the stores of a commit, whose unique ids are told.
 STORES_TOLD_MAX: Final = 3
+# The newest restore drills of a job, and lines of their history that cannot be read.
+REHEARSALS_SHOWN_MAX: Final = 60
+BROKEN_SHOWN_MAX: Final = 20
 
 
 def tell_commits(facts: ReportFacts) -> Iterator[str]:
@@ -108,17 +113,40 @@ def _share_row(entry: HistoryEntry) -> tuple[str, ...]:
 def tell_all_rehearsals(facts: ReportFacts) -> Iterator[str]:
     """How long a restore would take: what was rehearsed, and what is forecast from it."""
     if facts.rehearsals_broken:
-        yield tell_broken(facts.rehearsals_broken)
+        left_out = count(len(facts.rehearsals_broken), "line of the history", "lines of the history")
+        yield paragraph(f"Left out, and still there: {left_out}.", "bad")
+        yield items(map(str, facts.rehearsals_broken[:BROKEN_SHOWN_MAX]))
     rehearsed = [job for job in facts.jobs if job.rehearsals]
     for job in rehearsed:
         yield f"<h3>{tell(str(job.scope))}</h3>"
-        yield tell_rehearsals(job.rehearsals, level=4)
+        yield from _tell_rehearsals(job.rehearsals)
     missing = [str(job.scope) for job in facts.jobs if not job.rehearsals]
     if missing:
         where = f" in {facts.rehearsals_from}" if facts.rehearsals_from else ""
         hint = f"Never rehearsed, as far as the history{where} says: {', '.join(missing)}."
         yield paragraph(hint, "note")
         yield "<p class=note>Rehearse a restore with <code>tidemark bench restore</code>.</p>"
+
+
+def _tell_rehearsals(entries: Sequence[Entry]) -> Iterator[str]:
+    """Yield the restore drills of one job, the newest first, and a forecast from the newest that was done."""
+    shown = entries[: -REHEARSALS_SHOWN_MAX - 1 : -1]
+    headers = ("began (UTC)", "time", "find", "restore", "open", "size", "to", "SLO")
+    yield table(headers, [_rehearsal_row(entry) for entry in shown], label="Rehearsals")
+    done = [entry for entry in entries if isinstance(entry, Rehearsal)]
+    if done:
+        yield paragraph(ASSUMPTIONS, "note")
+        rows = forecast_rows(done[-1], forecast(done[-1]))
+        yield table(("size", *(count(n, "executor") for n in EXECUTORS)), rows, label="Forecast")
+
+
+def _rehearsal_row(entry: Entry) -> tuple[str, ...]:
+    began = short_time(entry.began_at_ms)
+    if not isinstance(entry, Rehearsal):
+        return (began, "failed", f"{entry.error}: {entry.message}", "", "", "", "", "")
+    times = (seconds(s) for s in (entry.total_s, entry.find_s, entry.restore_s, entry.open_s))
+    to = "disk" if entry.to_disk else "nowhere"
+    return (began, *times, human_bytes(entry.size_bytes), to, slo_line(entry).removeprefix("SLO "))
 
 
 def tell_lineage(facts: ReportFacts) -> Iterator[str]:

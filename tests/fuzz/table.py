@@ -93,7 +93,6 @@ UNFUZZED: Final[dict[str, str]] = {
     "engine.plan_shards": "reads private files that the same process has written a moment ago",
     "engine.plan_shards.read_shards": "reads private files that the same process has written a moment ago",
     "engine.plan_shards.unpack_line": "reads private files that the same process has written a moment ago",
-    "engine.rehearsal.telling.load_line": "tells the load of this machine",
     "engine.run_body.read_twice_error": "makes an error",
     "blobstore.local_births.Births.read_ms": "matches one name with a pattern of digits",
     "blobstore.local_ttl.TtlLinks.read_ms": "matches one text with a pattern of digits",

@@ -5,9 +5,6 @@ import pytest
 from engine.rehearsal.forecast import EXECUTORS, SIZES, Forecast, forecast
 from tests.unit.rehearsal.builders import MIB, rehearsal
 
-# 8 stores, 4 at once, 2 round trips of 20 ms each: 80 ms that no size changes; 12 s of restore; 10 s of network.
-BEGINS_S = 0.08
-
 
 def _one(size: int, executors: int, **changes: object) -> Forecast:
     return forecast(rehearsal(**changes), sizes=(size,), executors=(executors,))[0]
@@ -18,8 +15,8 @@ def test_the_same_size_on_one_executor_is_what_was_measured() -> None:
     assert made.best_s == made.worst_s == pytest.approx(12.6)
 
 
-def test_bytes_requests_and_files_grow_with_the_size_and_beginnings_do_not() -> None:
-    assert _one(10, 1).best_s == pytest.approx(0.1 + BEGINS_S + 10 * (12 - BEGINS_S) + 10 * 0.5)
+def test_restoring_and_opening_grow_with_the_size_and_finding_does_not() -> None:
+    assert _one(10, 1).best_s == pytest.approx(0.1 + 10 * (12 + 0.5))
 
 
 def test_executors_share_all_but_finding_the_commit() -> None:
@@ -27,18 +24,14 @@ def test_executors_share_all_but_finding_the_commit() -> None:
 
 
 def test_a_shared_store_gives_all_executors_no_more_bytes_than_one() -> None:
-    assert _one(1, 4).worst_s == pytest.approx(0.1 + BEGINS_S / 4 + 10.0 + 0.5 / 4)
-    assert _one(2, 8).worst_s == pytest.approx(0.1 + BEGINS_S / 8 + 20.0 + 2 * 0.5 / 8)
+    assert _one(1, 4).worst_s == pytest.approx(0.1 + 12 + 0.5 / 4)
+    assert _one(2, 8).worst_s == pytest.approx(0.1 + 2 * 12 + 2 * 0.5 / 8)
 
 
 def test_no_executor_has_less_to_do_than_the_largest_store() -> None:
     assert _one(1, 16).best_s == pytest.approx(0.1 + (12 + 0.5) / 8)
     whole = _one(1, 16, largest_store_bytes=1000 * MIB, stores_count=1)
     assert whole.best_s == pytest.approx(12.6)
-
-
-def test_without_a_probe_of_the_network_it_may_have_been_all_of_it() -> None:
-    assert _one(1, 4, network_bytes_per_s=0).worst_s == pytest.approx(0.1 + BEGINS_S / 4 + 12.0 + 0.5 / 4)
 
 
 def test_more_executors_are_never_slower_and_worst_is_never_before_best() -> None:

@@ -47,7 +47,7 @@ def test_half_a_line_of_a_crash_costs_only_itself(path: Path) -> None:
         b"{}\n",
         b"[" * 5000 + b"\n",
         msgspec.json.encode(rehearsal(restore_s=-1.0)),
-        msgspec.json.encode(rehearsal(cores_count=0)),
+        msgspec.json.encode(rehearsal(stores_at_once=0)),
         msgspec.json.encode(rehearsal()).replace(b"12.0", b"1e999"),
         msgspec.json.encode(rehearsal()).replace(b'"done"', b'"won"'),
         msgspec.json.encode(rehearsal(job="x" * LINE_BYTES_MAX)),
@@ -68,6 +68,12 @@ def test_a_line_that_is_too_long_hides_no_other(path: Path) -> None:
 def test_a_line_of_a_newer_release_says_so() -> None:
     with pytest.raises(UnknownFormatError, match="schema 2"):
         decode_line(b'{"schema":2,"outcome":"other"}', "here")
+
+
+def test_a_line_with_the_figures_of_earlier_releases_is_read() -> None:
+    line = msgspec.json.encode(rehearsal())
+    line = line.replace(b'"measured":{', b'"warnings":["x"],"cores_count":2,"measured":{"network_bytes_per_s":1.5,')
+    assert decode_line(line, "here") == rehearsal()
 
 
 def test_a_field_of_later_is_passed_over() -> None:

@@ -12,40 +12,29 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.errors import StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
 from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.sinks import Sink, pour_chunks
 from engine import Repository
 from engine.errors import DamagedError, EngineError, IncompleteError, NotFoundError, TargetError
-from engine.rehearsal import probes
-from engine.rehearsal.forecast import forecast
-from engine.rehearsal.model import Bound, Rehearsal
-from engine.rehearsal.probes import choose_pieces
 from engine.rehearsal.run import rehearse
 from engine.rehearsal.scratch import SCRATCH_PREFIX
-from engine.rehearsal.verdict import judge
 from engine.rocksdb import StoreWriter
-from engine.transfer_settings import KIB, MIB, TransferSettings
+from engine.transfer_settings import KIB, TransferSettings
 from index.model import Scope
-from index.restore_plan import RestorePlan
 
 SCOPE = Scope("flights")
 RANDOM = random.Random(6)
 
 
 class SlowStore(ForwardingStore):
-    """Every get waits before its first byte, and before each chunk of it."""
+    """Every get waits before each chunk."""
 
-    def __init__(self, inner: BlobStore, *, answer_s: float = 0.0, chunk_s: float = 0.0) -> None:
-        super().__init__(inner)
-        self.answer_s = answer_s
-        self.chunk_s = chunk_s
+    chunk_s = 0.0
 
     @override
     async def get(self, key: str, **options: Any) -> AsyncGenerator[bytes, None]:
-        await asyncio.sleep(self.answer_s)
         async with aclosing(super().get(key, **options)) as chunks:
             async for chunk in chunks:
                 for at in range(0, len(chunk), 64 * KIB):
@@ -120,11 +109,10 @@ def _left(directory: Path) -> list[str]:
 async def test_all_stores_come_back_are_opened_and_go_again(repository: Repository, scratch: Path) -> None:
     done = await rehearse(repository, SCOPE, scratch=scratch, slo_ms=60_000)
     assert (done.stores_count, done.measured.opened_count, done.to_disk) == (3, 2, True)
-    assert done.measured.bytes_written == done.size_bytes > 900 * KIB
+    assert done.size_bytes > 900 * KIB
+    assert done.measured.bytes_fetched > 900 * KIB
     assert done.measured.requests_count >= 6
-    assert 0 < done.measured.first_byte_p50_s <= done.measured.first_byte_p99_s <= done.measured.first_byte_max_s
-    assert min(done.find_s, done.restore_s, done.open_s, done.measured.cpu_s) > 0
-    assert min(done.measured.network_bytes_per_s, done.measured.disk_bytes_per_s, done.measured.disk_file_s) > 0
+    assert min(done.find_s, done.restore_s, done.open_s) > 0
     assert not done.is_slow
     assert done.kept_at == ""
     assert _left(scratch) == []
@@ -145,8 +133,7 @@ async def test_to_nowhere_reads_what_a_restore_reads_and_writes_nothing(reposito
     assert _left(scratch.parent) == before
     assert nowhere.measured.requests_count == to_disk.measured.requests_count
     assert nowhere.measured.bytes_fetched == to_disk.measured.bytes_fetched
-    assert (nowhere.to_disk, nowhere.open_s, nowhere.measured.bytes_written) == (False, 0, 0)
-    assert set(judge(nowhere).alone_s) == {Bound.NETWORK, Bound.REQUESTS, Bound.CPU}
+    assert (nowhere.to_disk, nowhere.open_s, nowhere.measured.opened_count) == (False, 0, 0)
 
 
 class _Heard:
@@ -249,53 +236,13 @@ async def test_what_stays_after_an_error_is_named_by_it(repository: Repository, 
     assert raised.value.__notes__ == [f"could not be removed: {scratch / left}: the disk went away"]
 
 
-class ForgetfulStore(ForwardingStore):
-    """Gives every index so many times."""
-
-    gives_max = 10**6
-
-    @override
-    async def get(self, key: str, **options: Any) -> AsyncGenerator[bytes, None]:
-        if key.startswith("indexes/"):
-            self.gives_max -= 1
-            if self.gives_max < 0:
-                raise StoreUnavailableError("went away", operation="get", key=key)
-        async with aclosing(super().get(key, **options)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-
-async def test_a_probe_that_fails_is_a_warning_and_no_failure(
-    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    store = ForgetfulStore(MemoryStore())
-    async with _repository(store, _files(tmp_path / "state", count=2, size_bytes=9000)) as repository:
-        store.gives_max = 1
-        monkeypatch.setattr(probes, "_write", full)
-        done = await rehearse(repository, SCOPE, scratch=scratch, keep=True, slo_ms=60_000)
-    assert not done.is_slow
-    network, disk = done.warnings
-    assert "network and requests: " in network
-    assert "went away" in network
-    assert "disk: " in disk
-    assert "full" in disk
-    assert set(judge(done).alone_s) == {Bound.CPU}
-    assert forecast(done)
-    # Nor has the probe of the disk left anything beside the state.
-    assert _left(Path(done.kept_at)) == ["0"]
-
-
 async def test_a_task_may_be_called_as_anything(tmp_path: Path, scratch: Path) -> None:
     state = _files(tmp_path / "state", count=1, size_bytes=9000)
     async with await Repository.init(MemoryStore()) as repository:
         tasks = ("probe-00", ".probe", "0")
         await repository.commit(SCOPE, [await repository.backup(SCOPE, state, task=task) for task in tasks])
-        done = await rehearse(repository, SCOPE, scratch=scratch)
-    assert done.warnings == ()
-    assert done.measured.disk_bytes_per_s > 0
+        done = await rehearse(repository, SCOPE, scratch=scratch, keep=True)
+    assert len(_left(Path(done.kept_at))) == 3
 
 
 async def test_no_commit_is_told(repository: Repository, scratch: Path) -> None:
@@ -316,40 +263,8 @@ async def test_who_is_cancelled_leaves_nothing(tmp_path: Path, scratch: Path) ->
     assert _left(scratch) == []
 
 
-async def _rehearsed(slow: SlowStore, state: Path, *, answer_s: float, chunk_s: float, **settings: int) -> Rehearsal:
-    async with _repository(slow, state, **settings) as repository:
-        slow.answer_s, slow.chunk_s = answer_s, chunk_s
-        return await rehearse(repository, SCOPE, scratch=None)
-
-
-async def test_many_small_requests_to_a_far_store_are_bound_by_requests(tmp_path: Path) -> None:
-    state = _files(tmp_path / "state", count=40, size_bytes=5000)
-    sizes = {"pack_file_bytes_max": 0, "inline_file_bytes_max": 0, "in_flight_max": 2}
-    done = await _rehearsed(SlowStore(MemoryStore()), state, answer_s=0.02, chunk_s=0, **sizes)
-    verdict = judge(done)
-    assert done.measured.round_trip_s >= 0.02
-    assert verdict.bound is Bound.REQUESTS
-    assert verdict.explained > 0.7
-
-
-async def test_many_bytes_over_a_thin_line_are_bound_by_the_network(tmp_path: Path) -> None:
-    state = _files(tmp_path / "state", count=4, size_bytes=2 * MIB)
-    done = await _rehearsed(SlowStore(MemoryStore()), state, answer_s=0, chunk_s=0.01, in_flight_max=4)
-    verdict = judge(done)
-    # 64 KiB in 10 ms, four times at once.
-    assert 12 * MIB < done.measured.network_bytes_per_s < 26 * MIB
-    assert verdict.bound is Bound.NETWORK
-    assert verdict.explained > 0.7
-
-
-def test_without_anything_to_fetch_there_is_nothing_to_probe() -> None:
-    plan = RestorePlan(dirs=(), empty=(), inline=(), links=(), copies=(), runs=(), streams=())
-    assert choose_pieces([plan], fetch_bytes=100 * MIB, at_once=16) == ()
-
-
 async def test_a_commit_of_empty_files_is_rehearsed_too(tmp_path: Path, scratch: Path) -> None:
     state = _files(tmp_path / "state", count=2, size_bytes=0)
     async with _repository(LocalStore(tmp_path / "repository"), state) as repository:
         done = await rehearse(repository, SCOPE, scratch=scratch)
     assert done.measured.bytes_fetched == 0
-    assert judge(done).hint

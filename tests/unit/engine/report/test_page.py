@@ -31,7 +31,7 @@ from index.model import (
 )
 from index.retention import RetentionPolicy
 from index.snapshot_share import SnapshotShare
-from tests.unit.rehearsal.builders import rehearsal
+from tests.unit.rehearsal.builders import failed, rehearsal
 
 HOSTILE = "</h2></td></title><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\"'&<!--"
 RUN = make_run_id(1_700_000_000_000, "0" * 20)
@@ -168,7 +168,11 @@ def test_names_of_others_are_nothing_but_text() -> None:
         HistoryEntry(number=3, state=State.DAMAGED, commit=None, problem=HOSTILE),
     )
     job = msgspec.structs.replace(
-        _job(HOSTILE, *entries, problems=(HOSTILE,)), rehearsals=(rehearsal(job=HOSTILE, warnings=(HOSTILE,)),)
+        _job(HOSTILE, *entries, problems=(HOSTILE,)),
+        rehearsals=(
+            rehearsal(job=HOSTILE),
+            failed(error=HOSTILE, message=HOSTILE),
+        ),
     )
     plan = CollectReport(
         run=RUN,
