@@ -44,10 +44,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     atomic_create: bool
     # A blob whose put was acknowledged is in every later list and stat, a deleted one in none.
     consistent_lists: bool
-    # `BlobInfo.ttl_known` holds in lists, not only in `stat`.
-    list_shows_ttl: bool
-    # The store itself may delete a blob after its TTL (a lifecycle rule); otherwise expiry only makes it eligible.
-    enforces_ttl: bool
     # `get(..., deleted=True)` can serve deleted blobs for a while.
     keeps_deleted: bool
     # Can be seen by other processes, so that tasks of a cluster may share it.

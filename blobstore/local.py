@@ -88,8 +88,6 @@ class LocalStore(BlobStore):
         self._capabilities = Capabilities(
             atomic_create=True,
             consistent_lists=lists_are_consistent(self._root),
-            list_shows_ttl=True,
-            enforces_ttl=False,
             keeps_deleted=deleted_retention_ms > 0,
         )
 

@@ -62,8 +62,6 @@ class MemoryStore(BlobStore):
         return Capabilities(
             atomic_create=True,
             consistent_lists=True,
-            list_shows_ttl=True,
-            enforces_ttl=False,
             keeps_deleted=True,
             shared=False,
         )

@@ -114,8 +114,6 @@ class S3Store(BlobStore):
         return Capabilities(
             atomic_create=profile is None or profile.atomic_create,
             consistent_lists=profile is None or profile.consistent_lists,
-            list_shows_ttl=False,
-            enforces_ttl=False,
             keeps_deleted=False,
             removes_ttl=self._uses_tags,
             keeps_created_at=False,

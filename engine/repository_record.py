@@ -16,8 +16,6 @@ from index.model import RepositoryRecord
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
-# A store that deletes by itself must leave a collector time: at least this, and three collection periods (T3).
-BACKSTOP_MS_MIN: Final = 7 * DAY_MS
 # What stands in the place of the repository record where `init` found that the store lets a create replace what is
 # there: nobody opens it, and whoever looks at the object can read why.
 REFUSED_STORE: Final = (
@@ -101,12 +99,6 @@ async def write_repository_record(store: BlobStore, record: RepositoryRecord) ->
             f"a margin of {record.margin_ms} ms is within the error of the store's times",
             operation="init",
             hint=f"use more than {store.capabilities.created_late_ms} ms (design 0003, C3)",
-        )
-    if store.capabilities.enforces_ttl and record.ttl_ms < max(BACKSTOP_MS_MIN, 3 * record.collection_period_ms):
-        raise UsageError(
-            "the store deletes expired blobs by itself: the TTL is too short for that",
-            operation="init",
-            hint="use at least 7 days and three collection periods (design 0002, T3)",
         )
     match await store.put_if_absent(REPOSITORY, BytesBody(encode_record(record))):
         case Created():

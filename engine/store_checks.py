@@ -11,15 +11,13 @@ def check_commits(store: BlobStore, operation: str) -> None:
     Reading is not refused anywhere: what such a store still has can be restored.
 
     Raises:
-        UnsafeStoreError: Its create-if-absent is not atomic, so that two writers could both win (C3); or it deletes
-            what has expired, and TTLs cannot be removed (T1).
+        UnsafeStoreError: Its create-if-absent is not atomic, so that two writers could both win (C3).
     """
-    _check_atomic_create(store, operation)
-    if store.capabilities.enforces_ttl and not store.capabilities.removes_ttl:
+    if not store.capabilities.atomic_create:
         raise UnsafeStoreError(
-            "the store deletes what has expired, and cannot remove a TTL: it would delete what is committed",
+            "of two creates of one key the store may let both win",
             operation=operation,
-            hint="remove the lifecycle rule, or use a store that can remove TTLs; `tidemark doctor` tells",
+            hint="use a store with atomic create-if-absent; `tidemark doctor` tells, and a restore still works",
         )
 
 
@@ -41,9 +39,9 @@ def check_collects(store: BlobStore) -> None:
     """Refuse a store on which collection cannot be safe (D4). Asks nothing of the store.
 
     Raises:
-        UnsafeStoreError: Its lists may be stale, or its create-if-absent is not atomic.
+        UnsafeStoreError: As `check_commits`; or its lists may be stale.
     """
-    _check_atomic_create(store, "collect")
+    check_commits(store, "collect")
     _check_lists(store, "collect", "what a commit needs could be taken for garbage")
 
 
@@ -63,13 +61,4 @@ def _check_lists(store: BlobStore, operation: str, danger: str) -> None:
             f"the store's lists may be stale: {danger}",
             operation=operation,
             hint=f"{operation} only on a store, or a mount of it, with consistent lists; `tidemark doctor` shows which",
-        )
-
-
-def _check_atomic_create(store: BlobStore, operation: str) -> None:
-    if not store.capabilities.atomic_create:
-        raise UnsafeStoreError(
-            "of two creates of one key the store may let both win",
-            operation=operation,
-            hint="use a store with atomic create-if-absent; `tidemark doctor` tells, and a restore still works",
         )

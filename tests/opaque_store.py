@@ -37,7 +37,7 @@ class OpaqueStore(MemoryStore):
     @property
     @override
     def capabilities(self) -> Capabilities:
-        like_s3 = {"list_shows_ttl": False, "keeps_deleted": False, "keeps_created_at": False}
+        like_s3 = {"keeps_deleted": False, "keeps_created_at": False}
         return msgspec.structs.replace(super().capabilities, **(like_s3 | self.weaknesses))
 
     @override

@@ -39,7 +39,6 @@ class DirectStore(BlobStore):
         server: Who answers.
         process: The name of who asks, for the history.
         prefix: Of the repository, left out of the history.
-        enforces_ttl: It says that it deletes what is expired; the server does if its `expiry_ms` is 0.
         list_age_s: So old may a list be, unless this process has put something there since; the store says so.
         is_plain: Requests are carried out at once, without faults and unseen: for whoever judges.
     """
@@ -50,7 +49,6 @@ class DirectStore(BlobStore):
         process: str,
         prefix: str,
         *,
-        enforces_ttl: bool = False,
         list_age_s: float = 0,
         is_plain: bool = False,
     ) -> None:
@@ -64,8 +62,6 @@ class DirectStore(BlobStore):
         self._capabilities = Capabilities(
             atomic_create=True,
             consistent_lists=not list_age_s,
-            list_shows_ttl=True,
-            enforces_ttl=enforces_ttl,
             keeps_deleted=False,
         )
 

@@ -52,7 +52,7 @@ SETTINGS: Final = TransferSettings(
     range_bytes=8192,
     memory_bytes_max=32_768,
 )
-_KINDS: Final[dict[StoreKind, Kind]] = {"s3": "s3", "memory": "direct", "expiring": "enforcing", "stale": "stale"}
+_KINDS: Final[dict[StoreKind, Kind]] = {"s3": "s3", "memory": "direct", "expiring": "direct", "stale": "stale"}
 # Once in a collection period.
 HOUSEKEEPING_S: Final = DAY_MS / 1000
 QUIET_DAYS_MAX: Final = 1

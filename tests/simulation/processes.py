@@ -30,7 +30,7 @@ from tests.simulation.sim_s3_client import SimS3Store
 from tests.simulation.virtual_loop import LIFELINE, BlockingHook, Lifeline, VirtualLoop
 
 T = TypeVar("T")
-Kind = Literal["s3", "parts", "direct", "enforcing", "stale"]
+Kind = Literal["s3", "parts", "direct", "stale"]
 
 PREFIX: Final = "repository"
 # Where virtual time begins: some time in 2023.
@@ -204,9 +204,7 @@ def plain_store(server: SimServer) -> DirectStore:
 def _bare_store(server: SimServer, name: str, kind: Kind, s3: S3Settings | None) -> BlobStore:
     if kind in {"s3", "parts"}:
         return SimS3Store(server, name, PREFIX, _small_parts() if kind == "parts" else s3)
-    return DirectStore(
-        server, name, PREFIX, enforces_ttl=kind == "enforcing", list_age_s=_LIST_AGE_S if kind == "stale" else 0
-    )
+    return DirectStore(server, name, PREFIX, list_age_s=_LIST_AGE_S if kind == "stale" else 0)
 
 
 def _small_parts() -> S3Settings:
