@@ -6,6 +6,7 @@ from pathlib import Path
 from blobstore.base import BlobStore
 from engine.clock import read_now_ms
 from engine.collect import DELETE_SHARE_MAX, CollectReport, Hands, collect
+from engine.discard import Discarded, discard
 from engine.explain import Explanation, explain
 from engine.log_io import Noted, ScopeLog
 from engine.naming import give_name, release_name
@@ -57,6 +58,10 @@ class CaringRepository(RestoringRepository):
     async def explain(self, key: str, retention: Retention | RetentionPolicy) -> Explanation:
         """Say what leads to a key, and what a collection would do with it; see `engine.explain.explain`."""
         return await explain(self.store, self.record, retention, key)
+
+    async def discard(self, key: str, *, dry_run: bool = False) -> Discarded:
+        """Remove one object that cannot be read; see `engine.discard.discard`."""
+        return await discard(self.store, key, dry_run=dry_run)
 
     async def verify_plan(
         self, plan: BlobStore, *, meant: Callable[[int], RetentionPolicy] | None = None, scratch: Path | None = None

@@ -271,6 +271,7 @@ class SyncRepository(Facade[Repository]):
     read_index = Blocking(Repository.read_index)
     diff = Blocking(Repository.diff)
     forget = Blocking(Repository.forget)
+    discard = Blocking(Repository.discard)
     collect = Blocking(Repository.collect)
     explain = Blocking(Repository.explain)
     verify_plan = Blocking(Repository.verify_plan)

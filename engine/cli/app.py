@@ -18,6 +18,7 @@ from engine.cli.collecting import collect
 from engine.cli.committing import commit
 from engine.cli.completing import completion
 from engine.cli.configuring import config
+from engine.cli.discarding import discard
 from engine.cli.doctoring import doctor
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.exporting import export
@@ -158,7 +159,7 @@ def tidemark(ctx: click.Context) -> None:
 
 for _verb in (
     *(init, backup, commit, restore, list_, history, show, diff, keys, verify, collect, rewind, fork, name, unname),
-    *(forget, export, report_verb),
+    *(forget, discard, export, report_verb),
     *(doctor, metrics, lifecycle, bench, spark, config, completion),
 ):
     tidemark.add_command(cast("click.Command", _verb))

@@ -5,10 +5,10 @@ import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from engine.errors import DamagedError
+from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.repository import Repository
 from engine.verify import ProblemKind
-from index.errors import CorruptIndexError
+from index.errors import CorruptIndexError, UnknownFormatError
 from index.keys import BLOBS, INDEXES, NAMES, PINS, boundary_key, commit_key
 from index.model import PIN_DURATION_MS, Scope
 from index.retention import Retention
@@ -188,8 +188,92 @@ async def test_a_copy_without_witnesses_keeps_its_uploads(world: World) -> None:
     assert await uploads(world, "other") < others
 
 
-async def test_a_newer_format_is_no_damage_but_stops_no_more(world: World) -> None:
+async def test_a_record_of_a_newer_format_is_no_damage(world: World) -> None:
     await two_jobs(world)
-    key = commit_key(JOB, 2)
-    await world.store.inner.put(key, BytesBody(b"TMC\x63" + b"0" * 50))
-    await collects_all_but(world, key)
+    await world.store.inner.put(commit_key(JOB, 1), BytesBody(newer_format(world)))
+    with pytest.raises(UnknownFormatError, match="nothing was deleted of all jobs"):
+        await (await world.process()).collect(LAST, delete_share_max=1)
+
+
+async def discarded(world: World, key: str) -> Repository:
+    """The repository after an object was discarded, which the dry run did not touch."""
+    repository = await world.process()
+    before = await world.keys()
+    planned = await repository.discard(key, dry_run=True)
+    assert await world.keys() == before
+    done = await repository.discard(key)
+    assert (done.meaning, done.boundary) == (planned.meaning, planned.boundary)
+    assert key not in await world.keys()
+    repository = await world.process()
+    assert not (await repository.verify()).damaged
+    await repository.collect(Retention(keep_last=10), delete_share_max=1)
+    return repository
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_a_damaged_record_is_discarded_and_its_job_goes_on(world: World, number: int) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three")
+    flip(world, commit_key(JOB, number))
+    repository = await discarded(world, commit_key(JOB, number))
+    left = [n for n in (3, 2, 1) if n != number]
+    assert [c.record.number for c in await repository.commits(JOB)] == left
+    (four,) = await world.history(repository, "four")
+    assert four.record.number == 4
+    world.clock.advance(2 * TTL_MS)
+    await repository.collect(LAST, delete_share_max=1)
+    assert await world.restored_text(await world.process()) == "four"
+
+
+async def test_of_two_damaged_records_the_older_one_goes_first(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three")
+    flip(world, commit_key(JOB, 1))
+    flip(world, commit_key(JOB, 2))
+    with pytest.raises(UsageError, match=commit_key(JOB, 1)):
+        await repository.discard(commit_key(JOB, 2))
+    await repository.discard(commit_key(JOB, 1))
+    repository = await discarded(world, commit_key(JOB, 2))
+    assert [c.record.number for c in await repository.commits(JOB)] == [3]
+
+
+async def test_a_damaged_boundary_is_discarded_and_what_is_whole_counts(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three")
+    world.clock.advance(2 * TTL_MS)
+    await repository.collect(LAST, delete_share_max=1)
+    flip(world, boundary_key(JOB, 2))
+    repository = await discarded(world, boundary_key(JOB, 2))
+    assert [c.record.number for c in await repository.commits(JOB)] == [3]
+    await world.history(await world.process(), "four")
+
+
+async def test_damaged_names_and_pins_are_discarded(world: World) -> None:
+    repository = await world.process()
+    (one,) = await world.history(repository, "one")
+    await repository.name(one, "kept")
+    for room in (PINS, NAMES):
+        (key,) = await world.keys(room)
+        flip(world, key)
+        await discarded(world, key)
+
+
+async def test_what_can_be_read_or_is_needed_is_not_discarded(world: World) -> None:
+    repository = await world.process()
+    (one,) = await world.history(repository, "one")
+    index = one.record.stores[0].index.key
+    flip(world, index)
+    for key in (commit_key(JOB, 1), index, "repository", "log/job/notes.txt"):
+        with pytest.raises((UsageError, NotFoundError)):
+            await repository.discard(key)
+    await world.store.inner.put(commit_key(JOB, 1), BytesBody(newer_format(world)))
+    with pytest.raises(UsageError, match="newer"):
+        await repository.discard(commit_key(JOB, 1))
+
+
+def newer_format(world: World) -> bytes:
+    inner = world.store.inner
+    assert isinstance(inner, MemoryStore)
+    data = bytearray(inner._blobs[commit_key(JOB, 1)].data)
+    data[9] = 99
+    return bytes(data)

@@ -1,0 +1,65 @@
+"""The verb `discard`: one damaged object less."""
+
+import click
+import msgspec
+
+from engine.cli.options import Verb, common_options
+from engine.cli.session import Session, with_session
+from engine.discard import Discarded
+from engine.errors import UsageError
+from engine.words import printable
+
+
+class DiscardView(msgspec.Struct, frozen=True, kw_only=True):
+    """`discard`."""
+
+    key: str
+    dry_run: bool
+    meaning: str
+    # Of the boundary written in its place; None of a name or a pin.
+    boundary_number: int | None
+
+
+@click.command(
+    "discard",
+    cls=Verb,
+    short_help="Remove one damaged record, boundary, name or pin.",
+    prints=(DiscardView,),
+    example="tidemark discard -r file:///backups pins/a54cd5a54de1e4d0b1f7 --dry-run",
+)
+@click.argument("key")
+@click.option("-n", "--dry-run", is_flag=True, help="Remove nothing; say what it means.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal it is needed.")
+@common_options
+@with_session
+def discard(session: Session, *, key: str, dry_run: bool, yes: bool) -> None:
+    """Remove one object that cannot be read, so that collections go on in its job.
+
+    KEY is a commit record, a boundary, a name or a pin, as `tidemark verify` names it. What can be read stays, as do
+    blobs and indexes. Put an older version of the object back instead where there is one.
+    """
+    with session.open() as repository:
+        planned = repository.discard(key, dry_run=True)
+        if not dry_run and not yes:
+            answer = session.confirm("discard it for ever?", lines=[f"to discard: {printable(_what(planned))}"])
+            if answer is None:
+                raise UsageError(
+                    f"this is for ever, and was not confirmed: {planned.meaning}",
+                    operation="discard",
+                    subject=key,
+                    hint="say --yes to do it",
+                )
+            if not answer:
+                return
+        done = planned if dry_run else repository.discard(key)
+    view = DiscardView(
+        key=done.key,
+        dry_run=dry_run,
+        meaning=done.meaning,
+        boundary_number=done.boundary.number if done.boundary is not None else None,
+    )
+    session.show(view, [printable(f"{'would discard' if dry_run else 'discarded'} {_what(done)}")])
+
+
+def _what(done: Discarded) -> str:
+    return f"{done.key}: {done.meaning}"

@@ -1,0 +1,152 @@
+"""Removal of one damaged object by an operator who knows what that means (design 0002, D4)."""
+
+from typing import Final
+
+import msgspec
+
+from blobstore.base import BlobStore, BytesBody, Created
+from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
+from engine.log_io import Noted, ScopeLog, find_boundary, load_scope, read_boundary, read_commit, read_record
+from engine.store_checks import check_commits
+from engine.verify import verify
+from index.codec import decode_name, decode_pin, encode_record
+from index.collect_plan import is_upload_key
+from index.errors import FormatError, UnknownFormatError, UnsafeNameError
+from index.keys import NAMES, boundary_key, is_pin_key, parse_log_key, parse_name_key
+from index.log import Commit, is_number_closed
+from index.model import Boundary
+
+OPERATION: Final = "discard"
+
+
+class Discarded(msgspec.Struct, frozen=True, kw_only=True):
+    """What was removed, or with `dry_run` would be."""
+
+    key: str
+    dry_run: bool
+    # What that means, in a sentence.
+    meaning: str
+    # Written first, so that numbers stay dense; None of a name or a pin.
+    boundary: Boundary | None = None
+
+
+async def discard(store: BlobStore, key: str, *, dry_run: bool = False) -> Discarded:
+    """Remove a commit record, a boundary, a name or a pin that cannot be read.
+
+    Args:
+        store: The repository's store.
+        key: Of the object, as `verify` and `collect` name it.
+        dry_run: Only say what it means.
+
+    Raises:
+        NotFoundError: There is no such object.
+        UsageError: It can be read, a newer tidemark can read it, it is no such object, or another one has to go first.
+        UnsafeStoreError: The boundary that takes its place could not be written; nothing was removed.
+        StoreError: As the store says.
+    """
+    if is_upload_key(key):
+        raise UsageError(
+            "is a blob or an index: commits need it",
+            operation=OPERATION,
+            subject=key,
+            hint="put an older version of the object back, `tidemark rewind` to a whole commit, or back up again with "
+            "`--check-retained`",
+        )
+    if await store.stat(key) is None:
+        raise NotFoundError("is not there", operation=OPERATION, subject=key)
+    noted = Noted()
+    planned = Discarded(key=key, dry_run=dry_run, meaning="the reader that it was of is protected no longer")
+    try:
+        if is_pin_key(key):
+            await noted.read(key, read_record(store, key, decode_pin))
+        elif key.startswith(NAMES):
+            scope, name, _ = parse_name_key(key)
+            await noted.read(key, read_record(store, key, decode_name))
+            planned = msgspec.structs.replace(
+                planned, meaning=f"the name {name!r} of {scope} is released; a collection takes what only it keeps"
+            )
+        else:
+            planned = await _plan_log(store, planned, noted)
+    except UnsafeNameError as error:
+        raise UsageError("is no record, boundary, name or pin", operation=OPERATION, subject=key) from error
+    _check_damaged(key, noted)
+    if dry_run:
+        return planned
+    check_commits(store, OPERATION)
+    if planned.boundary is not None:
+        await _write(store, planned.boundary)
+    for failure in await store.delete([key]):
+        raise DamagedError(f"could not be deleted: {failure}", operation=OPERATION, subject=key)
+    return planned
+
+
+def _check_damaged(key: str, noted: Noted) -> None:
+    if not noted.unreadable:
+        raise UsageError(
+            "can be read",
+            operation=OPERATION,
+            subject=key,
+            hint="only what is damaged is discarded; see `tidemark forget`, `unname` and `collect`",
+        )
+    if isinstance(noted.unreadable[0].error, UnknownFormatError):
+        raise UsageError(
+            "was written by a newer tidemark", operation=OPERATION, subject=key, hint="use that one to read it"
+        )
+
+
+async def _plan_log(store: BlobStore, planned: Discarded, noted: Noted) -> Discarded:
+    """Plan for a commit record or a boundary: what the boundary keeps that is written in its place."""
+    place = parse_log_key(planned.key)
+    scope, number = place.scope, place.number
+    reading = read_commit if place.kind == "commit" else read_boundary
+    await noted.read(planned.key, reading(store, scope, number))
+    log = await load_scope(store, scope)
+    others = [one.key for one in log.unreadable if one.key != planned.key]
+    if place.kind == "commit":
+        if is_number_closed(number, log.boundaries):
+            return msgspec.structs.replace(planned, meaning=f"record {number} of {scope} is closed: it held nothing")
+        _check_first(planned.key, [key for key in others if _is_record_up_to(key, number)])
+        boundary = _keeping(log, number, [c for c in log.commits if c.record.number < number])
+        meaning = f"commit {number} of {scope} is lost; a collection takes what only it needs"
+        return msgspec.structs.replace(planned, meaning=meaning, boundary=boundary)
+    _check_first(planned.key, [key for key in others if _is_record_up_to(key, log.listing.newest_number)])
+    whole = [commit for commit in log.commits if not (await verify(store, [commit])).damaged]
+    boundary = _keeping(log, max(number + 1, log.listing.newest_number), whole)
+    kept = ", ".join(str(commit.record.number) for commit in whole) or "none"
+    meaning = f"what it closed of {scope} is not known: of the commits that stand, those that are whole count: {kept}"
+    return msgspec.structs.replace(planned, meaning=meaning, boundary=boundary)
+
+
+def _keeping(log: ScopeLog, number: int, commits: list[Commit]) -> Boundary:
+    """Return a boundary of a number that nobody has used."""
+    while number in log.listing.boundaries:
+        number += 1
+    return Boundary(scope=log.listing.scope, number=number, kept=tuple(sorted(c.pointer for c in commits)))
+
+
+def _is_record_up_to(key: str, number: int) -> bool:
+    place = parse_log_key(key)
+    return place.kind == "commit" and place.number <= number
+
+
+def _check_first(key: str, others: list[str]) -> None:
+    """Refuse while another damaged record is there that the new boundary would close, because it cannot name it."""
+    if others:
+        raise UsageError(
+            f"{others[0]} cannot be read either",
+            operation=OPERATION,
+            subject=key,
+            hint="discard that one first, or put an older version of it back",
+        )
+
+
+async def _write(store: BlobStore, boundary: Boundary) -> None:
+    key = boundary_key(boundary.scope, boundary.number)
+    if isinstance(await store.put_if_absent(key, BytesBody(encode_record(boundary))), Created):
+        return
+    try:
+        standing = await find_boundary(store, boundary.scope, boundary.number)
+    except FormatError:
+        standing = None
+    if standing != boundary:
+        raise UnsafeStoreError("the boundary is not known to stand", operation=OPERATION, subject=key)
