@@ -65,12 +65,17 @@ class AtRest:
 
     async def check(self) -> None:
         """Collect as the last one, and judge; the world has rested for `rest_s`."""
+        damage = Damage(self._server, self._chronicle, self._ledger, self._scratch)
+        if self._chronicle.rotten:
+            self._chronicle.collecting[JUDGE] = [
+                Collecting(keep_last=1, keep_since_ms=None, began=self._chronicle.events)
+            ]
+            self.violations += await damage.check_rotten()
         store = plain_store(self._server)
         # One thing after the other: nobody else is there, and tasks cost.
         repository = await Repository.open(store, settings=TransferSettings(in_flight_max=1))
         began = self._chronicle.events
         self._chronicle.collecting[JUDGE] = [Collecting(keep_last=1, keep_since_ms=None, began=began)]
-        damage = Damage(self._server, self._chronicle, self._ledger, self._scratch)
         if self._chronicle.tampered:
             self.violations += await damage.check_is_told(repository)
             self.violations += await damage.check_is_made_good(repository)

@@ -85,6 +85,7 @@ class Chronicle:
         uploads: Judges what happens to single objects.
         pins: Knows which pins protect what.
         bases: Which index each one was diffed against, by their keys, as whoever made it was told.
+        rotten: What objects held before a byte of theirs rotted, by key.
         tampered: Keys that a test has taken away behind everybody's back.
     """
 
@@ -106,6 +107,7 @@ class Chronicle:
         self.deltas = 0
         self.delta_chains = 0
         self.bases: dict[str, str | None] = {}
+        self.rotten: dict[str, bytes] = {}
         self.tampered: set[str] = set()
         self._indexes: dict[str, SnapshotIndex] = {}
         self._ways: dict[str, frozenset[str]] = {}
@@ -136,6 +138,7 @@ class Chronicle:
         self.uploads.look(self.tampered)
         self.uploads.created(process, key)
         stored = self.objects[self.root + key]
+        self.rotten.pop(key, None)
         match key.split("/", 1)[0]:
             case "log" if key.endswith(".commit"):
                 self._record_created(process, key, stored)
@@ -156,6 +159,7 @@ class Chronicle:
         """An object is about to be deleted, by a process or (with an empty name) by the store itself."""
         self.events += 1
         self.closings += key.startswith(("log/", "indexes/", "blobs/"))
+        self.rotten.pop(key, None)
         self.uploads.look(self.tampered)
         self.uploads.deleting(process, key, may_delete=process == JUDGE or process in self.collecting)
         match key.split("/", 1)[0]:

@@ -1,15 +1,19 @@
 """What somebody has taken away behind everybody's back: it is told, and the next commit brings it back (M1)."""
 
+import contextlib
 from pathlib import Path
 
 from blobstore.s3_lifecycle import EXPIRING
 from engine.errors import EngineError
 from engine.repository import Repository
 from engine.verify import Level
+from index.errors import FormatError
+from index.keys import commit_key, log_prefix
 from index.model import CommitRecord, Scope, StoreReference, UniqueId
-from tests.simulation.chronicle import Chronicle, StoreName
+from index.retention import Retention
+from tests.simulation.chronicle import JUDGE, Chronicle, StoreName
 from tests.simulation.ledger import Ledger
-from tests.simulation.processes import PREFIX
+from tests.simulation.processes import PREFIX, plain_store
 from tests.simulation.sim_s3 import SimServer
 
 
@@ -64,6 +68,40 @@ class Damage:
             if hurt:
                 violations += await self._make_good(repository, scope, record, hurt)
         return violations
+
+    async def check_rotten(self) -> list[str]:
+        """What rotted is named, and stops nothing but its own scope; then its bytes are put back (D4)."""
+        known = self._chronicle
+        self.mend("repository")
+        repository = await Repository.open(plain_store(self._server))
+        rotten = set(known.rotten)
+        told = {problem.key for problem in (await repository.verify()).problems}
+        needed = known.reachable() | {
+            commit_key(scope, written.record.number) for scope in known.records for written in known.open_records(scope)
+        }
+        violations = [f"7 untold: {key} rotted, and verify does not tell" for key in sorted(rotten & needed - told)]
+        self._server.actor = JUDGE  # type: ignore[attr-defined]  # of the server that is watched
+        for _ in range(2):
+            with contextlib.suppress(EngineError, FormatError):
+                await repository.collect(Retention(keep_last=1), delete_share_max=1)
+        concerned = {key.split("/")[2 if key.startswith("indexes/") else 1] for key in rotten if "/" in key}
+        # A fork refers to its source: what concerns the one concerns the other.
+        is_forked = any(w.record.source_scope for scope in known.records for w in known.open_records(scope))
+        for scope in known.records:
+            name = log_prefix(scope).split("/")[1]
+            opened = [written.record.number for written in known.open_records(scope)[:-1]]
+            if name not in concerned and opened and not is_forked and not known.live_names():
+                violations.append(f"D4: records {opened} of {scope} stay open because of {sorted(rotten)}")
+        for key in list(known.rotten):
+            self.mend(key)
+        self._ledger.tampered = bool(known.tampered)
+        return violations
+
+    def mend(self, key: str) -> None:
+        """Put the bytes back that an object had."""
+        data = self._chronicle.rotten.pop(key, None)
+        if data is not None:
+            self._server.objects[f"{PREFIX}/{key}"].data = data
 
     def is_of_roots(self, key: str) -> bool:
         """Whether what a collection stumbled over is gone for a reason, and still asked for."""

@@ -416,11 +416,9 @@ class World:
         if not names:
             return False
         name = names[choice % len(names)]
-        stored = self.server.objects[name]
-        at = choice % len(stored.data)
         self.ledger.tampered = True
-        self.server.chronicle.tampered.add(name.removeprefix(ROOT))
-        stored.data = stored.data[:at] + bytes([stored.data[at] ^ 1 << choice % 8]) + stored.data[at + 1 :]
+        data = self.server.rot(name, choice)
+        self.server.chronicle.rotten.setdefault(name.removeprefix(ROOT), data)
         return True
 
     def _count(self) -> None:

@@ -9,16 +9,16 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.errors import StoreError
-from engine import roots, store_checks
+from engine import damage, roots, store_checks
 from engine.backup import BackupResult
 from engine.clock import Ambient
 from engine.collect import own_hands, run
 from engine.collect.hands import Swept
 from engine.commit import CommitWriter
-from engine.errors import EngineError
+from engine.errors import DamagedError, EngineError
 from engine.pins import PinLease, check_open, hold_pin
 from index import collect_plan, forgetting, log
-from index.collect_plan import PlannedUpload, ScopePlan, Upload
+from index.collect_plan import PlannedUpload, Protection, ScopePlan, Upload
 from index.keys import BLOBS, INDEXES
 from index.log import Commit, LogListing
 from index.model import Boundary, CommitPointer, IndexReference
@@ -233,6 +233,35 @@ def errors_are_passed_over() -> Iterator[None]:
         return await real(store, wanted, optional=wanted)
 
     with everywhere(real, reachable):
+        yield
+
+
+@mutation(
+    "D4",
+    "what cannot be read protects nothing",
+    stories_of_collection.a_rotten_record_stops_its_own_job_alone,
+    shows=NO_INDEX,
+)
+def unreadable_protects_nothing() -> Iterator[None]:
+    with mock.patch.object(Protection, "covers", return_value=False):
+        yield
+
+
+@mutation(
+    "D4",
+    "what cannot be read stops the whole run",
+    stories_of_collection.a_rotten_record_stops_its_own_job_alone,
+    shows="are left of the other job",
+)
+def unreadable_stops_all() -> Iterator[None]:
+    real = damage.assess
+
+    async def assess(store: BlobStore, found: roots.Roots, *rest: Any) -> damage.Damage:
+        if found.all_unreadable():
+            raise DamagedError("something cannot be read", operation="collect")
+        return await real(store, found, *rest)
+
+    with everywhere(real, assess):
         yield
 
 

@@ -220,6 +220,13 @@ class SimServer:
         for stored in self.objects.values():
             stored.created_ms = self.now_ms()
 
+    def rot(self, name: str, choice: int = 0) -> bytes:
+        """Flip one bit of an object; returns what it held."""
+        stored = self.objects[name]
+        data, at = stored.data, choice % len(stored.data)
+        stored.data = data[:at] + bytes([data[at] ^ 1 << choice % 8]) + data[at + 1 :]
+        return data
+
     def land(self) -> int:
         """Carry out what is adrift: the requests as they were sent, write ids and all. Returns how many these were."""
         adrift, self._adrift = self._adrift, []

@@ -7,10 +7,14 @@ from engine.errors import (
     CollectedError,
     ConflictError,
     DamagedError,
+    EngineError,
     FencedError,
     NotFoundError,
     UnsafeStoreError,
 )
+from index.errors import FormatError
+from index.keys import commit_key
+from index.model import Scope
 from index.retention import Retention
 from tests.simulation.faults import matching
 from tests.simulation.ground import tree
@@ -171,6 +175,27 @@ async def an_error_means_that_nothing_is_deleted(scene: Scene) -> None:
         await writer.collect()
     scene.server.put(name, hidden, if_absent=True)
     await scene.check({"a": "one", "b": "two"})
+
+
+@story()
+async def a_rotten_record_stops_its_own_job_alone(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    other = Scope("other")
+    for text in ("one", "two"):
+        await writer.push(text)
+        result = await writer.process.run(writer.repository.backup(other, scene.source(text), store="a"))
+        await writer.process.run(writer.repository.commit(other, [result]))
+    name = f"repository/{commit_key(JOB, 2)}"
+    data = scene.server.rot(name, scene.seed)
+    await asyncio.sleep(2 * HOUR_S)
+    collector = await scene.actor("collector")
+    with contextlib.suppress(EngineError, FormatError):
+        await collector.collect()
+    found = [c.pointer.number for c in await collector.process.run(collector.repository.commits(other))]
+    assert found == [2], f"{found} are left of the other job"
+    scene.server.objects[name].data = data
+    await scene.check({"a": "two"})
+    await scene.check_all_goes()
 
 
 @story()

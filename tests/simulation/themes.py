@@ -56,7 +56,7 @@ from tests.simulation.themes_of_chance import (
     names,
     one_id,
 )
-from tests.simulation.themes_of_stores import copied, full_store, stale_for_one
+from tests.simulation.themes_of_stores import copied, full_store, rotten, stale_for_one
 
 # ---------------------------------------------------------------------------------------------- themes
 
@@ -302,6 +302,7 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     commit_again,
     copied,
     full_store,
+    rotten,
     stale_for_one,
     one_id,
     # These meet what they are for less often than the others.
