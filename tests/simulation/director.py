@@ -22,7 +22,7 @@ from tests.simulation.judge import JUDGE, Judge, Ledger
 from tests.simulation.last_writer import push_everywhere
 from tests.simulation.members import Actor, Member
 from tests.simulation.outcome import Beginning, Outcome
-from tests.simulation.plot import DAY_MS, ENFORCED, PROCESSES_IN_USE, USUAL
+from tests.simulation.plot import ENFORCED, PROCESSES_IN_USE, USUAL, backstop_ms
 from tests.simulation.processes import KilledError, Kind, plain_store
 from tests.simulation.schedule import (
     TASK_SCOPE,
@@ -53,8 +53,6 @@ SETTINGS: Final = TransferSettings(
     memory_bytes_max=32_768,
 )
 _KINDS: Final[dict[StoreKind, Kind]] = {"s3": "s3", "memory": "direct", "expiring": "direct", "stale": "stale"}
-# Once in a collection period.
-HOUSEKEEPING_S: Final = DAY_MS / 1000
 QUIET_DAYS_MAX: Final = 1
 EVERYTHING: Final = 1_000_000
 # Steps that may be added to a schedule with too few effects; each adds six or more.
@@ -101,6 +99,8 @@ class World:
         # Whose request waits until others have done something.
         self._waiting: list[Member] = []
         self._quiet_days = 0
+        # When the next collection of a store that deletes by itself is due.
+        self._house_s = 0.0
         self._effects_seen = 0
 
     async def live(self, *, keep_history: bool = False) -> Outcome:
@@ -126,6 +126,7 @@ class World:
         """Make the bucket, with the repository in it."""
         schedule = self._schedule
         loop = asyncio.get_running_loop()
+        self._house_s = loop.time()
         self.server = WatchedServer(
             self._coverage,
             whole_seconds=schedule.store == "s3",
@@ -133,7 +134,7 @@ class World:
             clock=loop.time,
             faults=FaultPlan(schedule.seed),
             dates_by_start=schedule.seed % 3 == 0,
-            expiry_ms=0 if schedule.store == "expiring" else None,
+            expiry_ms=backstop_ms(self._times) if schedule.store == "expiring" else None,
             page_max=schedule.page_max,
         )
         if self._beginning is None:
@@ -228,12 +229,13 @@ class World:
 
     async def _advance(self, seconds: float) -> None:
         """Time passes; where the store deletes by itself, a collector that keeps everything runs as T3 demands."""
-        if self._schedule.store == "expiring":
-            while seconds > HOUSEKEEPING_S:
-                await self._keep_house()
-                await asyncio.sleep(HOUSEKEEPING_S)
-                seconds -= HOUSEKEEPING_S
-        await asyncio.sleep(seconds)
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + seconds
+        while self._schedule.store == "expiring" and self._house_s <= until_s:
+            await asyncio.sleep(self._house_s - now_s())
+            self._house_s = now_s() + self._times.period_ms / 1000
+            await self._keep_house()
+        await asyncio.sleep(until_s - now_s())
 
     async def _keep_house(self) -> None:
         # Once nobody has done anything since two of them, a further one would find what they left.

@@ -3,6 +3,7 @@
 from random import Random
 from typing import Any, Final, Literal
 
+from blobstore import s3_lifecycle
 from tests.simulation.schedule import Advance, Control, Do, Effect, Happen, Land, Settle, Step, Times, Trap, Verb
 
 SECOND_MS: Final = 1000
@@ -24,6 +25,14 @@ BEGINNINGS_COUNT: Final = 5
 # Two texts that tell the objects of a log apart.
 RECORD: Final = ".commit"
 BOUNDARY: Final = ".boundary"
+
+
+def backstop_ms(times: Times) -> int:
+    """Return after how long a store deletes by itself what carries a TTL: no sooner than T3 lets it."""
+    days = s3_lifecycle.backstop_days(
+        ttl_ms=times.ttl_ms, margin_ms=times.margin_ms, collection_period_ms=times.period_ms
+    )
+    return days * DAY_MS
 
 
 class Plot:

@@ -64,8 +64,7 @@ class SimServer:
         clock: Seconds since the epoch; the loop's `time` where that starts with such.
         faults: What goes wrong; nothing if not given.
         dates_by_start: An object is dated by the start of its PUT (design 0003, C3).
-        expiry_ms: Objects with a TTL are deleted by the server itself after so long: a lifecycle rule. With 0, when
-            their own TTL is over. None: never.
+        expiry_ms: Objects with a TTL are deleted by the server itself after so long: a lifecycle rule. None: never.
         page_max: Keys in a page of a list; see `page_max_of`.
 
     Attributes:
@@ -399,8 +398,7 @@ class SimServer:
     def _watch_expiry(self, name: str, stored: SimObject) -> None:
         if self.expiry_ms is None or stored.tag != "expiring":
             return
-        after_ms = self.expiry_ms or stored.ttl_ms or 0
-        heapq.heappush(self._expiring, (stored.created_ms + after_ms, name))
+        heapq.heappush(self._expiring, (stored.created_ms + self.expiry_ms, name))
 
     def _expire(self) -> None:
         if not self._expiring:

@@ -28,6 +28,7 @@ from tests.simulation.plot import (
     USUAL,
     WRITER,
     Plot,
+    backstop_ms,
 )
 from tests.simulation.schedule import (
     TASK_SCOPE,
@@ -342,11 +343,11 @@ def make_schedule(seed: int) -> Schedule:
     if plot.one_in(3):
         skew_ms = chance.choice((-3 * DAY_MS, -HOUR_MS, HOUR_MS, 3 * DAY_MS))
         plot.steps.append(Control(process=chance.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
-    if is_enforced:
-        plot.times = ENFORCED
-    elif plot.one_in(OTHER_TIMES_EVERY):
-        plot.times = _times(chance)
-    beginning = 0 if is_of_task or plot.times != USUAL else chance.randrange(BEGINNINGS_COUNT)
+    usual = plot.times = ENFORCED if is_enforced else USUAL
+    if plot.one_in(2 if is_enforced else OTHER_TIMES_EVERY):
+        # Where the store deletes by itself collections run on time, each of which takes its own.
+        plot.times = _times(chance, period_ms_min=DAY_MS if is_enforced else MINUTE_MS)
+    beginning = 0 if is_of_task or plot.times != usual else chance.randrange(BEGINNINGS_COUNT)
     if not beginning:
         plot.push()
         plot.push(chance.choice((WRITER, WRITER, OTHER)))
@@ -359,7 +360,7 @@ def make_schedule(seed: int) -> Schedule:
             plot.steps.append(Control(process=chance.randrange(PROCESSES_IN_USE), what="skew", skew_ms=skew_ms))
     if is_enforced and plot.one_in(2):
         plot.do(WRITER, "backup")
-        plot.advance(plot.times.ttl_ms + DAY_MS)
+        plot.advance(backstop_ms(plot.times) + DAY_MS)
     if len({step.process for step in flat(tuple(plot.steps)) if isinstance(step, Do)}) < ACTORS_MIN:
         plot.collect()
         plot.push(OTHER)
@@ -371,7 +372,7 @@ def make_schedule(seed: int) -> Schedule:
         beginning=beginning,
         faults_per_mille=chance.choice((0, 0, 2, 10)),
         deltas=plot.deltas,
-        times=None if plot.times in (USUAL, ENFORCED) else plot.times,
+        times=None if plot.times == usual else plot.times,
         stale=plot.stale if store == "memory" else (),
         page_max=_page_max(seed),
         effects_min=EFFECTS_MIN,
@@ -380,11 +381,11 @@ def make_schedule(seed: int) -> Schedule:
     )
 
 
-def _times(chance: Random) -> Times:
+def _times(chance: Random, *, period_ms_min: int) -> Times:
     """Any that `init` accepts, from minutes to weeks, each scale as likely as the others."""
     ttl_ms = int(10 * MINUTE_MS * (30 * DAY_MS / (10 * MINUTE_MS)) ** chance.random())
     margin_ms = chance.randrange(2 * SECOND_MS, ttl_ms // 2)
-    period_ms = int(MINUTE_MS * (30 * DAY_MS / MINUTE_MS) ** chance.random())
+    period_ms = int(period_ms_min * (30 * DAY_MS / period_ms_min) ** chance.random())
     return Times(ttl_ms=ttl_ms, margin_ms=margin_ms, period_ms=period_ms)
 
 
