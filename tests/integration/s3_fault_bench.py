@@ -28,6 +28,8 @@ from random import Random
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
+from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, read_blob
 from blobstore.hedging import HedgeSettings
@@ -35,7 +37,9 @@ from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.retrying import RetrySettings
 from blobstore.s3_settings import S3Settings
 from engine.backup import BackupResult
+from engine.collect import CollectReport, Listing, OwnHands
 from engine.repository import Repository
+from index.keys import RunId
 from index.log import Commit
 from index.model import Scope
 from index.retention import Retention
@@ -76,6 +80,16 @@ OPERATIONS = (
 BLOB = "/blobs/"
 INDEX = "/indexes/"
 RECORD = "/log/"
+
+
+class AgedHands(OwnHands):
+    """See every upload as two days older than it is, as no server of tests lets anybody wait for that."""
+
+    @override
+    async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
+        listing = await super().list_uploads(run, now_ms)
+        self._uploads = tuple(replace(u, created_at_ms=u.created_at_ms - 2 * DAY_MS) for u in self._uploads)
+        return listing
 
 
 class Bench:
@@ -142,6 +156,11 @@ class Bench:
         repository = await Repository.init(store, **settings)
         self.proxy.clear_log()
         return repository
+
+    @staticmethod
+    async def collect(repository: Repository) -> CollectReport:
+        """Collect as in two days: only the newest commit stays."""
+        return await repository.collect(LAST, delete_share_max=1, hands=AgedHands(repository.store))
 
     async def backup(self, repository: Repository, text: str) -> BackupResult:
         tree = self._root / f"tree-{next(self._names)}"

@@ -30,7 +30,6 @@ from tests.integration.s3_fault_bench import (
     DAY_MS,
     IN_PARTS,
     JOB,
-    LAST,
     MIB,
     RECORD,
     RETRY,
@@ -239,7 +238,7 @@ async def test_row_14_without_the_right_to_delete_only_collection_fails(bench: B
     await bench.commit(repository, "two")
     await bench.check_restores("two", past_proxy=False)
     with pytest.raises(AccessDeniedError) as caught:
-        await repository.collect(LAST, delete_share_max=1)
+        await bench.collect(repository)
     assert "--policy" in caught.value.hint
     await bench.check_restores("two", past_proxy=False)
 

@@ -13,6 +13,7 @@ from blobstore.errors import AccessDeniedError
 from blobstore.opening import open_s3
 from blobstore.s3_policy import Role, role_policy
 from engine.cli import tidemark
+from tests.integration.s3_fault_bench import AgedHands
 from tests.servers.ceph_rgw import CephRgw, Keys
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(180)]
@@ -128,7 +129,7 @@ anywhere = pytest.mark.parametrize("site", ["", PREFIX], ids=["own bucket", "pre
 
 
 @anywhere
-def test_each_role_can_do_its_work(site: Site) -> None:
+def test_each_role_can_do_its_work(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("a", "b", "c"):
         site.run(Role.WRITER, "backup", site.source(text))
     site.run(Role.WRITER, "name", "1", "first")
@@ -146,6 +147,7 @@ def test_each_role_can_do_its_work(site: Site) -> None:
     assert site.stored("pins/")
     site.run(Role.WRITER, "unname", "again")
     # Ceph judges a batch delete by the bucket, to which none of these policies gives a right: it goes one by one.
+    monkeypatch.setattr("engine.collect.run.OwnHands", AgedHands)
     collected = site.told(Role.COLLECTOR, "collect", "--keep-last", "1")
     assert collected["failed"] == []
     assert {d["reason"] for d in collected["deleted"]} >= {"closed_commit", "unreachable_upload", "expired_pin"}
