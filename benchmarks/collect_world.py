@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from typing_extensions import override
 
 from blobstore.base import LIST_PAGE_MAX, BlobInfo, BytesBody, DeleteFailure, ListPage, RequestMetadata
@@ -55,12 +56,13 @@ DEAD_COMMITS = COMMITS - KEEP_LAST - 1
 BLOB_BYTES = 8_000_000
 DAY_MS = 86_400_000
 TTL_MS = 14 * DAY_MS
+# Of everything but what waits.
+AGE_MS = 30 * DAY_MS
 # In parts of all blobs: never committed, and their TTL is over, or running.
 EXPIRED_SHARE = 0.01
 WAITING_SHARE = 0.01
 
-ROW = np.dtype([("key", "S43"), ("size_bytes", "<i8"), ("created_at_ms", "<i8"), ("expires_at_ms", "<i8")])
-NO_TTL = -1
+ROW = np.dtype([("key", "S43"), ("size_bytes", "<i8"), ("created_at_ms", "<i8")])
 PROCESSES = 2
 
 
@@ -110,18 +112,16 @@ class Doors(ForwardingStore):
     @override
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
         if not prefix.startswith(BLOBS):
-            return await super().list_page(prefix, start_after=start_after, limit=limit)
+            real = await super().list_page(prefix, start_after=start_after, limit=limit)
+            # The indexes were written just now, and are to be as old as the blobs.
+            aged = tuple(replace(blob, created_at_ms=blob.created_at_ms - AGE_MS) for blob in real.blobs)
+            return ListPage(blobs=aged, truncated=real.truncated)
         _, rows, keys = self._rows(prefix)
         first = int(np.searchsorted(keys, start_after.encode(), side="right"))
         page = rows[first : first + limit].tolist()
         blobs = tuple(
-            BlobInfo(
-                key=key.decode(),
-                size_bytes=size_bytes,
-                created_at_ms=created_at_ms,
-                expires_at_ms=None if expires_at_ms == NO_TTL else expires_at_ms,
-            )
-            for key, size_bytes, created_at_ms, expires_at_ms in page
+            BlobInfo(key=key.decode(), size_bytes=size_bytes, created_at_ms=created_at_ms)
+            for key, size_bytes, created_at_ms in page
         )
         return ListPage(blobs=blobs, truncated=first + limit < len(rows))
 
@@ -221,7 +221,7 @@ def _build_job(root: Path, blobs: int, now_ms: int, job: int) -> _Job:
             session = _session(job, number_of_store, commit)
             keys = [upload_key(BLOBS, scope, session, counter) for counter in range(1, each + 1)]
             files = [_file(key, commit * each + number) for number, key in enumerate(keys)]
-            sessions.append((session, each, NO_TTL))
+            sessions.append((session, each, now_ms - AGE_MS))
             if commit < DEAD_COMMITS:
                 dead_blobs += Truth.of([key.encode() for key in keys], BLOB_BYTES)
             data = encode_index(_index(job, number_of_store, commit, session, (*before, *files)))
@@ -234,12 +234,9 @@ def _build_job(root: Path, blobs: int, now_ms: int, job: int) -> _Job:
             references[commit].append(_reference(number_of_store, commit, key, data, each))
     for commit, stores in enumerate(references):
         store.run(local.put(commit_key(scope, commit + 1), BytesBody(encode_record(_record(scope, commit, stores)))))
-    for name, share, expires_at_ms in (
-        ("expired", EXPIRED_SHARE, now_ms - DAY_MS),
-        ("waiting", WAITING_SHARE, now_ms + DAY_MS),
-    ):
+    for name, share, created_at_ms in (("expired", EXPIRED_SHARE, now_ms - AGE_MS), ("waiting", WAITING_SHARE, now_ms)):
         session, count = _session(job, name), int(blobs * share) // JOBS
-        sessions.append((session, count, expires_at_ms))
+        sessions.append((session, count, created_at_ms))
         found = Truth.of(
             [upload_key(BLOBS, scope, session, counter).encode() for counter in range(1, count + 1)], BLOB_BYTES
         )
@@ -249,7 +246,7 @@ def _build_job(root: Path, blobs: int, now_ms: int, job: int) -> _Job:
             waiting_blobs += found
     store.run(local.close())
     store.stop()
-    _write_rows(root, scope, sessions, now_ms)
+    _write_rows(root, scope, sessions)
     return _Job(
         blobs=sum(count for _, count, _ in sessions),
         index_bytes=index_bytes,
@@ -259,15 +256,15 @@ def _build_job(root: Path, blobs: int, now_ms: int, job: int) -> _Job:
     )
 
 
-def _write_rows(root: Path, scope: Scope, sessions: list[tuple[str, int, int]], now_ms: int) -> None:
+def _write_rows(root: Path, scope: Scope, sessions: list[tuple[str, int, int]]) -> None:
     """What a list tells of the blobs of a job, by shards."""
     prefixes = [f"{prefix}{scope}/" for prefix in shard_prefixes(BLOBS)]
-    by_shard: list[list[tuple[bytes, int, int, int]]] = [[] for _ in prefixes]
-    for session, count, expires_at_ms in sorted(sessions):
+    by_shard: list[list[tuple[bytes, int, int]]] = [[] for _ in prefixes]
+    for session, count, created_at_ms in sorted(sessions):
         for counter in range(1, count + 1):
             tail = f"{session}-{counter:06x}"
             shard = zlib.crc32(tail.encode()) & 0xFF
-            row = ((prefixes[shard] + tail).encode(), BLOB_BYTES, now_ms - 30 * DAY_MS, expires_at_ms)
+            row = ((prefixes[shard] + tail).encode(), BLOB_BYTES, created_at_ms)
             by_shard[shard].append(row)
     for shard, rows in enumerate(by_shard):
         directory = root / "parts" / f"{shard:02x}"
