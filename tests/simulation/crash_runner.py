@@ -32,6 +32,7 @@ from typing_extensions import override
 from blobstore.base import list_blobs
 from blobstore.local import LocalStore
 from engine.backup import BackupResult
+from engine.clock import SystemAmbient
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
 from index.model import Scope
@@ -67,6 +68,18 @@ class LaterStore(LocalStore):
         return await super().now_ms() + self.shift_ms
 
 
+class LaterAmbient(SystemAmbient):
+    """The clock of a machine at that time: a store that is ahead of it deletes nothing for its age (S2)."""
+
+    def __init__(self, shift_ms: int) -> None:
+        super().__init__()
+        self._shift_ms = shift_ms
+
+    @override
+    def local_now_ms(self) -> int:
+        return super().local_now_ms() + self._shift_ms
+
+
 # ---------------------------------------------------------------------------------------------- the world
 
 
@@ -93,7 +106,7 @@ def read_tree(root: Path) -> dict[str, bytes]:
 async def opened(world: Path, *, shift_ms: int = 0) -> Repository:
     store = LaterStore(world / "repository")
     store.shift_ms = shift_ms
-    return await Repository.open(store, settings=SETTINGS)
+    return await Repository.open(store, settings=SETTINGS, ambient=LaterAmbient(shift_ms))
 
 
 async def prepare(world: Path) -> None:

@@ -12,7 +12,7 @@ from blobstore.errors import StoreError
 from engine import damage, roots, store_checks
 from engine.backup import BackupResult
 from engine.clock import Ambient
-from engine.collect import own_hands, run
+from engine.collect import facts, own_hands, run
 from engine.collect.hands import Swept
 from engine.commit import CommitWriter
 from engine.errors import DamagedError, EngineError
@@ -361,4 +361,15 @@ def _with_stores_up_to(count: int) -> Callable[..., Awaitable[tuple[roots.Lease,
 )
 def forgotten_at_the_newest() -> Iterator[None]:
     with mock.patch.object(forgetting, "FORGOTTEN_AHEAD", 0):
+        yield
+
+
+@mutation(
+    "S2",
+    "the clock of a store is believed however far ahead it is",
+    stories_of_collection.a_clock_that_jumps_ages_nothing,
+    shows=IS_DAMAGED,
+)
+def any_clock_is_believed() -> Iterator[None]:
+    with mock.patch.object(facts.Facts, "age_now_ms", property(lambda it: it.now_ms)):
         yield

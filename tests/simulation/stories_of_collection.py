@@ -81,6 +81,19 @@ async def a_result_that_is_committed_again_stays(scene: Scene) -> None:
 
 
 @story()
+async def a_clock_that_jumps_ages_nothing(scene: Scene) -> None:
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    await writer.push("one")
+    result = await writer.backup("two")
+    scene.server.ahead_ms = 25 * 3_600_000
+    await collector.collect()
+    scene.server.ahead_ms = 0
+    await writer.commit(result)
+    await scene.check({"a": "two"})
+    await scene.check_all_goes()
+
+
+@story()
 async def what_was_never_committed_goes(scene: Scene) -> None:
     writer = await scene.actor("writer")
     await writer.push("one")

@@ -12,9 +12,9 @@ from index.model import BlobKey, CommitPointer, IndexReference, Pin, Scope, Stor
 from index.retention import Retention
 from tests.simulation.ground import check_keys, tree, write_tree
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.plot import COLLECTOR, HOUR_MS, READER, WRITER
+from tests.simulation.plot import COLLECTOR, HOUR_MS, READER, TTL_MS, WRITER
 from tests.simulation.processes import EPOCH_S, SimProcess, plain_store, watched_locks
-from tests.simulation.schedule import Control, Do, Schedule, Trap
+from tests.simulation.schedule import Advance, Control, Do, Schedule, Trap
 from tests.simulation.sim_s3 import SimServer
 from tests.simulation.simulate import simulate
 from tests.simulation.standing_pins import StandingPins
@@ -39,6 +39,8 @@ async def hold_and_lose(server: SimServer, repository: Repository, room: Path) -
     for text in ("one", "two"):
         await repository.commit(JOB, [await repository.backup(JOB, write_tree(room / text, tree(text)))])
     _, old = await repository.commits(JOB)
+    # What is unreachable goes when it is a TTL old.
+    await asyncio.sleep(repository.record.ttl_ms / 1000)
     async with repository.pinned(old):
         await repository.collect(Retention(keep_last=1), delete_share_max=1)
         await check_keys(server)
@@ -62,6 +64,7 @@ def test_a_schedule_in_which_a_collector_takes_what_a_pin_protects_is_told_of_it
     steps = (
         Do(process=WRITER, verb="push"),
         Do(process=WRITER, verb="push", store=1),
+        Advance(ms=TTL_MS),
         Trap(process=READER, operation="get", prefix="blobs/", phase="before", effect="stop"),
         Do(process=READER, verb="restore", wait=False),
         Do(process=WRITER, verb="push"),

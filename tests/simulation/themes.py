@@ -57,7 +57,7 @@ from tests.simulation.themes_of_chance import (
     names,
     one_id,
 )
-from tests.simulation.themes_of_stores import copied, full_store, rotten, stale_for_one
+from tests.simulation.themes_of_stores import clock_jumps, copied, full_store, rotten, stale_for_one
 
 # ---------------------------------------------------------------------------------------------- themes
 
@@ -301,6 +301,7 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     dropping,
     chain,
     commit_again,
+    clock_jumps,
     copied,
     full_store,
     rotten,
