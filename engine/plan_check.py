@@ -1,52 +1,25 @@
-"""Checking the plan of a collection by a way of its own (design 0006, P6). Nothing is written to the repository.
+"""Check the plan of a collection by deriving it another way (design 0006, P6). Nothing is written to the repository.
 
-What may go is derived once more: uploads are listed, then roots are read and followed (`engine.plan_roots`), and the
-difference is compared with the plan's lines, shard by shard. The repository may have moved on since the plan was made:
-what is reachable only by newer roots, what came later and what is gone are told, and make no plan wrong.
+Uploads are listed, then roots are read and followed (`engine.plan_roots`); what nothing keeps is compared with the
+plan's lines, in memory. The repository may have moved on since the plan was made: what only newer roots reach, what
+came later and what is gone is counted, and makes no plan wrong.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, Final
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
+from blobstore.base import BlobInfo, BlobStore, Capabilities, list_blobs, read_blob
 from blobstore.errors import BlobNotFoundError
-from blobstore.local_files import run_blocking
 from engine.clock import read_now_ms
 from engine.errors import DamagedError, UnsafeStoreError, UsageError
-from engine.plan_findings import Findings, PlanCheck, WrongKind, compare_totals
-from engine.plan_roots import (
-    OPERATION,
-    Reach,
-    compare_clock,
-    compare_retention,
-    compare_roots,
-    follow,
-    read_now_roots,
-)
-from engine.plan_shards import (
-    LINE_BYTES,
-    REACHED_LATER,
-    REACHED_THEN,
-    Listed,
-    pack_line,
-    read_shards,
-    unpack_line,
-    write_uploads,
-)
-from engine.sorted_digests import (
-    IN_MEMORY_MAX,
-    ROOMS,
-    SortedDigests,
-    digest_of,
-    shard_of,
-)
-from index.collect_plan import DeleteReason, ReasonTotal
+from engine.plan_roots import OPERATION, Reach, compare_roots, follow, read_now_roots
+from index.collect_plan import PlannedUpload
 from index.errors import PlanFileError, UnsafeNameError
-from index.keys import parse_upload_key
+from index.keys import BLOBS, INDEXES, RunId, parse_upload_key, run_began_at_ms
 from index.model import RepositoryRecord
 from index.plan_file import (
     HEADER_BYTES_MAX,
@@ -59,19 +32,76 @@ from index.plan_file import (
     decode_lines,
     decode_summary,
 )
-from index.retention import RetentionPolicy
+from index.retention import RetentionPolicy, RetentionRule
+from index.told import Told
 
 # A collection beside us may take what the roots have led to; then they have changed.
 READINGS_MAX: Final = 5
 LINES_FILE_BYTES_MAX: Final = 1 << 30
+# "7d" is worked out when a command begins, which may have to start Spark before its run does.
+SINCE_LATE_MAX_MS: Final = 10 * 60 * 1000
+# Keys of one kind that are named in the result.
+NAMED_MAX: Final = 1000
 
 
-class _Plan(msgspec.Struct, frozen=True):
-    """A plan that is not read but for its ends."""
+class WrongKind(StrEnum):
+    """Why a line should not stand in a plan."""
 
-    place: BlobStore
-    header: PlanHeader
-    summary: PlanSummary
+    REACHABLE = "something that is kept leads to it"
+    UNEXPIRED = "it was younger than the TTL"
+    SIZE = "its size is another"
+    TIMES = "its creation time is another"
+    REPEATED = "it is planned twice"
+
+
+class WrongKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One planned key that is wrong."""
+
+    key: str
+    kind: WrongKind
+
+
+class PlanCheck(Told, msgspec.Struct, frozen=True, kw_only=True):
+    """What the check of a plan has found. Of keys the first `NAMED_MAX` are named, the counts are of all."""
+
+    run: RunId
+    planned_count: int
+    planned_bytes: int
+    listed_count: int
+    indexes_count: int
+    wrong_count: int
+    wrong: tuple[WrongKey, ...]
+    # Eligible when the plan was made, and not in it.
+    missed_count: int
+    missed_bytes: int
+    missed: tuple[str, ...]
+    # Where header or totals say something else than the store, the rules or the lines do.
+    contradictions: tuple[str, ...]
+    # Roots of the plan that are gone by now: what only they kept looks missed.
+    changed: tuple[str, ...]
+    # Neither wrong nor missed: came after the plan; planned and gone; planned, and kept by what came later.
+    later_count: int
+    gone_count: int
+    rescued_count: int
+    # Unreachable and younger than the TTL: rightly in no plan.
+    waiting_count: int
+    # Whether what is meant to be kept was given to compare with; else the plan's own retention is believed.
+    retention_compared: bool
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing in the plan is wrong."""
+        return not self.wrong_count and not self.contradictions
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is missed."""
+        return not self.missed_count
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that was planned is gone, by a collection since: then there is nothing left to compare."""
+        return 0 < self.planned_count == self.gone_count
 
 
 async def verify_plan(
@@ -80,13 +110,11 @@ async def verify_plan(
     plan: BlobStore,
     *,
     meant: Callable[[int], RetentionPolicy] | None = None,
-    in_memory_max: int = IN_MEMORY_MAX,
-    scratch: Path | None = None,
 ) -> PlanCheck:
     """Derive again what a collection may delete, and compare it with a plan.
 
     Requests: a LIST per 1,000 uploads; the lists of logs, names and pins and a GET for each record, name
-    and pin; a GET for each index that is alive, more for deltas.
+    and pin; a GET for each index that is alive, more for deltas. Memory: the keys of all uploads, and of the plan.
 
     Args:
         store: The repository's.
@@ -94,8 +122,6 @@ async def verify_plan(
         plan: Where the plan's files are.
         meant: What is meant to be kept, at a time by the store's clock; compared with what the plan says that it keeps.
             If not given, the plan is believed.
-        in_memory_max: Above so many keys of one kind, sorted digests are kept on disk.
-        scratch: A directory for them; that of the system if not given.
 
     Returns:
         What is wrong, what is missed, and what cannot be told because the repository has moved on.
@@ -111,207 +137,101 @@ async def verify_plan(
     header = decode_header(await _read_part(plan, HEADER_NAME), subject=HEADER_NAME)
     summary = decode_summary(await _read_part(plan, SUMMARY_NAME), subject=SUMMARY_NAME)
     if header.repository_id != repository.id:
-        raise UsageError(
-            f"is of repository {header.repository_id}, and this is {repository.id}",
-            operation=OPERATION,
-            subject="the plan",
-        )
-    with TemporaryDirectory(dir=scratch) as directory:
-        check = _Check(
-            store,
-            _Plan(place=plan, header=header, summary=summary),
-            ttl_ms=repository.ttl_ms,
-            meant=meant,
-            scratch=Path(directory),
-            in_memory_max=in_memory_max,
-        )
-        return await check.run()
+        message = f"is of repository {header.repository_id}, and this is {repository.id}"
+        raise UsageError(message, operation=OPERATION, subject="the plan")
+    now_ms = await read_now_ms(store)
+    # Before the roots, as a collection does (D2).
+    uploads = [blob for prefix in (BLOBS, INDEXES) async for blob in list_blobs(store, prefix) if _is_upload(blob)]
+    reach, reached = await _read_reach(store, repository, header)
+    lines: list[PlannedUpload] = []
+    async for blob in list_blobs(plan, ""):
+        if blob.key.endswith(LINES_SUFFIX):
+            lines += decode_lines(await _read_part(plan, blob.key), subject=blob.key)
+    by_key: dict[str, tuple[PlannedUpload, ...]] = {}
+    for line in lines:
+        there = by_key.get(line.key, ())
+        by_key[line.key] = there if line in there else (*there, line)
+    contradictions = [
+        *_compare_header(header, repository, now_ms, late_ms=store.capabilities.created_late_ms),
+        *(_compare_retention(header, meant) if meant is not None else ()),
+        *_compare_totals(summary, header, lines),
+        *reach.contradictions,
+    ]
+    if repeated := len(lines) - sum(map(len, by_key.values())):
+        contradictions.append(f"{repeated} lines repeat another one")
+    # When the plan's uploads were listed; never later than it is now, whatever the plan says.
+    due_ms = min(header.listed_at_ms, now_ms) - repository.ttl_ms
+    found: defaultdict[str, list[BlobInfo]] = defaultdict(list)
+    for upload in uploads:
+        named, fate = by_key.pop(upload.key, ()), reached.get(upload.key)
+        if fate is None:
+            is_later = upload.created_at_ms >= header.listed_at_ms
+            fate = _judge(upload, named, store.capabilities, is_due=upload.created_at_ms <= due_ms, is_later=is_later)
+        elif not named:
+            continue
+        found[fate].append(upload)
+    wrong = [WrongKey(key=upload.key, kind=kind) for kind in WrongKind for upload in found[kind]]
+    return PlanCheck(
+        run=header.run,
+        planned_count=len(lines),
+        planned_bytes=sum(line.size_bytes for line in lines),
+        listed_count=len(uploads),
+        indexes_count=len(reach.then | reach.later),
+        wrong_count=len(wrong),
+        wrong=tuple(wrong[:NAMED_MAX]),
+        missed_count=len(found["missed"]),
+        missed_bytes=sum(upload.size_bytes for upload in found["missed"]),
+        missed=tuple(upload.key for upload in found["missed"][:NAMED_MAX]),
+        contradictions=tuple(contradictions),
+        changed=reach.changed,
+        later_count=len(found["later"]),
+        gone_count=len(by_key),
+        rescued_count=len(found["rescued"]),
+        waiting_count=len(found["waiting"]),
+        retention_compared=meant is not None,
+    )
 
 
-class _Check:
-    """One check: its steps, in their order, and what they find."""
-
-    def __init__(
-        self,
-        store: BlobStore,
-        plan: _Plan,
-        *,
-        ttl_ms: int,
-        meant: Callable[[int], RetentionPolicy] | None,
-        scratch: Path,
-        in_memory_max: int,
-    ) -> None:
-        self._store = store
-        self._plan = plan.place
-        self._header = plan.header
-        self._summary = plan.summary
-        self._ttl_ms = ttl_ms
-        self._meant = meant
-        # When the plan's uploads were listed; never later than it is now, whatever the plan says.
-        self._then_ms = plan.header.listed_at_ms
-        self._scratch = scratch
-        self._in_memory_max = in_memory_max
-        self._found = Findings()
-
-    async def run(self) -> PlanCheck:
-        """List first, as a collection does (D2); then the roots, then compare with the plan."""
-        found = self._found
-        now_ms = await read_now_ms(self._store)
-        self._then_ms = min(self._then_ms, now_ms)
-        with (
-            TemporaryFile(dir=self._scratch) as listed,
-            self._digests(note_bytes=len(REACHED_THEN)) as reached,
-            self._digests(note_bytes=LINE_BYTES) as planned,
-        ):
-            await self._list_uploads(listed)
-            reach = await self._read_reach(reached)
-            totals = await self._read_lines(planned)
-            await self._compare(listed, planned, reached)
-            return PlanCheck(
-                run=self._header.run,
-                planned_count=planned.added_count,
-                planned_bytes=sum(total.size_bytes for total in totals),
-                listed_count=found.counts["listed"],
-                indexes_count=len(reach.then | reach.later),
-                wrong_count=found.counts["wrong"],
-                wrong=tuple(found.wrong),
-                missed_count=found.counts["missed"],
-                missed_bytes=found.missed_bytes,
-                missed=tuple(found.missed),
-                contradictions=(
-                    *compare_clock(self._header, now_ms, late_ms=self._store.capabilities.created_late_ms),
-                    *(compare_retention(self._header, self._meant) if self._meant is not None else ()),
-                    *self._check_totals(totals),
-                    *reach.contradictions,
-                ),
-                changed=reach.changed,
-                later_count=found.counts["later"],
-                gone_count=found.counts["gone"],
-                rescued_count=found.counts["rescued"],
-                waiting_count=found.counts["waiting"],
-                retention_compared=self._meant is not None,
-                on_disk=planned.is_on_disk or reached.is_on_disk,
-            )
-
-    def _digests(self, *, note_bytes: int) -> SortedDigests:
-        return SortedDigests(self._scratch, note_bytes=note_bytes, in_memory_max=self._in_memory_max)
-
-    # ------------------------------------------------------------------ gather
-
-    async def _list_uploads(self, listed: IO[bytes]) -> None:
-        """Every blob and index, in frames, one for each shard that has some; a room sorts by shard."""
-        uploads: list[Listed] = []
-        for room in ROOMS:
-            async for blob in list_blobs(self._store, room):
-                if not _is_upload(blob):
-                    continue
-                if uploads and shard_of(uploads[-1].key) != shard_of(blob.key):
-                    await run_blocking(write_uploads, listed, uploads)
-                    uploads = []
-                uploads.append(Listed(blob.key, blob.size_bytes, blob.created_at_ms))
-                self._found.counts["listed"] += 1
-        if uploads:
-            await run_blocking(write_uploads, listed, uploads)
-        listed.seek(0)
-
-    async def _read_reach(self, reached: SortedDigests) -> Reach:
-        """Read the roots, and follow what they lead to.
-
-        Raises:
-            DamagedError: Something is missing though the roots still need it.
-        """
-        header, before = self._header, None
-        for _ in range(READINGS_MAX):
-            try:
-                roots = await read_now_roots(self._store, await read_now_ms(self._store))
-            except BlobNotFoundError:
-                continue  # collected since it was listed
-            reach = compare_roots(header, roots)
-            try:
-                # What the plan's roots reach comes first, so that its record sorts first.
-                for references, note in ((reach.then, REACHED_THEN), (reach.later, REACHED_LATER)):
-                    await follow(self._store, references, reach.optional, _adder(reached, note))
-            except DamagedError as error:
-                if not isinstance(error.__cause__, BlobNotFoundError) or reach == before:
-                    raise
-                before = reach
-                continue
-            return reach
-        raise UnsafeStoreError(f"the roots changed in each of {READINGS_MAX} readings", operation=OPERATION)
-
-    async def _read_lines(self, planned: SortedDigests) -> tuple[ReasonTotal, ...]:
-        """Read every line of the plan; return what they add up to."""
-        count = size_bytes = 0
-        names = [blob.key async for blob in list_blobs(self._plan, "") if blob.key.endswith(LINES_SUFFIX)]
-        for name in names:
-            data = await _read_part(self._plan, name)
-            for line in decode_lines(data, subject=name):
-                count += 1
-                size_bytes += line.size_bytes
-                planned.add(digest_of(line.key) + pack_line(line))
-        reason = DeleteReason.UNREACHABLE_UPLOAD
-        return (ReasonTotal(reason=reason, count=count, size_bytes=size_bytes),) if count else ()
-
-    def _check_totals(self, totals: tuple[ReasonTotal, ...]) -> list[str]:
-        found = compare_totals(self._summary, totals)
-        if self._summary.run != self._header.run:
-            found.append("the summary is of another run")
-        if self._header.ttl_ms != self._ttl_ms:
-            found.append(f"the plan has a TTL of {self._header.ttl_ms} ms, and the repository one of {self._ttl_ms} ms")
-        if repeated := sum(total.count for total in totals) - self._found.counts["planned"]:
-            found.append(f"{repeated} lines repeat another one")
-        return found
-
-    # ------------------------------------------------------------------ compare
-
-    async def _compare(self, listed: IO[bytes], planned: SortedDigests, reached: SortedDigests) -> None:
-        """Shard by shard: memory for one of them at a time."""
-        shards = read_shards(listed, planned, reached)
-        while (shard := await run_blocking(next, shards, None)) is not None:
-            self._found.counts["planned"] += sum(map(len, shard.lines.values()))
-            for upload in shard.uploads:
-                digest = digest_of(upload.key)
-                self._judge(upload, shard.lines.pop(digest, []), shard.reach.get(digest))
-            self._found.counts["gone"] += len(shard.lines)
-
-    def _judge(self, upload: Listed, lines: list[bytes], reached: bytes | None) -> None:
-        found = self._found
-        if len(lines) > 1:
-            found.add_wrong(upload.key, WrongKind.REPEATED)
-        if reached == REACHED_THEN and lines:
-            found.add_wrong(upload.key, WrongKind.REACHABLE)
-        elif reached is not None:
-            found.counts["rescued"] += bool(lines)
-        elif not lines and upload.created_at_ms >= self._header.listed_at_ms:
-            found.counts["later"] += 1
-        else:
-            is_due = upload.created_at_ms + self._ttl_ms <= self._then_ms
-            if lines:
-                self._judge_line(upload, lines[0], is_due=is_due)
-            elif is_due:
-                found.add_missed(upload.key, upload.size_bytes)
-            else:
-                found.counts["waiting"] += 1
-
-    def _judge_line(self, upload: Listed, note: bytes, *, is_due: bool) -> None:
-        """Judge a planned key that nothing leads to: whether it may go, and what the line says of it."""
-        line = unpack_line(note)
-        capabilities = self._store.capabilities
-        moved = not capabilities.keeps_created_at and line.created_at_ms < upload.created_at_ms
-        came_later = line.created_at_ms > self._then_ms + capabilities.created_late_ms
-        if not is_due:
-            self._found.add_wrong(upload.key, WrongKind.UNEXPIRED)
-        elif upload.size_bytes != line.size_bytes:
-            self._found.add_wrong(upload.key, WrongKind.SIZE)
-        elif came_later or (upload.created_at_ms != line.created_at_ms and not moved):
-            self._found.add_wrong(upload.key, WrongKind.TIMES)
+def _judge(
+    upload: BlobInfo, lines: Sequence[PlannedUpload], capabilities: Capabilities, *, is_due: bool, is_later: bool
+) -> str:
+    """Judge an upload that nothing leads to, by the lines that name it."""
+    if not lines:
+        return "later" if is_later else "missed" if is_due else "waiting"
+    if not is_due:
+        return WrongKind.UNEXPIRED
+    if len(lines) > 1:
+        return WrongKind.REPEATED
+    if upload.size_bytes != lines[0].size_bytes:
+        return WrongKind.SIZE
+    moved = not capabilities.keeps_created_at and lines[0].created_at_ms < upload.created_at_ms
+    return "right" if moved or upload.created_at_ms == lines[0].created_at_ms else WrongKind.TIMES
 
 
-def _adder(reached: SortedDigests, note: bytes) -> Callable[[str], None]:
-    def add(key: str) -> None:
-        reached.add(digest_of(key) + note)
+async def _read_reach(
+    store: BlobStore, repository: RepositoryRecord, header: PlanHeader
+) -> tuple[Reach, dict[str, str]]:
+    """Read the roots, and follow them; return each key that is reached, with what a line about it is.
 
-    return add
+    Raises:
+        DamagedError: Something is missing though the roots still need it.
+        UnsafeStoreError: The roots kept changing.
+    """
+    before = None
+    for _ in range(READINGS_MAX):
+        try:
+            reach = compare_roots(header, await read_now_roots(store, repository, await read_now_ms(store)))
+        except BlobNotFoundError:
+            continue  # collected since it was listed
+        try:
+            then = await follow(store, reach.then, reach.optional)
+            later = await follow(store, reach.later, reach.optional)
+            return reach, dict.fromkeys(later, "rescued") | dict.fromkeys(then, WrongKind.REACHABLE)
+        except DamagedError as error:
+            if not isinstance(error.__cause__, BlobNotFoundError) or reach == before:
+                raise
+            before = reach
+    raise UnsafeStoreError(f"the roots changed in each of {READINGS_MAX} readings", operation=OPERATION)
 
 
 async def _read_part(plan: BlobStore, name: str) -> bytes:
@@ -319,9 +239,8 @@ async def _read_part(plan: BlobStore, name: str) -> bytes:
     try:
         return await read_blob(plan, name, size_bytes_max=cap)
     except BlobNotFoundError as error:
-        raise PlanFileError(
-            "is missing: this is no plan, or one that was not finished", subject=name, hint="make it by a dry run"
-        ) from error
+        message = "is missing: this is no plan, or one that was not finished"
+        raise PlanFileError(message, subject=name, hint="make it by a dry run") from error
 
 
 def _is_upload(blob: BlobInfo) -> bool:
@@ -330,3 +249,54 @@ def _is_upload(blob: BlobInfo) -> bool:
     except UnsafeNameError:
         return False
     return True
+
+
+def _compare_header(header: PlanHeader, repository: RepositoryRecord, now_ms: int, *, late_ms: int) -> Iterator[str]:
+    """Yield where a plan's TTL and times cannot be: its own clock would say which TTLs are over."""
+    if header.ttl_ms != (ttl_ms := repository.ttl_ms):
+        yield f"the plan has a TTL of {header.ttl_ms} ms, and the repository one of {ttl_ms} ms"
+    if header.now_ms > now_ms + late_ms:
+        yield "the plan was made later than it is now by the store's clock"
+    if header.now_ms != run_began_at_ms(header.run):
+        yield "the plan was made at another time than its run began"
+    # A run is resumed for so long (R3).
+    if header.listed_at_ms < header.now_ms - header.ttl_ms:
+        yield "the plan's listing is older than a TTL"
+
+
+def _compare_totals(summary: PlanSummary, header: PlanHeader, lines: Sequence[PlannedUpload]) -> Iterator[str]:
+    """Yield where the summary of a plan says something else than its lines add up to, together and by reason."""
+    size_bytes = sum(line.size_bytes for line in lines)
+    for what, said, there in (
+        ("lines", summary.lines_count, len(lines)),
+        ("bytes", summary.size_bytes, size_bytes),
+        ("lines by reason", sum(total.count for total in summary.totals), len(lines)),
+        ("bytes by reason", sum(total.size_bytes for total in summary.totals), size_bytes),
+    ):
+        if said != there:
+            yield f"the summary has {said} {what}, and there are {there}"
+    if summary.run != header.run:
+        yield "the summary is of another run"
+
+
+def _compare_retention(header: PlanHeader, meant: Callable[[int], RetentionPolicy]) -> Iterator[str]:
+    """Yield where a plan keeps something else than is meant, given what is meant at a time by the store's clock."""
+    latest, earliest = meant(header.now_ms).rules, meant(max(0, header.now_ms - SINCE_LATE_MAX_MS)).rules
+    planned = header.retention.rules
+    if len(planned) != len(latest):
+        yield f"the plan has {len(planned)} rules of retention, and {len(latest)} are meant"
+        return
+    for place, (mine, low, high) in enumerate(zip(planned, earliest, latest, strict=True), start=1):
+        if not _is_meant(mine, low, high):
+            yield f"the plan's rule {place} of retention, for jobs {mine.pattern}, is not the one that is meant"
+
+
+def _is_meant(mine: RetentionRule, low: RetentionRule, high: RetentionRule) -> bool:
+    """Return whether a rule is the one that is meant; its time may lie between two."""
+    if mine.retention is not None and low.retention is not None and high.retention is not None:
+        since_ms, low_ms = mine.retention.keep_since_ms, low.retention.keep_since_ms
+        high_ms = high.retention.keep_since_ms
+        if since_ms is not None and low_ms is not None and high_ms is not None and low_ms <= since_ms <= high_ms:
+            same = msgspec.structs.replace(mine.retention, keep_since_ms=high_ms)
+            mine = msgspec.structs.replace(mine, retention=same)
+    return mine == high

@@ -7,7 +7,6 @@ followed here once more, so that a fault over there does not say of itself that 
 import fnmatch
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -24,10 +23,9 @@ from index.codec import (
     decode_index,
     decode_name,
     decode_pin,
-    decode_repository,
 )
 from index.delta import apply_delta
-from index.keys import LOG, NAMES, PINS, REPOSITORY, parse_log_key, parse_name_key, run_began_at_ms
+from index.keys import LOG, NAMES, PINS, REPOSITORY, parse_log_key, parse_name_key
 from index.model import (
     PIN_DURATION_MS,
     Boundary,
@@ -35,39 +33,29 @@ from index.model import (
     CommitRecord,
     DirIndex,
     IndexReference,
-    NameRecord,
-    Pin,
+    RepositoryRecord,
     Scope,
     SnapshotIndex,
+    StoreReference,
 )
 from index.plan_file import PlanHeader, RootCommit
-from index.retention import RetentionPolicy, RetentionRule
 
 OPERATION: Final = "verify-plan"
 IN_FLIGHT_MAX: Final = 16
-# "7d" is worked out when a command begins, which may have to start Spark before its run does.
-SINCE_LATE_MAX_MS: Final = 10 * 60 * 1000
+
+# ("commit", scope, number), ("name", scope, name, number) or ("pin", id).
+RootId = tuple[str | int | Scope, ...]
+_Record = tuple[CommitRecord, int]
 
 
-class OpenCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """A record that no boundary closes and that came in time."""
+class Root(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that keeps indexes now."""
 
-    record: CommitRecord
+    id: RootId
     created_at_ms: int
-
-    @property
-    def root(self) -> tuple[Scope, int]:
-        """What tells it from other commits."""
-        return self.record.scope, self.record.number
-
-
-class NowRoots(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that keeps something now."""
-
-    commits: tuple[OpenCommit, ...]
-    # Those that hold, with the time of their last write.
-    names: tuple[tuple[NameRecord, int], ...]
-    pins: tuple[Pin, ...]
+    stores: tuple[StoreReference, ...]
+    # Of a commit.
+    committed_at_ms: int = 0
 
 
 class Reach(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,57 +72,60 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...]
 
 
-async def read_now_roots(store: BlobStore, now_ms: int) -> NowRoots:
-    """Every root as it stands; pins first, then names, then logs, so that what changes hands is seen (D5).
+async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms: int) -> list[Root]:
+    """Read every root as it stands: pins, then names, then logs, so that what changes from one to another is seen (D5).
 
     Raises:
         BlobNotFoundError: Something went between its listing and its reading: read again.
         FormatError: A record is damaged.
     """
-    pins = []
+    roots = []
     for key, created_at_ms, data in await _read_all(store, PINS):
         pin = decode_pin(data, subject=key)
         if pin.duration_ms and now_ms < created_at_ms + pin.duration_ms:
-            pins.append(pin)
-    names = []
+            roots.append(Root(id=("pin", pin.id), created_at_ms=created_at_ms, stores=pin.stores))
     for key, created_at_ms, data in await _read_all(store, NAMES):
         parse_name_key(key)
         name = decode_name(data, subject=key)
         is_late = created_at_ms > name.valid_until_ms
         if not name.released and not (is_late and await _was_written_here(store, name.valid_until_ms, PIN_DURATION_MS)):
-            names.append((name, created_at_ms))
+            root_id = ("name", name.scope, name.name, name.source.number)
+            roots.append(Root(id=root_id, created_at_ms=created_at_ms, stores=name.stores))
     boundaries: defaultdict[Scope, list[Boundary]] = defaultdict(list)
-    records: list[OpenCommit] = []
+    records: list[_Record] = []
     for key, created_at_ms, data in await _read_all(store, LOG):
-        scope = parse_log_key(key).scope
-        if parse_log_key(key).kind == "boundary":
-            boundaries[scope].append(decode_boundary(data, subject=key))
+        parsed = parse_log_key(key)
+        if parsed.kind == "boundary":
+            boundaries[parsed.scope].append(decode_boundary(data, subject=key))
         else:
-            records.append(OpenCommit(record=decode_commit(data, subject=key), created_at_ms=created_at_ms))
-    commits = [c for c in records if _is_open(c.record, boundaries) and await _counts(store, c, records, boundaries)]
-    commits.sort(key=lambda c: (str(c.record.scope), c.record.number))
-    return NowRoots(commits=tuple(commits), names=tuple(names), pins=tuple(pins))
-
-
-async def _counts(
-    store: BlobStore, commit: OpenCommit, records: list[OpenCommit], boundaries: defaultdict[Scope, list[Boundary]]
-) -> bool:
-    """Return whether an open record came in time, or something vouches for it (C5)."""
-    record = commit.record
-    if commit.created_at_ms <= record.valid_until_ms:
-        return True
-    later = [c.record for c in records if c.record.scope == record.scope and c.record.number > record.number]
-    me = CommitPointer(record.number, record.write_id)
-    if any(other.predecessor == me for other in later) or any(me in b.kept for b in boundaries[record.scope]):
-        return True
-    if later:
-        return False
-    lease_ms = PIN_DURATION_MS
-    if record.kind == "commit":
-        repository = decode_repository(
-            await read_blob(store, REPOSITORY, size_bytes_max=RECORD_BYTES_MAX), subject=REPOSITORY
+            records.append((decode_commit(data, subject=key), created_at_ms))
+    for record, created_at_ms in records:
+        me = CommitPointer(record.number, record.write_id)
+        closing = boundaries[record.scope]
+        is_open = all(b.number < record.number or me in b.kept for b in closing)
+        # A record that came in time, or that a boundary or a later record vouches for, is valid (C5).
+        later = [r for r, _ in records if r.scope == record.scope and r.number > record.number]
+        is_valid = (
+            created_at_ms <= record.valid_until_ms
+            or any(r.predecessor == me for r in later)
+            or any(me in b.kept for b in closing)
+            or (not later and await _is_settled(store, repository, record))
         )
-        lease_ms = repository.ttl_ms - repository.margin_ms
+        if is_open and is_valid:
+            roots.append(
+                Root(
+                    id=("commit", record.scope, record.number),
+                    created_at_ms=created_at_ms,
+                    stores=record.stores,
+                    committed_at_ms=max(created_at_ms, record.predecessor_committed_at_ms),
+                )
+            )
+    return roots
+
+
+async def _is_settled(store: BlobStore, repository: RepositoryRecord, record: CommitRecord) -> bool:
+    """Return whether a newest record that came late counts: its uploads were kept, or it was copied here (C5)."""
+    lease_ms = repository.ttl_ms - repository.margin_ms if record.kind == "commit" else PIN_DURATION_MS
     named = [s for s in record.stores if s.number == record.number] or record.stores
     brought = [await store.stat(s.index.key) for s in named]
     if not await _was_written_here(store, record.valid_until_ms, lease_ms):
@@ -160,186 +151,82 @@ async def _read_all(store: BlobStore, prefix: str) -> list[tuple[str, int, bytes
     return await map_bounded(read, listed, in_flight_max=IN_FLIGHT_MAX)
 
 
-def _is_open(record: CommitRecord, boundaries: defaultdict[Scope, list[Boundary]]) -> bool:
-    me = CommitPointer(record.number, record.write_id)
-    return all(b.number < record.number or me in b.kept for b in boundaries[record.scope])
-
-
-def compare_clock(header: PlanHeader, now_ms: int, *, late_ms: int) -> tuple[str, ...]:
-    """Where a plan's times cannot be: its own clock would say which TTLs are over.
-
-    Args:
-        header: The plan's.
-        now_ms: The store's clock, read by whoever checks.
-        late_ms: By how much times of the store may differ.
-    """
-    found = []
-    if header.now_ms > now_ms + late_ms:
-        found.append("the plan was made later than it is now by the store's clock")
-    if header.now_ms != run_began_at_ms(header.run):
-        found.append("the plan was made at another time than its run began")
-    # A run is taken up for so long (R3).
-    if header.listed_at_ms < header.now_ms - header.ttl_ms:
-        found.append("the plan's listing is older than a TTL")
-    return tuple(found)
-
-
-def compare_retention(header: PlanHeader, meant: Callable[[int], RetentionPolicy]) -> tuple[str, ...]:
-    """Where a plan keeps something else than is meant, given what is meant at a time by the store's clock."""
-    latest, earliest = meant(header.now_ms).rules, meant(max(0, header.now_ms - SINCE_LATE_MAX_MS)).rules
-    told = header.retention.rules
-    if len(told) != len(latest):
-        return (f"the plan has {len(told)} rules of retention, and {len(latest)} are meant",)
-    return tuple(
-        f"the plan's rule {place} of retention, for jobs {mine.pattern}, is not the one that is meant"
-        for place, (mine, low, high) in enumerate(zip(told, earliest, latest, strict=True), start=1)
-        if not _is_meant(mine, low, high)
-    )
-
-
-def _is_meant(told: RetentionRule, low: RetentionRule, high: RetentionRule) -> bool:
-    """Whether a rule is the one that is meant; its time may lie between two."""
-    mine, meant = told.retention, high.retention
-    if mine is None or meant is None or low.retention is None:
-        return told == high
-    since_ms, low_ms, high_ms = mine.keep_since_ms, low.retention.keep_since_ms, meant.keep_since_ms
-    if since_ms is None or low_ms is None or high_ms is None:
-        return told == high
-    same = msgspec.structs.replace(mine, keep_since_ms=high_ms) == meant
-    return told.pattern == high.pattern and same and low_ms <= since_ms <= high_ms
-
-
-class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """Roots of one kind, compared."""
-
-    then: frozenset[IndexReference]
-    later: frozenset[IndexReference]
-    contradictions: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-
-
-def compare_roots(header: PlanHeader, now: NowRoots) -> Reach:
+def compare_roots(header: PlanHeader, roots: list[Root]) -> Reach:
     """Tell the roots that the plan was made of from those of today, and check what its header says of them."""
-    parts = (_compare_commits(header, now), _compare_names(header, now), _compare_pins(header, now))
-    then = frozenset().union(*(part.then for part in parts))
-    later = frozenset().union(*(part.later for part in parts))
-    required = frozenset().union(*(part.then | part.later for part in parts[:-1]))
+    named = {root.id[1::2] for root in roots if root.id[0] == "name" and root.created_at_ms < header.now_ms}
+    kept = _choose_kept(header, named)
+    commits: dict[RootId, RootCommit] = {("commit", c.scope, c.number): c for c in header.commits}
+    told: set[RootId] = {("name", n.scope, n.name, n.number) for n in header.names if n.is_live}
+    # A pin moves whenever it is renewed: whether it was there is known by its id alone.
+    told |= {("pin", pin.id) for pin in header.pins if pin.is_live} | commits.keys()
+    closed = commits.keys() - kept
+    there = {root.id: root for root in roots}
+    contradictions = [
+        f"{_label(root.id)} was there, and is not among the roots"
+        for root in roots
+        if root.id not in told and root.id[0] != "pin" and root.created_at_ms < header.now_ms
+    ]
+    for root_id, commit in commits.items():
+        if (commit.kept is not None) != (root_id in kept):
+            fate = "is kept" if root_id in kept else "is to be closed"
+            contradictions.append(f"{_label(root_id)} {fate} by the retention, and the plan says otherwise")
+        if root_id in there and there[root_id].committed_at_ms != commit.committed_at_ms:
+            contradictions.append(f"{_label(root_id)} was committed at another time")
+    keeping = [root for root in roots if root.id not in closed]
+    then = frozenset(s.index for root in keeping if root.id in told for s in root.stores)
+    later = frozenset(s.index for root in keeping if root.id not in told for s in root.stores)
+    required = frozenset(s.index for root in keeping if root.id[0] != "pin" for s in root.stores)
     return Reach(
         then=then,
         later=later - then,
         optional=(then | later) - required,
-        contradictions=tuple(text for part in parts for text in part.contradictions),
-        changed=tuple(text for part in parts for text in part.changed),
-    )
-
-
-def _compare_commits(header: PlanHeader, now: NowRoots) -> _Part:
-    there = {commit.root: commit for commit in now.commits}
-    told = {(commit.scope, commit.number): commit for commit in header.commits}
-    kept = _choose_kept(header, now)
-    contradictions = [
-        f"{_what(root)} was open, and is not among the roots"
-        for root, commit in there.items()
-        if root not in told and commit.created_at_ms < header.now_ms
-    ]
-    for root, commit in told.items():
-        if (commit.kept is not None) != (root in kept):
-            fate = "is kept" if root in kept else "is to be closed"
-            contradictions.append(f"{_what(root)} {fate} by the retention, and the plan says otherwise")
-        if root in there and _commit_time(there[root]) != commit.committed_at_ms:
-            contradictions.append(f"{_what(root)} was committed at another time")
-    return _Part(
-        then=frozenset(s.index for root in kept & there.keys() for s in there[root].record.stores),
-        later=frozenset(s.index for root in there.keys() - told.keys() for s in there[root].record.stores),
         contradictions=tuple(contradictions),
-        changed=tuple(_what(root) for root in told if root in kept and root not in there),
+        changed=tuple(_label(gone) for gone in sorted(told - closed - there.keys(), key=str)),
     )
 
 
-def _compare_names(header: PlanHeader, now: NowRoots) -> _Part:
-    told = {(n.scope, n.name, n.number) for n in header.names if n.is_live}
-    held = {(name.scope, name.name, name.source.number) for name, _ in now.names}
-    then: set[IndexReference] = set()
-    later: set[IndexReference] = set()
-    contradictions: list[str] = []
-    for name, created_at_ms in now.names:
-        is_told = (name.scope, name.name, name.source.number) in told
-        if not is_told and created_at_ms < header.now_ms:
-            contradictions.append(f"the name {name.name} of {name.scope} held, and is not among the roots")
-        (then if is_told else later).update(s.index for s in name.stores)
-    return _Part(
-        then=frozenset(then),
-        later=frozenset(later),
-        contradictions=tuple(contradictions),
-        changed=tuple(f"the name {name} of {scope}" for scope, name, _ in sorted(told - held, key=str)),
-    )
+def _label(root: RootId) -> str:
+    if root[0] == "pin":
+        return f"pin {root[1]}"
+    return f"commit {root[2]} of {root[1]}" if root[0] == "commit" else f"the name {root[2]} of {root[1]}"
 
 
-def _compare_pins(header: PlanHeader, now: NowRoots) -> _Part:
-    """A pin moves whenever it is renewed: whether it was there is known by its id alone."""
-    told = {pin.id for pin in header.pins if pin.is_live}
-    return _Part(
-        then=frozenset(s.index for pin in now.pins if pin.id in told for s in pin.stores),
-        later=frozenset(s.index for pin in now.pins if pin.id not in told for s in pin.stores),
-        changed=tuple(f"pin {pin}" for pin in sorted(told - {pin.id for pin in now.pins})),
-    )
-
-
-def _what(root: tuple[Scope, int]) -> str:
-    return f"commit {root[1]} of {root[0]}"
-
-
-def _commit_time(commit: OpenCommit) -> int:
-    return max(commit.created_at_ms, commit.record.predecessor_committed_at_ms)
-
-
-def _choose_kept(header: PlanHeader, now: NowRoots) -> frozenset[tuple[Scope, int]]:
-    """What the plan's retention keeps of the commits that were there, by rules written down once more."""
-    named = {(n.scope, n.number) for n in header.names if n.is_live}
-    named |= {(n.scope, n.source.number) for n, created_at_ms in now.names if created_at_ms < header.now_ms}
+def _choose_kept(header: PlanHeader, named: set[RootId]) -> set[RootId]:
+    """Choose what the plan's retention keeps of the commits that were there, by rules written down once more."""
+    named = named | {(n.scope, n.number) for n in header.names if n.is_live}
     by_scope: defaultdict[Scope, list[RootCommit]] = defaultdict(list)
-    for commit in header.commits:
+    for commit in sorted(header.commits, key=lambda c: c.number, reverse=True):
         by_scope[commit.scope].append(commit)
-    kept: set[tuple[Scope, int]] = set()
-    for scope, commits in by_scope.items():
-        newest_first = sorted(commits, key=lambda c: c.number, reverse=True)
-        is_kept = _rule(header.retention, scope.job)
+    kept: set[RootId] = set()
+    for scope, newest_first in by_scope.items():
+        rule = next((r for r in header.retention.rules if fnmatch.fnmatchcase(scope.job, r.pattern)), None)
+        retention = rule.retention if rule is not None else None
+        newer_ms = None
         for place, commit in enumerate(newest_first):
-            newer = newest_first[place - 1] if place else None
-            if newer is None or is_kept(place, commit, newer, (scope, commit.number) in named):
-                kept.add((scope, commit.number))
-    return frozenset(kept)
-
-
-def _rule(policy: RetentionPolicy, job: str) -> Callable[[int, RootCommit, RootCommit, bool], bool]:
-    """Whether a commit is kept: its place among the valid ones (0: the newest), it, the next newer one, is it named."""
-    rule = next((r for r in policy.rules if fnmatch.fnmatchcase(job, r.pattern)), None)
-    retention = rule.retention if rule is not None else None
-    if retention is None:
-        return lambda _place, _commit, _newer, _named: True
-    since_ms = retention.keep_since_ms
-
-    def is_kept(place: int, commit: RootCommit, newer: RootCommit, named: bool) -> bool:  # noqa: FBT001
-        if place < retention.keep_last or (named and retention.keep_named):
-            return True
-        # Since then, or the newest at that time.
-        return since_ms is not None and (commit.committed_at_ms >= since_ms or newer.committed_at_ms >= since_ms)
-
-    return is_kept
+            since_ms = retention.keep_since_ms if retention is not None else None
+            if (
+                retention is None
+                or newer_ms is None
+                or place < retention.keep_last
+                or (retention.keep_named and (scope, commit.number) in named)
+                # Since then, or the newest at that time.
+                or (since_ms is not None and max(commit.committed_at_ms, newer_ms) >= since_ms)
+            ):
+                kept.add(("commit", scope, commit.number))
+            newer_ms = commit.committed_at_ms
+    return kept
 
 
 async def follow(
-    store: BlobStore,
-    references: frozenset[IndexReference],
-    optional: frozenset[IndexReference],
-    take: Callable[[str], None],
-) -> None:
-    """Give every key to `take` that some indexes keep: themselves, what they are a delta on, and the blobs.
+    store: BlobStore, references: frozenset[IndexReference], optional: frozenset[IndexReference]
+) -> set[str]:
+    """Return every key that some indexes keep: themselves, what they are a delta on, and the blobs.
 
     Raises:
         DamagedError: An index is missing or altered, and not only a pin leads to it.
         FormatError: An index is damaged.
     """
+    reached: set[str] = set()
 
     async def walk(reference: IndexReference) -> None:
         keys: set[str] = set()
@@ -350,10 +237,10 @@ async def follow(
                 return
             raise
         _walk_dir(index.dir, keys)
-        for key in keys:
-            take(key)
+        reached.update(keys)
 
     await carry_out_all(walk, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)
+    return reached
 
 
 async def _resolve(store: BlobStore, reference: IndexReference, keys: set[str]) -> SnapshotIndex:

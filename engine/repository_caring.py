@@ -1,7 +1,6 @@
 """The side of a repository that cares for what is committed: names it, collects, checks and explains."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from blobstore.base import BlobStore
 from engine.clock import read_now_ms
@@ -10,8 +9,7 @@ from engine.discard import Discarded, discard
 from engine.explain import Explanation, explain
 from engine.log_io import Noted, ScopeLog
 from engine.naming import give_name, release_name
-from engine.plan_check import verify_plan
-from engine.plan_findings import PlanCheck
+from engine.plan_check import PlanCheck, verify_plan
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository_restoring import RestoringRepository
 from engine.roots import read_pins
@@ -63,11 +61,9 @@ class CaringRepository(RestoringRepository):
         """Remove one object that cannot be read; see `engine.discard.discard`."""
         return await discard(self.store, key, dry_run=dry_run)
 
-    async def verify_plan(
-        self, plan: BlobStore, *, meant: Callable[[int], RetentionPolicy] | None = None, scratch: Path | None = None
-    ) -> PlanCheck:
+    async def verify_plan(self, plan: BlobStore, *, meant: Callable[[int], RetentionPolicy] | None = None) -> PlanCheck:
         """Check the plan of a collection by deriving it another way; see `engine.plan_check.verify_plan`."""
-        return await verify_plan(self.store, self.record, plan, meant=meant, scratch=scratch)
+        return await verify_plan(self.store, self.record, plan, meant=meant)
 
     async def verify(
         self,

@@ -11,7 +11,7 @@ from engine.cli.options import Verb, common_options
 from engine.cli.retention_options import choose_rules, retention_options
 from engine.cli.session import Session, with_session
 from engine.config import Moment
-from engine.plan_findings import PlanCheck
+from engine.plan_check import PlanCheck
 from engine.words import count, human_bytes, printable, table
 
 # Keys of one kind that people are shown; the JSON has more.

@@ -1,7 +1,6 @@
 """Design 0006, P6: plans that are right, plans that are wrong in one way each, and repositories that have moved on."""
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,13 +9,11 @@ from blobstore.base import BytesBody, list_blobs, read_blob
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, UsageError
 from engine.index_io import read_index_chain
-from engine.plan_check import verify_plan
-from engine.plan_findings import PlanCheck, WrongKind
+from engine.plan_check import PlanCheck, WrongKind, verify_plan
 from engine.repository import Repository
-from engine.sorted_digests import SHARD_NUMBERS, ShardReader, SortedDigests, digest_of, shard_of
 from index.collect_plan import DeleteReason, PlannedUpload, Upload, sum_deletes
 from index.errors import PlanFileError, UnknownFormatError
-from index.keys import BLOBS, INDEXES, make_run_id, upload_key
+from index.keys import BLOBS, make_run_id, upload_key
 from index.log import Commit
 from index.model import CommitPointer, Scope
 from index.plan_file import (
@@ -61,8 +58,8 @@ class Planned:
     async def make(self, retention: Retention | RetentionPolicy = KEEP_TWO) -> None:
         await self.repository.collect(retention, dry_run=True, plan_to=self.plan)
 
-    async def check(self, in_memory_max: int = 1000) -> PlanCheck:
-        return await verify_plan(self.world.store, self.repository.record, self.plan, in_memory_max=in_memory_max)
+    async def check(self) -> PlanCheck:
+        return await verify_plan(self.world.store, self.repository.record, self.plan)
 
     async def lines(self) -> list[PlannedUpload]:
         names = [blob.key async for blob in list_blobs(self.plan, "") if blob.key.endswith(LINES_SUFFIX)]
@@ -120,13 +117,6 @@ async def test_a_plan_of_a_dry_run_is_right_and_complete(planned: Planned) -> No
     assert check.planned_count == len(await planned.lines()) > 0
     assert (check.later_count, check.gone_count, check.rescued_count) == (0, 0, 0)
     assert check.waiting_count > 0
-    assert not check.on_disk
-
-
-async def test_sets_that_do_not_fit_are_compared_on_disk_with_the_same_result(planned: Planned) -> None:
-    in_memory, on_disk = await planned.check(), await planned.check(in_memory_max=3)
-    assert on_disk.on_disk
-    assert msgspec.structs.replace(on_disk, on_disk=False) == in_memory
 
 
 @pytest.mark.parametrize(
@@ -302,13 +292,13 @@ async def test_what_is_kept_is_compared_with_what_is_meant(planned: Planned) -> 
 async def test_a_root_that_the_plan_lacks_is_told(planned: Planned) -> None:
     header = await planned.header()
     await planned.replace_header(commits=tuple(c for c in header.commits if c.scope != OTHER))
-    assert (await planned.check()).contradictions == ("commit 1 of other was open, and is not among the roots",)
+    assert (await planned.check()).contradictions == ("commit 1 of other was there, and is not among the roots",)
 
 
 async def test_a_name_that_the_plan_lacks_is_told(planned: Planned) -> None:
     await planned.replace_header(names=())
     check = await planned.check()
-    assert check.contradictions == ("the name kept of job held, and is not among the roots",)
+    assert check.contradictions == ("the name kept of job was there, and is not among the roots",)
 
 
 async def test_a_commit_that_is_closed_against_the_retention_is_told(planned: Planned) -> None:
@@ -557,31 +547,3 @@ async def test_a_collection_beside_it_is_waited_out(planned: Planned) -> None:
     planned.world.store.before("get", "log/", collected)
     check = await planned.check()
     assert (check.is_right, check.is_complete) == (True, True)
-
-
-async def test_nothing_is_left_in_the_scratch_directory(planned: Planned, tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    check = await planned.repository.verify_plan(planned.plan, scratch=scratch)
-    assert check.is_right
-    assert list(scratch.iterdir()) == []
-
-
-# ---------------------------------------------------------------------- sorted digests
-
-
-def test_digests_come_back_once_each_by_shard_wherever_they_were(tmp_path: Path) -> None:
-    keys = [upload_key(room, JOB, f"{n:020x}", n) for n in range(1, 60) for room in (BLOBS, INDEXES)]
-    read = []
-    for in_memory_max in (1, 7, 1000):
-        with SortedDigests(tmp_path, note_bytes=1, in_memory_max=in_memory_max) as digests:
-            for key in (*keys, *keys[::3]):
-                digests.add(digest_of(key) + b"x")
-            assert digests.is_on_disk == (in_memory_max < 1000)
-            reader = ShardReader(digests.by_shard())
-            read.append({number: reader.take(number) for number in SHARD_NUMBERS})
-    assert read[0] == read[1] == read[2]
-    for key in keys:
-        assert digest_of(key) + b"x" in read[0][shard_of(key)]
-    assert sum(map(len, read[0].values())) == len(keys)
-    assert not list(tmp_path.iterdir())
