@@ -230,10 +230,10 @@ def test_rules_are_shown_installed_and_removed_and_others_stay(shell: Shell) -> 
     shell.run("init", "--ttl", "8d")
     shell.examined()
     shown = shell.told("lifecycle")
-    assert (shown["done"], shown["days"], len(shown["others"]), len(shown["added"])) == (False, 9, 1, 2)
+    assert (shown["done"], shown["days"], len(shown["others"]), len(shown["added"])) == (False, 12, 1, 2)
     assert shell.rules() == others
     text = shell.run("lifecycle").stdout
-    assert "tagged tidemark=expiring: delete 9 days after creation" in text
+    assert "tagged tidemark=expiring: delete 12 days after creation" in text
     assert "nothing was changed" in text
 
     assert shell.told("lifecycle", "--install", "--yes")["done"] is True
@@ -354,7 +354,7 @@ def test_a_repository_below_another_with_a_longer_ttl_is_not_cut_short(shell: Sh
     shell.set_rules(*backstop_rules(PREFIX, days=7))
     (told,) = shell.told("lifecycle", inner, "--install", "--yes")["threats"]
     assert told.startswith("rule tidemark-expire-team~2Fstate: ")
-    assert "needs 31 days" in told
+    assert "needs 34 days" in told
     assert _verdicts(shell.told("doctor", inner, "--no-save", code=9))["lifecycle"] == "UNSAFE"
     assert _verdicts(shell.told("doctor", outer, "--no-save"))["lifecycle"] == "ok"
 
