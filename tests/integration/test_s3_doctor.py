@@ -237,7 +237,7 @@ def test_rules_are_shown_installed_and_removed_and_others_stay(shell: Shell) -> 
     assert "nothing was changed" in text
 
     assert shell.told("lifecycle", "--install", "--yes")["done"] is True
-    plan = plan_lifecycle(shell.rules(), backstop_rules(PREFIX, days=9), prefix=PREFIX)
+    plan = plan_lifecycle(shell.rules(), backstop_rules(PREFIX, days=12), prefix=PREFIX)
     assert (list(plan.others), len(plan.kept), plan.changes) == (others, 2, False)
     again = shell.told("lifecycle", "--install", "--yes")
     assert (again["done"], len(again["kept"])) == (False, 2)
