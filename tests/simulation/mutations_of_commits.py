@@ -126,7 +126,10 @@ def bases_are_known_by_their_ids() -> Iterator[None]:
     def check(scope: Scope, head: Head, results: Sequence[BackupResult]) -> None:
         for result in results:
             held = head.newest.store(result.reference.task, result.reference.store) if head.newest else None
-            if (ids[result.base] if result.base else None) != (held.unique_id if held else None):
+            # What a schedule begins with was made before.
+            known = result.base is None or result.base in ids
+            base = ids[result.base] if result.base is not None and known else result.base
+            if base != (None if held is None else held.unique_id if known else held.index):
                 raise StaleResultError("another id", operation="commit", subject=str(scope))
 
     with everywhere(real, backup), everywhere(commit_record.check_bases, check):
