@@ -287,13 +287,18 @@ class BlobStore(Protocol):
         """
         ...
 
-    async def check_unused(self, operation: str) -> None:
-        """Refuse a place that holds what no store has put there, before it becomes a repository.
+    async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:
+        """Refuse a place that holds what no store has put there, or lies within another one, before it is used.
+
+        Args:
+            operation: The use case, for the error.
+            marker: A key that another store has one or two levels above, if this place is within it.
+            prefixes: With which the way from there to here begins.
 
         Raises:
-            InvalidRequestError: It does. A store that can hold nothing else never raises this.
+            InvalidRequestError: It does, as far as the store can see.
         """
-        del operation
+        del operation, marker, prefixes
 
     async def now_ms(self) -> int:
         """The store's clock: the one by which creation times and expiry are told."""

@@ -13,6 +13,21 @@ def check_ttl(ttl_ms: int | None, *, operation: str, key: str) -> None:
         raise InvalidRequestError(f"a TTL of {ttl_ms} ms is none", operation=operation, key=key)
 
 
+def check_not_within(others: Sequence[str], operation: str) -> None:
+    """Refuse a place within other stores.
+
+    Raises:
+        InvalidRequestError: There are any.
+    """
+    if others:
+        raise InvalidRequestError(
+            f"lies within {others[0]!r}, which is in use",
+            operation=operation,
+            key=others[0],
+            hint="choose a place beside it: what stands below it would be taken for its own",
+        )
+
+
 def check_list(prefix: str, limit: int) -> None:
     """Raise `InvalidRequestError` for a prefix that no key can have, or a limit outside 1 to 1,000."""
     operation = "list_page"

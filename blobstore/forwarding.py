@@ -142,8 +142,8 @@ class ForwardingStore(BlobStore):
         return await self._send("abort_unfinished", keys, lambda: self._inner.abort_unfinished(puts))
 
     @override
-    async def check_unused(self, operation: str) -> None:
-        await self._inner.check_unused(operation)
+    async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:
+        await self._inner.check_unused(operation, marker=marker, prefixes=prefixes)
 
     @override
     async def now_ms(self) -> int:

@@ -40,7 +40,15 @@ from blobstore.base import (
     Unknown,
     check_key,
 )
-from blobstore.checks import check_delete, check_list, check_range, check_ttl, checked_chunks, range_size_bytes
+from blobstore.checks import (
+    check_delete,
+    check_list,
+    check_not_within,
+    check_range,
+    check_ttl,
+    checked_chunks,
+    range_size_bytes,
+)
 from blobstore.errors import (
     BlobDeletedError,
     BlobNotFoundError,
@@ -215,9 +223,12 @@ class LocalStore(BlobStore):
         return await run_blocking(self._abort_unfinished, puts)
 
     @override
-    async def check_unused(self, operation: str) -> None:
+    async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:
         with store_errors(operation, str(self._root)):
             await run_blocking(check_unused, self._dirs, operation)
+            root = self._root.resolve()
+            above = [up for up in root.parents[:2] if marker and f"{root.relative_to(up)}/".startswith(prefixes)]
+            check_not_within([str(up) for up in above if (up / marker).is_file()], operation)
 
     @override
     async def now_ms(self) -> int:

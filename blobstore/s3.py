@@ -4,7 +4,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from typing_extensions import override
@@ -24,8 +24,9 @@ from blobstore.base import (
     UnfinishedPut,
     check_key,
 )
-from blobstore.checks import check_delete, check_list, check_range, check_ttl, range_size_bytes
+from blobstore.checks import check_delete, check_list, check_not_within, check_range, check_ttl, range_size_bytes
 from blobstore.errors import (
+    AccessDeniedError,
     BlobNotFoundError,
     InvalidRequestError,
     StoreUnavailableError,
@@ -234,6 +235,21 @@ class S3Store(BlobStore):
             created_at_ms=created_at_ms,
             expires_at_ms=None if ttl_ms is None else created_at_ms + ttl_ms,
         )
+
+    @override
+    async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:
+        parts = self.prefix.split("/") if self.prefix else []
+        found: list[str] = []
+        for levels in range(1, min(2, len(parts)) + 1 if marker else 0):
+            above = "".join(f"{part}/" for part in parts[:-levels])
+            if not f"{'/'.join(parts[-levels:])}/".startswith(prefixes):
+                continue
+            # Who may not look there does not use it either.
+            with suppress(BlobNotFoundError, AccessDeniedError):
+                await self._ready()
+                await self._bucket.ask("head_object", "stat", marker, Key=above + marker)
+                found.append(f"s3://{self.bucket}/{above}".rstrip("/"))
+        check_not_within(found, operation)
 
     @override
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:

@@ -11,9 +11,11 @@ from engine.errors import NotFoundError, UnsafeStoreError, UsageError
 from engine.log_io import read_record
 from engine.store_checks import check_commits, check_unused
 from index.codec import decode_repository, encode_record
-from index.keys import REPOSITORY
+from index.keys import PREFIXES, REPOSITORY
 from index.model import RepositoryRecord
 
+# Empty keys that consoles make of a prefix, as `log/`.
+MARKERS_MAX: Final = 8
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
 # What stands in the place of the repository record where `init` found that the store lets a create replace what is
@@ -87,12 +89,13 @@ async def write_repository_record(store: BlobStore, record: RepositoryRecord) ->
     """Make a store a repository (design 0002, K1), and find out whether the store would do it twice (0003, P2).
 
     Raises:
-        UsageError: It is one already, or its times do not fit the store.
+        UsageError: It is one already, keys of one are there, or its times do not fit the store.
         UnsafeStoreError: What would be committed to this store is not safe there.
         StoreError: As the store says.
     """
     await _check_no_repository(store)
     await check_unused(store, "init")
+    await _check_empty(store)
     check_commits(store, "init")
     if record.margin_ms <= store.capabilities.created_late_ms:
         raise UsageError(
@@ -115,6 +118,23 @@ async def _check_no_repository(store: BlobStore) -> None:
     with contextlib.suppress(NotFoundError):
         await read_repository_record(store, "init")
         raise _is_repository_error()
+
+
+async def _check_empty(store: BlobStore) -> None:
+    """Refuse a place where a repository was: another TTL would be applied to uploads that were made with the old one.
+
+    Raises:
+        UsageError: There are keys of one.
+    """
+    for prefix in PREFIXES:
+        page = await store.list_page(prefix, limit=MARKERS_MAX)
+        if key := next((blob.key for blob in page.blobs if not blob.key.endswith("/")), ""):
+            raise UsageError(
+                "the object `repository` is missing, and others of a repository are there",
+                operation="init",
+                subject=key,
+                hint="put `repository` back from a copy or an older version, or choose another place",
+            )
 
 
 def _is_repository_error() -> UsageError:

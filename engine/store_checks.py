@@ -3,6 +3,7 @@
 from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from engine.errors import UnsafeStoreError
+from index.keys import PREFIXES, REPOSITORY
 
 
 def check_commits(store: BlobStore, operation: str) -> None:
@@ -22,14 +23,14 @@ def check_commits(store: BlobStore, operation: str) -> None:
 
 
 async def check_unused(store: BlobStore, operation: str) -> None:
-    """Refuse a place that holds what no store has put there, before it becomes a repository.
+    """Refuse a place that holds what no store has put there, or lies within a repository, before it becomes one.
 
     Raises:
         UnsafeStoreError: It does: sooner or later one of the two would be taken for the other.
         StoreError: As the store says.
     """
     try:
-        await store.check_unused(operation)
+        await store.check_unused(operation, marker=REPOSITORY, prefixes=PREFIXES)
     except InvalidRequestError as error:
         message = str(error).removeprefix(f"{operation} {error.key}: ")
         raise UnsafeStoreError(message, operation=operation, subject=error.key, hint=error.hint) from error

@@ -34,6 +34,8 @@ NAMES: Final = "names/"
 PINS: Final = "pins/"
 RUNS: Final = "runs/"
 AUDIT: Final = "audit/"
+# Everything else of a repository is below one of these.
+PREFIXES: Final = (BLOBS, INDEXES, LOG, NAMES, PINS, RUNS, AUDIT)
 
 SHARDS_COUNT: Final = 256
 COMPONENT_BYTES_MAX: Final = 200

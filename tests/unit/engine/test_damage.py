@@ -1,11 +1,13 @@
 """One object that cannot be read stops nothing but what it concerns (design 0002, D4)."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
 from engine.repository import Repository
 from engine.verify import ProblemKind
 from index.errors import CorruptIndexError, UnknownFormatError
@@ -277,3 +279,26 @@ def newer_format(world: World) -> bytes:
     data = bytearray(inner._blobs[commit_key(JOB, 1)].data)
     data[9] = 99
     return bytes(data)
+
+
+@pytest.mark.parametrize("room", ["log/job", "pins", "names/job"])
+async def test_no_repository_begins_within_another_one(tmp_path: Path, room: str) -> None:
+    async with await Repository.init(f"file://{tmp_path}/outer"):
+        with pytest.raises(UnsafeStoreError, match="lies within"):
+            await Repository.init(f"file://{tmp_path}/outer/{room}")
+        async with await Repository.init(f"file://{tmp_path}/beside"):
+            pass
+
+
+async def test_no_repository_begins_where_one_has_lost_its_record(world: World) -> None:
+    await two_jobs(world)
+    inner = world.store.inner
+    await inner.delete(["repository"])
+    with pytest.raises(UsageError, match="is missing"):
+        await Repository.init(inner)
+
+
+async def test_an_empty_key_that_a_console_made_is_in_nobodys_way() -> None:
+    store = MemoryStore()
+    store._publish("log/", b"", None)
+    await Repository.init(store)
