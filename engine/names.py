@@ -9,11 +9,11 @@ from collections import defaultdict
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, list_blobs
-from blobstore.errors import BlobNotFoundError
+from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from engine.errors import NotFoundError
-from engine.log_io import Noted, read_record
+from engine.log_io import Noted, Unreadable, read_record
 from index.codec import decode_name, encode_record
-from index.errors import UnsafeNameError
+from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.keys import NAMES, REPOSITORY, name_prefix, names_prefix, parse_name_key
 from index.model import NameRecord, Scope
 from index.naming import Naming, choose_naming
@@ -80,13 +80,38 @@ async def read_all_namings(store: BlobStore, noted: Noted) -> tuple[Naming, ...]
     return await _read_namings(store, NAMES, noted)
 
 
+async def read_first_name(store: BlobStore, key: str) -> NameRecord | None:
+    """Return a name as the first commits of tidemark wrote it, at a key without an id; None if that is none.
+
+    Its writer may have put it twice, so that it cannot be believed as others are.
+    """
+    try:
+        record = await read_record(store, key, decode_name)
+    except (BlobNotFoundError, FormatError, InvalidRequestError):
+        return None
+    return record if key == name_prefix(record.scope, record.name).rstrip("/") else None
+
+
+def _first_name_error(key: str, record: NameRecord) -> UnknownFormatError:
+    return UnknownFormatError(
+        f"is the name {record.name!r} of commit {record.source.number} of {record.scope}, "
+        "as the first commits of tidemark wrote it",
+        subject=key,
+        hint="give that commit a name once more with `tidemark name`, then remove this one with `tidemark discard`",
+    )
+
+
 async def _read_namings(store: BlobStore, prefix: str, noted: Noted) -> tuple[Naming, ...]:
     namings: list[Naming] = []
     async for blob in list_blobs(store, prefix):
         try:
             naming_id = parse_name_key(blob.key)[2]
         except UnsafeNameError:
-            noted.foreign.append(blob.key)
+            first = await read_first_name(store, blob.key)
+            if first is None:
+                noted.foreign.append(blob.key)
+            else:
+                noted.unreadable.append(Unreadable(key=blob.key, error=_first_name_error(blob.key, first)))
             continue
         try:
             record = await noted.read(blob.key, read_record(store, blob.key, decode_name))

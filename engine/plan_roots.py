@@ -7,6 +7,7 @@ followed here once more, so that a fault over there does not say of itself that 
 import fnmatch
 import hashlib
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -25,7 +26,8 @@ from index.codec import (
     decode_pin,
 )
 from index.delta import apply_delta
-from index.keys import LOG, NAMES, PINS, REPOSITORY, parse_log_key, parse_name_key
+from index.errors import FormatError, UnsafeNameError
+from index.keys import LOG, NAMES, PINS, REPOSITORY, parse_log_key, parse_name_key, parse_pin_key
 from index.model import (
     PIN_DURATION_MS,
     Boundary,
@@ -80,12 +82,11 @@ async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms:
         FormatError: A record is damaged.
     """
     roots = []
-    for key, created_at_ms, data in await _read_all(store, PINS):
+    for key, created_at_ms, data in await _read_all(store, PINS, parse_pin_key):
         pin = decode_pin(data, subject=key)
         if pin.duration_ms and now_ms < created_at_ms + pin.duration_ms:
             roots.append(Root(id=("pin", pin.id), created_at_ms=created_at_ms, stores=pin.stores))
-    for key, created_at_ms, data in await _read_all(store, NAMES):
-        parse_name_key(key)
+    for key, created_at_ms, data in await _read_all(store, NAMES, parse_name_key):
         name = decode_name(data, subject=key)
         is_late = created_at_ms > name.valid_until_ms
         if not name.released and not (is_late and await _was_written_here(store, name.valid_until_ms, PIN_DURATION_MS)):
@@ -93,7 +94,7 @@ async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms:
             roots.append(Root(id=root_id, created_at_ms=created_at_ms, stores=name.stores))
     boundaries: defaultdict[Scope, list[Boundary]] = defaultdict(list)
     records: list[_Record] = []
-    for key, created_at_ms, data in await _read_all(store, LOG):
+    for key, created_at_ms, data in await _read_all(store, LOG, parse_log_key):
         parsed = parse_log_key(key)
         if parsed.kind == "boundary":
             boundaries[parsed.scope].append(decode_boundary(data, subject=key))
@@ -142,13 +143,37 @@ async def _was_written_here(store: BlobStore, valid_until_ms: int, lease_ms: int
     return there is None or valid_until_ms - lease_ms >= there.created_at_ms - store.capabilities.created_late_ms
 
 
-async def _read_all(store: BlobStore, prefix: str) -> list[tuple[str, int, bytes]]:
+def _is_name(data: bytes) -> bool:
+    try:
+        decode_name(data, subject="")
+    except FormatError:
+        return False
+    return True
+
+
+async def _read_all(store: BlobStore, prefix: str, parse: Callable[[str], object]) -> list[tuple[str, int, bytes]]:
+    """Read every object below a prefix but those that tidemark never wrote.
+
+    Raises:
+        UnsafeNameError: One is a name of the first commits, which is not to be passed over.
+    """
+
     async def read(blob: tuple[str, int]) -> tuple[str, int, bytes]:
         key, created_at_ms = blob
         return key, created_at_ms, await read_blob(store, key, size_bytes_max=RECORD_BYTES_MAX)
 
-    listed = [(blob.key, blob.created_at_ms) async for blob in list_blobs(store, prefix)]
-    return await map_bounded(read, listed, in_flight_max=IN_FLIGHT_MAX)
+    # One that ends in a slash is a console's, and no key of ours.
+    listed = [(b.key, b.created_at_ms) async for b in list_blobs(store, prefix) if not b.key.endswith("/")]
+    found = []
+    for key, created_at_ms, data in await map_bounded(read, listed, in_flight_max=IN_FLIGHT_MAX):
+        try:
+            parse(key)
+        except UnsafeNameError:
+            if _is_name(data):
+                raise
+            continue
+        found.append((key, created_at_ms, data))
+    return found
 
 
 def compare_roots(header: PlanHeader, roots: list[Root]) -> Reach:

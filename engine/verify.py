@@ -3,6 +3,7 @@
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
@@ -20,8 +21,8 @@ from engine.log_io import ScopeLog, Unreadable
 from engine.progress import NO_PROGRESS, Progress
 from engine.settle import has_ttl, settle_keys
 from engine.transfer import HashingSink
-from index.errors import FormatError
-from index.keys import BLOBS, INDEXES, LOG, NAMES, commit_key, parse_log_key, parse_name_key
+from index.errors import FormatError, UnsafeNameError
+from index.keys import BLOBS, INDEXES, LOG, commit_key, parse_log_key, parse_name_key
 from index.log import NOTHING_VOUCHES, Commit
 from index.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
 from index.reachable import blobs_needed, files_of, new_blob_keys
@@ -136,8 +137,10 @@ def _number_of(key: str) -> int:
 
 
 def _scope_of(key: str) -> str:
-    """Return the scope of a name; a pin's key has none."""
-    return str(parse_name_key(key)[0]) if key.startswith(NAMES) else ""
+    """Return the scope of a name; the key of a pin, or of a name of the first commits, does not tell it."""
+    with suppress(UnsafeNameError):
+        return str(parse_name_key(key)[0])
+    return ""
 
 
 class _Place(msgspec.Struct, frozen=True):

@@ -54,6 +54,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.log_io.read_commit",
             "engine.log_io.read_record",
             "engine.names.read_all_namings",
+            "engine.names.read_first_name",
             "engine.names.read_name",
             "engine.names.read_namings",
             "engine.plan_roots.read_now_roots",
