@@ -29,8 +29,6 @@ class Check(enum.Enum):
     EMPTY = "empty objects"
     LIFECYCLE = "lifecycle rules"
     CLOCK = "clock"
-    LATENCY = "latency"
-    THROUGHPUT = "throughput"
 
 
 class Verdict(enum.Enum):
@@ -138,15 +136,9 @@ _MEANINGS: Final = {
         missing="set this machine's clock: from 15 minutes on the store refuses every request",
         unsafe="creation times do not follow the store's clock, by which expiry is judged",
     ),
-    Check.LATENCY: _Meaning("4 KiB, one request at a time"),
-    Check.THROUGHPUT: _Meaning("16 connections of this process"),
 }
 # Failing these says nothing about safety: others may have the rights, and the engine can do without.
-_DISPENSABLE: Final = frozenset(
-    {Check.ABORT, Check.DELETE, Check.EMPTY, Check.LIFECYCLE, Check.LATENCY, Check.THROUGHPUT}
-)
-# Nothing is at risk where there was no time to measure.
-_FIGURES: Final = frozenset({Check.LATENCY, Check.THROUGHPUT})
+_DISPENSABLE: Final = frozenset({Check.ABORT, Check.DELETE, Check.EMPTY, Check.LIFECYCLE})
 _REQUIRED: Final = frozenset({Check.CREATE, Check.READ, Check.REPLACE, Check.RANGES, Check.LISTS, Check.CLOCK})
 
 
@@ -179,8 +171,7 @@ def judge(evidence: Evidence, *, needed: bool = False) -> Row:  # noqa: PLR0911 
             unknown = meaning.denied or (meaning.missing if dispensable else "") or text
             return _row(evidence, verdict, f"denied to these credentials: {unknown}")
         case Evidence(failure=Failure.NO_TIME, reason=text):
-            verdict = Verdict.WARNING if evidence.check in _FIGURES else Verdict.UNKNOWN
-            return _row(evidence, verdict, f"run again: {text}")
+            return _row(evidence, Verdict.UNKNOWN, f"run again: {text}")
         case Evidence(reason=text):
             return _row(evidence, Verdict.WARNING if dispensable else Verdict.UNKNOWN, f"run again: {text}")
 

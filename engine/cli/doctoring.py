@@ -51,8 +51,8 @@ _CONCLUSIONS: Final = {
 class CheckView(msgspec.Struct, frozen=True, kw_only=True):
     """One check; `verdict` is ok, missing, warning, UNSAFE, denied, unknown or n/a."""
 
-    # create, read, replace, ranges, lists, ttl, multipart, conditional_multipart, abort, delete, empty, lifecycle,
-    # clock, latency or throughput.
+    # create, read, replace, ranges, lists, ttl, multipart, conditional_multipart, abort, delete, empty, lifecycle
+    # or clock.
     check: str
     verdict: str
     figure: str

@@ -15,10 +15,9 @@ from blobstore.s3 import S3Store
 from blobstore.s3_client import S3Client
 from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle
 from blobstore.s3_profile import PROFILE_KEY, StoreProfile, decode_profile, encode_profile
-from engine import doctor, doctor_figures
+from engine import doctor
 from engine.cli import tidemark
 from engine.cli.session import Session
-from engine.transfer_settings import MIB
 from tests.fault_proxy import FaultProxy
 from tests.fault_rules import Rule, every, on, shifted_range, slow_down
 from tests.servers.ceph_rgw import CephRgw
@@ -88,8 +87,6 @@ def shell(
 ) -> Shell:
     """With Ceph, where it is installed. `doctor` looks briefly here, and for as long as ever in the first two tests."""
     monkeypatch.setattr(doctor, "CLIENTS_COUNT", 6)
-    monkeypatch.setattr(doctor_figures, "LATENCY_SAMPLES_MAX", 8)
-    monkeypatch.setattr(doctor_figures, "BULK_TOTAL_BYTES", 8 * MIB)
     return Shell(s3_server, new_bucket(s3_server))
 
 
