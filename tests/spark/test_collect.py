@@ -1,5 +1,7 @@
 """Collection on a real Spark: the same as in one process, with nothing on the driver that grows with the inventory."""
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +64,10 @@ def test_it_agrees_with_the_collection_in_one_process(
 ) -> None:
     for generation in range(1, 5):
         back_up(repository, tmp_path / "disk", generation)
+    then_s = time.time() - 2 * 86_400
+    for path in (tmp_path / "repository").glob("[bi]*/**/*"):
+        if path.is_file():
+            os.utime(path, (then_s, then_s))
     (tmp_path / "disk" / "rides" / "1" / "more").write_bytes(b"never committed" * 9999)
     repository.backup(SCOPES[1], tmp_path / "disk" / "rides" / "1", task="1", store="facts")
     foreign = tmp_path / "repository" / "blobs" / "00" / "somebody-elses"
