@@ -42,6 +42,8 @@ class Plot:
         self.chance = Random(f"schedule {seed}")
         self.steps: list[Step] = []
         self.times = USUAL
+        # The store deletes by itself what is old enough.
+        self.is_enforced = False
         # Whose lists may be old.
         self.stale: tuple[int, ...] = ()
         # Indexes are told as differences wherever there is a base.

@@ -337,7 +337,7 @@ def make_schedule(seed: int) -> Schedule:
     chance = plot.chance
     kinds, weights = zip(*_STORES, strict=True)
     store = chance.choices(kinds, weights)[0]
-    is_enforced = store == "expiring"
+    is_enforced = plot.is_enforced = store == "expiring"
     plot.deltas = plot.one_in(4)
     # One task commits for itself; what a schedule finds is of the whole job.
     is_of_task = plot.one_in(12)

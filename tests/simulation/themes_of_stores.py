@@ -74,8 +74,13 @@ def copied(plot: Plot) -> None:
 
 
 def clock_jumps(plot: Plot) -> None:
-    """The clock of the store goes far ahead for a while, and is put right (C5, D2)."""
+    """The clock of the store goes far ahead for a while, and is put right (C5, D2).
+
+    Where the store deletes by itself its clock is a service's, which does not jump.
+    """
     ahead_ms = plot.chance.choice((plot.times.margin_ms, plot.times.ttl_ms // 2, 2 * plot.times.ttl_ms))
+    if plot.is_enforced:
+        ahead_ms = 0
     # A collector whose own clock is right can see it (S2).
     plot.steps.append(Control(process=COLLECTOR, what="skew"))
     plot.do(WRITER, "backup")
