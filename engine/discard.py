@@ -1,5 +1,6 @@
 """Removal of one damaged object by an operator who knows what that means (design 0002, D4)."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from engine.verify import verify
 from index.codec import decode_name, decode_pin, encode_record
 from index.collect_plan import is_upload_key
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
+from index.forgetting import FORGOTTEN_AHEAD
 from index.keys import NAMES, boundary_key, is_pin_key, parse_log_key, parse_name_key
 from index.log import Commit, is_number_closed
 from index.model import Boundary
@@ -117,7 +119,7 @@ async def _plan_log(store: BlobStore, planned: Discarded, noted: Noted) -> Disca
         if is_number_closed(number, log.boundaries):
             return msgspec.structs.replace(planned, meaning=f"record {number} of {scope} is closed: it held nothing")
         _check_first(planned.key, [key for key in others if _is_record_up_to(key, number)])
-        boundary = _keeping(log, number, [c for c in log.commits if c.record.number < number])
+        boundary = _keeping(log, number, log.commits)
         meaning = f"commit {number} of {scope} is lost; a collection takes what only it needs"
         return msgspec.structs.replace(planned, meaning=meaning, boundary=boundary)
     _check_first(planned.key, [key for key in others if _is_record_up_to(key, log.listing.newest_number)])
@@ -128,11 +130,19 @@ async def _plan_log(store: BlobStore, planned: Discarded, noted: Noted) -> Disca
     return msgspec.structs.replace(planned, meaning=meaning, boundary=boundary)
 
 
-def _keeping(log: ScopeLog, number: int, commits: list[Commit]) -> Boundary:
-    """Return a boundary of a number that nobody has used."""
+def _keeping(log: ScopeLog, number: int, commits: Sequence[Commit]) -> Boundary:
+    """Return a boundary that keeps these commits, as far as they are not above it; nobody has used its number.
+
+    Whoever remembers the newest record goes on from it. Where that is not kept the boundary stands far above it, as
+    that of forgetting: a collection takes what only that record needed, and nothing may build on it.
+    """
     while number in log.listing.boundaries:
         number += 1
-    return Boundary(scope=log.listing.scope, number=number, kept=tuple(sorted(c.pointer for c in commits)))
+    kept = sorted(commit.pointer for commit in commits if commit.record.number <= number)
+    newest = log.listing.records[-1][0] if log.listing.records else 0
+    if newest <= number and newest not in {pointer.number for pointer in kept}:
+        number = log.listing.newest_number + FORGOTTEN_AHEAD
+    return Boundary(scope=log.listing.scope, number=number, kept=tuple(kept))
 
 
 def _is_record_up_to(key: str, number: int) -> bool:

@@ -7,7 +7,13 @@ import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
+from engine.errors import (
+    DamagedError,
+    FencedError,
+    NotFoundError,
+    UnsafeStoreError,
+    UsageError,
+)
 from engine.repository import Repository
 from engine.verify import ProblemKind
 from index.errors import CorruptIndexError, UnknownFormatError
@@ -224,7 +230,7 @@ async def test_a_damaged_record_is_discarded_and_its_job_goes_on(world: World, n
     left = [n for n in (3, 2, 1) if n != number]
     assert [c.record.number for c in await repository.commits(JOB)] == left
     (four,) = await world.history(repository, "four")
-    assert four.record.number == 4
+    assert four.record.number == (4 if number < 3 else 1_000_000_004)
     world.clock.advance(2 * TTL_MS)
     await repository.collect(LAST, delete_share_max=1)
     assert await world.restored_text(await world.process()) == "four"
@@ -240,6 +246,49 @@ async def test_of_two_damaged_records_the_older_one_goes_first(world: World) -> 
     await repository.discard(commit_key(JOB, 1))
     repository = await discarded(world, commit_key(JOB, 2))
     assert [c.record.number for c in await repository.commits(JOB)] == [3]
+
+
+async def test_who_remembers_a_discarded_commit_does_not_build_on_it(world: World) -> None:
+    """It was the newest, and a collection has taken what only it needed."""
+    writer = await world.process()
+    tree = world.tree({"base": b"b" * 200_000})
+    await writer.commit(JOB, [await writer.backup(JOB, tree)])
+    (tree / "brought").write_bytes(b"n" * 200_000)
+    await writer.commit(JOB, [await writer.backup(JOB, tree)])
+    (tree / "next").write_bytes(b"t" * 200_000)
+    result = await writer.backup(JOB, tree)
+    world.clock.advance(TTL_MS - 2 * MARGIN_MS)
+    flip(world, commit_key(JOB, 2))
+    repository = await discarded(world, commit_key(JOB, 2))
+    with pytest.raises(FencedError):
+        await writer.commit(JOB, [result])
+    await writer.commit(JOB, [await writer.backup(JOB, tree)])
+    latest = await repository.latest(JOB)
+    assert latest is not None
+    await repository.restore(latest, world.target())
+
+
+async def test_who_remembers_the_only_commit_is_fenced_where_it_was_discarded_and_forgotten(world: World) -> None:
+    writer = await world.process()
+    await world.history(writer, "one")
+    flip(world, commit_key(JOB, 1))
+    repository = await discarded(world, commit_key(JOB, 1))
+    await repository.forget(JOB)
+    with pytest.raises(FencedError):
+        await writer.commit(JOB, [], offsets="2")
+
+
+async def test_a_boundary_that_moves_up_for_its_number_closes_no_commit_between(world: World) -> None:
+    """The boundary that took a damaged one's place has the number of the newest record, and lists it."""
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three")
+    await repository.collect(LAST, delete_share_max=1)
+    flip(world, boundary_key(JOB, 2))
+    repository = await discarded(world, boundary_key(JOB, 2))
+    await world.history(repository, "four")
+    flip(world, commit_key(JOB, 3))
+    repository = await discarded(world, commit_key(JOB, 3))
+    assert [c.record.number for c in await repository.commits(JOB)] == [4]
 
 
 async def test_a_damaged_boundary_is_discarded_and_what_is_whole_counts(world: World) -> None:
