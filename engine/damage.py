@@ -69,7 +69,8 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
         if log.is_adrift:
             late = log.void[-1]
             reasons[commit_key(late.scope, late.number)] = NOTHING_VOUCHES
-        lowest = min(log.records, default=None)
+        # A void record tells nothing of a fork that came after it.
+        lowest = min((commit.record.number for commit in log.commits), default=None)
         unread = {one.key for one in log.unreadable}
         everything |= any(
             commit_key(log.listing.scope, number) in unread and (lowest is None or number < lowest)

@@ -10,6 +10,7 @@ from blobstore.memory import MemoryStore
 from engine.errors import (
     DamagedError,
     FencedError,
+    LeaseExpiredError,
     NotFoundError,
     UnsafeStoreError,
     UsageError,
@@ -85,6 +86,26 @@ async def test_a_record_that_may_be_the_first_of_a_fork_protects_everything(worl
     with pytest.raises(DamagedError, match="all jobs"):
         await repository.collect(LAST, delete_share_max=1)
     assert await uploads(world, "job") | await uploads(world, "other") == before
+
+
+async def test_a_void_record_before_a_fork_tells_nothing_of_it(world: World) -> None:
+    repository = await two_jobs(world)
+    source = (await repository.commits(JOB))[1]
+    result = await world.backup(repository, "void", scope=FORK)
+
+    async def stand_still() -> None:
+        world.clock.advance(TTL_MS)
+
+    world.store.before("put_if_absent", ".commit", stand_still)
+    with pytest.raises(LeaseExpiredError):
+        await repository.commit(FORK, [result])
+    await repository.fork(source, FORK)
+    world.clock.advance(TTL_MS)
+    flip(world, commit_key(FORK, 2))
+    before = await uploads(world, "job")
+    with pytest.raises(DamagedError, match="all jobs"):
+        await (await world.process()).collect(LAST, delete_share_max=1)
+    assert await uploads(world, "job") == before
 
 
 async def test_a_job_that_goes_on_from_a_fork_protects_what_it_was_forked_from(world: World) -> None:
