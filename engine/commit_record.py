@@ -43,7 +43,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         if self.newest is None or held is None:
             return self.next_number > 1
         # A fork numbers anew what it takes over, also where its scope was forgotten and had the same stores before.
-        return held.number != self.newest.pointer.number or self.newest.record.kind == "fork"
+        # A number above the newest commit was perhaps that of a commit that was discarded.
+        is_first = held.number == self.newest.pointer.number == self.next_number - 1
+        return not is_first or self.newest.record.kind == "fork"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,9 +3,11 @@
 import pytest
 
 from engine.errors import LeaseExpiredError, StaleResultError
+from index.keys import commit_key
 from index.model import Scope
 from index.retention import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
+from tests.unit.engine.test_damage import flip
 
 OTHER = Scope("other")
 
@@ -37,6 +39,26 @@ async def test_after_its_store_was_dropped_it_is_not_new(world: World) -> None:
     await writer.commit(JOB, [result])
     await writer.commit(JOB, [], dropped=[("0", "default")])
     assert (await writer.commit(JOB, [result])).record.stores[0].number == 2
+
+
+async def test_after_its_commit_was_discarded_it_is_not_new(world: World) -> None:
+    """Its index has no TTL, and would vouch for a record that came after the lease."""
+    writer = await world.process()
+    await world.history(writer, "one")
+    result = await world.backup(writer, "two")
+    await writer.commit(JOB, [result])
+    flip(world, commit_key(JOB, 2))
+    await writer.discard(commit_key(JOB, 2))
+
+    async def stand_still() -> None:
+        world.clock.advance(2 * TTL_MS)
+
+    world.store.before("put_if_absent", ".commit", stand_still)
+    with pytest.raises(LeaseExpiredError):
+        await (await world.process()).commit(JOB, [result])
+    latest = await (await world.process()).latest(JOB)
+    assert latest is not None
+    assert latest.pointer.number == 1
 
 
 async def test_after_its_job_was_forgotten_it_is_refused(world: World) -> None:
