@@ -305,6 +305,9 @@ class CommitWriter:
             CommitUnknownError: What stands there does not tell.
         """
         if head.newest is not None and is_answer(head.newest.record, request):
+            if head.newest.record.predecessor is None:
+                # It stands also where its writer was refused, because the other kind of scope came first (K3).
+                await check_granularity(self._store, self._scope, request.kind, head.newest)
             return head.newest
         for pointer, sent in tuple(self._unresolved.items()):
             if pointer.number >= head.next_number:

@@ -35,6 +35,22 @@ async def test_of_two_kinds_that_begin_side_by_side_exactly_one_goes_on(
     assert refused == {late if step_ms else TASK}
 
 
+async def test_who_was_refused_is_refused_again(world: World) -> None:
+    """The record of the later kind stands, and is no answer to the same request."""
+    mine, theirs = await world.process(), await world.process()
+    mine_result = await world.backup(mine, "mine", scope=TASK)
+    theirs_result = await world.backup(theirs, "theirs")
+
+    async def begin() -> None:
+        await theirs.commit(JOB, [theirs_result])
+        world.clock.advance(1000)
+
+    world.store.before("put_if_absent", "log/", begin)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="as a whole"):
+            await mine.commit(TASK, [mine_result])
+
+
 async def test_whoever_cannot_look_again_does_not_know(world: World) -> None:
     repository = await world.process()
     result = await world.backup(repository, "one")
