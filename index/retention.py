@@ -66,6 +66,17 @@ class RetentionPolicy(msgspec.Struct, frozen=True, kw_only=True):
         rule = self._rule(job)
         return None if rule is None else rule.retention
 
+    def ageless(self) -> "RetentionPolicy":
+        """Return the rules as where nothing is old: one that keeps what came since a time keeps everything."""
+        return RetentionPolicy(
+            rules=tuple(
+                msgspec.structs.replace(rule, retention=msgspec.structs.replace(rule.retention, keep_since_ms=0))
+                if rule.retention is not None and rule.retention.keep_since_ms is not None
+                else rule
+                for rule in self.rules
+            )
+        )
+
     def unused(self, jobs: Iterable[str]) -> tuple[str, ...]:
         """The patterns of the rules that count for none of these jobs: perhaps they are misspelled."""
         used = {rule.pattern for job in jobs if (rule := self._rule(job)) is not None}

@@ -175,6 +175,7 @@ class _Run:
         believed_ms = max(facts.listing.newest_created_at_ms, self._ambient.local_now_ms())
         if facts.now_ms > believed_ms + facts.repository.margin_ms:
             facts.clock_ahead_ms = facts.now_ms - believed_ms
+            facts.policy = facts.policy.ageless()
         facts.unfinished, facts.unfinished_hidden = await plan_unfinished(self._store, facts.age_now_ms, ttl_ms)
         facts.leftovers = await plan_leftovers(self._store, facts.age_now_ms, ttl_ms)
         try:

@@ -241,6 +241,18 @@ async def test_a_clock_that_steps_forward_makes_nothing_old(world: World) -> Non
     assert await world.restored_text(writer) == "three"
 
 
+async def test_a_clock_that_steps_forward_closes_no_commit_for_its_age(world: World) -> None:
+    writer = await world.process()
+    await world.history(writer, "one", "two", "three")
+    collector = await Repository.open(world.store, ambient=_OwnClock(world.clock.now_ms))
+    world.clock.advance(25 * 3_600_000)
+    for keep_last in (0, 1):
+        since = Retention(keep_last=keep_last, keep_since_ms=world.clock.now_ms - TTL_MS)
+        report = await collector.collect(since, delete_share_max=1)
+        assert report.clock_ahead_ms == 25 * 3_600_000
+        assert [c.record.number for c in await writer.commits(JOB)] == [3, 2, 1]
+
+
 @pytest.mark.parametrize("seen", ["the machine", "an upload"])
 async def test_what_agrees_with_the_store_on_the_time_lets_it_judge_ages(world: World, seen: str) -> None:
     """A quiet repository, or a machine whose clock is slow, is collected all the same."""
