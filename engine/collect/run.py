@@ -5,6 +5,7 @@ is still in the plan. An error on the way means that nothing is deleted after it
 by `Hands`, so that Spark tasks can do it; the rest is always this process's work.
 """
 
+import contextlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -23,7 +24,7 @@ from engine.collect.report import CollectReport, make_report
 from engine.collect.unfinished import abort_puts, plan_unfinished
 from engine.damage import Unread, assess, find_broken
 from engine.errors import DamagedError, EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
-from engine.log_io import ScopeLog, find_boundary
+from engine.log_io import ScopeLog, find_boundary, list_scopes, load_log
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import (
     IN_FLIGHT_MAX,
@@ -44,7 +45,7 @@ from index.codec import encode_record
 from index.collect_plan import ScopePlan
 from index.errors import FormatError, UnknownFormatError
 from index.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
-from index.model import Boundary, IndexReference, RepositoryRecord
+from index.model import Boundary, IndexReference, RepositoryRecord, Scope
 from index.plan_file import PlanHeader, PlanSummary, RootCommit, RootName, RootPin
 from index.retention import Retention, RetentionPolicy, as_policy
 
@@ -282,7 +283,12 @@ class _Run:
         facts.deleted = {**facts.deleted, room: deleted}
 
     async def _read_roots(self, known: Roots | None) -> Roots:
-        roots = await read_roots(self._store, self._facts.repository, self._facts.age_now_ms, known=known)
+        try:
+            roots = await read_roots(self._store, self._facts.repository, self._facts.age_now_ms, known=known)
+        except (EngineError, StoreError):
+            if not self._facts.dry_run:
+                await settle_each(self._store)
+            raise
         self._facts.damage = await assess(self._store, roots, self._broken)
         return roots
 
@@ -391,6 +397,22 @@ async def settle_newest(store: BlobStore, roots: Roots) -> tuple[SettleError, ..
 
     failures = await map_bounded(settle, roots.logs, in_flight_max=IN_FLIGHT_MAX)
     return tuple(error for error in failures if error is not None)
+
+
+async def settle_each(store: BlobStore) -> None:
+    """Complete TTL removal where the roots cannot be read: of each scope whose own log can be, as far as it goes (T2).
+
+    A log with a hole stops every run, and the other scopes have nobody else who would do it in time.
+    """
+
+    async def settle(scope: Scope) -> None:
+        with contextlib.suppress(EngineError, FormatError, StoreError):
+            log = await load_log(store, scope, past_damage=True)
+            if log.newest is not None:
+                await settle_record(store, log.newest.record)
+
+    with contextlib.suppress(StoreError):
+        await map_bounded(settle, await list_scopes(store), in_flight_max=IN_FLIGHT_MAX)
 
 
 async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary | None:

@@ -108,6 +108,21 @@ async def test_a_void_record_before_a_fork_tells_nothing_of_it(world: World) -> 
     assert await uploads(world, "job") == before
 
 
+async def test_a_log_with_a_hole_stops_no_other_job_from_being_settled(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three")
+    result = await world.backup(repository, "other", scope=OTHER)
+    world.store.fail("remove_ttl", result.new_keys[0])
+    assert not (await repository.commit(OTHER, [result])).settled
+    await world.store.inner.delete([commit_key(JOB, 2)])
+    before = await world.keys(BLOBS)
+    with pytest.raises(UnsafeStoreError, match="had holes"):
+        await repository.collect(LAST, delete_share_max=1)
+    assert await world.keys(BLOBS) == before
+    found = [await world.store.inner.stat(key) for key in result.new_keys]
+    assert [info.expires_at_ms for info in found if info is not None] == [None] * len(found)
+
+
 async def test_a_job_that_goes_on_from_a_fork_protects_what_it_was_forked_from(world: World) -> None:
     repository = await two_jobs(world)
     source = (await repository.commits(JOB))[1]
