@@ -157,7 +157,7 @@ async def explain(
     is_kept = any(path.keeps for path in paths)
     if is_open and not is_kept:
         fate = Fate.ABSENT if there is None else Fate.UNKNOWN
-        rule = "an index that is kept cannot be read, and may lead to it: a collection deletes nothing then (0002, D4)"
+        rule = "an index that is kept cannot be read, and may lead to it: a collection leaves its job alone (0002, D4)"
         return msgspec.structs.replace(told, fate=fate, rule=rule)
     return _explain_upload(told, there, is_kept=is_kept, ttl_ms=repository.ttl_ms)
 

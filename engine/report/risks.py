@@ -26,7 +26,7 @@ _HINTS: Final = {
     ProblemKind.ADRIFT: "bring back the records that were there beside it; docs/how-to/move-a-repository.md",
     ProblemKind.AT_RISK: "tidemark verify --heal removes the TTL, before the store does what it says",
 }
-_RECORD_HINT: Final = "bring the record back from a copy or an older version of the object; till then collect refuses"
+_RECORD_HINT: Final = "bring the record back from a copy or an older version of the object, or see tidemark discard"
 
 
 def tell_collections(facts: ReportFacts) -> Iterator[str]:
