@@ -1,6 +1,7 @@
 """The verb `metrics`: the condition of a repository, as Prometheus reads it."""
 
 import ipaddress
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -156,13 +157,13 @@ def _view(samples: Samples, *, textfile: str = "", url: str = "") -> MetricsView
 
 
 def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, int], every_ms: int) -> None:
-    from engine.metrics.endpoint import Endpoint  # noqa: PLC0415
+    from engine.metrics.exposition import close, serve  # noqa: PLC0415
 
     host, port = address
     teller = _Teller(session)
     watched = Watched(read, every_s=every_ms / 1000, tell=teller)
     try:
-        endpoint = Endpoint(watched, host=host, port=port)
+        server = serve(watched, host=host, port=port)
     except OSError as error:
         raise UsageError(
             f"cannot listen there: {error.strerror or error}",
@@ -170,7 +171,7 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
             subject="--listen",
             hint=_LISTEN_HINT,
         ) from error
-    url = f"http://{f'[{host}]' if ':' in host else host}:{endpoint.port}/metrics"
+    url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
     if not _is_loopback(host):
         session.warn(
             "whoever reaches this port reads the names of jobs and their sizes: nobody is asked for a password"
@@ -178,13 +179,13 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
     session.say(f"serving {url}, read anew every {human_duration(every_ms)}; end it with Ctrl-C or SIGTERM")
     try:
         with watched:
-            endpoint.wait()
+            threading.Event().wait()
     except KeyboardInterrupt:
         # What it was started for is done: it served until it was told to stop.
         session.say("stopped")
     finally:
         teller.is_over = True
-        endpoint.close()
+        close(server)
     session.show(MetricsView(samples=(), textfile="", url=url))
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from wsgiref.types import WSGIApplication
+from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -71,9 +71,26 @@ def _parse(text: str) -> Iterator[Sample]:
                 yield Sample(sample.name, values, float(sample.value))
 
 
-def wsgi_app(look: Callable[[], Iterable[Sample]]) -> WSGIApplication:
-    """What answers a server's requests with some samples, looked at anew for each."""
+def serve(look: Callable[[], Iterable[Sample]], *, host: str, port: int) -> WSGIServer:
+    """Serve `/metrics` by a thread, with some samples, looked at anew for each request.
+
+    Args:
+        look: Makes the samples; called in a thread for each request.
+        host: Address to listen on.
+        port: 0: any that is free.
+
+    Returns:
+        The server, for `close`.
+
+    Raises:
+        OSError: The address cannot be listened on.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Told(look))
-    app: WSGIApplication = make_wsgi_app(registry)
-    return app
+    return start_http_server(port, host, registry)[0]
+
+
+def close(server: WSGIServer) -> None:
+    """Answer nobody any more."""
+    server.shutdown()
+    server.server_close()
