@@ -35,7 +35,7 @@ RUN: Final = list(_with_commands(WRITTEN))
 
 
 @pytest.mark.parametrize("path", RUN, ids=[str(path.relative_to(PROJECT)) for path in RUN])
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_each_command_does_what_the_document_says(path: Path, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     wrong = []

@@ -24,7 +24,7 @@ from tests.servers.ceph_rgw import CephRgw
 from tests.servers.moto_server import MotoServer
 from tests.servers.s3_server import S3Server
 
-pytestmark = [pytest.mark.s3, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.s3
 
 PREFIX = "team/state"
 FOREIGN = {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 30}}

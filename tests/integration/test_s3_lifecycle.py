@@ -20,7 +20,7 @@ from tests.servers.s3_server import S3Server
 from tests.unit.engine.conftest import text_tree
 from tests.unit.engine.workbench import read_tree
 
-pytestmark = [pytest.mark.s3, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.s3
 
 DAY_S = 5
 PREFIX = "team-a/state"

@@ -16,7 +16,7 @@ from engine.cli import tidemark
 from tests.integration.s3_fault_bench import AgedHands
 from tests.servers.ceph_rgw import CephRgw, Keys
 
-pytestmark = [pytest.mark.s3, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.s3
 
 PREFIX = "team/state"
 

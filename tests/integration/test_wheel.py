@@ -23,7 +23,7 @@ SOURCES: Final = ("pyproject.toml", "README.md", "LICENSE", *PACKAGES)
 def run(*words: str | Path, cwd: Path, **variables: str) -> str:
     """What a program prints that goes well."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(cwd), "LANG": "C.UTF-8", **variables}
-    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

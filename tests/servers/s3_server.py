@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import botocore.session
 from botocore.config import Config
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 240.0
 # Below what Linux and macOS hand out to outgoing connections: none of those takes a port before its server does.
 _PORTS = range(20_000, 32_000)
 

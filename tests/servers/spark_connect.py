@@ -16,7 +16,7 @@ from tests.spark.short_lived import SHORT_LIVED
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
-_START_S_MAX: Final = 90
+_START_S_MAX: Final = 300
 _STOP_S_MAX: Final = 30
 
 

@@ -24,7 +24,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("scenario, share", CASES)
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_stopped_before_any_effect_nothing_is_lost_and_nothing_leaks(
     scenario: str, share: int, fast_directory: Path
 ) -> None:
@@ -34,7 +34,7 @@ def test_stopped_before_any_effect_nothing_is_lost_and_nothing_leaks(
         capture_output=True,
         text=True,
         check=False,
-        timeout=290,
+        timeout=840,
     )
     assert done.stdout.strip(), done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])

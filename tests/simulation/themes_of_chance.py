@@ -9,6 +9,7 @@ from tests.simulation.plot import (
     PROCESSES_IN_USE,
     READER,
     RECORD,
+    SECOND,
     WRITER,
     Plot,
 )
@@ -236,7 +237,9 @@ def one_id(plot: Plot) -> None:
         plot.do(KEEPER, "rewind", choice=1)
         plot.do(WRITER, "push", label=2)
         plot.collect()
-        plot.do(OTHER, "commit")
+        # By a driver that has loaded nothing before.
+        plot.do(OTHER, "hand", other=SECOND)
+        plot.do(SECOND, "commit")
     else:
         # The answer to the first one is lost, and a second one is made.
         effect = plot.pick("outage", "outage", "adrift")

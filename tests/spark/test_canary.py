@@ -107,7 +107,7 @@ def failing(moto_server: MotoServer, s3_server: S3Server, s3_bucket: str, quotin
     return failing
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_credentials_are_in_nothing_that_is_logged_raised_pickled_or_planned(
     moto_server: MotoServer, failing: Failing, quoting: QuotingServer, tmp_path: Path
 ) -> None:
@@ -119,7 +119,7 @@ def test_credentials_are_in_nothing_that_is_logged_raised_pickled_or_planned(
         "endpoint_url": moto_server.endpoint_url,
         "bucket": "canaries",
         "failing": failing,
-        "raising": ("quoted", "denied"),
+        "raising": ("quoted",),
     }
     (tmp_path / "settings").write_bytes(msgspec.json.encode(settings))
     environment = {name: value for name, value in os.environ.items() if name != "AWS_ENDPOINT_URL_S3"}
@@ -137,7 +137,7 @@ def test_credentials_are_in_nothing_that_is_logged_raised_pickled_or_planned(
             stderr=stderr,
             cwd=tmp_path,
             check=False,
-            timeout=280,
+            timeout=840,
         )
     assert done.returncode == 0, (out / "stderr").read_text(errors="replace")[-5000:]
     said = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}

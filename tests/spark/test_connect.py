@@ -14,7 +14,7 @@ from engine.sync import SyncRepository
 from index.model import Scope
 from tests.servers.spark_connect import ROOT, SparkConnectServer
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 PARTS = (
     "the_example",
@@ -39,7 +39,7 @@ def run_client(*words: str, **variables: str) -> subprocess.CompletedProcess[str
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "JAVA_"))}
     environment = kept | {"PYTHONPATH": str(ROOT), "PATH": "/nowhere", **variables}
     return subprocess.run(
-        [sys.executable, *words], env=environment, capture_output=True, text=True, check=False, timeout=280
+        [sys.executable, *words], env=environment, capture_output=True, text=True, check=False, timeout=840
     )
 
 
