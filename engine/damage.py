@@ -52,7 +52,7 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
     """Find out which scopes are to be left alone: those of what cannot be read, and those that it may refer to.
 
     A record or an index may refer to uploads of its own scope, and of those that its neighbours refer to. Where no
-    neighbour can be read, or a record may be the first of a fork, nothing tells: every upload stays.
+    other index of a store can be read, or a record may be the first of a fork, nothing tells: every upload stays.
 
     Requests: none where everything can be read; else a GET for each index of the scopes that are damaged.
     """
@@ -80,10 +80,12 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
     scopes |= {scope for scope, held in stores.items() if any(s.index in broken for s in held)}
     covered = set(scopes) | {parse_upload_key(reference.key).scope for reference in broken}
     for scope in scopes:
-        readable = {s.index for s in stores.get(scope, ())}.difference(broken)
-        found = await _scopes_of(store, readable)
+        held = stores.get(scope, ())
+        readable = [s for s in held if s.index not in broken]
+        found = await _scopes_of(store, {s.index for s in readable})
         covered |= found
-        everything |= not found
+        # What one store was forked from another one's index does not tell.
+        everything |= not found or not {_place(s) for s in held} <= {_place(s) for s in readable}
     if not scopes and not everything:
         return Damage()
     return Damage(
@@ -102,6 +104,10 @@ def _stores_by_scope(roots: Roots) -> dict[Scope, list[StoreReference]]:
     for lease in (*roots.names, *roots.pins):
         found.setdefault(lease.scope, []).extend(lease.stores)
     return found
+
+
+def _place(reference: StoreReference) -> tuple[str, str]:
+    return reference.task, reference.store
 
 
 async def _scopes_of(store: BlobStore, references: Iterable[IndexReference]) -> frozenset[Scope]:

@@ -140,6 +140,28 @@ async def test_an_index_that_cannot_be_read_protects_its_job_alone(world: World)
     await collects_all_but(world, index)
 
 
+async def test_an_index_of_which_no_neighbour_can_be_read_protects_everything(world: World) -> None:
+    """Another store of a fork has nothing of its source any more, and does not tell what this one has."""
+    repository = await two_jobs(world)
+    left, right = world.tree({"a": b"a" * 200_000}), world.tree({"b": b"b" * 200_000})
+    trees = {"left": left, "right": right}
+    source = await repository.commit(JOB, [await repository.backup(JOB, t, store=s) for s, t in trees.items()])
+    await repository.fork(source, FORK)
+    (left / "more").write_bytes(b"m" * 200_000)
+    (right / "b").write_bytes(b"c" * 200_000)
+    commit = await repository.commit(FORK, [await repository.backup(FORK, t, store=s) for s, t in trees.items()])
+    await repository.forget(JOB)
+    await repository.collect(LAST, delete_share_max=1)
+    world.clock.advance(2 * TTL_MS)
+    reference = commit.store("0", "left")
+    assert reference is not None
+    flip(world, reference.index.key)
+    before = await uploads(world, "job")
+    with pytest.raises(DamagedError, match="all jobs"):
+        await (await world.process()).collect(LAST, delete_share_max=1)
+    assert await uploads(world, "job") == before
+
+
 async def test_a_name_that_cannot_be_read_protects_its_job_alone(world: World) -> None:
     repository = await two_jobs(world)
     await repository.name((await repository.commits(JOB))[1], "kept")
