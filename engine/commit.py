@@ -47,6 +47,7 @@ from engine.log_io import load_log, read_commit
 from engine.pins import hold_pin
 from engine.settle import new_indexes_of, settle_keys, settle_record
 from engine.store_checks import check_commits
+from index.errors import FormatError
 from index.keys import commit_key
 from index.log import Commit
 from index.model import (
@@ -332,7 +333,7 @@ class CommitWriter:
             return None
         except FencedError as error:
             raise _gone(record) from error
-        except StoreError as error:
+        except (StoreError, FormatError) as error:
             raise _unknown(record, f"record {record.number} stood, and what became of it cannot be read") from error
 
     def _sent_before(self, request: Request, head: Head) -> CommitRecord | None:
@@ -386,7 +387,7 @@ class CommitWriter:
         """
         try:
             there = (await self._read(record)).pointer
-        except StoreError as error:
+        except (StoreError, FormatError) as error:
             raise _unknown(record, f"record {record.number} stands, and cannot be read") from error
         if there == record.pointer:
             return True
@@ -408,7 +409,7 @@ class CommitWriter:
         """Acknowledge a record that was just created; what is refused for good is forgotten."""
         try:
             return await acknowledge(self._store, record)
-        except StoreError as error:
+        except (StoreError, FormatError) as error:
             raise _unknown(record, f"record {record.number} was written but could not be confirmed") from error
         except (ConflictError, LeaseExpiredError, UsageError):
             del self._unresolved[record.pointer]

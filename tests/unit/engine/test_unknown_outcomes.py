@@ -21,10 +21,11 @@ from engine.errors import (
 )
 from engine.repository import Repository
 from index.codec import encode_record
-from index.keys import commit_key
+from index.keys import boundary_key, commit_key
 from index.model import PIN_DURATION_MS, Scope
 from index.retention import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
+from tests.unit.engine.test_damage import flip
 
 LAST = Retention(keep_last=1)
 FORK = Scope("fork")
@@ -354,3 +355,27 @@ async def test_a_record_that_is_collected_while_its_writer_looks_whose_it_is_sta
     world.store.before("get", "3.commit", go_on)
     with pytest.raises(CommitUnknownError, match="closed or collected"):
         await writer.rewind(first)
+
+
+@pytest.mark.parametrize("unreadable", ["the record at the number", "a boundary above"])
+async def test_what_cannot_be_read_after_a_record_was_sent_leaves_its_outcome_unknown(
+    world: World, unreadable: str
+) -> None:
+    writer, other = await world.process(), await world.process()
+    result = await world.backup(writer, "one")
+
+    async def begin() -> None:
+        await other.commit(JOB, [], offsets="other")
+        flip(world, commit_key(JOB, 1))
+
+    async def close() -> None:
+        boundary = (await other.forget(JOB)).boundary
+        assert boundary is not None
+        flip(world, boundary_key(JOB, boundary.number))
+
+    if unreadable == "the record at the number":
+        world.store.before("put_if_absent", ".commit", begin)
+    else:
+        world.store.after("put_if_absent", ".commit", close)
+    with pytest.raises(CommitUnknownError):
+        await writer.commit(JOB, [result])
