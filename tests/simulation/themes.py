@@ -326,6 +326,9 @@ THEMES: Final[tuple[Callable[[Plot], None], ...]] = (
     crash,
     name_against_collect,
     lost_answer_at_a_boundary,
+    one_id,
+    stale_for_one,
+    stale_for_one,
 )
 # Of a hundred schedules.
 _STORES: Final[tuple[tuple[StoreKind, int], ...]] = (("s3", 50), ("memory", 38), ("expiring", 10), ("stale", 2))

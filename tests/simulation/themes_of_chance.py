@@ -234,7 +234,7 @@ def one_id(plot: Plot) -> None:
         # On one of them a result is made, and committed when the other one is there.
         plot.do(WRITER, "push", label=2)
         plot.do(OTHER, "backup", label=3)
-        plot.do(KEEPER, "rewind", choice=1)
+        plot.do(WRITER, "rewind", choice=1)
         plot.do(WRITER, "push", label=2)
         plot.collect()
         # By a driver that has loaded nothing before.
