@@ -95,24 +95,22 @@ class StoreDirs:
 
     def _enter(self, above: int, name: str, path: str, *, make: bool) -> int:
         """Open one directory in another."""
-        with ExitStack() as undo:
-            try:
-                found = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=above)
-                is_durable = path in self._durable
-            except FileNotFoundError:
-                if not make:
-                    raise
-                with suppress(FileExistsError):
-                    os.mkdir(name, 0o700, dir_fd=above)
-                    if self.shared_mode:
-                        os.chmod(name, 0o700 | self.shared_mode, dir_fd=above)
-                found = os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=above)
-                is_durable = False
-            except NotADirectoryError:
-                if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+        is_made, is_durable = False, path in self._durable
+        try:
+            found = _open_below(above, name)
+        except FileNotFoundError:
+            if not make:
                 raise
+            is_durable = False
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=above)
+                is_made = True
+            found = _open_below(above, name)
+        with ExitStack() as undo:
             undo.callback(os.close, found)
+            if is_made and self.shared_mode:
+                # Not by its name, where by now a link may stand.
+                os.fchmod(found, 0o700 | self.shared_mode)
             if make and not is_durable:
                 sync_dir(above)
                 if len(self._durable) >= _DURABLE_MAX:
@@ -141,12 +139,20 @@ class ReadDirs:
         """Open a directory, which stays open until the next call for another one; None if it is not there."""
         if directory != self._directory:
             self._stack.close()
-            self._directory = directory
-            try:
+            self._directory = self._descriptor = None
+            with suppress(FileNotFoundError, NotADirectoryError):
                 self._descriptor = self._stack.enter_context(self._dirs.opened(directory))
-            except (FileNotFoundError, NotADirectoryError):
-                self._descriptor = None
+            self._directory = directory
         return self._descriptor
+
+
+def _open_below(above: int, name: str) -> int:
+    try:
+        return os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=above)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), name) from None
+        raise
 
 
 def split_key(key: str) -> tuple[str, str]:

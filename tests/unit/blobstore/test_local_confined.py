@@ -124,6 +124,26 @@ async def test_a_shard_that_becomes_a_link_while_a_blob_is_put_leads_nowhere(
     assert contents(tmp_path / "victim") == theirs
 
 
+async def test_a_new_directory_that_becomes_a_link_passes_no_permissions_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, root = tmp_path / "victim", tmp_path / "repository"
+    victim.mkdir(mode=0o700)
+    root.mkdir()
+    root.chmod(0o777)  # shared: so that new directories get permissions that the umask would not leave
+    real = os.mkdir
+
+    def swap(path: Any, *args: Any, **kwargs: Any) -> None:
+        real(path, *args, **kwargs)
+        if path == "blobs":
+            (root / path).rmdir()
+            (root / path).symlink_to(victim)
+
+    monkeypatch.setattr(os, "mkdir", swap)
+    assert isinstance(await tried(LocalStore(root).put("blobs/a", BytesBody(b"x"))), BlobCorruptError)
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o700
+
+
 async def test_a_root_behind_a_link_is_its_users_choice(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
