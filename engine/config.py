@@ -202,7 +202,7 @@ def _check_owner(path: Path, found: os.stat_result, *, is_named: bool) -> None:
     Raises:
         UsageError: Others can write it. Of a file that was not named: also its group can, or it is another user's.
     """
-    if not stat.S_ISREG(found.st_mode):
+    if is_named and not stat.S_ISREG(found.st_mode):
         return  # a pipe, or the process's own input
     if not is_named and found.st_uid not in {os.geteuid(), 0}:
         message, hint = f"belongs to another user (uid {found.st_uid})", f"if you trust it, name it: --config {path}"

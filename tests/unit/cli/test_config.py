@@ -272,6 +272,22 @@ def test_another_users_file_is_obeyed_only_if_it_is_named(tmp_path: Path, monkey
     assert _read(path, is_named=True).shared == {"job": "x"}
 
 
+def test_another_users_pipe_is_obeyed_only_if_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take the place of a file that was found, before that is opened."""
+    path = tmp_path / "tidemark.toml"
+    os.mkfifo(path)
+    held = os.open(path, os.O_RDWR)
+    try:
+        os.write(held, b'job = "x"')
+        monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+        if path.stat().st_uid == 0:
+            os.chown(path, 65_534, -1)
+        with pytest.raises(UsageError, match="another user"):
+            _read(path, is_named=False)
+    finally:
+        os.close(held)
+
+
 def test_a_pipe_can_be_named(tmp_path: Path) -> None:
     """As the shell's `--config <(...)` does."""
     reading, writing = os.pipe()
