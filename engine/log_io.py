@@ -223,7 +223,7 @@ async def load_log(store: BlobStore, scope: Scope, *, past_damage: bool = False)
     to the newest valid one (one, normally).
 
     Args:
-        past_damage: Go on where something cannot be read, and say so in the result.
+        past_damage: Go on where something cannot be read, and say so in the result, and where the listing has holes.
 
     Raises:
         UnsafeStoreError: The listing has holes however often it is repeated (C1).
@@ -234,7 +234,8 @@ async def load_log(store: BlobStore, scope: Scope, *, past_damage: bool = False)
         noted = Noted()
         listing = await list_log(store, scope)
         boundaries = await _note_boundaries(store, listing, noted)
-        check_dense(listing, boundaries)
+        if not past_damage:
+            check_dense(listing, boundaries)
         newest = await _newest_valid(store, listing, boundaries, noted)
         if noted.unreadable and not past_damage:
             raise noted.unreadable[0].error

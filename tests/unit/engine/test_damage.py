@@ -123,6 +123,21 @@ async def test_a_log_with_a_hole_stops_no_other_job_from_being_settled(world: Wo
     assert [info.expires_at_ms for info in found if info is not None] == [None] * len(found)
 
 
+async def test_a_job_with_a_hole_in_its_log_can_be_forgotten_and_begun_again(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three")
+    await world.store.inner.delete([commit_key(JOB, 2)])
+    report = await (await world.process()).forget(JOB)
+    assert report.newest is not None
+    assert report.newest.pointer.number == 3
+    world.clock.advance(2 * TTL_MS)
+    await repository.collect(LAST, delete_share_max=1)
+    assert await uploads(world, "job") == set()
+    repository = await world.process()
+    await world.history(repository, "four")
+    assert await world.restored_text(repository) == "four"
+
+
 async def test_a_job_that_goes_on_from_a_fork_protects_what_it_was_forked_from(world: World) -> None:
     repository = await two_jobs(world)
     source = (await repository.commits(JOB))[1]
