@@ -66,9 +66,14 @@ class LoopThread:
             self._loop.call_soon_threadsafe(begin)
             ended.get()
         except BaseException as interrupt:
-            self._loop.call_soon_threadsafe(cancel)
-            with contextlib.suppress(queue.Empty):
-                ended.get(timeout=CLEANUP_S_MAX)
+            try:
+                self._loop.call_soon_threadsafe(cancel)
+                with contextlib.suppress(queue.Empty):
+                    ended.get(timeout=CLEANUP_S_MAX)
+            except BaseException:
+                # A second interrupt does not wait; and it may have come before the first one's cancellation.
+                self._loop.call_soon_threadsafe(cancel)
+                raise
             for note in _notes_of(begun):
                 interrupt.add_note(note)
             raise

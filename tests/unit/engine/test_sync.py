@@ -79,6 +79,36 @@ def test_what_is_interrupted_cleans_up_before_the_caller_goes_on() -> None:
     loop.stop()
 
 
+def test_a_second_interrupt_at_once_does_not_keep_the_first_from_cancelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = LoopThread()
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(0.5)
+            ended.append("whole")
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    real, calls = loop._loop.call_soon_threadsafe, 0
+
+    def call(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # of the first interrupt, to cancel
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(loop._loop, "call_soon_threadsafe", call)
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(work())
+    time.sleep(0.6)
+    loop.stop()
+    assert ended == ["cancelled"]
+
+
 def test_cleaning_up_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.sync.CLEANUP_S_MAX", 0.1)
     loop = LoopThread()
