@@ -143,7 +143,9 @@ class ForwardingStore(BlobStore):
 
     @override
     async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:
-        await self._inner.check_unused(operation, marker=marker, prefixes=prefixes)
+        await self._send(
+            "check_unused", (), lambda: self._inner.check_unused(operation, marker=marker, prefixes=prefixes)
+        )
 
     @override
     async def now_ms(self) -> int:

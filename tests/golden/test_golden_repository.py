@@ -47,13 +47,16 @@ DAY_MS: Final = 24 * HOUR_MS
 
 @pytest.fixture
 def unpacked(tmp_path: Path) -> Path:
-    """The directory, with the times that it had; on a machine whose clock is behind them, three days before its now."""
+    """The directory, with the times that it had, at least 200 days before this machine's now.
+
+    So that no store here is ahead of this machine, where a collection would take nothing for old.
+    """
     with tarfile.open(ARCHIVE) as tar:
         tar.extractall(tmp_path, filter="data")
     root = tmp_path / "repository"
     files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
     newest_ns = max(path.stat().st_mtime_ns for path in files)
-    earlier_ns = max(0, newest_ns - (time.time_ns() - 3 * DAY_MS * 1_000_000))
+    earlier_ns = max(0, newest_ns - (time.time_ns() - 200 * DAY_MS * 1_000_000))
     for path in files:
         at_ns = path.stat().st_mtime_ns - earlier_ns
         os.utime(path, ns=(at_ns, at_ns))

@@ -202,6 +202,7 @@ def test_no_method_of_the_contract_waits_for_ever(method: str) -> None:
     calls: dict[str, Callable[[BlobStore], Awaitable[object]]] = OPERATIONS | {
         "list_unfinished": lambda store: store.list_unfinished(""),
         "abort_unfinished": lambda store: store.abort_unfinished([]),
+        "check_unused": lambda store: store.check_unused("init"),
         "close": lambda store: store.close(),
     }
 

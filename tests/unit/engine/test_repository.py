@@ -11,7 +11,7 @@ from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, NotFoundError, StaleResultError, UnsafeStoreError, UsageError
 from engine.repository import REFUSED_STORE, Repository
-from index.keys import REPOSITORY
+from index.keys import PREFIXES, REPOSITORY
 from index.model import Scope
 from index.retention import Retention
 from tests.doubles import InterposedStore
@@ -104,10 +104,11 @@ async def test_init_does_not_replace_a_repository_on_a_store_that_would_let_it(w
     assert await read_blob(store, REPOSITORY, size_bytes_max=1000) == record
 
 
-async def test_init_reads_once_and_writes_the_record_twice() -> None:
+async def test_init_looks_at_the_place_once_and_writes_the_record_twice() -> None:
     store = InterposedStore(MemoryStore())
     repository = await Repository.init(store)
-    assert [operation for operation, _ in store.requests] == ["get", "put_if_absent", "put_if_absent"]
+    looks = ["get", "check_unused", *["list_page"] * len(PREFIXES)]
+    assert [operation for operation, _ in store.requests] == [*looks, "put_if_absent", "put_if_absent"]
     assert (await Repository.open(store)).record == repository.record
 
 
