@@ -126,7 +126,8 @@ class Causes:
             case LeaseExpiredError():
                 return self._is_late(asked, stood_s)
             case NotFoundError():
-                return self._is_gone(asked)
+                # In an old list nothing may stand but what is closed.
+                return self._is_gone(asked) or (member.is_stale and asked.verb == "restore")
             case UsageError():
                 return self._is_taken_name(asked) or self._is_of_other_kind(asked.scope)
             case UnsafeStoreError():
