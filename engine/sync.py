@@ -25,6 +25,8 @@ R = TypeVar("R")
 CLEANUP_S_MAX: Final = 30
 # And what a second interrupt cancels has so long to end.
 GIVEN_UP_S_MAX: Final = 1
+# Of two signals at once the kernel may give both to another thread, which does not wake this one: it looks by itself.
+LOOK_S: Final = 0.5
 
 
 class LoopThread:
@@ -64,7 +66,11 @@ class LoopThread:
 
         try:
             self._loop.call_soon_threadsafe(begin)
-            ended.get()
+            is_ended = False
+            while not is_ended:
+                with contextlib.suppress(queue.Empty):
+                    ended.get(timeout=LOOK_S)
+                    is_ended = True
         except BaseException as interrupt:
             try:
                 self._loop.call_soon_threadsafe(cancel)

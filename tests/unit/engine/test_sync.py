@@ -109,6 +109,20 @@ def test_a_second_interrupt_at_once_does_not_keep_the_first_from_cancelling(monk
     assert ended == ["cancelled"]
 
 
+def test_an_interrupt_that_another_thread_gets_is_heard() -> None:
+    loop = LoopThread()
+
+    async def work() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        await asyncio.sleep(5)
+
+    begun_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        loop.run(work())
+    assert time.monotonic() - begun_s < 3
+    loop.stop()
+
+
 def test_cleaning_up_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.sync.CLEANUP_S_MAX", 0.1)
     loop = LoopThread()
