@@ -1,59 +1,79 @@
-"""`spark.read.format("tidemark_files")`: every file of a checkpoint, or of a picture of one (design 0005, D3)."""
+"""`spark.read.format("tidemark_files")`: the files of a checkpoint, or of a picture of one (design 0005, D3)."""
 
+import re
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 from typing_extensions import override
 
-from engine.spark.file_rows import (
-    DDL,
-    FileRow,
-    batch_of,
-    find_needed,
-    index_files,
-    list_partition,
-    list_partitions,
-    list_query,
-    query_row,
-    store_row,
-)
-from engine.spark.source_filters import StoreFilters
+from blobstore.checkpoint_files import FileStatus
+from engine.errors import EngineError
 from engine.spark.source_options import FILES_OPTIONS, SourceOptions, hints_told
-from engine.spark.state_places import CheckpointPlace, PicturePlace, find_place, scratch_dir
-from engine.spark.state_rows import STORE_COLUMNS
-from engine.state.files import as_state_files
-from engine.state.streaming_checkpoint import StoreAt, StreamingCheckpoint
-from index.picture import QUERY_STORE, QUERY_TASK, StoreId
+from engine.spark.state_places import CheckpointPlace, PicturePlace
+from engine.spark.state_plan import plan_state
+from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.file_manager import StateFileManager
+from engine.state.files import StateFiles, as_state_files
+from engine.state.streaming_checkpoint import StoreAt
+from index.errors import FormatError
+from index.picture import QUERY_STORE, QUERY_TASK
+from index.reachable import files_of
+from index.state_names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
 
 NAME: Final = "tidemark_files"
+# By name, each as Spark and as Arrow write its type.
+_COLUMNS: Final = {
+    **{name: ("int", pa.int32()) for name in ("operator", "partition")},
+    "store": ("string", pa.string()),
+    "version": ("bigint", pa.int64()),
+    **{name: ("string", pa.string()) for name in ("unique_id", "kind", "path")},
+    "size_bytes": ("bigint", pa.int64()),
+    "modified_at": ("timestamp", pa.timestamp("us", tz="UTC")),
+    "needed": ("boolean", pa.bool_()),
+    "blake3": ("string", pa.string()),
+    "blobs": ("array<string>", pa.list_(pa.field("element", pa.string()))),
+}
+_SCHEMA: Final = "_metadata/schema"
+_BATCH: Final = r"(?P<batch>[0-9]{1,18})"
+_OPERATOR: Final = r"state/(?P<operator>[0-9]{1,9})"
+# The files of the query itself, by kind.
+_QUERY_KINDS: Final = {
+    "metadata": r"metadata",
+    "source": r"sources/(.+/)?[^/.][^/]*",
+    "offsets": rf"offsets/{_BATCH}",
+    "commits": rf"commits/{_BATCH}",
+    "operator metadata": rf"{_OPERATOR}/_metadata/(metadata|v2/{_BATCH})",
+    "state schema": rf"{_OPERATOR}/_stateSchema/[^/]+/[^/.][^/]*",
+    "foreign": rf"({_OPERATOR}/)?.*",
+}
+
+Row = dict[str, Any]
 
 
 class FilesWork(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task lists: a partition of an operator, a store of a picture, or the query's own files."""
+    """What one task lists: the directory of a store, or all that is in none."""
 
     place: CheckpointPlace | PicturePlace
     batch: int
-    # Both None: the query's own.
-    operator: int | None = None
-    partition: int | None = None
-    # What the batch has of it.
-    stores: tuple[StoreAt, ...] = ()
+    store: StoreAt | None = None
+    # Directories that other tasks list.
+    left_out: tuple[str, ...] = ()
 
 
 class FilesSource(DataSource):
     """The files of a checkpoint or of a picture: what each is, and whether a batch needs it.
 
     Options:
-        checkpoint, repository, job, batch, operator, partition, store: As for `tidemark_state`. The files of the query
-            itself are left out if a store is chosen.
+        checkpoint, repository, job, batch, operator, partition, store: As for `tidemark_state`. Files outside of the
+            directories of the batch's stores are left out if an operator, a partition or a store is chosen.
 
     Columns: operator, partition, store, version, unique_id, kind, path (from the root of the checkpoint), size_bytes,
-    modified_at, needed (null if what the batch takes is damaged), and of a picture blake3 and blobs. `foreign` is the
-    kind of what Spark has not written there, or writes and forgets.
+    modified_at, needed (null if what the batch takes is damaged; true in a picture), and of a picture blake3 and blobs.
+    `foreign` is the kind of what is not Spark's, and of what is in the directory of no store of the batch.
     """
 
     @classmethod
@@ -63,134 +83,128 @@ class FilesSource(DataSource):
 
     @override
     def schema(self) -> str:
-        with hints_told():
-            self._plan()
-        return DDL
+        return ", ".join(f"{name} {spark}" for name, (spark, _) in _COLUMNS.items())
 
     @override
     def reader(self, schema: StructType) -> DataSourceReader:
         with hints_told():
-            return FilesReader(*self._plan())
-
-    def _plan(self) -> tuple[SourceOptions, tuple[FilesWork, ...]]:
-        found: tuple[SourceOptions, tuple[FilesWork, ...]] | None = getattr(self, "_planned", None)
-        if found is None:
-            options = SourceOptions.parse(self.options, source=NAME, also=FILES_OPTIONS)
-            found = self._planned = (options, plan_files(options))
-        return found
+            return FilesReader(plan_files(SourceOptions.parse(self.options, source=NAME, also=FILES_OPTIONS)))
 
 
 class FilesReader(DataSourceReader):
-    """One partition of an operator is one partition."""
+    """One store is one partition, and the rest is one."""
 
-    def __init__(self, options: SourceOptions, works: tuple[FilesWork, ...]) -> None:
-        self._options = options
+    def __init__(self, works: Sequence[FilesWork]) -> None:
         self._works = works
-        self._filters = StoreFilters(STORE_COLUMNS)
 
     @override
     def partitions(self) -> Sequence[InputPartition]:
-        wanted = [work for work in self._works if self._filters.accept(_columns(work))]
-        return [InputPartition(work) for work in wanted]
+        return [InputPartition(work) for work in self._works]
 
     @override
     def __getstate__(self) -> dict[str, object]:
-        # What is left of a partition after it was chosen depends on these; all else a task is told by its partition.
-        return {"_options": self._options, "_filters": self._filters}
+        # As of the reader of state.
+        return {}
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         work: FilesWork | None = partition.value
         if work is not None:
+            arrow = pa.schema([pa.field(name, of) for name, (_, of) in _COLUMNS.items()])
             with hints_told():
-                yield batch_of(row for row in read_files(work) if self._wants(row))
-
-    def _wants(self, row: FileRow) -> bool:
-        of = (row.operator, row.partition, row.store)
-        if None not in of and not self._options.chooses(StoreId(*of)):  # type: ignore[arg-type]  # none is None
-            return False
-        return self._filters.accept({name: getattr(row, name) for name in STORE_COLUMNS})
-
-
-class PushingFilesReader(FilesReader):
-    """The same, which lets Spark push filters down: see `register_sources`."""
-
-    @override
-    def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        return self._filters.take(filters)
-
-
-class PushingFilesSource(FilesSource):
-    """The same, whose reader lets Spark push filters down."""
-
-    @override
-    def reader(self, schema: StructType) -> DataSourceReader:
-        with hints_told():
-            return PushingFilesReader(*self._plan())
+                yield pa.RecordBatch.from_pylist(list(read_files(work)), schema=arrow)
 
 
 def plan_files(options: SourceOptions) -> tuple[FilesWork, ...]:
-    """What there is to list, and what the batch has of it.
-
-    Raises:
-        As `StreamingCheckpoint.at`, and as `find_place`.
-    """
-    place = find_place(options, options.batch)
-    with scratch_dir() as scratch, place.open_logs(scratch) as (loop, directory):
-        query = loop.run(StreamingCheckpoint(directory).at(options.batch))
-        if isinstance(place, CheckpointPlace):
-            there = loop.run(list_partitions(directory))
-        else:
-            there = [(store.id.operator, store.id.partition) for store in query.stores]
-    works = []
-    for operator, partition in sorted(set(there)):
-        stores = tuple(s for s in query.stores if (s.id.operator, s.id.partition) == (operator, partition))
-        is_chosen = options.operator in {None, operator} and (not options.partitions or partition in options.partitions)
-        if is_chosen:
-            own = place.of(*(store.id for store in stores))
-            works.append(FilesWork(place=own, batch=query.batch, operator=operator, partition=partition, stores=stores))
-    if options.operator is None and options.store is None and not options.partitions:
-        works.append(FilesWork(place=place.of_query(), batch=query.batch))
-    return tuple(works)
+    """Return what there is to list. Raises as `plan_state`."""
+    plan = plan_state(msgspec.structs.replace(options, rows="bytes"), options.batch)
+    works = tuple(FilesWork(place=read.place, batch=plan.batch, store=read.store) for read in plan.stores)
+    if options.operator is not None or options.store is not None or options.partitions:
+        return works
+    left_out = tuple(read.id.path for read in plan.stores)
+    return (*works, FilesWork(place=plan.place.of_query(), batch=plan.batch, left_out=left_out))
 
 
-def read_files(work: FilesWork) -> Iterator[FileRow]:
-    """The rows of one partition."""
+def read_files(work: FilesWork) -> Iterator[Row]:
+    """Yield the rows of one task."""
+    store = work.store
+    path = "" if store is None else store.id.path
     if isinstance(work.place, PicturePlace):
-        yield from _read_picture(work.place, work)
+        task, name = (QUERY_TASK, QUERY_STORE) if store is None else (store.id.task, store.id.store)
+        with work.place.open_index(task, name) as (_, files):
+            for parts, entry in files_of(files.index.dir):
+                yield _row(work, "/".join(parts), needed=True) | {
+                    "size_bytes": entry.metadata.size_bytes,
+                    "modified_at": entry.metadata.modified_at_ns // 1000,
+                    "blake3": entry.blake3.hex(),
+                    "blobs": [blob.key for blob in entry.blobs],
+                }
         return
     with work.place.open_root() as (loop, directory):
-        if work.operator is None or work.partition is None:
-            for file in loop.run(list_query(directory)):
-                yield query_row(file, work.batch)
-            return
-        stores = {store.id: store for store in work.stores}
-        for of, files in loop.run(list_partition(directory, work.operator, work.partition)).items():
-            needed: frozenset[str] | None = frozenset()
-            if of in stores:
-                needed = loop.run(find_needed(as_state_files(directory.child(of.path)), stores[of]))
-            for file in files:
-                yield store_row(of, file, needed)
+        needed = loop.run(_find_needed(as_state_files(directory.child(path)), store)) if store else None
+        for status in loop.run(_walk(directory, path, work.left_out)):
+            below = status.path.removeprefix(f"{path}/")
+            yield _row(work, below, needed=None if needed is None else below in needed) | {
+                "size_bytes": status.size_bytes,
+                "modified_at": status.modified_at_ms * 1000,
+            }
 
 
-def _read_picture(place: PicturePlace, work: FilesWork) -> Iterator[FileRow]:
-    if work.operator is None:
-        with place.open_index(QUERY_TASK, QUERY_STORE) as (_, files):
-            for file in index_files(files, ""):
-                yield query_row(file, work.batch)
-        return
-    for store in work.stores:
-        with place.open_index(store.id.task, store.id.store) as (loop, files):
-            needed = loop.run(find_needed(files, store))
-            for file in index_files(files, store.id.path):
-                yield store_row(store.id, file, needed)
+async def _walk(directory: CheckpointDir, path: str, left_out: Sequence[str]) -> Sequence[FileStatus]:
+    """List the files below a path, without what is below others."""
+    if not any(of.startswith(f"{path}/" if path else "") for of in left_out):
+        return () if path in left_out else await directory.walk(path)
+    found: list[FileStatus] = []
+    for status in await directory.list(path):
+        found += await _walk(directory, status.path, left_out) if status.is_directory else [status]
+    return found
 
 
-def _columns(work: FilesWork) -> dict[str, object]:
-    """What all rows of a partition have in common."""
-    known: dict[str, object] = {"partition": work.partition}
-    if work.operator is not None:
-        known["operator"] = work.operator
-    else:
-        known["store"] = None
-    return known
+def _row(work: FilesWork, path: str, *, needed: bool | None) -> Row:
+    """Say what a file is.
+
+    Args:
+        work: Of the task that lists it.
+        path: From the directory of the store, or from the root of the checkpoint.
+        needed: Whether the batch takes it; of the query's own files their names say it, unless this is true.
+    """
+    if work.store is None:
+        return _query_row(path, work.batch) | ({"needed": True} if needed else {})
+    of = work.store.id
+    row: Row = {**msgspec.structs.asdict(of), "path": f"{of.path}/{path}", "needed": needed, "kind": "foreign"}
+    parsed = parse_state_name(path)
+    if parsed is not None:
+        row |= msgspec.structs.asdict(parsed.of) | {"kind": "checksum" if parsed.checksum else parsed.kind}
+    elif path == _SCHEMA:
+        row["kind"] = "schema"
+    elif is_shared_path(path) or needed:
+        row["kind"] = "sst" if path.startswith(f"{SSTS}/") else "log"
+    return row
+
+
+def _query_row(path: str, batch: int) -> Row:
+    """Say what a file in the directory of no store is; of the logs, the version is the batch plus one."""
+    matches = ((kind, re.fullmatch(pattern, path, re.DOTALL)) for kind, pattern in _QUERY_KINDS.items())
+    kind, found = next((kind, match.groupdict()) for kind, match in matches if match)
+    of, operator = (int(found[name]) if found.get(name) else None for name in ("batch", "operator"))
+    fits = {"foreign": False, "commits": of == batch, "offsets": of is not None and abs(of - batch) <= 1}
+    needed = fits.get(kind, of is None or of <= batch)
+    version = None if of is None else of + 1
+    return {"path": path, "kind": kind, "operator": operator, "version": version, "needed": needed}
+
+
+async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | None:
+    """Return what a version of a store takes, as paths in its directory; None if that is damaged."""
+    manager = StateFileManager(files, codec=store.settings.codec)
+    try:
+        resolution = await manager.resolve(store.at.version, store.at.unique_id)
+        names = [changelog_name(of) for of in resolution.changelogs]
+        shared: list[str] = []
+        if resolution.base is not None:
+            names.append(snapshot_name(resolution.base))
+            metadata = (await manager.read_snapshot(resolution.base)).metadata
+            shared += [f"{SSTS}/{file.stored_name}" for file in metadata.sst_files]
+            shared += [f"{LOGS}/{file.stored_name}" for file in metadata.log_files]
+    except (FormatError, EngineError):
+        return None
+    return frozenset([*names, *map(checksum_name, names), *shared, _SCHEMA])

@@ -5,7 +5,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from engine.spark.diff_source import DiffSource, PushingDiffSource
-from engine.spark.files_source import FilesSource, PushingFilesSource
+from engine.spark.files_source import FilesSource
 from engine.spark.state_source import PushingStateSource, StateSource
 
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
@@ -18,13 +18,13 @@ def register_sources(spark: SparkSession, *, push_filters: bool = False) -> None
 
     Args:
         spark: The session; others of the same application do not know them.
-        push_filters: Let Spark push filters on operator, partition, store and version down as well, which is a setting
+        push_filters: Let Spark push filters on operator, partition, store and version of state down, which is a setting
             of the session for all sources written in Python. Spark up to 4.3 reads *every* use of a DataFrame with the
             filters of whichever use was planned last: then make a DataFrame anew, with `load`, for each filter.
     """
     sources = (StateSource, DiffSource, FilesSource)
     if push_filters:
-        sources = (PushingStateSource, PushingDiffSource, PushingFilesSource)
+        sources = (PushingStateSource, PushingDiffSource, FilesSource)
         spark.conf.set(_PUSHDOWN, "true")
     for source in sources:
         spark.dataSource.register(source)

@@ -56,6 +56,7 @@ class StatePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One batch of a query."""
 
     batch: int
+    place: CheckpointPlace | PicturePlace
     stores: tuple[StoreRead, ...]
     # None: the rows are read as bytes.
     table: Table | None
@@ -84,7 +85,7 @@ def plan_state(options: SourceOptions, batch: int | None) -> StatePlan:
             hint=_BYTES_HINT,
         )
     reads = tuple(StoreRead(place=place.of(store.id), store=store) for store in chosen)
-    return StatePlan(batch=query.batch, stores=reads, table=table)
+    return StatePlan(batch=query.batch, place=place, stores=reads, table=table)
 
 
 @contextlib.contextmanager

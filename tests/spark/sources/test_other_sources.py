@@ -89,6 +89,8 @@ def test_the_files_of_a_checkpoint_are_all_there_and_told_apart(counted: Statefu
     checkpoint = tmp_path / "copy"
     shutil.copytree(counted.checkpoint, checkpoint)
     (checkpoint / "state/0/1/notes.txt").write_text("foreign")
+    (checkpoint / "state/0/99").mkdir()
+    (checkpoint / "state/0/99/1.changelog").write_text("of no batch")
     read = reading_session(counted).read.format("tidemark_files").load(str(checkpoint))
     rows = {row.path: row for row in read.collect()}
     below = {os.path.relpath(Path(root) / name, checkpoint) for root, _, names in os.walk(checkpoint) for name in names}
@@ -99,6 +101,19 @@ def test_the_files_of_a_checkpoint_are_all_there_and_told_apart(counted: Statefu
     assert (rows["commits/3"].kind, rows["commits/3"].version, rows["commits/3"].needed) == ("commits", 4, True)
     assert [rows["state/0/1/notes.txt"][name] for name in ("kind", "needed", "partition")] == ["foreign", False, 1]
     assert rows["state/0/0/_metadata/schema"].kind == "schema"
+    assert [rows["state/0/99/1.changelog"][name] for name in ("kind", "needed", "operator")] == ["foreign", False, 0]
+
+
+def test_files_of_a_chosen_store_alone_and_null_where_it_is_damaged(counted: StatefulQuery, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "copy"
+    shutil.copytree(counted.checkpoint, checkpoint)
+    read = reading_session(counted).read.format("tidemark_files").option("partition", "1")
+    rows = read.load(str(checkpoint)).collect()
+    assert all(row.path.startswith("state/0/1/") and row.partition == 1 for row in rows)
+    for row in rows:
+        if row.kind in {"snapshot", "changelog"}:
+            (checkpoint / row.path).unlink()
+    assert {row.needed for row in read.load(str(checkpoint)).collect()} == {None}
 
 
 def test_the_files_of_a_picture_are_told_with_their_hashes(counted: StatefulQuery, tmp_path: Path, url: str) -> None:
