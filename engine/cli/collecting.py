@@ -96,7 +96,7 @@ def collect(
     plan_dir = choose_plan_dir(plan, session.cache_dir(), session.new_id(), dry_run=dry_run)
     is_ours = plan is None
     with session.open() as repository:
-        retention = resolve_rules(repository, rules)
+        retention = resolve_rules(repository, rules, dry_run=dry_run)
         try:
             with _opened(plan_dir, repository) as plan_to:
                 limits = _Limits(dry_run=dry_run, delete_share_max=delete_at_most, plan_to=plan_to)

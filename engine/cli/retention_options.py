@@ -63,12 +63,19 @@ def choose_rules(
     return PolicyFile(entries=(entry,))
 
 
-def resolve_rules(repository: SyncRepository, rules: PolicyFile) -> RetentionPolicy:
-    """The rules with times by the store's clock, which is asked only if a rule has a time.
+def resolve_rules(repository: SyncRepository, rules: PolicyFile, *, dry_run: bool = True) -> RetentionPolicy:
+    """Return the rules with times by the store's clock, which is asked only if a rule has a time.
+
+    Args:
+        repository: Whose store it is.
+        rules: With times, or ages.
+        dry_run: Nothing is closed by them: this machine's clock does where the store does not say its own.
 
     Raises:
         UsageError: A time is yet to come.
+        StoreError: The store does not say its clock.
     """
     if all(entry.keep_since is None for entry in rules.entries):
         return rules.resolve(0)
-    return rules.resolve_past(repository.loop.run(read_now_ms(repository.asynchronous.store)))
+    store = repository.asynchronous.store
+    return rules.resolve_past(repository.loop.run(read_now_ms(store) if dry_run else store.now_ms()))
