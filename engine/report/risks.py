@@ -79,6 +79,9 @@ def _tell_plan(plan: CollectReport) -> Iterator[str]:
     )
     if plan.refused:
         yield paragraph("It would be refused: that is a larger share than it may delete (exit code 10).", "bad")
+    if plan.protected:
+        jobs = ", ".join(plan.protected)
+        yield paragraph(f"It would leave {jobs} alone, because something cannot be read (exit code 4).", "bad")
     if plan.totals:
         yield table(
             ("why", "keys", "bytes"),

@@ -341,12 +341,13 @@ def test_a_collection_deletes_nothing_beside_what_it_cannot_read(forger: Forger,
     refused_everywhere(forger, attack, verbs=(COLLECT,))
 
 
-def test_foreign_keys_in_the_log_are_damage_and_delete_nothing(forger: Forger) -> None:
-    """H5: a key that the grammar would not make is none of ours."""
-    forger.put(BLOB, b"precious")
+def test_foreign_keys_in_the_log_are_shown_and_left_alone(forger: Forger) -> None:
+    """H5: a key that the grammar would not make is none of ours (design 0002, D9)."""
     forger.commit(an_index(a_file("f")))
     forger.put("log/flights/1.commit", b"x")
-    refused_everywhere(forger, lambda _: None, verbs=(COLLECT, ("restore", "target")))
+    report = json.loads(forger.shell.run(*COLLECT, "--json").stdout)
+    assert report["foreign"] == ["log/flights/1.commit"]
+    assert (forger.shell.directory / "repository/log/flights/1.commit").read_bytes() == b"x"
 
 
 def test_an_index_above_its_cap_is_not_fetched(forger: Forger) -> None:
