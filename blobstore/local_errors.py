@@ -65,7 +65,7 @@ _INCAPABLE: Final = (
 _MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
     errno.EACCES: _DENIED,
     errno.EPERM: _DENIED,
-    errno.EROFS: _DENIED,
+    errno.EROFS: (AccessDeniedError, "the file system of {path} is mounted read-only"),
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EFBIG: _FULL,

@@ -135,6 +135,6 @@ def modified_at_ms(found: os.stat_result) -> int:
 
 def _creation_ns(name: str, found: os.stat_result) -> int:
     _, marked, born = name.partition(_BORN)
-    if marked and born.isdigit():
+    if marked and born.isascii() and born.isdigit():
         return int(born)
     return max(found.st_mtime_ns, found.st_ctime_ns)

@@ -313,25 +313,29 @@ class CommitWriter:
         for pointer, sent in tuple(self._unresolved.items()):
             if pointer.number >= head.next_number:
                 continue  # it may still arrive; at that number the next record meets it
-            if sent.request == request and (standing := await self._look_back(sent.record)) is not None:
+            if sent.request == request and (standing := await self._look_back(sent)) is not None:
                 return standing
             # Who brought other results may still ask; without results an equal request may be meant as another one.
             if sent.request == request or not sent.request.results:
                 del self._unresolved[pointer]
         return None
 
-    async def _look_back(self, record: CommitRecord) -> Commit | None:
+    async def _look_back(self, sent: Sent) -> Commit | None:
         """Read what stands at the number of an own record; None if it is another's, or void or no part of the chain.
 
         Raises:
             CommitUnknownError: It is closed or gone, perhaps after others had built on it; or it cannot be read.
         """
+        record = sent.record
         try:
             is_mine = (await self._read(record)).pointer == record.pointer
             return await acknowledge(self._store, record) if is_mine else None
         except (CommitLostError, LeaseExpiredError):
             return None
-        except FencedError as error:
+        except (CommitUnknownError, FencedError) as error:
+            # Nothing will tell any more. Asked for again, a rewind is a new one; results may not be sent twice.
+            if not sent.request.results:
+                del self._unresolved[record.pointer]
             raise _gone(record) from error
         except (StoreError, FormatError) as error:
             raise _unknown(record, f"record {record.number} stood, and what became of it cannot be read") from error

@@ -301,6 +301,21 @@ async def test_a_record_that_was_collected_before_its_writer_could_ask_stays_unk
     assert commit.pointer.number == 4
 
 
+async def test_a_rewind_that_was_collected_before_its_writer_could_ask_may_be_asked_for_anew(world: World) -> None:
+    writer, other = await world.process(), await world.process()
+    one, *_ = await world.history(writer, "one", "two")
+    await writer.name(one, "kept")
+    world.store.lose_answer("put_if_absent", "log/")
+    with pytest.raises(CommitUnknownError):
+        await writer.rewind(one)
+    await world.history(other, "three", "four")
+    await other.collect(LAST, delete_share_max=1)
+    target = await writer.find(JOB, name="kept")
+    with pytest.raises(CommitUnknownError, match="record 3 was closed or collected"):
+        await writer.rewind(target)
+    assert (await writer.rewind(target)).pointer.number == 6
+
+
 async def test_a_record_that_another_request_has_passed_is_found_by_its_own(world: World) -> None:
     writer, other = await world.process(), await world.process()
     result = await unconfirmed(world, writer, "one")
