@@ -427,7 +427,7 @@ class CommitWriter:
             results: What was to be committed. Nothing of a result that the record does not name is touched.
 
         Raises:
-            CommitDamagedError: Something that is new in the commit is gone (T3).
+            CommitDamagedError: Something that is new in the commit is gone (T1).
         """
         new = set(new_indexes_of(commit.record))
         new_keys = [key for result in results if result.reference.index in new for key in result.new_keys]

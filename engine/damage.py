@@ -1,4 +1,4 @@
-"""Objects that cannot be read: which scopes a collection leaves alone because of them (design 0002, D4)."""
+"""Objects that cannot be read: which scopes a collection leaves alone because of them (design 0002, D9)."""
 
 from collections.abc import Iterable, Mapping
 

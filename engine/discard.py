@@ -1,4 +1,4 @@
-"""Removal of one damaged object by an operator who knows what that means (design 0002, D4)."""
+"""Removal of one damaged object by an operator who knows what that means (design 0002, D12)."""
 
 from collections.abc import Sequence
 from typing import Final

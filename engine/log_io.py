@@ -98,7 +98,7 @@ class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something of it cannot be read, or none of its open records counts: nothing of it may go (D4)."""
+        """Whether something of it cannot be read, or none of its open records counts: nothing of it may go (D9)."""
         return bool(self.unreadable) or self.is_adrift
 
     @property

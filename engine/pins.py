@@ -81,7 +81,7 @@ class PinLease:
             self._ends_at_ms = created.created_at_ms + self._pin.duration_ms
 
     async def _put(self, pin: Pin) -> Created:
-        """Put the pin's record: a copy that arrives late lets it end no sooner (design 0002, refinement 25)."""
+        """Put the pin's record: a copy that arrives late lets it end no sooner (design 0002, D5)."""
         return await self._store.put(pin_key(pin.id), BytesBody(encode_record(pin)), repeatable=True)
 
 

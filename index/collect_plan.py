@@ -211,7 +211,7 @@ def name_is_removable(name: NameRecord, now_ms: int, *, is_live: bool) -> bool:
 
 
 class Protection(msgspec.Struct, frozen=True, kw_only=True):
-    """Scopes of which no upload may go, because something of them cannot be read (D4)."""
+    """Scopes of which no upload may go, because something of them cannot be read (D9)."""
 
     scopes: frozenset[Scope] = frozenset()
     # Nothing tells which scopes it may refer to.
@@ -281,7 +281,7 @@ def sum_totals(totals: Iterable[ReasonTotal]) -> tuple[ReasonTotal, ...]:
 
 
 def choose_unfinished(puts: Iterable[UnfinishedUpload], now_ms: int, ttl_ms: int) -> UnfinishedPlan:
-    """Choose the puts to abort: ours, and begun at least a TTL ago by the store's clock (design 0002, refinement 16).
+    """Choose the puts to abort: ours, and begun at least a TTL ago by the store's clock (design 0002, D10).
 
     Args:
         puts: Every put that the store tells as unfinished.

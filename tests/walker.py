@@ -34,7 +34,7 @@ def keys_to_keep(
         found: Every object as it is listed.
         data: The bytes of all but blobs.
         now_ms: The store's clock.
-        late_pins: Pins that came when what they lead to may have been collected (design 0002, refinements 7 and 25):
+        late_pins: Pins that came when what they lead to may have been collected (design 0002, D5):
             they keep what is left of it. Of every other live pin all has to be there.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Reading roots and following them, again where another collector came in between (design 0002, refinement 8)."""
+"""Reading roots and following them, again where another collector came in between (design 0002, D4)."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar

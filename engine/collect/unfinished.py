@@ -1,4 +1,4 @@
-"""Puts that were begun and never finished: few, and always this process's work (design 0002, refinement 16)."""
+"""Puts that were begun and never finished: few, and always this process's work (design 0002, D10)."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -2,7 +2,7 @@
 
 Part of the chronicle: told of every pin that is put and that goes. A pin protects from its first put on, if its commit
 was open then, until it is released or its time is over between two puts. Whatever stands under its key after that is a
-late copy (refinement 25): it keeps what a collection happens to find, and the walker has to be told of it.
+late copy (design 0002, D5): it keeps what a collection happens to find, and the walker has to be told of it.
 """
 
 from collections.abc import Callable, Mapping

@@ -223,7 +223,7 @@ def test_who_asks_ends_what_is_never_answered(kind: Kind, fault: Fault) -> None:
 
 @pytest.mark.parametrize("kind", ["s3", "direct"])
 def test_the_put_of_a_pin_that_is_late_is_sent_again(kind: Kind, fast_directory: Path) -> None:
-    """So that its copies land late here, too (design 0002, refinement 25)."""
+    """So that its copies land late here, too (design 0002, D5)."""
 
     async def live() -> list[str]:
         server = server_with()

@@ -1,4 +1,4 @@
-"""One object that cannot be read stops nothing but what it concerns (design 0002, D4)."""
+"""One object that cannot be read stops nothing but what it concerns (design 0002, D9)."""
 
 from pathlib import Path
 

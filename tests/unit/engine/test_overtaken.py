@@ -1,4 +1,4 @@
-"""A writer that remembers a head which others have moved since (design 0002, refinement 23)."""
+"""A writer that remembers a head which others have moved since (design 0002, C8)."""
 
 import pytest
 

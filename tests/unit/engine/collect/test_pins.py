@@ -104,7 +104,7 @@ async def test_a_pin_written_between_plan_and_second_reading_spares_the_blobs(wo
 
 @pytest.mark.parametrize("listing", ["pins/", "names/", "log/"])
 async def test_fork_between_the_collectors_second_readings_is_spared(world: World, listing: str) -> None:
-    """Design 0002, refinement 1: the fork's pin comes after the first reading of the roots and before the boundary; its
+    """Design 0002, D4: the fork's pin comes after the first reading of the roots and before the boundary; its
     record comes, and its pin goes, after any one of the listings with which the roots are read for the second time."""
     repository, forker = await world.process(), await world.process()
     await world.history(repository, "one", "two")
@@ -195,7 +195,7 @@ async def test_a_store_that_is_slow_is_not_made_slower_by_pins(world: World) -> 
 
 
 async def test_a_copy_of_a_pin_that_lands_after_its_release_ends_with_its_time(world: World) -> None:
-    """Design 0002, refinement 25."""
+    """Design 0002, D5."""
     repository = await world.process()
     await world.history(repository, "one", "two")
     one = await repository.find(JOB, version=1)
