@@ -40,7 +40,6 @@ from blobstore.s3_answers import (
     whole_seconds_ms,
 )
 from blobstore.s3_bucket import S3Bucket
-from blobstore.s3_bucket_rules import read_lifecycle, write_lifecycle
 from blobstore.s3_client import Answer, abandon, date_ms
 from blobstore.s3_deleting import abort_uploads, delete_objects
 from blobstore.s3_errors import (
@@ -382,20 +381,36 @@ class S3Store(BlobStore):
             return UnfinishedPut(key=key, upload_id=str(answer["UploadId"]), begun_at_ms=date_ms(answer) or 0)
 
     async def read_lifecycle(self) -> tuple[dict[str, Any], ...]:
-        """The lifecycle rules of the bucket, everybody's, as the SDK gives them.
+        """Read the lifecycle rules of the bucket, everybody's, as the SDK gives them.
 
         Raises:
             StoreError: As the store says.
         """
-        return await read_lifecycle(self._bucket)
+        return tuple((await self._read_lifecycle()).get("Rules", ()))
+
+    async def _read_lifecycle(self) -> Answer:
+        try:
+            return await self._bucket.call("get_bucket_lifecycle_configuration")
+        except (RefusedError, BrokenError) as error:
+            if isinstance(error, RefusedError) and error.refusal.code == "NoSuchLifecycleConfiguration":
+                return {}
+            raise store_error(error, "read_lifecycle", self.bucket) from None
 
     async def write_lifecycle(self, rules: Sequence[dict[str, Any]]) -> None:
-        """Replace the lifecycle rules of the bucket, everybody's; none at all removes the configuration.
+        """Replace the lifecycle rules of the bucket, everybody's; there has to be one at least.
 
         Raises:
             StoreError: As the store says.
         """
-        await write_lifecycle(self._bucket, rules)
+        # It belongs to the configuration and not to a rule, and is lost unless it is said again.
+        least_bytes = (await self._read_lifecycle()).get("TransitionDefaultMinimumObjectSize")
+        await self._bucket.ask(
+            "put_bucket_lifecycle_configuration",
+            "write_lifecycle",
+            self.bucket,
+            LifecycleConfiguration={"Rules": list(rules)},
+            TransitionDefaultMinimumObjectSize=least_bytes,
+        )
 
     # --- what they have in common ---
 

@@ -31,33 +31,15 @@ _ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
-class Threat(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule that takes away what a repository needs."""
-
-    rule: Rule
-    # What it does, as a sentence that begins with its id.
-    text: str
-
-
 class LifecyclePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of a bucket's rules; a change of a rule is its removal and its addition."""
+    """What becomes of a bucket's rules."""
 
     # Rules of others: they stay as they are.
     others: tuple[Rule, ...]
     # Ours that stay, go and come.
-    kept: tuple[Rule, ...]
-    removed: tuple[Rule, ...]
-    added: tuple[Rule, ...]
-
-    @property
-    def changes(self) -> bool:
-        """Whether there is anything to write."""
-        return bool(self.removed or self.added)
-
-    @property
-    def rules(self) -> tuple[Rule, ...]:
-        """All rules as they will be."""
-        return (*self.others, *self.kept, *self.added)
+    kept: tuple[Rule, ...] = ()
+    removed: tuple[Rule, ...] = ()
+    added: tuple[Rule, ...] = ()
 
 
 def rule_ids(prefix: str) -> tuple[str, str]:
@@ -106,52 +88,40 @@ def backstop_rules(prefix: str, *, days: int) -> tuple[Rule, Rule]:
     )
 
 
-def plan_lifecycle(existing: Iterable[Rule], wanted: Sequence[Rule], *, prefix: str) -> LifecyclePlan:
+def plan_lifecycle(existing: Iterable[Rule], wanted: Sequence[Rule] | None, *, prefix: str) -> LifecyclePlan:
     """Decide what becomes of a bucket's rules.
 
     Args:
         existing: All rules of the bucket.
-        wanted: Those that this repository is to have: `backstop_rules`, or none to remove them.
+        wanted: Those that this repository is to have, as `backstop_rules`; None: those that it has.
         prefix: Of the repository.
 
     Returns:
         `others` + `kept` + `removed` are exactly `existing`; `kept` + `added` do exactly what `wanted` say.
     """
-    ids = rule_ids(prefix)
-    others: list[Rule] = []
-    kept: list[Rule] = []
-    removed: list[Rule] = []
-    wanted_left = {rule["ID"]: rule for rule in wanted}
-    for rule in existing:
-        if rule.get("ID") not in ids:
-            others.append(rule)
-            continue
-        same = wanted_left.get(rule["ID"])
-        if same is not None and _meaning(same) == _meaning(rule):
-            kept.append(rule)
-            del wanted_left[rule["ID"]]
-        else:
-            removed.append(rule)
-    return LifecyclePlan(
-        others=tuple(others), kept=tuple(kept), removed=tuple(removed), added=tuple(wanted_left.values())
-    )
+    rules, ids = tuple(existing), rule_ids(prefix)
+    others = tuple(rule for rule in rules if rule.get("ID") not in ids)
+    ours = tuple(rule for rule in rules if rule.get("ID") in ids)
+    if wanted is None or same_rules(ours, wanted):
+        return LifecyclePlan(others=others, kept=ours)
+    return LifecyclePlan(others=others, removed=ours, added=tuple(wanted))
 
 
-def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: bool = False) -> tuple[Threat, ...]:
-    """The rules of a bucket, anybody's, that delete or archive what a repository needs.
+def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: bool = False) -> tuple[str, ...]:
+    """Name the rules of a bucket, anybody's, that delete or archive what a repository needs.
 
     Args:
         rules: All rules of the bucket.
         prefix: Of the repository.
         days_min: After how many days at the earliest an upload may go that nobody has committed: `backstop_days`.
-        ttls_stay: Commits cannot replace the tag that an upload is born with.
+        ttls_stay: Commits cannot replace the tag that an upload is created with.
 
     Returns:
-        Those that are enabled, reach a place where something of the repository stands, and delete current versions or
-        move them to an archive. Not those that go by a tag that no object of ours has, nor those that take only what
-        is tagged `expiring`, late enough. A filter by size is no excuse.
+        A sentence for each that is enabled, reaches a place where something of the repository stands, and deletes
+        current versions or moves them to an archive. Not for those that go by a tag that no object of ours has, nor
+        those that take only what is tagged `expiring`, late enough. A filter by size is no excuse.
     """
-    found: list[Threat] = []
+    found = []
     for rule in rules:
         below, tags, rest = _parts(rule)
         # All tags of a filter have to be there, and ours are one of two.
@@ -159,21 +129,20 @@ def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: boo
         ends = _ends(rest)
         if rest.get("Status") != "Enabled" or is_excluded or not ends or not _reaches(below, prefix):
             continue
-        if is_tagged_expiring(rule):
-            if ttls_stay:
-                why = "and commits cannot take the tag away on this store"
-            elif any(days is None for _, days in ends):
-                why = "by a date, however young it is"
-            elif any(days is not None and days < days_min for _, days in ends):
-                why = f"and it needs {days_min} days"
-            else:
-                continue
-        else:
+        if not is_tagged_expiring(rule):
             why = "whether it is committed or not"
+        elif ttls_stay:
+            why = "and commits cannot take the tag away on this store"
+        elif any(days is None for _, days in ends):
+            why = "by a date, however young it is"
+        elif any(days is not None and days < days_min for _, days in ends):
+            why = f"and it needs {days_min} days"
+        else:
+            continue
         done = " and ".join(f"{verb} at a date" if days is None else f"{verb} after {days} days" for verb, days in ends)
         tagged = "".join(f" tagged {key}={value}" for key, value in tags)
         where = f"what is below {below}" if below else "the whole bucket"
-        found.append(Threat(rule=rule, text=f"rule {rule.get('ID') or '(no id)'}: {where}{tagged} is {done}, {why}"))
+        found.append(f"rule {rule.get('ID') or '(no id)'}: {where}{tagged} is {done}, {why}")
     return tuple(found)
 
 
@@ -217,25 +186,11 @@ def _ends(rule: Rule) -> list[tuple[str, int | None]]:
 
 
 def same_rules(one: Iterable[Rule], other: Iterable[Rule]) -> bool:
-    """Whether two sets of rules do the same, in whatever order and form a store tells them."""
-    return sorted(map(repr, map(_meaning, one))) == sorted(map(repr, map(_meaning, other)))
-
-
-def describe_rule(rule: Rule) -> str:
-    """What a rule does, in one line for people."""
-    prefix, tags, rest = _parts(rule)
-    done = "; ".join(f"{name}: {_told(value)}" for name, value in sorted(rest.items()) if name not in {"ID", "Status"})
-    match rest:
-        case {"Expiration": {"Days": days}} if len(rest) == len(("ID", "Status", "Expiration")):
-            done = f"delete {days} days after creation"
-        case {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": days}} if len(rest) == len(
-            ("ID", "Status", "Abort")
-        ):
-            done = f"abort multipart uploads {days} days after their begin"
-    where = f"below {prefix}" if prefix else "whole bucket"
-    tagged = f" tagged {', '.join(f'{key}={value}' for key, value in tags)}" if tags else ""
-    off = "" if rest.get("Status") == "Enabled" else f" ({rest.get('Status')})"
-    return f"{where}{tagged}: {done}{off}"
+    """Whether two sets of rules do the same, in whatever order and form a store lists them."""
+    first, second = (
+        sorted(msgspec.json.encode(_parts(rule), order="sorted") for rule in rules) for rules in (one, other)
+    )
+    return first == second
 
 
 def _parts(rule: Rule) -> tuple[str, list[tuple[str, str]], Rule]:
@@ -251,22 +206,3 @@ def _parts(rule: Rule) -> tuple[str, list[tuple[str, str]], Rule]:
         if name not in {"And", "Prefix", "Tag", "Tags"} and value
     }
     return prefix, sorted((tag["Key"], tag["Value"]) for tag in tags), {**rest, **({"Filter": more} if more else {})}
-
-
-def _meaning(rule: Rule) -> tuple[str, list[tuple[str, str]], list[tuple[str, Any]]]:
-    prefix, tags, rest = _parts(rule)
-    return prefix, tags, [(name, _sorted(value)) for name, value in sorted(rest.items())]
-
-
-def _sorted(value: Any) -> Any:  # noqa: ANN401  (whatever a rule may hold)
-    if isinstance(value, dict):
-        return [(name, _sorted(inner)) for name, inner in sorted(value.items())]
-    return [_sorted(inner) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _told(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_told(inner)}" for name, inner in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(_told, value))
-    return str(value)

@@ -176,5 +176,5 @@ async def check_lifecycle(patient: Patient, *, ttls_stay: bool) -> Evidence:
         check=Check.LIFECYCLE,
         figure=f"{len(rules)} in the bucket, backstop {'installed' if backstops else 'not installed'}",
         figures={"rules": len(rules), BACKSTOPS: backstops},
-        broken="; ".join(threat.text for threat in found),
+        broken="; ".join(found),
     )

@@ -128,7 +128,7 @@ _MEANINGS: Final = {
     Check.LIFECYCLE: _Meaning(
         "`tidemark lifecycle` shows and installs the backstop",
         missing="no backstop: only collect frees what was never committed",
-        unsafe="the store itself takes away what is needed: change the rule now (ours: `tidemark lifecycle --remove`)",
+        unsafe="the store itself takes away what is needed: change the rule now (`tidemark lifecycle` shows all)",
         denied="nobody could see whether a rule takes away what is needed (--policy owner may)",
     ),
     Check.CLOCK: _Meaning(

@@ -122,7 +122,7 @@ def plan_files(options: SourceOptions) -> tuple[FilesWork, ...]:
     if options.operator is not None or options.store is not None or options.partitions:
         return works
     left_out = tuple(read.id.path for read in plan.stores)
-    return (*works, FilesWork(place=plan.place.of_query(), batch=plan.batch, left_out=left_out))
+    return (*works, FilesWork(place=plan.place.of(), batch=plan.batch, left_out=left_out))
 
 
 def read_files(work: FilesWork) -> Iterator[Row]:

@@ -66,10 +66,6 @@ class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
         """The same."""
         return self
 
-    def of_query(self) -> "CheckpointPlace":
-        """The same."""
-        return self
-
     @contextlib.contextmanager
     def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
         """As `Place`."""
@@ -103,16 +99,10 @@ class PicturePlace(msgspec.Struct, frozen=True, kw_only=True):
     commit: Commit
 
     def of(self, *stores: StoreId) -> "PicturePlace":
-        """The same with these stores alone: a task is not sent what all others read."""
-        return self._with({(store.task, store.store) for store in stores})
-
-    def of_query(self) -> "PicturePlace":
-        """The same with the files of the query alone."""
-        return self._with({(QUERY_TASK, QUERY_STORE)})
-
-    def _with(self, wanted: set[tuple[str, str]]) -> "PicturePlace":
-        stores = tuple(s for s in self.commit.record.stores if (s.task, s.store) in wanted)
-        record = msgspec.structs.replace(self.commit.record, stores=stores)
+        """The same with these stores and the query's own: a task is not sent what all others read."""
+        wanted = {(QUERY_TASK, QUERY_STORE), *((of.task, of.store) for of in stores)}
+        kept = tuple(store for store in self.commit.record.stores if (store.task, store.store) in wanted)
+        record = msgspec.structs.replace(self.commit.record, stores=kept)
         return msgspec.structs.replace(self, commit=msgspec.structs.replace(self.commit, record=record))
 
     @contextlib.contextmanager

@@ -12,7 +12,7 @@ from blobstore.s3 import S3Store
 from blobstore.s3_answers import answers, read_promised_bytes, read_ttl_ms
 from blobstore.s3_client import _failure, read_time
 from blobstore.s3_errors import BrokenError
-from blobstore.s3_lifecycle import backstop_rules, describe_rule, plan_lifecycle, threats
+from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle, threats
 from engine import config
 from engine.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, write_place
 from engine.errors import UsageError
@@ -103,8 +103,6 @@ def run_xml(data: bytes) -> None:
 def _look_at_rules(rules: tuple[Any, ...]) -> None:
     threats(rules, "prefix", days_min=7)
     plan_lifecycle(rules, backstop_rules("prefix", days=7), prefix="prefix")
-    for rule in rules:
-        describe_rule(rule)
 
 
 def run_prometheus(data: bytes) -> None:

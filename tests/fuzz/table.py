@@ -37,7 +37,6 @@ UNFUZZED: Final[dict[str, str]] = {
     **dict.fromkeys(
         (
             "blobstore.s3.S3Store.read_lifecycle",
-            "blobstore.s3_bucket_rules.read_lifecycle",
             "engine.doctor_patient.S3Powers.read_lifecycle",
             "engine.history.read_history",
             "engine.identify.parse_sst",

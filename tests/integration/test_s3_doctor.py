@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -221,7 +222,7 @@ def test_wrong_credentials_are_denied(ceph_server: CephRgw, new_bucket: Callable
 # ---------------------------------------------------------------------- lifecycle
 
 
-def test_rules_are_shown_installed_and_removed_and_others_stay(shell: Shell) -> None:
+def test_rules_are_shown_and_installed_and_others_stay(shell: Shell) -> None:
     shell.set_rules(FOREIGN)
     others = shell.rules()
     shell.run("init", "--ttl", "8d")
@@ -230,28 +231,33 @@ def test_rules_are_shown_installed_and_removed_and_others_stay(shell: Shell) -> 
     assert (shown["done"], shown["days"], len(shown["others"]), len(shown["added"])) == (False, 12, 1, 2)
     assert shell.rules() == others
     text = shell.run("lifecycle").stdout
-    assert "tagged tidemark=expiring: delete 12 days after creation" in text
+    assert '"Value": "expiring"}]}}, "Expiration": {"Days": 12}}' in text
     assert "nothing was changed" in text
 
     assert shell.told("lifecycle", "--install", "--yes")["done"] is True
     plan = plan_lifecycle(shell.rules(), backstop_rules(PREFIX, days=12), prefix=PREFIX)
-    assert (list(plan.others), len(plan.kept), plan.changes) == (others, 2, False)
+    assert (list(plan.others), len(plan.kept), plan.added) == (others, 2, ())
     again = shell.told("lifecycle", "--install", "--yes")
     assert (again["done"], len(again["kept"])) == (False, 2)
     assert {c["check"]: c["figure"] for c in shell.told("doctor")["checks"]}["lifecycle"].endswith("backstop installed")
 
-    assert len(shell.told("lifecycle", "--remove", "--yes")["removed"]) == 2
+    text = shell.run("lifecycle").stdout
+    assert text.endswith("nothing to change\n")
+    (command,) = (line for line in text.splitlines() if line.startswith("to remove ours: "))
+    words = shlex.split(command)[3:]
+    assert words[:4] == ["aws", "s3api", "put-bucket-lifecycle-configuration", "--lifecycle-configuration"]
+    shell.set_rules(*json.loads(words[4])["Rules"])
     assert shell.rules() == others
-    assert shell.run("lifecycle", "--remove", "--yes").stdout.endswith("nothing to change\n")
 
 
-def test_the_last_rules_go_with_the_configuration(shell: Shell) -> None:
+def test_where_all_rules_are_ours_the_command_that_removes_them_deletes_all(shell: Shell) -> None:
     shell.run("init")
     shell.examined()
     shell.run("lifecycle", "--install", "--yes")
     assert len(shell.rules()) == 2
-    shell.run("lifecycle", "--remove", "--yes")
-    assert shell.rules() == []
+    assert (
+        f"to remove ours: aws s3api delete-bucket-lifecycle --bucket {shell.bucket}\n" in shell.run("lifecycle").stdout
+    )
 
 
 def test_two_repositories_of_a_bucket_have_rules_of_their_own(shell: Shell) -> None:
@@ -260,8 +266,8 @@ def test_two_repositories_of_a_bucket_have_rules_of_their_own(shell: Shell) -> N
         shell.examined(prefix=url.split("/", 3)[3])
         shell.run("lifecycle", url, "--install", "--yes")
     assert len(shell.rules()) == 4
-    shell.run("lifecycle", "--remove", "--yes")
-    assert {rule["ID"] for rule in shell.rules()} == {"tidemark-expire-team-state", "tidemark-abort-team-state"}
+    shown = shell.told("lifecycle")
+    assert {rule["ID"] for rule in shown["others"]} == {"tidemark-expire-team-state", "tidemark-abort-team-state"}
 
 
 @pytest.mark.parametrize("answer, changed", [("y\n", True), ("n\n", False)])
@@ -321,7 +327,6 @@ def test_without_a_repository_there_is_no_ttl_to_go_by(shell: Shell) -> None:
     shown = shell.told("lifecycle")
     assert (shown["days"], shown["added"], [rule["ID"] for rule in shown["others"]]) == (None, [], ["logs"])
     assert "once there is a repository" in shell.run("lifecycle").stdout
-    shell.run("lifecycle", "--remove", "--yes")
 
 
 def test_a_rule_of_somebody_else_that_deletes_what_is_committed_is_told(shell: Shell) -> None:

@@ -63,7 +63,7 @@ async def install_backstop(store: S3Store) -> None:
     """As `tidemark lifecycle --install` does it, but with one of the short days instead of seven."""
     plan = plan_lifecycle(await store.read_lifecycle(), backstop_rules(PREFIX, days=1), prefix=PREFIX)
     assert len(plan.added) == 2
-    await store.write_lifecycle(plan.rules)
+    await store.write_lifecycle((*plan.others, *plan.added))
 
 
 def write_tree(directory: Path, text: str) -> Path:

@@ -10,7 +10,6 @@ from blobstore.s3_lifecycle import (
     backstop_days,
     backstop_rules,
     cut_short,
-    describe_rule,
     is_backstop,
     plan_lifecycle,
     rule_ids,
@@ -68,11 +67,10 @@ def test_ids_tell_prefixes_apart_and_have_a_length_that_s3_takes() -> None:
         ([FOREIGN, UNNAMED], OURS, [FOREIGN, UNNAMED], [], [], OURS, "what others have stays in its order"),
         ([FOREIGN, *OURS], OURS, [FOREIGN], OURS, [], [], "nothing to do the second time"),
         ([*OLDER, FOREIGN], OURS, [FOREIGN], [], OLDER, OURS, "another number of days is a change"),
-        ([OURS[1], FOREIGN], OURS, [FOREIGN], [OURS[1]], [], [OURS[0]], "what is missing is added"),
-        ([FOREIGN, *OURS], (), [FOREIGN], [], OURS, [], "removing leaves others alone"),
-        ([FOREIGN], (), [FOREIGN], [], [], [], "there is nothing to remove"),
+        ([OURS[1], FOREIGN], OURS, [FOREIGN], [], [OURS[1]], OURS, "both are written anew where one is missing"),
+        ([FOREIGN, *OLDER], None, [FOREIGN], OLDER, [], [], "nothing changes where nothing is wanted"),
         ([*NEIGHBOURS], OURS, NEIGHBOURS, [], [], OURS, "another repository's rules are others'"),
-        ([OURS[0], OURS[0]], OURS, [], [OURS[0]], [OURS[0]], [OURS[1]], "one of two of a name is enough"),
+        ([OURS[0], OURS[0]], OURS, [], [], [OURS[0], OURS[0]], OURS, "one of two of a name is enough"),
     ],
 )
 def test_plans(
@@ -82,10 +80,9 @@ def test_plans(
     plan = plan_lifecycle(existing, wanted, prefix="team/state")
     assert (list(plan.others), list(plan.kept)) == (list(others), list(kept)), why
     assert (list(plan.removed), list(plan.added)) == (list(removed), list(added)), why
-    assert plan.changes is bool(removed or added)
     assert existing == before
     assert same_rules([*plan.others, *plan.kept, *plan.removed], existing)
-    assert same_rules([*plan.kept, *plan.added], wanted)
+    assert same_rules([*plan.kept, *plan.added], plan.kept if wanted is None else wanted)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +95,7 @@ def test_plans(
     ],
 )
 def test_a_rule_is_ours_however_the_store_spells_its_filter(told: Rule) -> None:
-    assert not plan_lifecycle([OURS[0], told], OURS, prefix="team/state").changes
+    assert plan_lifecycle([OURS[0], told], OURS, prefix="team/state").kept == (OURS[0], told)
 
 
 @pytest.mark.parametrize(
@@ -113,24 +110,7 @@ def test_a_rule_is_ours_however_the_store_spells_its_filter(told: Rule) -> None:
 )
 def test_a_rule_of_our_name_that_does_something_else_is_replaced(told: Rule) -> None:
     plan = plan_lifecycle([told, OURS[1]], OURS, prefix="team/state")
-    assert (plan.removed, plan.added) == ((told,), (OURS[0],))
-
-
-@pytest.mark.parametrize(
-    "rule, text",
-    [
-        (OURS[0], "below team/state/ tagged tidemark=expiring: delete 7 days after creation"),
-        (OURS[1], "below team/state/: abort multipart uploads 7 days after their begin"),
-        (FOREIGN, "below logs/: delete 30 days after creation"),
-        (UNNAMED, "below old/: Transitions: Days 30, StorageClass GLACIER (Disabled)"),
-        (
-            {"ID": "x", "Status": "Enabled", "Filter": {}, "Expiration": {"ExpiredObjectDeleteMarker": True}},
-            "whole bucket: Expiration: ExpiredObjectDeleteMarker True",
-        ),
-    ],
-)
-def test_a_rule_is_told_in_one_line(rule: Rule, text: str) -> None:
-    assert describe_rule(rule) == text
+    assert (plan.removed, plan.added) == ((told, OURS[1]), OURS)
 
 
 # ---------------------------------------------------------------------- rules that delete what is needed
@@ -170,8 +150,7 @@ TO_GLACIER = [{"Days": 90, "StorageClass": "GLACIER"}]
 )
 def test_a_rule_that_takes_what_is_committed_is_a_threat(rule: Rule, why: str) -> None:
     found = threats([FOREIGN, rule], "team/state", days_min=7)
-    assert [threat.rule for threat in found] == [rule], why
-    assert f"rule {rule['ID']}: " in found[0].text
+    assert [text.startswith(f"rule {rule['ID']}: ") for text in found] == [True], why
 
 
 @pytest.mark.parametrize(
@@ -205,7 +184,8 @@ def test_the_backstop_of_an_outer_repository_is_a_threat_to_one_with_a_longer_tt
     outer = backstop_rules("n", days=7)
     assert threats(outer, "n/deep", days_min=7) == ()
     (found,) = threats(outer, "n/deep", days_min=31)
-    assert (found.rule, "needs 31 days" in found.text) == (outer[0], True)
+    assert found.startswith("rule tidemark-expire-n: ")
+    assert "needs 31 days" in found
     inner = backstop_rules("n/deep", days=31)
     assert cut_short([*outer, *inner], "n", days=7) == (inner[0],)
     assert cut_short([*outer, *inner], "n", days=31) == ()
@@ -214,7 +194,8 @@ def test_the_backstop_of_an_outer_repository_is_a_threat_to_one_with_a_longer_tt
 
 
 def test_where_ttls_stay_the_backstop_is_a_threat() -> None:
-    assert [t.rule for t in threats(OURS, "team/state", days_min=7, ttls_stay=True)] == [OURS[0]]
+    (found,) = threats(OURS, "team/state", days_min=7, ttls_stay=True)
+    assert found.startswith(f"rule {OURS[0]['ID']}: ")
     assert is_backstop(OURS[0], "team/state")
     assert not is_backstop(OURS[1], "team/state")
     assert not is_backstop({**OURS[0], "Status": "Disabled"}, "team/state")
@@ -228,4 +209,4 @@ def test_the_places_are_those_of_a_repository() -> None:
 
 def test_in_a_bucket_of_its_own_other_places_are_no_part_of_a_repository() -> None:
     assert threats([FOREIGN], "", days_min=7) == ()
-    assert [t.rule for t in threats([_rule("l")], "", days_min=7)] == [_rule("l")]
+    assert len(threats([_rule("l")], "", days_min=7)) == 1

@@ -79,7 +79,6 @@ def test_a_policy_is_printed_without_asking_anybody(run: Run, role: str) -> None
         (("doctor", "s3://b:c@bucket/x", "--policy", "writer"), "holds credentials"),
         (("doctor", "memory://a", "--policy", "reader"), "is not one of"),
         (("lifecycle", "file:///tmp/nothing"), "is no S3 store"),
-        (("lifecycle", "s3://bucket", "--install", "--remove"), "exclude each other"),
     ],
 )
 def test_what_only_s3_has_is_refused_elsewhere(run: Run, words: tuple[str, ...], message: str) -> None:
