@@ -188,6 +188,7 @@ class _Reader:
         entries: list[HistoryEntry] = []
         records: dict[int, CommitRecord] = {}
         vouched: frozenset[CommitPointer] = frozenset()
+        newer: Commit | None = None
         waiting = [number for number, _ in reversed(listing.records)]
         while waiting and len(entries) < self._entries_max:
             wave = min(READS_IN_FLIGHT_MAX, self._entries_max - len(entries))
@@ -197,11 +198,12 @@ class _Reader:
             vouched |= await read_vouched(self._store, listing, records, boundaries)
             late = {record.pointer for record in find_late(listing, records, boundaries)} - vouched
             for number, record in zip(numbers, read, strict=True):
-                entry = _entry_of(number, record, listing, boundaries, late)
+                entry = _entry_of(number, record, listing, boundaries, late=late, newer=newer)
                 if self.is_too_old(entry):
                     left = sum(n <= number for n in self.numbers)
                     return entries, left
                 entries.append(entry)
+                newer = entry.commit if entry.state is State.OPEN else newer
         return entries, len(waiting)
 
     def is_too_old(self, entry: HistoryEntry) -> bool:
@@ -225,12 +227,15 @@ def _entry_of(
     record: CommitRecord | str,
     listing: LogListing,
     boundaries: Iterable[Boundary],
+    *,
     late: Collection[CommitPointer],
+    newer: Commit | None,
 ) -> HistoryEntry:
     if isinstance(record, str):
         return HistoryEntry(number=number, state=State.DAMAGED, commit=None, problem=record)
     created_at_ms = listing.created_at_ms(number) or 0
-    commit = commit_of(record, created_at_ms)
+    # Nobody says when a void record was created.
+    commit = commit_of(record, created_at_ms, newer if record.pointer not in late else None)
     if is_closed(record.pointer, boundaries):
         return HistoryEntry(number=number, state=State.CLOSED, commit=commit)
     if record.pointer in late:

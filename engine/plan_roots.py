@@ -29,6 +29,7 @@ from index.delta import apply_delta
 from index.errors import FormatError, UnsafeNameError
 from index.keys import LOG, NAMES, PINS, REPOSITORY, parse_log_key, parse_name_key, parse_pin_key
 from index.model import (
+    NEVER_MS,
     PIN_DURATION_MS,
     Boundary,
     CommitPointer,
@@ -100,7 +101,9 @@ async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms:
             boundaries[parsed.scope].append(decode_boundary(data, subject=key))
         else:
             records.append((decode_commit(data, subject=key), created_at_ms))
-    for record, created_at_ms in records:
+    # What the next valid commit of a scope says of when the one before it was committed (C7).
+    said_ms: dict[Scope, int] = {}
+    for record, created_at_ms in sorted(records, key=lambda r: -r[0].number):
         me = CommitPointer(record.number, record.write_id)
         closing = boundaries[record.scope]
         is_open = all(b.number < record.number or me in b.kept for b in closing)
@@ -118,9 +121,14 @@ async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms:
                     id=("commit", record.scope, record.number),
                     created_at_ms=created_at_ms,
                     stores=record.stores,
-                    committed_at_ms=max(created_at_ms, record.predecessor_committed_at_ms),
+                    committed_at_ms=min(
+                        max(created_at_ms, record.predecessor_committed_at_ms),
+                        said_ms.get(record.scope, NEVER_MS),
+                    ),
                 )
             )
+            if record.predecessor is not None:
+                said_ms[record.scope] = record.predecessor_committed_at_ms
     return roots
 
 

@@ -204,13 +204,18 @@ def lease_began_ms(record: CommitRecord, repository: RepositoryRecord) -> int:
     return record.valid_until_ms - lease_ms
 
 
-def commit_of(record: CommitRecord, created_at_ms: int) -> Commit:
-    """The commit that a record stands for, with its time (C7)."""
-    return Commit(
-        record=record,
-        created_at_ms=created_at_ms,
-        committed_at_ms=max(created_at_ms, record.predecessor_committed_at_ms),
-    )
+def commit_of(record: CommitRecord, created_at_ms: int, newer: Commit | None = None) -> Commit:
+    """Return the commit that a record stands for, with its time (C7).
+
+    Args:
+        record: The record.
+        created_at_ms: When the store created it; in a copy, the time of copying.
+        newer: The next valid commit, which says when those before it were committed.
+    """
+    committed_at_ms = max(created_at_ms, record.predecessor_committed_at_ms)
+    if newer is not None and newer.record.predecessor is not None:
+        committed_at_ms = min(committed_at_ms, newer.record.predecessor_committed_at_ms)
+    return Commit(record=record, created_at_ms=created_at_ms, committed_at_ms=committed_at_ms)
 
 
 def valid_commits(
@@ -228,13 +233,12 @@ def valid_commits(
         vouched: Late records for which something outside the log vouches.
     """
     void = {r.pointer for r in find_late(listing, records, boundaries)}.difference(vouched)
-    return tuple(
-        commit_of(record, created_at_ms)
-        for number, created_at_ms in listing.records
-        if (record := records.get(number)) is not None
-        and record.pointer not in void
-        and not is_closed(record.pointer, boundaries)
-    )
+    newest_first: list[Commit] = []
+    for number, created_at_ms in reversed(listing.records):
+        record = records.get(number)
+        if record is not None and record.pointer not in void and not is_closed(record.pointer, boundaries):
+            newest_first.append(commit_of(record, created_at_ms, newest_first[-1] if newest_first else None))
+    return tuple(reversed(newest_first))
 
 
 def descends_from(pointer: CommitPointer, newer: Sequence[Commit]) -> bool:

@@ -103,6 +103,40 @@ async def test_a_copy_goes_on_where_the_original_ended(world: World) -> None:
     await check_whole(copy, [3, 2, 1])
 
 
+async def test_a_copy_keeps_the_times_of_its_commits(world: World) -> None:
+    repository = await world.process()
+    originals = []
+    for text in ("one", "two", "three", "four", "five"):
+        originals += await world.history(repository, text)
+        world.clock.advance(TTL_MS)
+    one, _, three, four, _ = (commit.committed_at_ms for commit in originals)
+    await repository.name(originals[0], "first")
+    # The successor of the first is gone before the copy is made.
+    await repository.collect(Retention(keep_last=3, keep_named=True), delete_share_max=1)
+    world.clock.advance(10 * TTL_MS)
+    copy = copied(world)
+    copied_ms = world.clock()
+    world.clock.advance(TTL_MS)
+    moved = await copy.process()
+    (six,) = await copy.history(moved, "six")
+    found = {c.pointer.number: c.committed_at_ms for c in await moved.commits(JOB)}
+    assert found == {6: six.committed_at_ms, 5: copied_ms, 4: four, 3: three, 1: found[1]}
+    assert one <= found[1] <= three
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    history = {e.number: e.commit.committed_at_ms for e in (await moved.history(JOB)).entries if e.commit is not None}
+    assert history == found
+    for at_ms, number in ((three, 3), (four - 1, 3), (four, 4), (copied_ms - 1, 4), (copied_ms, 5)):
+        assert (await moved.find(JOB, at_ms=at_ms)).pointer.number == number
+    since = Retention(keep_since_ms=four, keep_named=False)
+    plan = MemoryStore(clock=world.clock)
+    await moved.collect(since, dry_run=True, plan_to=plan)
+    check = await moved.verify_plan(plan, meant=lambda _: as_policy(since))
+    assert check.is_right, check.contradictions
+    assert check.is_complete
+    report = await moved.collect(since, delete_share_max=1)
+    assert [c.number for c in report.kept] == [3, 4, 5, 6]
+
+
 async def test_a_copy_keeps_its_names(world: World) -> None:
     repository = await world.process()
     one, *_ = await world.history(repository, "one", "two")
