@@ -142,12 +142,16 @@ class Causes:
                 return False
 
     def check_refused(self) -> list[str]:
-        """What was refused for good has no record that was ever valid (C3)."""
+        """What was refused for good has no record that was ever valid (C3).
+
+        Who brings no results and was told that nothing tells any more of a closed record may ask for a new one.
+        """
         return [
             f"3: {asked.offsets} of {asked.scope} was told {what}, and its record {written.record.number} was valid"
             for asked, what in self._refused
             for written in self._server.chronicle.records.get(asked.scope, {}).values()
             if written.was_valid and not written.revived and _is_for(written.record, asked)
+            if asked.results or not written.closed
         ]
 
     # ------------------------------------------------------------------ inside
