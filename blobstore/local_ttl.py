@@ -4,7 +4,7 @@ A link takes text and name in one atomic step and needs no file of its own. Its 
 creation of the blob, or `ttl:removed`. Three rules keep it right with several processes at once, and through crashes:
 
 - The link is durable before its blob becomes visible, and is dropped after the blob is. So a blob that was born with
-  a TTL is never seen without one, which a collector would take for a commit's (design 0002, D2).
+  a TTL is never seen without one, which a reader would take for a commit's (design 0002, C5).
 - The link stays when the TTL is removed. So a late `put_if_absent` finds one, and cannot put the TTL back (K2). A
   call that makes a link and then loses has nothing to undo; undoing could take the link from under the winner.
 - The text is a duration. So it is right for whichever racer's content gets the name, and after a crash between link

@@ -1,6 +1,6 @@
 """Making a commit: the one conditional write that acknowledges the work of all stores of a scope.
 
-The rules C1 to C7, T1 and T2 of design 0002 stand here; each step names its rule.
+The rules C1 to C8, T1, T2 and T4 of design 0002 stand here; each step names its rule.
 """
 
 import asyncio

@@ -54,7 +54,7 @@ async def find_committed(store: BlobStore, head: Head, results: Iterable[BackupR
     """Find the results that were committed before: the TTL of their indexes is gone.
 
     That happens after a rewind, a drop or a forget. Such an index is not new in another record: only so does an index
-    without a TTL prove that the record that names it as new was acknowledged (C5).
+    without a TTL prove that the record that names it as new was acknowledged (T4).
 
     Requests: one STAT for each result whose store the head has carried over or does not have.
 

@@ -38,7 +38,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     closed_at_ms: int = 0
 
     def may_know(self, result: BackupResult) -> bool:
-        """Whether a result that fits may have been committed before: its base came back, or the store was gone (C2)."""
+        """Whether a result that fits may have been committed before: its base came back, or the store was gone (T4)."""
         held = self.newest.store(result.reference.task, result.reference.store) if self.newest else None
         if self.newest is None or held is None:
             return self.next_number > 1

@@ -212,7 +212,7 @@ def choose_profile(rows: Iterable[Row], *, probed_at_ms: int, release: str) -> S
         return all(verdicts[check] is Verdict.OK for check in checks)
 
     return StoreProfile(
-        # Where a TTL is lost at once, "no TTL" no longer means "committed" (design 0002, D2): nothing may be written.
+        # Where a TTL is lost at once, "no TTL" no longer means "committed" (design 0002, C5): nothing may be written.
         atomic_create=works(Check.CREATE) and verdicts[Check.TTL] is not Verdict.UNSAFE,
         consistent_lists=works(Check.READ, Check.LISTS) and verdicts[Check.DELETE] is not Verdict.UNSAFE,
         tags=works(Check.TTL),

@@ -75,7 +75,7 @@ class CommitUnknownError(EngineError):
 
 
 class LeaseExpiredError(EngineError):
-    """The oldest new blob has less than the margin of its TTL left (design 0002, C5 and T3)."""
+    """The oldest new blob has less than the margin of its TTL left (design 0002, C5)."""
 
     default_hint = "run the backup again, then commit"
 
@@ -109,7 +109,7 @@ class DamagedError(EngineError):
 
 
 class CommitDamagedError(DamagedError):
-    """A commit was made, and something that is new in it is gone (design 0002, T3)."""
+    """A commit was made, and something that is new in it is gone (design 0002, T1)."""
 
     default_hint = (
         "back up again: what is missing is sent once more; until then go on from an older commit, and do not take the "

@@ -157,7 +157,7 @@ async def explain(
     is_kept = any(path.keeps for path in paths)
     if is_open and not is_kept:
         fate = Fate.ABSENT if there is None else Fate.UNKNOWN
-        rule = "an index that is kept cannot be read, and may lead to it: a collection leaves its job alone (0002, D4)"
+        rule = "an index that is kept cannot be read, and may lead to it: a collection leaves its job alone (0002, D9)"
         return msgspec.structs.replace(told, fate=fate, rule=rule)
     return _explain_upload(told, there, is_kept=is_kept, ttl_ms=repository.ttl_ms)
 
@@ -211,7 +211,7 @@ def _explain_record(told: Explanation, roots: Roots, plans: tuple[ScopePlan, ...
         rule = (
             f"{reason.value} (0006, P5; 0002, D3)"
             if reason is not None
-            else "void, and no boundary has passed it yet (C5)"
+            else "void, and no boundary has passed it yet (0002, C5)"
         )
     return msgspec.structs.replace(told, fate=Fate.KEPT, rule=rule)
 

@@ -12,7 +12,7 @@ def check_commits(store: BlobStore, operation: str) -> None:
     Reading is not refused anywhere: what such a store still has can be restored.
 
     Raises:
-        UnsafeStoreError: Its create-if-absent is not atomic, so that two writers could both win (C3).
+        UnsafeStoreError: Its create-if-absent is not atomic, so that two writers could both win (K4).
     """
     if not store.capabilities.atomic_create:
         raise UnsafeStoreError(
@@ -47,7 +47,7 @@ def check_collects(store: BlobStore) -> None:
 
 
 def check_pins(store: BlobStore, operation: str) -> None:
-    """Refuse a store on which the pin of a fork, rewind or name could protect nothing (D5).
+    """Refuse a store on which the pin of a fork, rewind or name could protect nothing (D4).
 
     Raises:
         UnsafeStoreError: As `check_commits`; or its lists may be stale: a boundary that stands would not be seen.

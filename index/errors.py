@@ -20,7 +20,7 @@ class CorruptIndexError(FormatError):
 
 
 class UnknownFormatError(FormatError):
-    """Stored bytes were written by a newer tidemark; a collector leaves its scope alone (design 0002, D4)."""
+    """Stored bytes were written by a newer tidemark; a collector leaves its scope alone (design 0002, D9)."""
 
 
 class IndexInvariantError(FormatError):

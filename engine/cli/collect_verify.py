@@ -75,9 +75,9 @@ def verify_plan(
     """Check the PLAN that `tidemark collect -n --plan PLAN` wrote, by code that shares nothing with it but the format.
 
     Say what is to be kept, as for collect, to have it compared with what the plan says of it. Ends with 9 if a key is
-    planned that something needs or whose TTL was running, or if the plan contradicts itself, the store's clock or what
-    is to be kept; with 3 if the plan lacks keys that could go, or if all that it has is gone. What came later, and what
-    is gone, makes no plan wrong.
+    planned that something needs or that was younger than the TTL, or if the plan contradicts itself, the store's
+    clock or what is to be kept; with 3 if the plan lacks keys that could go, or if all that it has is gone. What came
+    later, and what is gone, makes no plan wrong.
     """
     rules = choose_rules(keep_last, keep_since, policy, keep_named=keep_named)
     with session.open() as repository:

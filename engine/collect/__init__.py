@@ -1,4 +1,4 @@
-"""Collection: plans, runs and what they leave behind (design 0002, D1 to D7; design 0006)."""
+"""Collection: plans, runs and what they leave behind (design 0002, D1 to D11; design 0006)."""
 
 from engine.collect.hands import KEYS_TOLD_MAX, Deleted, Hands, Listing, Swept
 from engine.collect.own_hands import OwnHands, delete_keys, list_uploads

@@ -1,4 +1,4 @@
-"""Collection: the only use case that deletes (design 0002, D1 to D7; design 0006).
+"""Collection: delete what nothing keeps (design 0002, D1 to D11; design 0006).
 
 A run gathers facts, plans, refuses a plan that is too large, writes boundaries, reads the roots again, and deletes what
 is still in the plan. An error on the way means that nothing is deleted after it. What grows with the inventory is done

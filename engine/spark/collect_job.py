@@ -50,8 +50,8 @@ def collect(
     Raises:
         UnsafeStoreError: The store cannot be collected, or a listing had holes: nothing was deleted.
         TooMuchToDeleteError: The plan is too large a share of all bytes: nothing was deleted.
-        DamagedError: An index is missing or altered: nothing was deleted.
-        FormatError: Something was written by a newer tidemark: nothing was deleted.
+        DamagedError: Something is missing or altered: nothing was deleted of its job and of those it may refer to.
+        FormatError: Something was written by a newer tidemark: the same.
         RunEndedError: Another collection that worked on the same run has ended it: nothing was deleted after that.
         StoreError: As the store says: nothing was deleted after it but what the same step had begun.
         TaskFailedError: A task failed for good by something else: nothing was deleted after that step.

@@ -335,7 +335,7 @@ LEASES: Final[dict[str, Attack]] = {
 
 @pytest.mark.parametrize("attack", LEASES.values(), ids=LEASES.keys())
 def test_a_collection_deletes_nothing_beside_what_it_cannot_read(forger: Forger, attack: Attack) -> None:
-    """H1 and 0002, D4: names, pins and boundaries are roots, and a root that cannot be read may keep anything."""
+    """H1 and 0002, D9: names, pins and boundaries are roots, and a root that cannot be read may keep anything."""
     forger.put(BLOB, b"precious")
     forger.commit(an_index(a_file("f")))
     refused_everywhere(forger, attack, verbs=(COLLECT,))

@@ -1,4 +1,4 @@
-"""T3 of design 0002: a blob of the commit just made that is gone is an error at once."""
+"""T1 of design 0002: a blob of the commit just made that is gone is an error at once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A result that is committed a second time is not new in that record (design 0002, C2 and C5)."""
+"""A result that is committed a second time is not new in that record (design 0002, T4)."""
 
 import pytest
 

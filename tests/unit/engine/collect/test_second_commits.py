@@ -1,4 +1,4 @@
-"""One result that is committed a second time, beside collections (design 0002, C5 and D2)."""
+"""One result that is committed a second time, beside collections (design 0002, T4 and D2)."""
 
 import pytest
 
