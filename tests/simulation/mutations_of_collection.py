@@ -9,7 +9,7 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.errors import StoreError
-from engine import damage, roots, store_checks
+from engine import damage, discard, roots, store_checks
 from engine.backup import BackupResult
 from engine.clock import Ambient
 from engine.collect import facts, own_hands, run
@@ -237,7 +237,7 @@ def errors_are_passed_over() -> Iterator[None]:
 
 
 @mutation(
-    "D4",
+    "D9",
     "what cannot be read protects nothing",
     stories_of_collection.a_rotten_record_stops_its_own_job_alone,
     shows=NO_INDEX,
@@ -248,7 +248,7 @@ def unreadable_protects_nothing() -> Iterator[None]:
 
 
 @mutation(
-    "D4",
+    "D9",
     "what cannot be read stops the whole run",
     stories_of_collection.a_rotten_record_stops_its_own_job_alone,
     shows="are left of the other job",
@@ -365,7 +365,18 @@ def forgotten_at_the_newest() -> Iterator[None]:
 
 
 @mutation(
-    "S2",
+    "D12",
+    "the boundary of a discarded newest record has its number",
+    stories_of_collection.a_discarded_commit_takes_its_writer_with_it,
+    shows=NO_INDEX,
+)
+def discarded_at_the_newest() -> Iterator[None]:
+    with mock.patch.object(discard, "FORGOTTEN_AHEAD", 0):
+        yield
+
+
+@mutation(
+    "D11",
     "the clock of a store is believed however far ahead it is",
     stories_of_collection.a_clock_that_jumps_ages_nothing,
     shows=IS_DAMAGED,

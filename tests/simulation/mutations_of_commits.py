@@ -59,6 +59,23 @@ def keys_repeat() -> Iterator[None]:
 
 
 @mutation(
+    "K3",
+    "after a scope's first record nobody looks for the other kind again",
+    stories_of_commits.of_two_kinds_of_scope_one_goes_on,
+    shows="no UsageError",
+)
+def granularity_is_looked_at_once() -> Iterator[None]:
+    real = commit_checks.check_granularity
+
+    async def check(store: BlobStore, scope: Scope, operation: str, first: Commit | None = None) -> None:
+        if first is None:
+            await real(store, scope, operation)
+
+    with everywhere(real, check):
+        yield
+
+
+@mutation(
     "C1",
     "the number is the newest that is found just before the record is sent",
     stories_of_commits.a_writer_builds_on_what_it_has_loaded_and_on_nothing_later,
@@ -255,6 +272,23 @@ def nothing_vouches() -> Iterator[None]:
         yield
 
 
+@mutation(
+    "C7",
+    "the time of a commit is asked of its own record alone",
+    stories_of_commits.a_copied_repository_keeps_its_times,
+    shows="the times are those of the copy",
+)
+def successors_say_no_times() -> Iterator[None]:
+    real = log.commit_of
+
+    def commit_of(record: CommitRecord, created_at_ms: int, newer: Commit | None = None) -> Commit:
+        del newer
+        return real(record, created_at_ms)
+
+    with everywhere(real, commit_of):
+        yield
+
+
 @mutation("T1", "TTLs are never removed", stories_of_commits.a_put_that_lands_late_brings_no_ttl_back, shows=NO_INDEX)
 def nothing_is_settled() -> Iterator[None]:
     async def settle(*_: object, **__: object) -> None:
@@ -295,7 +329,21 @@ def parent_stays_unsettled() -> Iterator[None]:
 
 
 @mutation(
-    "T3",
+    "T4",
+    "a result that is committed again is new",
+    stories_of_commits.a_result_that_comes_again_after_its_lease_is_void,
+    shows=NO_INDEX,
+)
+def every_result_is_new() -> Iterator[None]:
+    async def find_committed(*_: object) -> frozenset[IndexReference]:
+        return frozenset()
+
+    with everywhere(commit_checks.find_committed, find_committed):
+        yield
+
+
+@mutation(
+    "T1",
     "a new blob that is gone is not told",
     stories_of_commits.a_commit_whose_blob_is_gone_is_not_acknowledged,
     shows="no CommitDamagedError",

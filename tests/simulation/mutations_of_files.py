@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from blobstore import local_dirs, local_temp
 from blobstore.base import BlobStore
 from engine import identify, local_dir, local_stat, roots
 from engine.digest_cache import DigestCache
@@ -159,4 +160,35 @@ def rename_publishes() -> Iterator[None]:
         os.replace(f"{target}-renamed", target, src_dir_fd=dst_dir_fd, dst_dir_fd=dst_dir_fd)
 
     with mock.patch.object(os, "link", rename):
+        yield
+
+
+@mutation(
+    "S2",
+    "a directory of the store may be a link",
+    stories_of_files.what_lies_behind_a_link_stays,
+    shows="deleted or wrote behind a link",
+)
+def links_are_followed() -> Iterator[None]:
+    with mock.patch.object(local_dirs, "os", _FollowingOs()):
+        yield
+
+
+class _FollowingOs:
+    """The module `os`, where a link is as good as what it leads to."""
+
+    O_NOFOLLOW = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+
+@mutation(
+    "S2",
+    "a collection takes whatever lies among the temporary files",
+    stories_of_files.only_names_that_a_store_makes_are_left_over,
+    shows="or a file goes",
+)
+def every_name_is_ours() -> Iterator[None]:
+    with everywhere(local_temp.is_temp_name, lambda _: True):
         yield

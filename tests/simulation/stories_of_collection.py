@@ -328,3 +328,22 @@ async def a_forgotten_job_takes_its_writer_with_it(scene: Scene) -> None:
     with contextlib.suppress(NotFoundError):
         await owner.process.run(owner.repository.find(JOB))
         assert acknowledged
+
+
+@story()
+async def a_discarded_commit_takes_its_writer_with_it(scene: Scene) -> None:
+    writer, owner = await scene.actor("writer"), await scene.actor("owner")
+    await writer.push("one", "a")
+    await writer.push("two", "a")
+    await asyncio.sleep(2 * HOUR_S)
+    result = await writer.backup("three", "b")
+    key = commit_key(JOB, 2)
+    scene.server.rot(f"repository/{key}", scene.seed)
+    await owner.process.run(owner.repository.discard(key))
+    await owner.collect()
+    acknowledged = False
+    with contextlib.suppress(ConflictError):
+        await writer.commit(result)
+        acknowledged = True
+    await scene.check({"a": "two", "b": "three"} if acknowledged else {"a": "one"})
+    await scene.check_all_goes()

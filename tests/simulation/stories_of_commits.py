@@ -12,12 +12,14 @@ from engine.errors import (
     ConflictError,
     LeaseExpiredError,
     StaleResultError,
+    UsageError,
 )
+from index.model import Scope
 from tests.simulation.faults import Fault, matching
 from tests.simulation.ground import tree
 from tests.simulation.processes import KilledError
 from tests.simulation.schedule import Times
-from tests.simulation.stories import DAY_S, HOUR_S, LIFECYCLE_MS, Scene, refused, story
+from tests.simulation.stories import DAY_S, HOUR_S, JOB, LIFECYCLE_MS, Scene, refused, story
 
 _DAY_MS: Final = 86_400_000
 
@@ -217,6 +219,70 @@ async def a_copied_repository_keeps_its_commits(scene: Scene) -> None:
     assert await reader.restore(commits[0]) == tree("one"), "the named commit is lost"
     await reader.push("four")
     await scene.check({"a": "four"})
+
+
+@story()
+async def a_copied_repository_keeps_its_times(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    commits = []
+    for text in ("one", "two", "three"):
+        commits.append(await writer.push(text))
+        await asyncio.sleep(HOUR_S)
+    await asyncio.sleep(2 * DAY_S)
+    writer.process.kill()
+    scene.server.copy()
+    reader = await scene.actor("reader")
+    repository = reader.repository
+    listed = [c.committed_at_ms for c in await reader.process.run(repository.commits(JOB))]
+    assert listed[1:] == [c.committed_at_ms for c in commits[1::-1]], "the times are those of the copy"
+    found = await reader.process.run(repository.find(JOB, at_ms=commits[2].committed_at_ms))
+    assert found.pointer.number == 2
+
+
+@story()
+async def of_two_kinds_of_scope_one_goes_on(scene: Scene) -> None:
+    writer, task = await scene.actor("writer"), await scene.actor("task")
+    scope = Scope("job", "0")
+    result = await task.process.run(task.repository.backup(scope, scene.source("two"), store="a"))
+    gate = scene.server.faults.hold(matching("put_object", ".commit", "task"))
+    committing = asyncio.ensure_future(task.process.run(task.repository.commit(scope, [result])))
+    await gate.reached.wait()
+    await writer.push("one")
+    await asyncio.sleep(1)
+    gate.open()
+    with refused(UsageError):
+        await committing
+    await writer.push("three", "b")
+    await scene.check({"a": "one", "b": "three"})
+
+
+@story()
+async def a_result_that_comes_again_after_its_lease_is_void(scene: Scene) -> None:
+    writer, other, collector = await scene.actor("writer"), await scene.actor("other"), await scene.actor("collector")
+    first = await writer.push("one")
+    result = await writer.backup("two")
+    await writer.commit(result)
+    await writer.rewind(first)
+    faults = scene.server.faults
+    landing = faults.hold(matching("put_object", ".commit", "writer"))
+    committing = asyncio.ensure_future(writer.commit(result))
+    await landing.reached.wait()
+    writer.process.stop()
+    await asyncio.sleep(3 * HOUR_S)
+    deleting = faults.hold(matching("delete_objects", "", "collector"))
+    collecting = asyncio.ensure_future(collector.collect())
+    await deleting.reached.wait()
+    landing.open()
+    await asyncio.sleep(1)
+    # Its index is still there, and has lost its TTL long ago: that says nothing of this record.
+    await other.push("three", "b")
+    deleting.open()
+    await collecting
+    writer.process.wake()
+    with refused(LeaseExpiredError):
+        await committing
+    await scene.check({"a": "one", "b": "three"})
+    await scene.check_all_goes()
 
 
 @story()

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from blobstore.base import BytesBody, Created, Lost
+from blobstore.errors import StoreError
 from blobstore.local import LocalStore
 from engine.errors import (
     EngineError,
@@ -198,3 +199,28 @@ async def of_two_creates_in_a_directory_one_wins(scene: Scene) -> None:
     outcomes = await asyncio.gather(*(store.put_if_absent("log/x", BytesBody(text)) for text in (b"one", b"two")))
     told = sorted(type(outcome).__name__ for outcome in outcomes)
     assert told == [Created.__name__, Lost.__name__], f"both were told {told}"
+
+
+@story()
+async def what_lies_behind_a_link_stays(scene: Scene) -> None:
+    root, theirs = scene.directory / "store", scene.directory / "theirs"
+    store = LocalStore(root)
+    await store.put_if_absent("log/x", BytesBody(b"one"))
+    (root / ".tmp").rename(scene.directory / "moved")
+    kept = read_tree(write_tree(theirs, {"0" * 32: b"a name as the store makes them"}))
+    (root / ".tmp").symlink_to(theirs)
+    with contextlib.suppress(StoreError):
+        await store.abort_unfinished(await store.list_unfinished(""))
+    with contextlib.suppress(StoreError):
+        await store.put_if_absent("log/y", BytesBody(b"two"))
+    assert read_tree(theirs) == kept, "the store deleted or wrote behind a link"
+
+
+@story()
+async def only_names_that_a_store_makes_are_left_over(scene: Scene) -> None:
+    root = scene.directory / "store"
+    store = LocalStore(root)
+    await store.put_if_absent("log/x", BytesBody(b"one"))
+    write_tree(root / ".tmp", {"report.txt": b"somebody else's", "0" * 32: b"of a writer that was killed"})
+    await store.abort_unfinished(await store.list_unfinished(""))
+    assert set(read_tree(root / ".tmp")) == {"report.txt"}, "a name of nobody's stays, or a file goes"
