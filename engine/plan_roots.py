@@ -76,7 +76,7 @@ class Reach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_now_roots(store: BlobStore, repository: RepositoryRecord, now_ms: int) -> list[Root]:
-    """Read every root as it stands: pins, then names, then logs, so that what changes from one to another is seen (D5).
+    """Read every root as it stands: pins, then names, then logs, so that what changes from one to another is seen (D4).
 
     Raises:
         BlobNotFoundError: Something went between its listing and its reading: read again.

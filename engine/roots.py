@@ -132,7 +132,7 @@ async def read_roots(
 
     async def read() -> Roots:
         # Pins first: a name, fork or rewind releases its pin only once its own record stands, so that a pin already
-        # gone here has left a record that the later readings find (D5). The other way round both could be missed.
+        # gone here has left a record that the later readings find (D4). The other way round both could be missed.
         noted = Noted()
         pins = await read_pins(store, repository, now_ms, noted)
         names = await _read_names(store, now_ms, noted)

@@ -70,7 +70,7 @@ class Damage:
         return violations
 
     async def check_rotten(self) -> list[str]:
-        """What rotted is named, and stops nothing but its own scope; then its bytes are put back (D4)."""
+        """What rotted is named, and stops nothing but its own scope; then its bytes are put back (D9)."""
         known = self._chronicle
         self.mend("repository")
         repository = await Repository.open(plain_store(self._server))
@@ -91,7 +91,7 @@ class Damage:
             name = log_prefix(scope).split("/")[1]
             opened = [written.record.number for written in known.open_records(scope)[:-1]]
             if name not in concerned and opened and not is_forked and not known.live_names():
-                violations.append(f"D4: records {opened} of {scope} stay open because of {sorted(rotten)}")
+                violations.append(f"D9: records {opened} of {scope} stay open because of {sorted(rotten)}")
         for key in list(known.rotten):
             self.mend(key)
         self._ledger.tampered = bool(known.tampered)

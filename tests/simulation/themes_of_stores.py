@@ -93,7 +93,7 @@ def clock_jumps(plot: Plot) -> None:
 
 
 def rotten(plot: Plot) -> None:
-    """A byte of any one object outside `blobs/` is another one (D4)."""
+    """A byte of any one object outside `blobs/` is another one (D9)."""
     plot.push(OTHER)
     plot.push(scope=1)
     plot.do(KEEPER, plot.chance.choice(("name", "fork", "restore", "backup")), choice=1)
