@@ -79,6 +79,7 @@ class AtRest:
         if self._chronicle.tampered:
             self.violations += await damage.check_is_told(repository)
             self.violations += await damage.check_is_made_good(repository)
+        await self._forget_adrift(repository)
         await self._outlive(repository, damage)
         if not await self._collect_and_check(repository, damage):
             return
@@ -88,6 +89,14 @@ class AtRest:
             await self._check_restores(repository)
 
     # ------------------------------------------------------------------ collections
+
+    async def _forget_adrift(self, repository: Repository) -> None:
+        """Forget a scope of which no record counts: it is damage to who cannot know that it came too late (C5)."""
+        self._server.actor = JUDGE  # type: ignore[attr-defined]  # of the server that is watched
+        for scope in sorted(self._chronicle.records, key=str):
+            if not self._chronicle.open_records(scope) and (await repository.log(scope)).is_adrift:
+                self._chronicle.forgetting.setdefault(scope, set()).add(JUDGE)
+                await repository.forget(scope)
 
     async def _outlive(self, repository: Repository, damage: Damage) -> None:
         """Where TTLs are longer, wait for their end; what is kept is settled before, as T3 demands."""

@@ -247,7 +247,7 @@ class World:
         try:
             repository = await Repository.open(plain_store(self.server))
             await repository.collect(Retention(keep_last=EVERYTHING), delete_share_max=1)
-        except EngineError as error:
+        except (EngineError, FormatError) as error:
             if not self.ledger.tampered:
                 self.ledger.errors.append(f"4: a daily collection fails: {error!r}")
         finally:

@@ -124,3 +124,9 @@ def test_a_record_whose_bytes_come_altered_twice_may_be_told_as_damage() -> None
     steps = (Do(process=WRITER, verb="push"), Do(process=READER, verb="backup", store=1), *flips)
     outcome = simulate(msgspec.structs.replace(EMPTY, steps=(*steps, Do(process=READER, verb="collect"))))
     assert outcome.violations == ()
+
+
+@pytest.mark.parametrize("seed", [903, 3642, 4184])
+def test_what_the_judge_once_took_for_a_fault_is_none(seed: int) -> None:
+    """A drop asked anew, a fork that no record makes good, a daily collection of a rotten repository record."""
+    assert simulate(make_schedule(seed)).violations == ()
