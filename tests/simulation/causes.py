@@ -135,7 +135,8 @@ class Causes:
             case ConflictError() | BlobNotFoundError() | InvalidRequestError():
                 return False
             case CommitUnknownError():
-                return is_troubled or self._is_past_telling(asked)
+                # What stands there may be a record that rotted.
+                return is_troubled or self._is_past_telling(asked) or self._ledger.tampered
             case StoreError():
                 return is_troubled
             case _:

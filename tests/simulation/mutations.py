@@ -5,7 +5,7 @@ the real code and with the mutated one in the error that the mutation names; the
 shows it. Beside that stands the
 first schedule of the campaign (`tests.simulation.themes`) that shows it, where one of the first two hundred does.
 
-Run as `python -m tests.simulation.mutations [NAME ...]` for the table of design 0002.
+Run as `python -m tests.simulation.mutations [NAME ...]` for the table of design 0007.
 """
 
 import functools
@@ -83,10 +83,10 @@ def _ends_well(seed: int) -> bool:
     return not simulate(make_schedule(seed)).violations
 
 
-def _place(name: str) -> tuple[int, str]:
+def _place(name: str) -> tuple[int, int]:
     """Where a mutation stands in the table: as its rule does in design 0002."""
     rule = MUTATIONS[name].rule
-    return _FAMILIES.index(rule[0]), rule
+    return _FAMILIES.index(rule[0]), int(rule[1:])
 
 
 def main(names: Sequence[str]) -> int:

@@ -5,8 +5,17 @@ import pytest
 
 from tests.simulation.campaign import main, run_batch
 from tests.simulation.coverage import Coverage, Moment
-from tests.simulation.plot import COLLECTOR, OTHER, READER, WRITER
-from tests.simulation.schedule import Do, Schedule, Settle, Trap, decode_schedule, encode_schedule, show_schedule
+from tests.simulation.plot import COLLECTOR, KEEPER, OTHER, READER, WRITER
+from tests.simulation.schedule import (
+    Advance,
+    Do,
+    Schedule,
+    Settle,
+    Trap,
+    decode_schedule,
+    encode_schedule,
+    show_schedule,
+)
 from tests.simulation.shrink import shrink
 from tests.simulation.simulate import simulate
 from tests.simulation.themes import make_schedule
@@ -126,7 +135,15 @@ def test_a_record_whose_bytes_come_altered_twice_may_be_told_as_damage() -> None
     assert outcome.violations == ()
 
 
-@pytest.mark.parametrize("seed", [903, 3642, 4184])
+@pytest.mark.parametrize("seed", [903, 4184, 6992])
 def test_what_the_judge_once_took_for_a_fault_is_none(seed: int) -> None:
-    """A drop asked anew, a fork that no record makes good, a daily collection of a rotten repository record."""
+    """A drop asked anew, a rotten repository record, and a rotten commit."""
     assert simulate(make_schedule(seed)).violations == ()
+
+
+def test_a_fork_that_comes_too_late_is_forgotten_before_all_is_judged() -> None:
+    trap = Trap(process=KEEPER, operation="put_if_absent", prefix="log/fork", phase="before", effect="stop")
+    steps = (*(Do(process=WRITER, verb="push") for _ in range(2)), trap, Do(process=KEEPER, verb="fork", choice=1))
+    # With another seed the process dies and does not wake.
+    schedule = msgspec.structs.replace(EMPTY, seed=2, steps=(*steps, Advance(ms=90 * 60 * 1000)))
+    assert simulate(schedule).violations == ()

@@ -75,6 +75,7 @@ def lost_answer_at_commit(plot: Plot) -> None:
 
 def collection_before_the_check(plot: Plot) -> None:
     """Between the record and the LIST that follows it (C4)."""
+    _age(plot)
     plot.trap(
         WRITER,
         *plot.overtaking(commits=plot.chance.randrange(3)),
@@ -88,6 +89,7 @@ def collection_before_the_check(plot: Plot) -> None:
 
 def zombie(plot: Plot) -> None:
     """A writer stands still before its record, and wakes when its number is taken or closed (C4, D3)."""
+    _age(plot)
     after = plot.one_in(4)
     then = plot.overtaking(commits=plot.chance.randrange(1, 4))
     plot.trap(WRITER, *then, after=after, effect="stop", operation="put_if_absent", prefix="log/", suffix=RECORD)
@@ -187,6 +189,7 @@ def two_collectors(plot: Plot) -> None:
 def _protect_against_collect(plot: Plot, verb: Verb) -> None:
     """A protector and a collector, each in the middle of the other (D5)."""
     plot.push(OTHER)
+    _age(plot)
     choice = plot.chance.randrange(1, 3)
     kind = plot.chance.randrange(4)
     if kind == 0:
@@ -213,6 +216,12 @@ def _protect_against_collect(plot: Plot, verb: Verb) -> None:
     plot.settle()
 
 
+def _age(plot: Plot) -> None:
+    """Mostly let what is there become old enough to be deleted (D2)."""
+    if not plot.one_in(4):
+        plot.advance(plot.times.ttl_ms)
+
+
 def _pause(plot: Plot) -> Effect:
     """The request waits for the others, or its whole process stands still until it is woken."""
     return plot.pick("none", "none", "stop")
@@ -237,6 +246,7 @@ def restore_against_collect(plot: Plot) -> None:
 
 def repack_against_restore(plot: Plot) -> None:
     """A restore reads a pack while backups pack its files again and a collection takes the old one (P1, D5)."""
+    _age(plot)
     then = [Do(process=OTHER, verb="push") for _ in range(2)]
     is_short = not plot.one_in(3)
     plot.trap(

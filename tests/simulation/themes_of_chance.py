@@ -213,7 +213,7 @@ def commit_again(plot: Plot) -> None:
         plot.do(WRITER, "push", scope=scope)
         plot.do(KEEPER, "forget", scope=scope, choice=1)
     again = Do(process=WRITER, verb="again", scope=scope)
-    if plot.one_in(2):
+    if plot.one_in(4):
         plot.advance(plot.chance.randrange(plot.times.ttl_ms))
     if plot.one_in(2):
         operation, prefix = plot.chance.choice((("delete", "indexes/"), ("delete", "log/"), ("put_if_absent", "log/")))
