@@ -172,6 +172,15 @@ def begun(*, seed: int) -> Iterator[RepositoryMachine]:
         machine.teardown()
 
 
+@pytest.mark.parametrize(("store", "verb"), [(0, "commit"), (1, "push")])
+def test_a_scope_of_which_the_only_record_came_too_late_is_told_and_forgotten(store: int, verb: Verb) -> None:
+    with begun(seed=0) as machine:
+        machine.write(process=0, store=0, verb="backup")
+        machine.wait(ms=14_400_000)
+        machine.write(process=0, store=store, verb=verb)
+        machine.heal(process=0)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_many_histories_that_hypothesis_finds(request: pytest.FixtureRequest) -> None:
