@@ -172,8 +172,8 @@ def begun(*, seed: int) -> Iterator[RepositoryMachine]:
         machine.teardown()
 
 
-@pytest.mark.parametrize(("store", "verb"), [(0, "commit"), (1, "push")])
-def test_a_scope_of_which_the_only_record_came_too_late_is_told_and_forgotten(store: int, verb: Verb) -> None:
+@pytest.mark.parametrize("store, verb", [(0, "commit"), (1, "push")])
+def test_a_scope_of_which_the_only_record_came_too_late_is_shown_and_forgotten(store: int, verb: Verb) -> None:
     with begun(seed=0) as machine:
         machine.write(process=0, store=0, verb="backup")
         machine.wait(ms=14_400_000)
