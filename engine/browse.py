@@ -1,7 +1,6 @@
 """Browsing the keys of a snapshot's RocksDB, in a directory of its own that is gone afterwards."""
 
 import contextlib
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.repository_reading import ReadingRepository
 from engine.restore import read_index_of, restore_store
 from engine.rocksdb import RocksDbSettings, StoreReader, list_families, open_family
+from engine.staging import remove_tree
 from index.errors import FormatError
 from index.model import SnapshotIndex, StoreReference
 from index.picture import decode_picture
@@ -112,7 +112,7 @@ async def opened_snapshot(
         )
         yield directory / "store"
     finally:
-        await run_blocking(shutil.rmtree, directory, ignore_errors=True)
+        await run_blocking(remove_tree, directory, ignore_errors=True)
 
 
 def check_is_rocksdb(index: SnapshotIndex) -> None:

@@ -297,4 +297,5 @@ def _with_files(local: LocalDir, known: dict[FilePath, dict[str, LocalFile]], pa
         name=local.name,
         files=tuple([known_here.get(file.name, file) for file in local.files]) if known_here else local.files,
         sub_dirs=tuple(_with_files(sub, known, (*path, sub.name)) for sub in local.sub_dirs),
+        mode=local.mode,
     )

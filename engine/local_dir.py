@@ -111,6 +111,7 @@ def _scan(descriptor: int, path: Path, known: LocalDir, depth: int) -> LocalDir:
         if depth > DEPTH_MAX:
             raise UnsafeSourceError(f"nests deeper than {DEPTH_MAX} directories", operation="backup", subject=str(path))
         with refusing(path), os.scandir(descriptor) as entries:
+            here = os.fstat(descriptor).st_mode
             for entry in entries:
                 try:
                     status = entry.stat(follow_symlinks=False)
@@ -137,7 +138,7 @@ def _scan(descriptor: int, path: Path, known: LocalDir, depth: int) -> LocalDir:
         os.close(descriptor)
     files.sort(key=_name)
     sub_dirs.sort(key=_name)
-    return LocalDir(name=known.name, files=tuple(files), sub_dirs=tuple(sub_dirs))
+    return LocalDir(name=known.name, files=tuple(files), sub_dirs=tuple(sub_dirs), mode=stat.S_IMODE(here))
 
 
 def _check_name(path: Path, name: str) -> None:

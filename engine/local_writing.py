@@ -24,14 +24,12 @@ from engine.hashing import ContentHasher, hash_content
 from engine.local_stat import READ_FLAGS, is_untouched, local_file
 from index.local_tree import LocalFile
 from index.model import FileIndex, FileMetadata
-from index.restore_plan import RestoredFile, ReusedFile
+from index.restore_plan import RESTORED_MODE, RestoredFile, ReusedFile
 
 # Files are made in groups of this size and then synced: the first sync of a group does most of the work for all.
 SYNC_GROUP_MAX: Final = 64
 COPY_BYTES: Final = 1024 * 1024
 
-# A snapshot may come from anywhere: no restored file runs with its owner's rights. No store has such files.
-_RESTORED_MODE: Final = 0o777
 _NEW_FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE_MODE: Final = 0o600
 
@@ -143,7 +141,7 @@ def link_file(root: int, source: int, reused: ReusedFile) -> WrittenFile | None:
         before = os.fstat(descriptor)
         # The ctime counts here even of an SST: nothing reads the bytes of a link again, and a copy is hashed.
         same = is_untouched(reused.local, before) and before.st_ctime_ns == reused.local.changed_at_ns
-        if not same or stat.S_IMODE(before.st_mode) & ~_RESTORED_MODE:
+        if not same or stat.S_IMODE(before.st_mode) & ~RESTORED_MODE:
             return None
         try:
             os.link(path, path, src_dir_fd=source, dst_dir_fd=root, follow_symlinks=False)
@@ -258,7 +256,7 @@ def _set_metadata(descriptor: int, file: RestoredFile, owners: OwnerPolicy) -> N
     metadata = file.entry.metadata
     if owners is not OwnerPolicy.IGNORE:
         _set_owner(descriptor, file.entry, metadata, required=owners is OwnerPolicy.REQUIRE)
-    os.fchmod(descriptor, metadata.mode & _RESTORED_MODE)
+    os.fchmod(descriptor, metadata.mode & RESTORED_MODE)
     os.utime(descriptor, ns=(metadata.modified_at_ns, metadata.modified_at_ns))
 
 

@@ -187,7 +187,7 @@ async def restore_index(
             await unless()
         if staging.replaces:
             await asyncio.to_thread(_check_not_in_use, staging.target)
-        await run_blocking(staging.publish, plan.dirs)
+        await run_blocking(staging.publish, plan.dirs, plan.modes)
     finally:
         await run_blocking(staging.close)
     await asyncio.to_thread(_remember, staging.target, done, cache)

@@ -19,7 +19,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -100,8 +100,7 @@ class Staging:
             os.mkdir(self._staging_name, _PRIVATE, dir_fd=self._parent)
             self._made = True
             self._staging = os.open(self._staging_name, DIR_FLAGS, dir_fd=self._parent)
-            # What is in it has the permissions that it will have. No index has those of a directory, so that they are
-            # its owner's alone: what they were may have kept others from what is in it.
+            # Files in it have the permissions that they will have; directories get theirs last, as `publish` says.
             os.mkdir(_NEW, _PRIVATE, dir_fd=self._staging)
             self.descriptor = os.open(_NEW, DIR_FLAGS, dir_fd=self._staging)
 
@@ -127,24 +126,29 @@ class Staging:
         if room.f_files and files_count > room.f_favail:
             raise _full(self.target, f"needs {files_count:,} inodes and {room.f_favail:,} are free")
 
-    def publish(self, dirs: Sequence[FilePath]) -> None:
+    def publish(self, dirs: Sequence[FilePath], modes: Mapping[FilePath, int]) -> None:
         """Put what was built at the target, durably. What stood there goes, or comes back if that fails.
 
         Args:
             dirs: All directories in it, parents first; every file in them is synced already.
+            modes: Permission bits of directories, the target's under (), which a directory that stands there overrules.
+                Every other directory stays its owner's alone.
 
         Raises:
             TargetError: The target has changed since `open`, or the file system refuses.
         """
         with target_errors(self.target):
-            if self._there is not None:
-                self._take_after(self._there)
+            mode = self._take_after(self._there) if self._there is not None else modes.get((), _PRIVATE)
             for path in reversed(dirs):
                 below = os.open("/".join(path), DIR_FLAGS, dir_fd=self.descriptor)
                 try:
+                    if path in modes:
+                        os.fchmod(below, modes[path])
                     sync_dir(below)
                 finally:
                     os.close(below)
+            # A directory moves to another parent only if its owner may write to it.
+            os.fchmod(self.descriptor, mode | stat.S_IWUSR)
             sync_dir(self.descriptor)
             try:
                 if self.replaces:
@@ -154,6 +158,8 @@ class Staging:
                 # Onto nothing, or onto an empty directory: rename(2) refuses everything else.
                 os.rename(_NEW, self._name, src_dir_fd=self._staging, dst_dir_fd=self._parent)
                 self._published = True
+                os.fchmod(self.descriptor, mode)
+                sync_dir(self.descriptor)
                 sync_dir(self._parent)
             except (OSError, TargetError):
                 self._swap_back()
@@ -218,11 +224,11 @@ class Staging:
     def _look_at_target(self) -> None:
         self._there, self.replaces = look_at_target(self.target, replace=self._may_replace, parent=self._parent)
 
-    def _take_after(self, there: os.stat_result) -> None:
-        """Give the new directory the permissions and, where that is allowed, the owner of the one that it replaces."""
+    def _take_after(self, there: os.stat_result) -> int:
+        """Give the new directory the owner of the one that it replaces, where that is allowed; return its mode."""
         with contextlib.suppress(PermissionError):
             os.fchown(self.descriptor, there.st_uid, there.st_gid)
-        os.fchmod(self.descriptor, there.st_mode & _PERMISSIONS)
+        return there.st_mode & _PERMISSIONS
 
     def _check_moved_aside(self) -> None:
         if self._there is None or not os.path.samestat(self._stat(self._old_name), self._there):
@@ -235,6 +241,7 @@ class Staging:
 
     def _swap_back(self) -> None:
         if self._published:
+            os.fchmod(self.descriptor, _PRIVATE)
             os.rename(self._name, _NEW, src_dir_fd=self._parent, dst_dir_fd=self._staging)
             self._published = False
         if self._moved_aside:
@@ -271,11 +278,20 @@ class Staging:
 
     def _remove(self, name: str) -> None:
         try:
-            shutil.rmtree(name, dir_fd=self._parent)
+            remove_tree(name, parent=self._parent)
         except FileNotFoundError:
             pass
         except OSError:
             self.leftovers.append(str(self.target.parent / name))
+
+
+def remove_tree(name: str | Path, *, parent: int | None = None, ignore_errors: bool = False) -> None:
+    """Remove a directory and all below it, also where nobody may write to a directory, as to a restored one."""
+    with contextlib.suppress(OSError):
+        for *_, directory in os.fwalk(name, dir_fd=parent):
+            with contextlib.suppress(PermissionError):
+                os.fchmod(directory, _PRIVATE)
+    shutil.rmtree(name, ignore_errors=ignore_errors, dir_fd=parent)
 
 
 def look_at_target(target: Path, *, replace: bool, parent: int | None = None) -> tuple[os.stat_result | None, bool]:

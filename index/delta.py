@@ -129,7 +129,7 @@ def _dir_delta(base: DirIndex, new: DirIndex) -> DirDelta:
     for sub in new.sub_dirs_present:
         before = dirs_before.get(sub.name)
         below = _dir_delta(before or DirIndex(sub.name), sub)
-        if before is None or below != DirDelta(sub.name):
+        if before is None or below != DirDelta(sub.name, mode=before.mode):
             sub_dirs_set.append(below)
     return DirDelta(
         new.name,
@@ -137,6 +137,7 @@ def _dir_delta(base: DirIndex, new: DirIndex) -> DirDelta:
         tuple(name for name in files_before if name not in files_after),
         tuple(sub_dirs_set),
         tuple(name for name in dirs_before if name not in dirs_after),
+        new.mode,
     )
 
 
@@ -162,6 +163,7 @@ def _apply_dir(base: DirIndex, delta: DirDelta, depth: int) -> DirIndex:
         tuple(sorted((*changed.values(), *kept.values()), key=_name)),
         tuple(file for file in base.files_present if not _is_kept(file, files.get(file.name))),
         tuple(strip_removed(sub) for sub in base.sub_dirs_present if sub.name not in sub_dirs),
+        delta.mode,
     )
 
 

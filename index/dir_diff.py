@@ -64,6 +64,8 @@ class DirDiff(msgspec.Struct, frozen=True, kw_only=True):
     sub_dirs_retained: tuple["DirDiff", ...] = ()
     # Gone with everything below; without what these directories had themselves listed as removed.
     sub_dirs_removed: tuple[DirIndex, ...] = ()
+    # Of the directory on disk.
+    mode: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse names in lists that exclude each other."""
@@ -97,7 +99,8 @@ def diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile = is_same_fi
         In each directory `added` + `retained` name exactly `local`; `retained` + `removed` are exactly what `remote`
         has present. A file that became a directory, or the reverse, is removed as one and added as the other. A
         retained entry is the remote one, except that it carries the local metadata (mode, times, owner, group) if the
-        modes differ; another time or owner alone changes nothing, so that an untouched tree stays the same value.
+        modes differ; another time or owner alone changes nothing, so that an untouched tree stays the same value. A
+        directory has the local mode.
 
     Raises:
         IndexInvariantError: A name occurs twice on either side, a list is not sorted, or the tree is deeper than
@@ -179,7 +182,7 @@ def strip_removed(directory: DirIndex) -> DirIndex:
     sub_dirs = _strip_all(directory.sub_dirs_present)
     if sub_dirs is directory.sub_dirs_present and not directory.files_removed and not directory.sub_dirs_removed:
         return directory
-    return DirIndex(directory.name, directory.files_present, sub_dirs)
+    return DirIndex(directory.name, directory.files_present, sub_dirs, mode=directory.mode)
 
 
 def _strip_all(directories: tuple[DirIndex, ...]) -> tuple[DirIndex, ...]:
@@ -218,6 +221,7 @@ def _diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile, path: Path
         sub_dirs_added=sub_dirs_added,
         sub_dirs_retained=sub_dirs_retained,
         sub_dirs_removed=sub_dirs_removed,
+        mode=local.mode,
     )
 
 
@@ -265,6 +269,7 @@ def _build_dir_index(diff: DirDiff, uploaded: Mapping[Path, FileIndex], path: Pa
             if (entry := new_files.get(file.name)) is None or not is_stored_alike(file, entry)
         ),
         diff.sub_dirs_removed,
+        diff.mode,
     )
     return directory, used_count
 

@@ -76,8 +76,8 @@ def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None
       name of a sub-directory that is present.
     - M3. Directories nest at most DEPTH_MAX deep; there are at most ENTRIES_MAX entries; all sizes together fit 63
       bits.
-    - M4. Sizes, offsets and times since the epoch fit 63 bits and are not negative (`modified_at_ns` may be); a mode
-      is at most 0o7777; owner and group are short texts; an SST identity is a short text and a number.
+    - M4. Sizes, offsets and times since the epoch fit 63 bits and are not negative (`modified_at_ns` may be); a mode,
+      also of a directory, is 0 to 0o7777; owner and group are short texts, an SST identity a short text and a number.
     - M5. A file's hash has 32 bytes, and its CRC32 32 bits.
     - M6. A file has either all its bytes inline, or blobs, or is empty and has neither.
     - M7. Blobs stand in the order of the file, each holds at least one byte, and they cover it without gap or overlap;
@@ -161,6 +161,7 @@ class _IndexWalk:
 
     def check_present(self, directory: DirIndex, path: Path) -> None:
         self._enter(len(directory.files_present) + len(directory.sub_dirs_present), path)
+        _check_dir_mode(directory, path)
         files = directory.files_present
         self._check_files(files, path)
         for file in files:
@@ -190,6 +191,7 @@ class _IndexWalk:
     def check_delta(self, directory: DirDelta, path: Path) -> None:
         names_count = len(directory.files_dropped) + len(directory.sub_dirs_dropped)
         self._enter(len(directory.files_set) + len(directory.sub_dirs_set) + names_count, path)
+        _check_dir_mode(directory, path)
         self._check_files(directory.files_set, path)
         files = {file.name for file in directory.files_set}
         sub_dirs = {sub.name for sub in directory.sub_dirs_set}
@@ -212,6 +214,7 @@ class _IndexWalk:
         if directory.files_removed or directory.sub_dirs_removed:
             raise broken("M12", "was removed and lists removed entries itself", _join(path))
         self._enter(len(directory.files_present) + len(directory.sub_dirs_present), path)
+        _check_dir_mode(directory, path)
         self._check_files(directory.files_present, path)
         for file in directory.files_present:
             for blob in file.blobs:
@@ -260,6 +263,11 @@ def _files_by_id(directory: DirIndex) -> dict[int, FileIndex]:
     for sub in directory.sub_dirs_present:
         found |= _files_by_id(sub)
     return found
+
+
+def _check_dir_mode(directory: DirIndex | DirDelta, path: Path) -> None:
+    if directory.mode is not None and not 0 <= directory.mode <= _MODE_MAX:
+        raise broken("M4", "mode is out of range", _join(path))
 
 
 def _check_names(names: Iterable[str], path: Path) -> None:

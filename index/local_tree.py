@@ -32,6 +32,8 @@ class LocalDir(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     files: tuple[LocalFile, ...] = ()
     sub_dirs: tuple["LocalDir", ...] = ()
+    # Permission bits; None where only the files were looked at.
+    mode: int | None = None
 
 
 def local_dir_of(files: Mapping[tuple[str, ...], LocalFile]) -> LocalDir:

@@ -84,6 +84,8 @@ class DirIndex(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sub_dirs_present: tuple["DirIndex", ...] = ()
     files_removed: tuple[FileIndex, ...] = ()
     sub_dirs_removed: tuple["DirIndex", ...] = ()
+    # Permission bits, 0o000 to 0o7777; None in indexes of older releases and where only files were looked at.
+    mode: int | None = None
 
 
 class LineageItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -145,6 +147,8 @@ class DirDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     files_dropped: tuple[str, ...] = ()
     sub_dirs_set: tuple["DirDelta", ...] = ()
     sub_dirs_dropped: tuple[str, ...] = ()
+    # What the directory has in the result, also None.
+    mode: int | None = None
 
 
 class IndexDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta", tag_field="kind"):

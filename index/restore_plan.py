@@ -14,6 +14,11 @@ FilePath = tuple[str, ...]
 # Dead bytes of a pack that are fetched along, so that what stands before and after them is one request.
 GAP_BYTES_MAX: Final = 256 * 1024
 
+# A snapshot may come from anywhere: no restored file runs with its owner's rights. No store has such files.
+RESTORED_MODE: Final = 0o777
+# Whoever restores a directory may read, replace and remove it.
+_READABLE: Final = 0o500
+
 
 class RestoredFile(msgspec.Struct, frozen=True):
     """One file of the snapshot and where it belongs."""
@@ -48,6 +53,8 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Every directory, parents first, and every file in exactly one of the other fields."""
 
     dirs: tuple[FilePath, ...]
+    # Permission bits for the directories of which they are known, the root's under ().
+    modes: dict[FilePath, int]
     empty: tuple[RestoredFile, ...]
     inline: tuple[RestoredFile, ...]
     # Immutable files that get a second name.
@@ -147,8 +154,10 @@ def plan_restore(
             packed.setdefault(entry.blobs[0].key, []).append(file)
         else:
             streams.append(file)
+    dirs = list(_dirs(index.dir, ()))
     return RestorePlan(
-        dirs=tuple(_dirs(index.dir, ())),
+        dirs=tuple(path for path, _ in dirs[1:]),
+        modes={path: mode & RESTORED_MODE | _READABLE for path, mode in dirs if mode is not None},
         empty=tuple(empty),
         inline=tuple(inline),
         links=tuple(links),
@@ -179,9 +188,9 @@ def _files(directory: DirIndex, path: FilePath) -> Iterator[tuple[FilePath, File
         yield from _files(sub, (*path, check_file_name(sub.name)))
 
 
-def _dirs(directory: DirIndex, path: FilePath) -> Iterator[FilePath]:
+def _dirs(directory: DirIndex, path: FilePath) -> Iterator[tuple[FilePath, int | None]]:
+    yield path, directory.mode
     for sub in directory.sub_dirs_present:
-        yield (*path, sub.name)
         yield from _dirs(sub, (*path, sub.name))
 
 

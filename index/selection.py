@@ -16,9 +16,11 @@ class _Directory:
         self.files: dict[str, FileIndex] = {}
         self.sub_dirs: dict[str, _Directory] = {}
 
-    def frozen(self, name: str) -> DirIndex:
+    def frozen(self, name: str, source: DirIndex) -> DirIndex:
         files = tuple(self.files[file] for file in sorted(self.files))
-        return DirIndex(name, files, tuple(self.sub_dirs[sub].frozen(sub) for sub in sorted(self.sub_dirs)))
+        known = {sub.name: sub for sub in source.sub_dirs_present}
+        sub_dirs = (self.sub_dirs[sub].frozen(sub, known.get(sub, DirIndex(sub))) for sub in sorted(self.sub_dirs))
+        return DirIndex(name, files, tuple(sub_dirs), mode=source.mode)
 
 
 def select_files(index: SnapshotIndex, files: Iterable[tuple[FilePath, FileIndex]]) -> SnapshotIndex:
@@ -39,4 +41,4 @@ def select_files(index: SnapshotIndex, files: Iterable[tuple[FilePath, FileIndex
         directory.files[entry.name] = entry
         used.update(blob.key for blob in entry.blobs)
     packs = tuple(pack for pack in index.packs if pack.key in used)
-    return msgspec.structs.replace(index, dir=root.frozen(""), packs=packs)
+    return msgspec.structs.replace(index, dir=root.frozen("", index.dir), packs=packs)

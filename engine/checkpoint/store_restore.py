@@ -136,7 +136,7 @@ async def _replayed(
             target=staging.directory,
             ambient=ambient,
         )
-        await run_blocking(lambda: staging.publish(dirs_below(staging.directory)))
+        await run_blocking(lambda: staging.publish(dirs_below(staging.directory), {}))
     finally:
         await run_blocking(staging.close)
     progress.add(files=made.files, bytes_=made.size_bytes)

@@ -118,7 +118,7 @@ class DirectoryTarget:
     async def publish(self, published: Iterable[str] = ()) -> None:  # noqa: ARG002  (they are in the directory)
         """As `CheckpointTarget.publish`."""
         try:
-            await run_blocking(lambda: self._staging.publish(dirs_below(self.directory)))
+            await run_blocking(lambda: self._staging.publish(dirs_below(self.directory), {}))
         finally:
             # After an error it is back, unless that failed too.
             if self._staging.replaces and await run_blocking(self._aside.exists):

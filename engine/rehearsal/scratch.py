@@ -1,7 +1,6 @@
 """The fresh directory of a rehearsal: made with room for all stores, and removed at the end (design 0009, R2)."""
 
 import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Final
 from blobstore.local_files import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
-from engine.staging import target_errors
+from engine.staging import remove_tree, target_errors
 from index.log import Commit
 
 SCRATCH_PREFIX: Final = "tidemark-rehearsal-"
@@ -81,10 +80,10 @@ def _make_with_room(directory: Path, commit: Commit) -> None:
 
 def _remove(directory: Path) -> str:
     """Remove as much of a directory as goes; why the rest stays, empty if all went."""
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory, ignore_errors=True)
     try:
         # Once more, of what is left: now the first error is told.
-        shutil.rmtree(directory)
+        remove_tree(directory)
     except FileNotFoundError:
         return ""
     except OSError as error:

@@ -243,7 +243,42 @@ STATE = SnapshotIndex(
     ),
 )
 
-INDEXES: dict[str, StoredIndex] = {"snapshot": SNAPSHOT, "delta": DELTA, "state": STATE}
+# Directories with modes, one without, and a delta that changes nothing else. Readers from before that ignore them.
+MODES = SnapshotIndex(
+    metadata=SnapshotMetadata(job="page-views", task="0", store="default", version=1, unique_id=UniqueId("u-1")),
+    session="0f1e2d3c4b5a69788796",
+    dir=DirIndex(
+        "",
+        (FileIndex("empty.log", FileMetadata(0, 0o644, 6), b"\x0c" * 32, 0),),
+        (DirIndex("archive", (), (DirIndex("deep", mode=0o500),), mode=0o2750), DirIndex("unknown")),
+        (),
+        (DirIndex("old", mode=0),),
+        0o700,
+    ),
+)
+
+MODES_DELTA = IndexDelta(
+    metadata=SnapshotMetadata(
+        job="page-views",
+        task="0",
+        store="default",
+        version=2,
+        unique_id=UniqueId("u-2"),
+        base=LineageItem(1, UniqueId("u-1")),
+    ),
+    session="99887766554433221100",
+    base=REFERENCE,
+    depth=1,
+    dir=DirDelta("", (), (), (DirDelta("archive", mode=0o750), DirDelta("new", mode=0o7777)), (), 0o700),
+)
+
+INDEXES: dict[str, StoredIndex] = {
+    "snapshot": SNAPSHOT,
+    "delta": DELTA,
+    "state": STATE,
+    "modes": MODES,
+    "modes-delta": MODES_DELTA,
+}
 
 
 def main(directory: Path) -> None:

@@ -21,10 +21,10 @@ from index.codec import (
     encode_index,
     encode_record,
 )
-from index.delta import apply_delta
+from index.delta import apply_delta, resolve_deltas
 from index.errors import IndexInvariantError
-from index.model import StoredIndex, StoredRecord
-from tests.golden.make_golden import DELTA, INDEXES, RECORDS, SNAPSHOT, main
+from index.model import FileIndex, StoredIndex, StoredRecord
+from tests.golden.make_golden import DELTA, INDEXES, MODES, MODES_DELTA, RECORDS, SNAPSHOT, main
 
 V1 = Path(__file__).parent / "v1"
 DESIGN = Path(__file__).parents[2] / "design" / "0001-snapshot-format.md"
@@ -35,6 +35,8 @@ SHA256 = {
     "commit": "fa819c9b9292d0a278607095322d8b0affcece353918ea088ead02eade890721",
     "delta": "89469336b032bca9ab676c0f673daa55cc4f56aadf38eedad3d4f8d397ea1c20",
     "fork": "7f11a61ff47e24a0b1e4328c1864f4bed8d8aca5a29393e545453628f3a637cb",
+    "modes": "70b6442642899ce98304576b11eff8ade16bb9e4867221578a6ed774e7ef4d2c",
+    "modes-delta": "acad900546149a13e32faa83cbf7420d15a08b918e599a4fc05111fc9a272886",
     "name": "8f17f3d32dbfc0e7c7817615f8acfbfd3de56c99e392e6c9d1cd2b0fcd6aa6a5",
     "pin": "93fc066cffab9e560782455b596810e695ced86ff590160cabac1cd20e68af78",
     "repository": "4a8a7a1d327c033e1de0b655f9d11db962d8f1ac489821476f2fe517049346cc",
@@ -83,6 +85,29 @@ def test_old_delta_still_applies() -> None:
     assert [sub.name for sub in index.dir.sub_dirs_present] == ["archive", "new"]
     assert [file.name for file in index.dir.files_removed] == ["000012.sst", "CURRENT", "OPTIONS-000007"]
     assert index.packs == DELTA.packs_set
+
+
+def test_modes_of_directories_are_right_through_deltas() -> None:
+    root = resolve_deltas(MODES, [MODES_DELTA]).dir
+    archive, new, unknown = root.sub_dirs_present
+    assert (root.mode, archive.mode, new.mode, unknown.mode) == (0o700, 0o750, 0o7777, None)
+    assert archive.sub_dirs_present[0].mode == 0o500
+
+
+class OldDirDelta(msgspec.Struct, array_like=True):
+    """What releases that know no modes of directories read."""
+
+    name: str
+    files_set: tuple[FileIndex, ...] = ()
+    files_dropped: tuple[str, ...] = ()
+    sub_dirs_set: tuple["OldDirDelta", ...] = ()
+    sub_dirs_dropped: tuple[str, ...] = ()
+
+
+def test_modes_of_directories_stand_last_where_older_readers_ignore_them() -> None:
+    raw = read_as_an_outsider((V1 / "modes-delta.bin").read_bytes())["dir"]
+    assert raw == ["", [], [], [["archive", [], [], [], [], 0o750], ["new", [], [], [], [], 0o7777]], [], 0o700]
+    assert msgspec.convert(raw, OldDirDelta) == OldDirDelta("", (), (), (OldDirDelta("archive"), OldDirDelta("new")))
 
 
 def test_a_lineage_of_sparks_need_not_end_with_the_base() -> None:

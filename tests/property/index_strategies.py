@@ -49,6 +49,7 @@ trees: st.SearchStrategy[Tree] = st.recursive(
 )
 
 sessions = st.text("0123456789abcdef", min_size=20, max_size=20)
+modes = st.integers(0, 0o7777)
 hashes = st.binary(min_size=32, max_size=32)
 naturals = st.integers(0, 5) | st.integers(0, SIZE_BYTES_MAX)
 scopes = st.builds(Scope, key_names, st.none() | key_names)
@@ -71,7 +72,7 @@ def files(draw: st.DrawFn) -> FileIndex:
         blobs.append(FileBlob(draw(keys), start, 0, size, draw(hashes) if len(runs) > 1 else b""))
     metadata = FileMetadata(
         len(inline) if inline else sum(runs),
-        draw(st.integers(0, 0o7777)),
+        draw(modes),
         draw(st.integers(-(2**63), 2**63 - 1)),
         draw(naturals),
         draw(texts | st.just("")),
@@ -121,6 +122,7 @@ def dir_deltas(draw: st.DrawFn, name: str = "", depth: int = 0) -> DirDelta:
         tuple(sorted(draw(st.sets(free, max_size=3)))),
         tuple(draw(dir_deltas(sub, depth + 1)) for sub in sorted(names)),
         tuple(sorted(draw(st.sets(free, max_size=3)))),
+        draw(st.none() | modes),
     )
 
 

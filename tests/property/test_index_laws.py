@@ -1,6 +1,6 @@
 """Laws of diff, delta and stored form over random trees and values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -62,6 +62,7 @@ from tests.property.index_strategies import (
     index_deltas,
     key_names,
     keys,
+    modes,
     name_records,
     pins,
     repositories,
@@ -74,6 +75,7 @@ from tests.unit.index.builders import (
     Tree,
     backup,
     blob_key,
+    dir_modes,
     file_index,
     local_dir,
     present_files,
@@ -84,13 +86,20 @@ REFERENCE = IndexReference(key=blob_key(9, room=INDEXES), sha256=b"1" * 32, size
 
 calmly = settings(deadline=None)
 histories = st.lists(trees, min_size=1, max_size=5)
+# Of directories and files by name, for each snapshot of a history: most directories of a tree have none.
+modes_of_names = st.lists(
+    st.dictionaries(st.sampled_from(["", "CURRENT", "LOG", "a", "b", "naïve", "..."]), modes), min_size=5, max_size=5
+)
 
 
-def chain_of(history: list[Tree], store: dict[str, bytes] | None = None) -> list[SnapshotIndex]:
+def chain_of(
+    history: list[Tree], store: dict[str, bytes] | None = None, modes: Sequence[Mapping[str, int]] = ({},) * 5
+) -> list[SnapshotIndex]:
     """One backup after the other, each on top of the one before."""
     chain: list[SnapshotIndex] = []
     for version, tree in enumerate(history, start=1):
-        chain.append(backup(tree, version=version, base=chain[-1] if chain else None, store=store))
+        base = chain[-1] if chain else None
+        chain.append(backup(tree, version=version, base=base, store=store, modes=modes[version - 1]))
     return chain
 
 
@@ -98,13 +107,14 @@ def chain_of(history: list[Tree], store: dict[str, bytes] | None = None) -> list
 
 
 @calmly
-@given(histories)
-def test_every_snapshot_of_a_history_is_a_picture_of_its_tree(history: list[Tree]) -> None:
-    """Applying a diff gives local: names, directories and bytes, read from stored blobs alone."""
+@given(histories, modes_of_names)
+def test_every_snapshot_of_a_history_is_a_picture_of_its_tree(history: list[Tree], modes: list[dict[str, int]]) -> None:
+    """Applying a diff gives local: names, directories with their modes and bytes, read from stored blobs alone."""
     store: dict[str, bytes] = {}
-    for tree, index in zip(history, chain_of(history, store), strict=True):
+    for tree, of_names, index in zip(history, modes, chain_of(history, store, modes), strict=False):
         check_snapshot_index(index)
         assert read_back(index.dir, store) == tree
+        assert dir_modes(index.dir) == dir_modes(local_dir(tree, modes=of_names))
 
 
 @calmly
@@ -202,9 +212,9 @@ def test_delta_on_its_base_gives_the_new_index(first: Tree, second: Tree, third:
 
 
 @calmly
-@given(histories)
-def test_chain_of_deltas_gives_the_newest_index(history: list[Tree]) -> None:
-    chain = chain_of(history)
+@given(histories, modes_of_names)
+def test_chain_of_deltas_gives_the_newest_index(history: list[Tree], modes: list[dict[str, int]]) -> None:
+    chain = chain_of(history, modes=modes)
     deltas = [make_delta(chain[n], REFERENCE, n, chain[n + 1]) for n in range(len(chain) - 1)]
     assert resolve_deltas(chain[0], deltas) == chain[-1]
 
@@ -213,9 +223,9 @@ def test_chain_of_deltas_gives_the_newest_index(history: list[Tree]) -> None:
 
 
 @calmly
-@given(histories)
-def test_index_decodes_to_what_was_encoded(history: list[Tree]) -> None:
-    index = chain_of(history)[-1]
+@given(histories, modes_of_names)
+def test_index_decodes_to_what_was_encoded(history: list[Tree], modes: list[dict[str, int]]) -> None:
+    index = chain_of(history, modes=modes)[-1]
     assert decode_index(encode_index(index), subject="k") == index
 
 

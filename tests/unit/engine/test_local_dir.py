@@ -41,6 +41,8 @@ def test_scan_tells_what_stat_tells(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"12345")
     path.chmod(0o4751)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub").chmod(0o2750)
     os.utime(path, ns=(1, 1_234_567_890_123_456_789))
     (file,) = scan_dir(tmp_path).files
     status = path.stat()
@@ -49,6 +51,8 @@ def test_scan_tells_what_stat_tells(tmp_path: Path) -> None:
     assert file.metadata.modified_at_ns == 1_234_567_890_123_456_789
     assert file.metadata.owner == path.owner()
     assert (file.sst, file.blake3, file.crc32) == (None, None, None)
+    assert [sub.mode for sub in scan_dir(tmp_path).sub_dirs] == [0o2750]
+    assert scan_dir(tmp_path).mode == tmp_path.stat().st_mode & 0o7777
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

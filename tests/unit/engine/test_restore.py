@@ -51,15 +51,6 @@ class TestTarget:
         assert restored_whole(bench)
         assert bench.target.stat().st_mode & 0o7777 == 0o710
 
-    async def test_directories_are_their_owners_alone_whatever_the_umask(self, bench: Workbench) -> None:
-        before = os.umask(0o022)
-        try:
-            await bench.restore()
-        finally:
-            os.umask(before)
-        assert bench.target.stat().st_mode & 0o777 == 0o700
-        assert (bench.target / "sub").stat().st_mode & 0o777 == 0o700
-
     @pytest.mark.parametrize("content", ["file", "empty directory", "hidden file", "dangling link"])
     async def test_directory_with_content_is_refused_untouched(self, bench: Workbench, content: str) -> None:
         bench.target.mkdir()

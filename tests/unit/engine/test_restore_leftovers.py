@@ -99,7 +99,7 @@ class TestLeftovers:
             patch.setattr(shutil, "rmtree", die_half_way)
             staging = Staging(bench.target, self.SESSION, replace=True)
             staging.open()
-            staging.publish(())
+            staging.publish((), {})
             with pytest.raises(Killed):
                 staging.close()
         os.close(staging._lock)  # as the system does for the dead

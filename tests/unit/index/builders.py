@@ -93,6 +93,7 @@ def local_dir(tree: Tree, name: str = "", *, modes: Mapping[str, int] | None = N
         name=name,
         files=tuple(local_file(n, files[n], mode=(modes or {}).get(n, 0o644)) for n in sorted(files)),
         sub_dirs=tuple(local_dir(subs[n], n, modes=modes) for n in sorted(subs)),
+        mode=(modes or {}).get(name),
     )
 
 
@@ -214,6 +215,14 @@ def present_files(directory: DirIndex, path: Path = ()) -> Iterator[tuple[Path, 
         yield (*path, file.name), file
     for sub in directory.sub_dirs_present:
         yield from present_files(sub, (*path, sub.name))
+
+
+def dir_modes(directory: DirIndex | LocalDir, path: Path = ()) -> dict[Path, int | None]:
+    """The mode of every directory, the root's under ()."""
+    modes = {path: directory.mode}
+    for sub in directory.sub_dirs if isinstance(directory, LocalDir) else directory.sub_dirs_present:
+        modes |= dir_modes(sub, (*path, sub.name))
+    return modes
 
 
 def read_back(directory: DirIndex, store: Mapping[str, bytes]) -> dict[str, bytes | Tree]:

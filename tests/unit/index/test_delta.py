@@ -5,7 +5,7 @@ from index.delta import INDEX_DELTAS_MAX, apply_delta, make_delta, resolve_delta
 from index.errors import IndexInvariantError
 from index.keys import INDEXES
 from index.model import DirDelta, DirIndex, FileIndex, IndexDelta, IndexReference, LineageItem, SnapshotIndex, UniqueId
-from tests.unit.index.builders import Tree, backup, blob_key, file_index, present_files
+from tests.unit.index.builders import Tree, backup, blob_key, dir_modes, file_index, local_dir, present_files
 
 change = msgspec.structs.replace
 
@@ -72,6 +72,24 @@ def test_chmod_is_a_change_and_removes_nothing() -> None:
     assert [file.metadata.mode for file in delta.dir.files_set] == [0o400]
     assert apply_delta(base, delta) == new
     assert new.dir.files_removed == ()
+
+
+def test_directory_that_only_changed_its_mode_is_right_through_deltas() -> None:
+    modes = {"": 0o755, "d": 0o750, "e": 0o700, "gone": 0o500}
+    indexes = [backup(FIRST, modes=modes)]
+    deltas: list[IndexDelta] = []
+    for version, changed in enumerate([{"e": 0o500}, {"": 0o700}, {"d": 0o700, "e": 0o755}], start=2):
+        modes |= changed
+        indexes.append(backup(FIRST, version=version, base=indexes[-1], modes=modes))
+        deltas.append(delta_of(indexes[-2], indexes[-1], version - 2))
+        assert dir_modes(indexes[-1].dir) == dir_modes(local_dir(FIRST, modes=modes))
+        assert resolve_deltas(indexes[0], deltas) == indexes[-1]
+    assert deltas[0].dir == DirDelta(
+        "", (), (), (DirDelta("d", (), (), (DirDelta("e", mode=0o500),), (), 0o750),), (), 0o755
+    )
+    assert deltas[1].dir == DirDelta("", mode=0o700)
+    unknown = backup(FIRST, version=9, base=indexes[-1])
+    assert set(dir_modes(apply_delta(indexes[-1], delta_of(indexes[-1], unknown)).dir).values()) == {None}
 
 
 def test_packs_come_and_go_with_their_files() -> None:

@@ -20,6 +20,7 @@ from tests.unit.index.builders import (
     Path,
     Tree,
     backup,
+    dir_modes,
     file_index,
     local_dir,
     local_file,
@@ -107,6 +108,15 @@ def test_removed_directory_is_listed_without_what_it_had_removed_itself() -> Non
     diff = diff_dir(local_dir({}), second.dir)
     assert diff.sub_dirs_removed == (strip_removed(second.dir.sub_dirs_present[0]),)
     assert diff.sub_dirs_removed[0] == DirIndex("d", second.dir.sub_dirs_present[0].files_present)
+
+
+def test_directories_have_the_modes_on_disk() -> None:
+    first = backup({"d": {"a": b"1"}, "old": {}}, modes={"": 0o755, "d": 0o755, "old": 0o500})
+    diff = diff_dir(local_dir({"d": {"a": b"1"}, "new": {}}, modes={"": 0o700, "d": 0o750, "new": 0o500}), first.dir)
+    assert diff_stats(diff).files_added == 0
+    built = build_dir_index(diff, {})
+    assert dir_modes(built) == {(): 0o700, ("d",): 0o750, ("new",): 0o500}
+    assert built.sub_dirs_removed == (DirIndex("old", mode=0o500),)
 
 
 def test_directory_without_removed_lists_is_not_copied() -> None:

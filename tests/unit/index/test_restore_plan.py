@@ -71,11 +71,13 @@ def test_every_form_has_its_way() -> None:
         dir=DirIndex(
             "",
             (in_pack("a", 0, 10), cut, file_index("empty"), inline, file_index("one", b"one", counter=8)),
-            (DirIndex("d", (), (DirIndex("e", (file_index("f", b"f", counter=9),)),)), DirIndex("g")),
+            (DirIndex("d", (), (DirIndex("e", (file_index("f", b"f", counter=9),)),), mode=0o750), DirIndex("g")),
+            mode=0o500,
         ),
     )
     plan = plan_restore(index, {}, range_bytes=100, owners_count=False)
     assert plan.dirs == (("d",), ("d", "e"), ("g",))
+    assert plan.modes == {(): 0o500, ("d",): 0o750}
     assert [file.path for file in plan.empty] == [("empty",)]
     assert [file.path for file in plan.inline] == [("inline",)]
     assert [file.path for run in plan.runs for file in run.files] == [("a",)]

@@ -11,7 +11,7 @@ from index.selection import select_files
 from index.state_metadata import StateMetadata, StoredFile
 from index.state_names import StateVersion
 from index.state_selection import select_state_files
-from tests.unit.index.builders import Tree, backup, read_back
+from tests.unit.index.builders import Tree, backup, dir_modes, read_back
 
 TREE: dict[str, bytes | Tree] = {
     "3.zip": b"zip of three",
@@ -30,7 +30,7 @@ TREE: dict[str, bytes | Tree] = {
 def test_a_part_holds_its_files_their_directories_and_the_packs_that_they_stand_in() -> None:
     store: dict[str, bytes] = {}
     older = backup(TREE | {"gone": b"gone", "dir": {"gone": b"too"}}, store=store)
-    index = backup(TREE, version=2, base=older, store=store)
+    index = backup(TREE, version=2, base=older, store=store, modes={"": 0o750, "SSTs": 0o500})
     assert index.packs
     assert index.dir.files_removed
     everything = dict(files_of(index.dir))
@@ -42,6 +42,7 @@ def test_a_part_holds_its_files_their_directories_and_the_packs_that_they_stand_
         assert (part.metadata, part.session, part.dir.files_removed) == (index.metadata, index.session, ())
     nested = select_files(index, [(("SSTs", "000008-a.sst"), everything["SSTs", "000008-a.sst"])])
     assert read_back(nested.dir, store) == {"SSTs": {"000008-a.sst": b"12345678"}}
+    assert dir_modes(nested.dir) == {(): 0o750, ("SSTs",): 0o500}
     assert select_files(index, []).packs == ()
 
 
