@@ -17,7 +17,7 @@ from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit
 from engine.collect.facts import Facts
 from engine.collect.hands import KEYS_TOLD_MAX, Deleted, Hands
 from engine.collect.leftovers import delete_leftovers, plan_leftovers
-from engine.collect.overtaken import read_until_not_overtaken
+from engine.collect.overtaken import PLANS_MAX, read_until_not_overtaken
 from engine.collect.own_hands import OwnHands, delete_keys
 from engine.collect.plan_writer import check_place, write_header, write_summary
 from engine.collect.report import CollectReport, make_report
@@ -179,14 +179,20 @@ class _Run:
             facts.policy = facts.policy.ageless()
         facts.unfinished, facts.unfinished_hidden = await plan_unfinished(self._store, facts.age_now_ms, ttl_ms)
         facts.leftovers = await plan_leftovers(self._store, facts.age_now_ms, ttl_ms)
-        try:
-            _, marked, _ = await read_until_not_overtaken(self._read_roots, None, self._choose, self._sweep)
-        except (DamagedError, FormatError):
-            self._broken = await find_broken(self._store, kept_references(facts.plans, facts.roots))
-            if not self._broken:
-                raise
-            _, marked, _ = await read_until_not_overtaken(self._read_roots, None, self._choose, self._sweep)
-        return marked
+        for attempt in range(PLANS_MAX):
+            try:
+                _, marked, _ = await read_until_not_overtaken(self._read_roots, None, self._choose, self._sweep)
+            except (DamagedError, FormatError):
+                if attempt == PLANS_MAX - 1:
+                    raise
+                # Of a scope that is left alone because of one broken index more is kept, and more may be broken.
+                broken = await find_broken(self._store, kept_references(facts.plans, facts.roots))
+                if broken.keys() <= self._broken.keys():
+                    raise
+                self._broken = {**self._broken, **broken}
+            else:
+                return marked
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def close_commits(self, marked: References) -> None:
         """Write the boundaries, then read the roots again and spare what they lead to beside what was marked (D4)."""

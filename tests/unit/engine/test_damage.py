@@ -155,6 +155,15 @@ async def test_an_index_that_cannot_be_read_protects_its_job_alone(world: World)
     await collects_all_but(world, index)
 
 
+async def test_an_index_that_is_kept_only_for_another_broken_one_may_be_broken_too(world: World) -> None:
+    await world.history(await world.process(), "zero")
+    repository = await two_jobs(world)
+    newest, closing, _ = [c.record.stores[0].index.key for c in await repository.commits(JOB)]
+    flip(world, newest)
+    flip(world, closing)
+    await collects_all_but(world, newest)
+
+
 async def test_an_index_of_which_no_neighbour_can_be_read_protects_everything(world: World) -> None:
     """Another store of a fork has nothing of its source any more, and does not tell what this one has."""
     repository = await two_jobs(world)
