@@ -134,7 +134,10 @@ def _log(
     )
     for _, newest_record in records[-1:]:
         lease_ms = repository.ttl_ms - repository.margin_ms if newest_record.kind == "commit" else PIN_DURATION_MS
-        if newest_record.valid_until_ms - lease_ms < made_at_ms:
+        # One that was void at the old place may lack what was collected there: then it still is.
+        new = [s for s in newest_record.stores if s.number == newest_record.number] or newest_record.stores
+        came_along = all(store.index.key in found for store in new)
+        if newest_record.valid_until_ms - lease_ms < made_at_ms and came_along:
             vouched.add(CommitPointer(newest_record.number, newest_record.write_id))
     return keep, [
         record
