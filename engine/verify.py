@@ -209,8 +209,10 @@ async def verify(
         try:
             index, chain = await read_index_chain(store, reference)
             await risks.look_at_indexes(index, chain, place)
-        except (DamagedError, FormatError):
-            problems.append(place.problem(ProblemKind.INDEX_DAMAGED, reference.key))
+        except (DamagedError, FormatError) as error:
+            # It may be one that this is a delta on.
+            damaged = error.subject if error.subject.startswith(INDEXES) else reference.key
+            problems.append(place.problem(ProblemKind.INDEX_DAMAGED, damaged))
             return
         needs = blobs_needed(index)
         risks.look_at_blobs(needs, place)

@@ -36,8 +36,7 @@ class Damage:
     async def check_is_told(self, repository: Repository) -> list[str]:
         """`verify` tells what is missing of every open commit and live name, and nothing else."""
         known = self._chronicle
-        stores = [s for scope in known.records for written in known.open_records(scope) for s in written.record.stores]
-        stores += [store for name in known.live_names() for store in name.stores]
+        stores = self._verified()
         lost = self._lost(stores)
         report = await repository.verify()
         told = {problem.key for problem in report.problems}
@@ -55,6 +54,12 @@ class Damage:
             untold = at_risk - {problem.key for problem in report.problems}
             violations += [f"7 untold: {key} carries a TTL, and verify does not tell" for key in sorted(untold)]
         return violations
+
+    def _verified(self) -> list[StoreReference]:
+        """Return what `verify` looks at: the stores of open commits and of live names."""
+        known = self._chronicle
+        stores = [s for scope in known.records for written in known.open_records(scope) for s in written.record.stores]
+        return stores + [store for name in known.live_names() for store in name.stores]
 
     async def check_is_made_good(self, repository: Repository) -> list[str]:
         """The next commit of whoever still has the files is whole again."""
@@ -76,7 +81,8 @@ class Damage:
         repository = await Repository.open(plain_store(self._server))
         rotten = set(known.rotten)
         told = {problem.key for problem in (await repository.verify()).problems}
-        needed = known.reachable() | {
+        # What only a pin leads to is not asked for: it ends with its reader.
+        needed = {key for store in self._verified() for key in known.way(store)} | {
             commit_key(scope, written.record.number) for scope in known.records for written in known.open_records(scope)
         }
         violations = [f"7 untold: {key} rotted, and verify does not tell" for key in sorted(rotten & needed - told)]
