@@ -5,13 +5,22 @@ from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobStore, BytesBody, Created
+from blobstore.base import BlobStore, Created
 from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
-from engine.log_io import Noted, ScopeLog, find_boundary, load_scope, read_boundary, read_commit, read_record
+from engine.log_io import (
+    Noted,
+    ScopeLog,
+    find_boundary,
+    load_scope,
+    put_boundary,
+    read_boundary,
+    read_commit,
+    read_record,
+)
 from engine.names import read_first_name
 from engine.store_checks import check_commits
 from engine.verify import verify
-from index.codec import decode_name, decode_pin, encode_record
+from index.codec import decode_name, decode_pin
 from index.collect_plan import is_upload_key
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.forgetting import FORGOTTEN_AHEAD
@@ -20,6 +29,7 @@ from index.log import Commit, is_number_closed
 from index.model import Boundary
 
 OPERATION: Final = "discard"
+_MAY_ARRIVE: Final = "discard again: the boundary may still arrive, and closes what it does not keep"
 
 
 class Discarded(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,12 +172,12 @@ def _check_first(key: str, others: list[str]) -> None:
 
 
 async def _write(store: BlobStore, boundary: Boundary) -> None:
-    key = boundary_key(boundary.scope, boundary.number)
-    if isinstance(await store.put_if_absent(key, BytesBody(encode_record(boundary))), Created):
+    if isinstance(await put_boundary(store, boundary, operation=OPERATION, may_arrive=_MAY_ARRIVE), Created):
         return
     try:
         standing = await find_boundary(store, boundary.scope, boundary.number)
     except FormatError:
         standing = None
     if standing != boundary:
-        raise UnsafeStoreError("the boundary is not known to stand", operation=OPERATION, subject=key)
+        key = boundary_key(boundary.scope, boundary.number)
+        raise UnsafeStoreError("the boundary is not known to stand", operation=OPERATION, subject=key, hint=_MAY_ARRIVE)

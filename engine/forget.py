@@ -5,16 +5,14 @@ from typing import Final
 
 import msgspec
 
-from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
-from blobstore.errors import REFUSALS, AccessDeniedError, StoreError, StoreUnavailableError
+from blobstore.base import BlobStore, Created, Lost, Unknown
+from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from engine.errors import NotFoundError
-from engine.log_io import find_boundary, load_log
+from engine.log_io import find_boundary, load_log, put_boundary
 from engine.names import list_names
 from engine.naming import release_name
 from engine.store_checks import check_commits
-from index.codec import encode_record
 from index.forgetting import plan_forget
-from index.keys import boundary_key
 from index.log import Commit
 from index.model import Boundary, Scope
 from index.told import Told
@@ -114,15 +112,7 @@ async def _close(store: BlobStore, scope: Scope, *, dry_run: bool) -> ForgetRepo
 
 async def _write(store: BlobStore, boundary: Boundary) -> bool:
     """Write the boundary; False if nobody knows whether it stands, or it does not."""
-    key = boundary_key(boundary.scope, boundary.number)
-    try:
-        outcome = await store.put_if_absent(key, BytesBody(encode_record(boundary)))
-    except REFUSALS:
-        raise
-    except StoreError as error:
-        # An error may stand for a request that arrived all the same.
-        raise StoreUnavailableError(str(error), operation=OPERATION, key=key, hint=_MAY_ARRIVE) from error
-    match outcome:
+    match await put_boundary(store, boundary, operation=OPERATION, may_arrive=_MAY_ARRIVE):
         case Created():
             return True
         case Unknown():

@@ -6,12 +6,12 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from blobstore.base import BlobStore, list_blobs, read_blob
+from blobstore.base import BlobStore, BytesBody, CreateOutcome, list_blobs, read_blob
 from blobstore.bounded import map_bounded
-from blobstore.errors import BlobNotFoundError, InvalidRequestError
+from blobstore.errors import REFUSALS, BlobNotFoundError, InvalidRequestError, StoreError, StoreUnavailableError
 from engine.errors import UnsafeStoreError
 from engine.settle import has_ttl, new_indexes_of
-from index.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository
+from index.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository, encode_record
 from index.collect_plan import choose_superseded_boundaries
 from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnsafeNameError
 from index.keys import LOG, REPOSITORY, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
@@ -165,6 +165,28 @@ async def find_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary
     with contextlib.suppress(BlobNotFoundError):
         return await read_boundary(store, scope, number)
     return None
+
+
+async def put_boundary(store: BlobStore, boundary: Boundary, *, operation: str, may_arrive: str) -> CreateOutcome:
+    """Create a boundary; whoever has found its number taken asks `find_boundary`.
+
+    Args:
+        store: Where the log is.
+        boundary: It.
+        operation: The use case, for the error.
+        may_arrive: The hint of that error: what to do while the boundary may still arrive.
+
+    Raises:
+        StoreUnavailableError: The store failed, and the boundary may stand all the same, or arrive later.
+        StoreError: As the store says: it was refused, and does not stand.
+    """
+    key = boundary_key(boundary.scope, boundary.number)
+    try:
+        return await store.put_if_absent(key, BytesBody(encode_record(boundary)))
+    except REFUSALS:
+        raise
+    except StoreError as error:
+        raise StoreUnavailableError(str(error), operation=operation, key=key, hint=may_arrive) from error
 
 
 async def list_log(store: BlobStore, scope: Scope, *, from_number: int = 0) -> LogListing:

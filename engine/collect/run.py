@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Mapping
 from typing import Final
 
-from blobstore.base import BlobStore, BytesBody, Created, Lost
+from blobstore.base import BlobStore, Created, Lost
 from blobstore.bounded import map_bounded
-from blobstore.errors import REFUSALS, StoreError, StoreUnavailableError
+from blobstore.errors import StoreError
 from engine.clock import Ambient, SystemAmbient, read_now_ms
 from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit
 from engine.collect.facts import Facts
@@ -24,7 +24,7 @@ from engine.collect.report import CollectReport, make_report
 from engine.collect.unfinished import abort_puts, plan_unfinished
 from engine.damage import Unread, assess, find_broken
 from engine.errors import DamagedError, EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
-from engine.log_io import ScopeLog, find_boundary, list_scopes, load_log
+from engine.log_io import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import (
     IN_FLIGHT_MAX,
@@ -41,7 +41,6 @@ from engine.settle import settle_record
 from engine.store_checks import check_collects
 from engine.words import count
 from index.audit import Outcome
-from index.codec import encode_record
 from index.collect_plan import ScopePlan
 from index.errors import FormatError, UnknownFormatError
 from index.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
@@ -432,19 +431,12 @@ async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary | Non
         UnsafeStoreError: The store did not answer: the boundary may stand, or arrive later.
         StoreError: As the store says; its hint tells what may arrive later.
     """
-    key = boundary_key(boundary.scope, boundary.number)
-    try:
-        outcome = await store.put_if_absent(key, BytesBody(encode_record(boundary)))
-    except REFUSALS:
-        raise
-    except StoreError as error:
-        # An error may stand for a request that arrived all the same.
-        raise StoreUnavailableError(str(error), operation="collect", key=key, hint=_MAY_ARRIVE) from error
-    match outcome:
+    match await put_boundary(store, boundary, operation="collect", may_arrive=_MAY_ARRIVE):
         case Created():
             return boundary
         case Lost():
             return await find_boundary(store, boundary.scope, boundary.number)
         case unknown:
+            key = boundary_key(boundary.scope, boundary.number)
             message = f"no answer for the boundary: {unknown.reason}"
             raise UnsafeStoreError(message, operation="collect", subject=key, hint=_MAY_ARRIVE)
