@@ -13,7 +13,7 @@ from engine.errors import DamagedError, IncompleteError, NotFoundError, UnsafeSo
 from engine.missing import Gaps
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from engine.verify import Level, ProblemKind
+from engine.verify import Level, ProblemKind, verify
 from index.log import Commit
 from index.model import IndexDelta, Scope, SstIdentity
 from index.reachable import blob_keys, files_of
@@ -285,6 +285,23 @@ class TestIndex:
         await job.another_process()
         with pytest.raises(DamagedError, match="altered"):
             await job.backup()
+
+
+async def test_verify_names_the_index_that_is_broken_and_not_the_delta_on_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_io, "delta_pays", lambda whole_bytes, delta_bytes: True)
+    monkeypatch.setattr(index_io, "WHOLE_BYTES_MAX", 0)
+    await job.commit()
+    job.change(new=b"n" * 3000)
+    newest = await job.commit()
+    _, chain = await index_io.read_index_chain(job.world.store, newest.record.stores[0].index)
+    base = chain[-1]
+    assert base != newest.record.stores[0].index
+    await job.lose(base.key)
+    await job.world.store.inner.put_if_absent(base.key, BytesBody(bytes(base.size_bytes)))
+    report = await verify(job.world.store, [newest])
+    assert {problem.key for problem in report.problems} == {base.key}
 
 
 class TestRewind:
