@@ -37,9 +37,9 @@ from engine.roots import References
 from engine.spark.collect_hands import SparkHands
 from engine.sync import LoopThread, SyncRepository
 from engine.transfer_settings import TransferSettings
-from index.collect_plan import DeleteReason
-from index.keys import BLOBS, INDEXES, RunId
-from index.retention import Retention
+from index.plan.collect import DeleteReason
+from index.plan.retention import Retention
+from index.snapshot.keys import BLOBS, INDEXES, RunId
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = [int(size) for size in os.environ.get("TIDEMARK_BENCH_BLOBS", "1000000,3000000,10000000").split(",")]

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from index.codec import decode_index, encode_index
-from index.delta import apply_delta, make_delta
-from index.dir_diff import LocalDir, LocalFile, build_dir_index, diff_dir, diff_stats, pairs_to_identify
-from index.invariants import check_snapshot_index
-from index.keys import BLOBS, INDEXES, upload_key
-from index.model import (
+from index.snapshot.codec import decode_index, encode_index
+from index.snapshot.delta import apply_delta, make_delta
+from index.snapshot.dir_diff import LocalDir, LocalFile, build_dir_index, diff_dir, diff_stats, pairs_to_identify
+from index.snapshot.invariants import check_snapshot_index
+from index.snapshot.keys import BLOBS, INDEXES, upload_key
+from index.snapshot.model import (
     DirIndex,
     FileBlob,
     FileIndex,

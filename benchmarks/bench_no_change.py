@@ -20,9 +20,9 @@ from engine.digest_cache import DigestCache
 from engine.hashing import hash_bytes
 from engine.identify import identify
 from engine.local_dir import scan_dir
-from index.dir_diff import diff_dir, diff_stats, is_same_file_samza_v1
-from index.local_tree import LocalDir
-from index.model import DirIndex, FileIndex
+from index.snapshot.dir_diff import diff_dir, diff_stats, is_same_file_samza_v1
+from index.snapshot.local_tree import LocalDir
+from index.snapshot.model import DirIndex, FileIndex
 
 FILES_COUNT = 5_000
 SIZE_BYTES = 4096

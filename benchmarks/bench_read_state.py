@@ -29,7 +29,7 @@ os.environ.setdefault("TIDEMARK_BENCH_STATE_MB", "300")
 from benchmarks import bench_state_load as load
 from engine.spark.sources import register_sources
 from engine.spark.unsafe_rows import decode_pairs
-from index.state_schema import AtomType, Field, StructType
+from index.spark.schema import AtomType, Field, StructType
 
 ROUNDS = load.ROUNDS
 SIDES = ("tidemark", "statestore")

@@ -25,9 +25,9 @@ from blobstore.opening import open_store
 from engine.repository import Repository
 from engine.spark.access import Access
 from engine.sync import LoopThread, SyncRepository
-from index.codec import encode_index, encode_record
-from index.keys import BLOBS, INDEXES, SHARDS_COUNT, commit_key, shard_prefixes, upload_key
-from index.model import (
+from index.snapshot.codec import encode_index, encode_record
+from index.snapshot.keys import BLOBS, INDEXES, SHARDS_COUNT, commit_key, shard_prefixes, upload_key
+from index.snapshot.model import (
     NEVER_MS,
     BlobKey,
     CommitPointer,

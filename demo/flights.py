@@ -36,8 +36,8 @@ from demo.server import serving
 from engine.rocksdb import RocksDbSettings
 from engine.spark import JobCommit, StatefulJob, collect
 from engine.sync import SyncRepository
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 
 PROJECT: Final = Path(__file__).resolve().parent.parent
 ROOT: Final = PROJECT / "build" / "demo"

@@ -21,8 +21,8 @@ from engine.state.sync_store import SyncStateStore
 from engine.state_store import StateStore
 from engine.sync import SyncRepository
 from engine.verify import VerifyReport
-from index.index_diff import IndexDifference
-from index.log import Commit
+from index.plan.commits import Commit
+from index.snapshot.index_diff import IndexDifference
 
 __all__ = [
     "BackupResult",

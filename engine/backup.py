@@ -23,10 +23,11 @@ from engine.transfer import SourceDir
 from engine.transfer_settings import TransferSettings
 from engine.upload import Uploader, UploadSession
 from engine.words import human_bytes, printable
-from index.backup_plan import BackupPlan, build_snapshot
+from index.display import Told, tell_files, tell_seconds
 from index.errors import FormatError
-from index.invariants import check_snapshot_index
-from index.model import (
+from index.plan.backup import BackupPlan, build_snapshot
+from index.snapshot.invariants import check_snapshot_index
+from index.snapshot.model import (
     BlobKey,
     DirIndex,
     IndexReference,
@@ -38,8 +39,7 @@ from index.model import (
     StoreReference,
     UniqueId,
 )
-from index.state_names import parse_state_name
-from index.told import Told, tell_files, tell_seconds
+from index.spark.names import parse_state_name
 
 # An index carries this many of its ancestors. Whoever needs more reads the oldest of them.
 LINEAGE_KEPT_MAX: Final = 100

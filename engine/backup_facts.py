@@ -17,11 +17,11 @@ from engine.local_dir import all_files, file_system_now_ns
 from engine.local_stat import FilePath
 from engine.missing import find_missing, key_of
 from engine.transfer_settings import TransferSettings
-from index.backup_plan import BackupLimits, BackupPlan, plan_backup
-from index.dir_diff import DirDiff, diff_dir
-from index.local_tree import LocalDir
-from index.model import BlobKey, DirIndex, SnapshotIndex, SstIdentity, StoreReference
-from index.reachable import blob_keys
+from index.plan.backup import BackupLimits, BackupPlan, plan_backup
+from index.snapshot.dir_diff import DirDiff, diff_dir
+from index.snapshot.local_tree import LocalDir
+from index.snapshot.model import BlobKey, DirIndex, SnapshotIndex, SstIdentity, StoreReference
+from index.snapshot.reachable import blob_keys
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

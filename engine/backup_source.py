@@ -10,9 +10,9 @@ from typing_extensions import override
 from engine.local_dir import find_difference, scan_dir
 from engine.local_stat import changed_error
 from engine.rocksdb_lock import check_not_held
-from index.backup_plan import PlannedFile
-from index.local_tree import LocalDir
-from index.model import SnapshotIndex
+from index.plan.backup import PlannedFile
+from index.snapshot.local_tree import LocalDir
+from index.snapshot.model import SnapshotIndex
 
 
 class BackupSource(Protocol):

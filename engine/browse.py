@@ -18,10 +18,10 @@ from engine.repository_reading import ReadingRepository
 from engine.restore import read_index_of, restore_store
 from engine.rocksdb import RocksDbSettings, StoreReader, list_families, open_family
 from engine.staging import remove_tree
+from index.display import Told
 from index.errors import FormatError
-from index.model import SnapshotIndex, StoreReference
-from index.picture import decode_picture
-from index.told import Told
+from index.snapshot.model import SnapshotIndex, StoreReference
+from index.spark.checkpoint import decode_picture
 
 SCRATCH_PREFIX: Final = "tidemark-keys-"
 # The file without which a directory is no RocksDB.

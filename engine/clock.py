@@ -10,7 +10,7 @@ from typing import Protocol
 
 from blobstore.base import BlobStore
 from blobstore.errors import AccessDeniedError, StoreFullError
-from index.model import UniqueId, WriteId
+from index.snapshot.model import UniqueId, WriteId
 
 
 class Ambient(Protocol):

@@ -48,9 +48,9 @@ from engine.pins import hold_pin
 from engine.settle import new_indexes_of, settle_keys, settle_record
 from engine.store_checks import check_commits
 from index.errors import FormatError
-from index.keys import commit_key
-from index.log import Commit
-from index.model import (
+from index.plan.commits import Commit
+from index.snapshot.keys import commit_key
+from index.snapshot.model import (
     CommitPointer,
     CommitRecord,
     RepositoryRecord,

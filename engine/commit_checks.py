@@ -17,9 +17,9 @@ from engine.errors import (
 )
 from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, read_vouched
 from engine.settle import REQUESTS_IN_FLIGHT_MAX, has_ttl
-from index.keys import LOG, commit_key, encode_component
-from index.log import Commit, Verdict, judge_record, valid_commits
-from index.model import CommitRecord, IndexReference, Scope
+from index.plan.commits import Commit, Verdict, judge_record, valid_commits
+from index.snapshot.keys import LOG, commit_key, encode_component
+from index.snapshot.model import CommitRecord, IndexReference, Scope
 
 
 async def check_granularity(store: BlobStore, scope: Scope, operation: str, first: Commit | None = None) -> None:

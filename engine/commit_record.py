@@ -7,10 +7,10 @@ import msgspec
 
 from engine.backup import BackupResult
 from engine.errors import CommitLostError, NotFoundError, StaleResultError, UsageError
-from index.codec import encode_record
 from index.errors import FormatError
-from index.log import Commit
-from index.model import (
+from index.plan.commits import Commit
+from index.snapshot.codec import encode_record
+from index.snapshot.model import (
     NEVER_MS,
     CommitPointer,
     CommitRecord,

@@ -10,8 +10,8 @@ from engine.errors import DamagedError, EngineError, IncompleteError, bare_messa
 from engine.index_io import is_missing, read_index
 from engine.missing import find_missing
 from index.errors import FormatError
-from index.log import Commit
-from index.reachable import blobs_needed
+from index.plan.commits import Commit
+from index.snapshot.reachable import blobs_needed
 
 # So many commits are looked through.
 COMMITS_MAX: Final = 1_000

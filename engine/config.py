@@ -41,7 +41,7 @@ import msgspec
 from blobstore.s3_settings import S3Settings
 from engine.errors import UsageError
 from engine.transfer_settings import TransferSettings
-from index.model import UniqueId
+from index.snapshot.model import UniqueId
 
 CONFIG_BYTES_MAX: Final = 1024 * 1024
 TRANSFER: Final = "transfer"

@@ -9,12 +9,12 @@ from blobstore.bounded import map_bounded
 from engine.errors import DamagedError
 from engine.index_io import is_missing, read_index_chain
 from engine.roots import IN_FLIGHT_MAX, References, Roots
-from index.collect_plan import NOTHING_PROTECTED, Protection
 from index.errors import FormatError, UnsafeNameError
-from index.keys import commit_key, parse_name_key, parse_upload_key
-from index.log import NOTHING_VOUCHES
-from index.model import IndexReference, Scope, StoreReference
-from index.reachable import blob_keys
+from index.plan.collect import NOTHING_PROTECTED, Protection
+from index.plan.commits import NOTHING_VOUCHES
+from index.snapshot.keys import commit_key, parse_name_key, parse_upload_key
+from index.snapshot.model import IndexReference, Scope, StoreReference
+from index.snapshot.reachable import blob_keys
 
 Unread = DamagedError | FormatError
 

@@ -14,8 +14,8 @@ import msgspec
 from engine.hashing import BLAKE3_BYTES, Digest, hash_content
 from engine.local_stat import is_written_once
 from index.decoding import UNDECODABLE
-from index.local_tree import LocalFile
-from index.model import SstIdentity
+from index.snapshot.local_tree import LocalFile
+from index.snapshot.model import SstIdentity
 
 ENTRIES_MAX: Final = 400_000
 # Entries beyond twice the files of the directory are of files that are gone, but for so many.

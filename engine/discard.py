@@ -20,13 +20,13 @@ from engine.log_io import (
 from engine.names import read_first_name
 from engine.store_checks import check_commits
 from engine.verify import verify
-from index.codec import decode_name, decode_pin
-from index.collect_plan import is_upload_key
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
-from index.forgetting import FORGOTTEN_AHEAD
-from index.keys import NAMES, boundary_key, is_pin_key, parse_log_key, parse_name_key
-from index.log import Commit, is_number_closed
-from index.model import Boundary
+from index.plan.collect import is_upload_key
+from index.plan.commits import Commit, is_number_closed
+from index.plan.forgetting import FORGOTTEN_AHEAD
+from index.snapshot.codec import decode_name, decode_pin
+from index.snapshot.keys import NAMES, boundary_key, is_pin_key, parse_log_key, parse_name_key
+from index.snapshot.model import Boundary
 
 OPERATION: Final = "discard"
 _MAY_ARRIVE: Final = "discard again: the boundary may still arrive, and closes what it does not keep"

@@ -22,7 +22,7 @@ from engine.doctor_patient import NoTimeError, Patient, S3Powers, failure_of
 from engine.doctor_verdict import Check, Evidence, Row, Verdict, choose_profile, judge
 from engine.errors import UnsafeStoreError
 from engine.store_checks import check_unused
-from index.keys import REPOSITORY
+from index.snapshot.keys import REPOSITORY
 
 CLIENTS_COUNT: Final = 16
 ROOT: Final = "doctor/"

@@ -9,9 +9,9 @@ from blobstore.s3_lifecycle import DAYS_MIN, backstop_days, is_backstop, threats
 from blobstore.s3_settings import KIB, PART_BYTES_MIN
 from engine.doctor_patient import ATTEMPTS_MAX, PAUSE_S, TTL_MS, Patient, pattern
 from engine.doctor_verdict import BACKSTOPS, Check, Evidence
-from index.codec import decode_repository
 from index.errors import FormatError
-from index.keys import REPOSITORY
+from index.snapshot.codec import decode_repository
+from index.snapshot.keys import REPOSITORY
 
 
 async def check_multipart(patient: Patient, *, with_ttl: bool) -> Evidence:

@@ -29,8 +29,8 @@ from engine.progress import Progress
 from engine.staging import target_errors
 from engine.transfer import ByteBudget, fetch_right
 from engine.transfer_settings import TransferSettings
-from index.model import FileBlob, SnapshotMetadata
-from index.restore_plan import FetchedRun, RestoredFile, RestorePlan, ReusedFile
+from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, ReusedFile
+from index.snapshot.model import FileBlob, SnapshotMetadata
 
 # Small files go to a thread so many at a time.
 FILES_PER_HOP: Final = 256

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from index.errors import FormatError
 
 if TYPE_CHECKING:
-    from index.log import Commit
+    from index.plan.commits import Commit
 
 
 class EngineError(Exception):

@@ -13,9 +13,11 @@ from engine.clock import read_now_ms
 from engine.errors import DamagedError, UsageError
 from engine.index_io import is_missing, read_index_chain
 from engine.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_scopes, read_roots
-from index.collect_plan import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key
+from index.display import Told
 from index.errors import UnsafeNameError
-from index.keys import (
+from index.plan.collect import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key
+from index.plan.retention import KeepReason, Retention, RetentionPolicy, as_policy
+from index.snapshot.keys import (
     INDEXES,
     REPOSITORY,
     parse_audit_key,
@@ -24,10 +26,8 @@ from index.keys import (
     parse_pin_key,
     parse_run_key,
 )
-from index.model import CommitPointer, IndexReference, RepositoryRecord, Scope, StoreReference
-from index.reachable import files_of
-from index.retention import KeepReason, Retention, RetentionPolicy, as_policy
-from index.told import Told
+from index.snapshot.model import CommitPointer, IndexReference, RepositoryRecord, Scope, StoreReference
+from index.snapshot.reachable import files_of
 
 # Of all that leads to a key, so much is told.
 PATHS_TOLD_MAX: Final = 20

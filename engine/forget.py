@@ -12,10 +12,10 @@ from engine.log_io import find_boundary, load_log, put_boundary
 from engine.names import list_names
 from engine.naming import release_name
 from engine.store_checks import check_commits
-from index.forgetting import plan_forget
-from index.log import Commit
-from index.model import Boundary, Scope
-from index.told import Told
+from index.display import Told
+from index.plan.commits import Commit
+from index.plan.forgetting import plan_forget
+from index.snapshot.model import Boundary, Scope
 
 OPERATION: Final = "forget"
 # An answer is lost, or a collector takes the boundary away that has just been met: each time one attempt more.

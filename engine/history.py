@@ -19,15 +19,23 @@ from engine.log_io import Noted, list_log, read_boundary, read_commit, read_vouc
 from engine.names import list_names
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import read_pins
+from index.display import Told
 from index.errors import FormatError
-from index.keys import commit_key
-from index.log import NOTHING_VOUCHES, Commit, LogListing, check_dense, commit_of, find_late, is_closed
-from index.model import Boundary, CommitPointer, CommitRecord, NameRecord, RepositoryRecord, Scope, StoreReference
-from index.naming import commit_of_name
-from index.picture import decode_picture
-from index.snapshot_share import SnapshotShare, measure_share
-from index.told import Told
-from index.words import iso_time, printable, shortened
+from index.plan.commits import NOTHING_VOUCHES, Commit, LogListing, check_dense, commit_of, find_late, is_closed
+from index.plan.naming import commit_of_name
+from index.snapshot.keys import commit_key
+from index.snapshot.model import (
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    NameRecord,
+    RepositoryRecord,
+    Scope,
+    StoreReference,
+)
+from index.snapshot.share import SnapshotShare, measure_share
+from index.spark.checkpoint import decode_picture
+from index.text import iso_time, printable, shortened
 
 ENTRIES_MAX: Final = 20
 READS_IN_FLIGHT_MAX: Final = 16

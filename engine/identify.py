@@ -26,10 +26,10 @@ from engine.local_stat import (
     refusing,
     unreadable_error,
 )
-from index.dir_diff import pairs_to_identify
-from index.local_tree import LocalDir, LocalFile
-from index.model import DirIndex, FileIndex, SstIdentity
-from index.sst_properties import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
+from index.rocksdb.sst import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
+from index.snapshot.dir_diff import pairs_to_identify
+from index.snapshot.local_tree import LocalDir, LocalFile
+from index.snapshot.model import DirIndex, FileIndex, SstIdentity
 
 # The parser asks for more at most twice.
 SST_READS_MAX: Final = 3

@@ -11,14 +11,14 @@ from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequest
 from blobstore.local_files import run_blocking
 from engine.errors import DamagedError
 from engine.transfer import put_new
-from index.bounds import HASH_BYTES
-from index.codec import INDEX_BYTES_MAX, decode_index, encode_index
-from index.delta import INDEX_DELTAS_MAX, make_delta, resolve_deltas
 from index.errors import IndexInvariantError
-from index.invariants import check_snapshot_index
-from index.keys import INDEXES, upload_key
-from index.model import DirIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex
-from index.reachable import files_of
+from index.snapshot.bounds import HASH_BYTES
+from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index
+from index.snapshot.delta import INDEX_DELTAS_MAX, make_delta, resolve_deltas
+from index.snapshot.invariants import check_snapshot_index
+from index.snapshot.keys import INDEXES, upload_key
+from index.snapshot.model import DirIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex
+from index.snapshot.reachable import files_of
 
 # A smaller index is always stored whole: a delta would save less than the request costs that it adds to a reading.
 WHOLE_BYTES_MAX: Final = 256 * 1024

@@ -14,9 +14,9 @@ from typing import Final
 
 from blobstore.local_errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
 from engine.errors import SourceChangedError, UnsafeSourceError
-from index.local_tree import LocalFile
-from index.model import FileMetadata
-from index.state_names import parse_state_name
+from index.snapshot.local_tree import LocalFile
+from index.snapshot.model import FileMetadata
+from index.spark.names import parse_state_name
 
 # O_NONBLOCK: opening a FIFO that took a file's name must not wait for its writer.
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

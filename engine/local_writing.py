@@ -22,9 +22,9 @@ from blobstore.sinks import Buffer, Sink
 from engine.errors import TargetError
 from engine.hashing import ContentHasher, hash_content
 from engine.local_stat import READ_FLAGS, is_untouched, local_file
-from index.local_tree import LocalFile
-from index.model import FileIndex, FileMetadata
-from index.restore_plan import RESTORED_MODE, RestoredFile, ReusedFile
+from index.plan.restore import RESTORED_MODE, RestoredFile, ReusedFile
+from index.snapshot.local_tree import LocalFile
+from index.snapshot.model import FileIndex, FileMetadata
 
 # Files are made in groups of this size and then synced: the first sync of a group does most of the work for all.
 SYNC_GROUP_MAX: Final = 64

@@ -11,11 +11,9 @@ from blobstore.bounded import map_bounded
 from blobstore.errors import REFUSALS, BlobNotFoundError, InvalidRequestError, StoreError, StoreUnavailableError
 from engine.errors import UnsafeStoreError
 from engine.settle import has_ttl, new_indexes_of
-from index.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository, encode_record
-from index.collect_plan import choose_superseded_boundaries
 from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnsafeNameError
-from index.keys import LOG, REPOSITORY, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
-from index.log import (
+from index.plan.collect import choose_superseded_boundaries
+from index.plan.commits import (
     Commit,
     LogListing,
     ShortListingError,
@@ -28,7 +26,9 @@ from index.log import (
     listing_of,
     valid_commits,
 )
-from index.model import Boundary, CommitPointer, CommitRecord, Scope
+from index.snapshot.codec import RECORD_BYTES_MAX, decode_boundary, decode_commit, decode_repository, encode_record
+from index.snapshot.keys import LOG, REPOSITORY, boundary_key, commit_key, log_prefix, log_start_after, parse_log_key
+from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Scope
 
 # A collection may run beside a reader; it moves the log at most once per run, so a few new attempts always suffice.
 LOAD_ATTEMPTS_MAX: Final = 5
@@ -108,7 +108,7 @@ class ScopeLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decode(Protocol[Decoded_co]):
-    """One of the decoders of `index.codec`."""
+    """One of the decoders of `index.snapshot.codec`."""
 
     def __call__(self, data: bytes, *, subject: str) -> Decoded_co:
         """The record; raises `FormatError`."""

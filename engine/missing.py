@@ -8,8 +8,8 @@ from blobstore.base import BlobStore, RequestMetadata
 from blobstore.bounded import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
-from index.keys import BLOBS, INDEXES
-from index.model import BlobKey
+from index.snapshot.keys import BLOBS, INDEXES
+from index.snapshot.model import BlobKey
 
 # More gaps than this are found again, by the next backup or by whoever is told to look.
 GAPS_MAX: Final = 10_000

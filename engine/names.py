@@ -12,11 +12,11 @@ from blobstore.base import BlobStore, BytesBody, list_blobs
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from engine.errors import NotFoundError
 from engine.log_io import Noted, Unreadable, read_record
-from index.codec import decode_name, encode_record
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
-from index.keys import NAMES, REPOSITORY, name_prefix, names_prefix, parse_name_key
-from index.model import NameRecord, Scope
-from index.naming import Naming, choose_naming
+from index.plan.naming import Naming, choose_naming
+from index.snapshot.codec import decode_name, encode_record
+from index.snapshot.keys import NAMES, REPOSITORY, name_prefix, names_prefix, parse_name_key
+from index.snapshot.model import NameRecord, Scope
 
 
 async def list_names(store: BlobStore, scope: Scope, noted: Noted | None = None) -> tuple[NameRecord, ...]:

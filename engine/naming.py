@@ -7,11 +7,11 @@ from engine.errors import LeaseExpiredError, UsageError
 from engine.names import find_name, read_namings, release_naming
 from engine.pins import PinLease, hold_pin
 from engine.settle import settle_record
-from index.codec import encode_record
-from index.keys import name_key
-from index.log import Commit
-from index.model import NameRecord, RepositoryRecord, Scope
-from index.naming import choose_naming
+from index.plan.commits import Commit
+from index.plan.naming import choose_naming
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import name_key
+from index.snapshot.model import NameRecord, RepositoryRecord, Scope
 
 
 async def give_name(

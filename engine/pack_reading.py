@@ -16,7 +16,7 @@ from blobstore.sinks import Buffer, Sink
 from engine.cores import cores_count
 from engine.hashing import ContentHasher, hash_content
 from engine.local_writing import SYNC_GROUP_MAX, OwnerPolicy, WrittenFile, create_file, seal_file, write_at
-from index.restore_plan import FetchedRun, RestoredFile
+from index.plan.restore import FetchedRun, RestoredFile
 
 
 class _AtWork:

@@ -12,10 +12,10 @@ from engine.errors import CollectedError
 from engine.log_io import list_log, read_boundaries, repeat_reading
 from engine.names import read_name
 from engine.store_checks import check_pins
-from index.codec import encode_record
-from index.keys import pin_key
-from index.log import Commit, is_closed
-from index.model import PIN_DURATION_MS, Pin
+from index.plan.commits import Commit, is_closed
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import pin_key
+from index.snapshot.model import PIN_DURATION_MS, Pin
 
 RENEWALS_PER_DURATION: Final = 3
 

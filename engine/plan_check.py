@@ -17,11 +17,10 @@ from blobstore.errors import BlobNotFoundError
 from engine.clock import read_now_ms
 from engine.errors import DamagedError, UnsafeStoreError, UsageError
 from engine.plan_roots import OPERATION, Reach, compare_roots, follow, read_now_roots
-from index.collect_plan import PlannedUpload
+from index.display import Told
 from index.errors import PlanFileError, UnsafeNameError
-from index.keys import BLOBS, INDEXES, RunId, parse_upload_key, run_began_at_ms
-from index.model import RepositoryRecord
-from index.plan_file import (
+from index.plan.collect import PlannedUpload
+from index.plan.plan_file import (
     HEADER_BYTES_MAX,
     HEADER_NAME,
     LINES_SUFFIX,
@@ -32,8 +31,9 @@ from index.plan_file import (
     decode_lines,
     decode_summary,
 )
-from index.retention import RetentionPolicy, RetentionRule
-from index.told import Told
+from index.plan.retention import RetentionPolicy, RetentionRule
+from index.snapshot.keys import BLOBS, INDEXES, RunId, parse_upload_key, run_began_at_ms
+from index.snapshot.model import RepositoryRecord
 
 # A collection beside us may take what the roots have led to; then they have changed.
 READINGS_MAX: Final = 5

@@ -1,7 +1,7 @@
 """What is reachable, worked out without the planner: for the check of a collection's plan (design 0006, P6).
 
-This shares with `engine.roots`, `index.log` and `index.retention` the codecs alone: keys are listed, decoded and
-followed here once more, so that a fault over there does not say of itself that it is right.
+This shares with `engine.roots`, `index.plan.commits` and `index.plan.retention` the codecs alone: keys are listed,
+decoded and followed here once more, so that a fault over there does not say of itself that it is right.
 """
 
 import fnmatch
@@ -16,7 +16,9 @@ from blobstore.base import BlobStore, list_blobs, read_blob
 from blobstore.bounded import carry_out_all, map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
-from index.codec import (
+from index.errors import FormatError, UnsafeNameError
+from index.plan.plan_file import PlanHeader, RootCommit
+from index.snapshot.codec import (
     INDEX_BYTES_MAX,
     RECORD_BYTES_MAX,
     decode_boundary,
@@ -25,10 +27,9 @@ from index.codec import (
     decode_name,
     decode_pin,
 )
-from index.delta import apply_delta
-from index.errors import FormatError, UnsafeNameError
-from index.keys import LOG, NAMES, PINS, REPOSITORY, parse_log_key, parse_name_key, parse_pin_key
-from index.model import (
+from index.snapshot.delta import apply_delta
+from index.snapshot.keys import LOG, NAMES, PINS, REPOSITORY, parse_log_key, parse_name_key, parse_pin_key
+from index.snapshot.model import (
     NEVER_MS,
     PIN_DURATION_MS,
     Boundary,
@@ -41,7 +42,6 @@ from index.model import (
     SnapshotIndex,
     StoreReference,
 )
-from index.plan_file import PlanHeader, RootCommit
 
 OPERATION: Final = "verify-plan"
 IN_FLIGHT_MAX: Final = 16

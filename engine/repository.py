@@ -32,9 +32,9 @@ from engine.repository_record import (
 )
 from engine.repository_restoring import Restored
 from engine.transfer_settings import TransferSettings
-from index.backup_plan import BackupPlan
-from index.log import Commit
-from index.model import (
+from index.plan.backup import BackupPlan
+from index.plan.commits import Commit
+from index.snapshot.model import (
     CommitPointer,
     LineageItem,
     RepositoryRecord,
@@ -43,7 +43,7 @@ from index.model import (
     StoreReference,
     UniqueId,
 )
-from index.reachable import blobs_needed
+from index.snapshot.reachable import blobs_needed
 
 __all__ = ["DAY_MS", "HOUR_MS", "LATEST", "REFUSED_STORE", "Choice", "Repository", "Restored", "require_store"]
 

@@ -14,9 +14,9 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.repository_restoring import RestoringRepository
 from engine.roots import read_pins
 from engine.verify import Level, ProblemKind, VerifyReport, verify, with_logs
-from index.log import Commit
-from index.model import NameRecord, Scope
-from index.retention import Retention, RetentionPolicy
+from index.plan.commits import Commit
+from index.plan.retention import Retention, RetentionPolicy
+from index.snapshot.model import NameRecord, Scope
 
 
 class CaringRepository(RestoringRepository):

@@ -25,10 +25,11 @@ from engine.restore import read_index_of
 from engine.state.index_files import IndexStateFiles
 from engine.state.restore import find_state_commit
 from engine.transfer_settings import TransferSettings
-from index.index_diff import IndexDifference, diff_indexes
-from index.keys import encode_component, parse_log_key
-from index.log import Commit, fits
-from index.model import (
+from index.plan.commits import Commit, fits
+from index.plan.naming import commit_of_name
+from index.snapshot.index_diff import IndexDifference, diff_indexes
+from index.snapshot.keys import encode_component, parse_log_key
+from index.snapshot.model import (
     IndexReference,
     NameRecord,
     RepositoryRecord,
@@ -37,8 +38,7 @@ from index.model import (
     StoreReference,
     UniqueId,
 )
-from index.naming import commit_of_name
-from index.words import iso_time
+from index.text import iso_time
 
 # A reader whose commit is collected before its pin stands chooses again this often.
 CHOICES_MAX: Final = 3

@@ -10,9 +10,9 @@ from blobstore.opening import open_store
 from engine.errors import NotFoundError, UnsafeStoreError, UsageError
 from engine.log_io import read_record
 from engine.store_checks import check_commits, check_unused
-from index.codec import decode_repository, encode_record
-from index.keys import PREFIXES, REPOSITORY
-from index.model import RepositoryRecord
+from index.snapshot.codec import decode_repository, encode_record
+from index.snapshot.keys import PREFIXES, REPOSITORY
+from index.snapshot.model import RepositoryRecord
 
 # Empty keys that consoles make of a prefix, as `log/`.
 MARKERS_MAX: Final = 8

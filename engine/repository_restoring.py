@@ -15,10 +15,10 @@ from engine.restore import OwnerPolicy, RestoreResult, restore_store
 from engine.restore_preview import plan_restore_store
 from engine.state.compression import Codec
 from engine.state.restore import RestoredState, restore_state
-from index.log import Commit
-from index.model import CommitPointer, Scope, StoreReference, UniqueId
-from index.restore_plan import RestorePlan
-from index.told import Told
+from index.display import Told
+from index.plan.commits import Commit
+from index.plan.restore import RestorePlan
+from index.snapshot.model import CommitPointer, Scope, StoreReference, UniqueId
 
 
 class Restored(Told, msgspec.Struct, frozen=True, kw_only=True):

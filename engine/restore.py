@@ -25,11 +25,11 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.rocksdb_lock import check_none_held_below
 from engine.staging import Staging, target_errors
 from engine.transfer_settings import TransferSettings
-from index.chosen_files import choose_files, is_empty
-from index.local_tree import LocalFile
-from index.model import SnapshotIndex, StoreReference
-from index.restore_plan import RestorePlan, choose_candidates, plan_restore
-from index.told import Told, tell_files, tell_seconds, tell_texts
+from index.display import Told, tell_files, tell_seconds, tell_texts
+from index.plan.restore import RestorePlan, choose_candidates, plan_restore
+from index.snapshot.chosen_files import choose_files, is_empty
+from index.snapshot.local_tree import LocalFile
+from index.snapshot.model import SnapshotIndex, StoreReference
 
 __all__ = ["OwnerPolicy", "RestoreResult", "read_index_of", "restore_index", "restore_store"]
 
@@ -105,7 +105,8 @@ async def restore_store(
         cache: What earlier restores wrote, where a stat is trusted (I2); told what this one writes.
         owners: What to do about recorded owners.
         replace: Whether a directory with content may be replaced. Its files are reused where they are the right ones.
-        files: Patterns, as of `index.chosen_files`: only files that one of them matches are restored. None: all.
+        files: Patterns, as of `index.snapshot.chosen_files`: only files that one of them matches are restored.
+            None: all.
         progress: Told what there is to do and what is done.
         unless: Awaited last, before the target is touched; raises if the restore is not wanted any more.
         indexes: Indexes that this process knows already.

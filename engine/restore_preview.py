@@ -16,8 +16,8 @@ from engine.restore import (
 )
 from engine.staging import look_at_target
 from engine.transfer_settings import TransferSettings
-from index.model import StoreReference
-from index.restore_plan import RestorePlan, plan_restore
+from index.plan.restore import RestorePlan, plan_restore
+from index.snapshot.model import StoreReference
 
 
 async def plan_restore_store(

@@ -11,8 +11,7 @@ from engine.errors import DamagedError
 from engine.index_io import is_missing, read_index_chain
 from engine.log_io import Noted, ScopeLog, Unreadable, list_all_logs, read_record, read_scope, repeat_reading
 from engine.names import read_all_namings
-from index.codec import decode_pin
-from index.collect_plan import (
+from index.plan.collect import (
     NOTHING_PROTECTED,
     DeleteReason,
     PlannedDelete,
@@ -25,9 +24,11 @@ from index.collect_plan import (
     pin_is_removable,
     plan_scope,
 )
-from index.keys import PINS, boundary_key, commit_key, is_pin_key
-from index.log import Commit
-from index.model import (
+from index.plan.commits import Commit
+from index.plan.retention import RetentionPolicy
+from index.snapshot.codec import decode_pin
+from index.snapshot.keys import PINS, boundary_key, commit_key, is_pin_key
+from index.snapshot.model import (
     PIN_DURATION_MS,
     Boundary,
     CommitPointer,
@@ -37,8 +38,7 @@ from index.model import (
     Scope,
     StoreReference,
 )
-from index.reachable import blob_keys
-from index.retention import RetentionPolicy
+from index.snapshot.reachable import blob_keys
 
 IN_FLIGHT_MAX: Final = 16
 

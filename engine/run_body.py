@@ -10,7 +10,7 @@ from engine.errors import UnsafeSourceError
 from engine.hashing import ContentHasher, Digest, FileHasher
 from engine.local_stat import FilePath, changed_error, check_unchanged, refusing
 from engine.transfer import SourceDir
-from index.local_tree import LocalFile
+from index.snapshot.local_tree import LocalFile
 
 
 class FileRunBody:

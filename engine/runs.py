@@ -6,9 +6,9 @@ from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, RequestMetada
 from blobstore.errors import BlobNotFoundError
 from engine.errors import UnsafeStoreError
 from index.errors import FormatError, UnsafeNameError
-from index.keys import RUNS, RunId, parse_run_key, run_began_at_ms, run_key, run_prefix
-from index.model import RepositoryRecord
-from index.run_file import ENDED, HEADER, HEADER_BYTES_MAX, RunHeader, decode_header, encode_header
+from index.plan.run_file import ENDED, HEADER, HEADER_BYTES_MAX, RunHeader, decode_header, encode_header
+from index.snapshot.keys import RUNS, RunId, parse_run_key, run_began_at_ms, run_key, run_prefix
+from index.snapshot.model import RepositoryRecord
 
 COLLECT = RequestMetadata(payload_path="collect")
 

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from engine.repository import Repository, require_store
-from index.log import Commit
-from index.model import Scope, StoreReference
-from index.samza_json import encode_samza_index, samza_checkpoint_id, to_samza
+from index.plan.commits import Commit
+from index.samza.format import encode_samza_index, samza_checkpoint_id, to_samza
+from index.snapshot.model import Scope, StoreReference
 
 # Samza stores every file as one blob, and its offsets end at 2 GiB.
 _ONE_BLOB_BYTES: Final = 2**40

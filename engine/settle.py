@@ -8,9 +8,9 @@ from blobstore.bounded import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
 from engine.index_io import read_index
-from index.keys import INDEXES
-from index.model import BlobKey, CommitRecord, IndexReference
-from index.reachable import new_blob_keys
+from index.snapshot.keys import INDEXES
+from index.snapshot.model import BlobKey, CommitRecord, IndexReference
+from index.snapshot.reachable import new_blob_keys
 
 REQUESTS_IN_FLIGHT_MAX: Final = 16
 

@@ -32,9 +32,9 @@ from engine.state.metrics import LoadMetrics, SaveMetrics
 from engine.state.settings import StateStoreSettings
 from engine.state.turns import Turns
 from engine.state.working_dir import WorkingDir
-from index.lineage import Lineage, Resolution
-from index.model import LineageItem, UniqueId
-from index.state_names import StateVersion
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.lineage import Lineage, Resolution
+from index.spark.names import StateVersion
 
 
 class StateStore:

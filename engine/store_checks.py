@@ -3,7 +3,7 @@
 from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from engine.errors import UnsafeStoreError
-from index.keys import PREFIXES, REPOSITORY
+from index.snapshot.keys import PREFIXES, REPOSITORY
 
 
 def check_commits(store: BlobStore, operation: str) -> None:

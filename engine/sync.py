@@ -15,8 +15,8 @@ from engine.clock import Ambient
 from engine.pins import PinLease
 from engine.repository import Choice, Repository
 from engine.transfer_settings import TransferSettings
-from index.log import Commit
-from index.model import RepositoryRecord, Scope
+from index.plan.commits import Commit
+from index.snapshot.model import RepositoryRecord, Scope
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -23,7 +23,7 @@ from blobstore.sinks import Buffer, Sink
 from engine.errors import DamagedError, LeaseExpiredError
 from engine.hashing import ContentHasher
 from engine.local_stat import DIR_FLAGS, refusing
-from index.model import BlobKey
+from index.snapshot.model import BlobKey
 
 
 class Fetch(Protocol):

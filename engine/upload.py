@@ -25,9 +25,9 @@ from engine.progress import Progress
 from engine.run_body import FileRunBody, read_twice_error
 from engine.transfer import ByteBudget, PartsBody, SourceDir, put_new
 from engine.transfer_settings import TransferSettings
-from index.backup_plan import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
-from index.keys import BLOBS, upload_key
-from index.model import BlobKey, FileBlob, FileIndex, Pack, Scope, SstIdentity
+from index.plan.backup import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
+from index.snapshot.keys import BLOBS, upload_key
+from index.snapshot.model import BlobKey, FileBlob, FileIndex, Pack, Scope, SstIdentity
 
 
 class UploadSession(msgspec.Struct, frozen=True, kw_only=True):

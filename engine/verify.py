@@ -21,12 +21,12 @@ from engine.log_io import ScopeLog, Unreadable
 from engine.progress import NO_PROGRESS, Progress
 from engine.settle import has_ttl, settle_keys
 from engine.transfer import HashingSink
+from index.display import Told, tell_files, tell_texts
 from index.errors import FormatError, UnsafeNameError
-from index.keys import BLOBS, INDEXES, LOG, commit_key, parse_log_key, parse_name_key
-from index.log import NOTHING_VOUCHES, Commit
-from index.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
-from index.reachable import blobs_needed, files_of, new_blob_keys
-from index.told import Told, tell_files, tell_texts
+from index.plan.commits import NOTHING_VOUCHES, Commit
+from index.snapshot.keys import BLOBS, INDEXES, LOG, commit_key, parse_log_key, parse_name_key
+from index.snapshot.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
+from index.snapshot.reachable import blobs_needed, files_of, new_blob_keys
 
 IN_FLIGHT_MAX: Final = 16
 

@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 
 from engine.words import count, human_bytes, iso_time, printable, shortened, table
-from index.index_diff import ComparedFile, IndexDifference
-from index.log import Commit
-from index.model import FileIndex, NameRecord, Pack, Scope, SnapshotIndex, StoreReference
-from index.reachable import files_of
+from index.plan.commits import Commit
+from index.snapshot.index_diff import ComparedFile, IndexDifference
+from index.snapshot.model import FileIndex, NameRecord, Pack, Scope, SnapshotIndex, StoreReference
+from index.snapshot.reachable import files_of
 
 SCHEMA: Final = 1
 OFFSETS_SHOWN_MAX: Final = 32

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from index.words import count, human_bytes, human_duration, iso_time, printable, shortened
+from index.text import count, human_bytes, human_duration, iso_time, printable, shortened
 
 __all__ = [
     "count",

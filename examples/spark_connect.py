@@ -25,7 +25,7 @@ from engine.spark import (
     restore_checkpoint,
 )
 from engine.sync import SyncRepository
-from index.retention import Retention
+from index.plan.retention import Retention
 
 BATCHES: Final = 2
 WORDS: Final = 50

@@ -5,9 +5,16 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
-from index.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin, decode_repository
-from index.delta import apply_delta
-from index.model import (
+from index.snapshot.codec import (
+    decode_boundary,
+    decode_commit,
+    decode_index,
+    decode_name,
+    decode_pin,
+    decode_repository,
+)
+from index.snapshot.delta import apply_delta
+from index.snapshot.model import (
     PIN_DURATION_MS,
     CommitPointer,
     CommitRecord,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from blobstore.local_files import flush
 from engine.errors import UsageError
-from index.picture_selection import SOURCES
-from index.relocation import PathMap, relocate_operator
-from index.source_log import join_entries, plan_cut
+from index.spark.checkpoint_selection import SOURCES
+from index.spark.relocation import PathMap, relocate_operator
+from index.spark.source_log import join_entries, plan_cut
 
 
 def cut_source_log(log: Path, newest: int) -> None:

@@ -27,12 +27,12 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
 from engine.transfer_settings import TransferSettings
 from engine.words import count
-from index.lineage import Lineage
-from index.log import Commit
-from index.model import Scope, StoreReference
-from index.picture import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
-from index.reachable import files_of
-from index.told import Told
+from index.display import Told
+from index.plan.commits import Commit
+from index.snapshot.model import Scope, StoreReference
+from index.snapshot.reachable import files_of
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
+from index.spark.lineage import Lineage
 
 OPERATION: Final = "backup checkpoint"
 # The writer that got no answer is the only one that can find out at once what happened.

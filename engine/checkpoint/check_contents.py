@@ -16,13 +16,13 @@ from engine.errors import DamagedError, EngineError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.local_files import shared_path
 from engine.state.settings import CodecName, StateStoreSettings
-from index.changelog import changelog_version
 from index.errors import DamagedChangelogError, FileChecksumError, FormatError
-from index.file_checksum import FILE_CHECKSUM_BYTES_MAX
-from index.hadoop_checksum import hadoop_checksum_name
-from index.picture import StoreId
-from index.state_metadata import StateMetadata, StoredFile
-from index.state_names import StateVersion, by_version, changelog_name, checksum_name, snapshot_name
+from index.spark.changelog import changelog_version
+from index.spark.checkpoint import StoreId
+from index.spark.file_checksum import FILE_CHECKSUM_BYTES_MAX
+from index.spark.hadoop_checksum import hadoop_checksum_name
+from index.spark.metadata import StateMetadata, StoredFile
+from index.spark.names import StateVersion, by_version, changelog_name, checksum_name, snapshot_name
 
 T = TypeVar("T")
 

@@ -13,9 +13,9 @@ from engine.state.replay import KeyCounts, count_store
 from engine.state.settings import StateStoreSettings
 from engine.state.working_dir import WorkingDir
 from index.errors import StateMetadataError
-from index.lineage import Resolution
-from index.state_metadata import NOT_COUNTED, StateMetadata
-from index.state_names import snapshot_name
+from index.spark.lineage import Resolution
+from index.spark.metadata import NOT_COUNTED, StateMetadata
+from index.spark.names import snapshot_name
 
 
 async def check_load(

@@ -25,7 +25,8 @@ from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import CodecName, StateStoreSettings
 from engine.state.streaming_checkpoint import QueryAt, StreamingCheckpoint
-from index.batch_log import (
+from index.errors import BatchLogError, FormatError
+from index.spark.batch_log import (
     BatchCommit,
     BatchOffsets,
     OperatorMetadata,
@@ -35,11 +36,10 @@ from index.batch_log import (
     decode_query_id,
     parse_batch_name,
 )
-from index.errors import BatchLogError, FormatError
-from index.picture import StoreId
-from index.source_log import check_entry, is_entry, missing_entries, newest_entry
-from index.state_names import StateVersion, parse_state_name
-from index.state_schema import decode_state_schema
+from index.spark.checkpoint import StoreId
+from index.spark.names import StateVersion, parse_state_name
+from index.spark.schema import decode_state_schema
+from index.spark.source_log import check_entry, is_entry, missing_entries, newest_entry
 
 _METADATA: Final = "metadata"
 _STATE: Final = "state"

@@ -21,11 +21,11 @@ from engine.state.files import DirectoryStateFiles
 from engine.state.local_files import shared_path
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from engine.state.zips import ZIP_BYTES_MAX
-from index.changelog import check_leads_back
 from index.errors import FormatError, LineageError, VersionMissingError
-from index.lineage import LINEAGE_BYTES_MAX, HeaderNeeded, Present, Resolution, resolve
-from index.picture import StoreId
-from index.state_names import (
+from index.spark.changelog import check_leads_back
+from index.spark.checkpoint import StoreId
+from index.spark.lineage import LINEAGE_BYTES_MAX, HeaderNeeded, Present, Resolution, resolve
+from index.spark.names import (
     LOGS,
     SSTS,
     StateVersion,

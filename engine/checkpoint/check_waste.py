@@ -5,7 +5,7 @@ from typing import Final
 
 from blobstore.checkpoint_files import FileStatus
 from engine.checkpoint.findings import DELETE, Finding
-from index.state_names import CHECKSUM_SUFFIX, StateFileName, StateVersion, is_shared_path, parse_state_name
+from index.spark.names import CHECKSUM_SUFFIX, StateFileName, StateVersion, is_shared_path, parse_state_name
 
 _SUFFIXES: Final = (".zip", ".changelog", CHECKSUM_SUFFIX)
 

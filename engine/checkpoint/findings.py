@@ -5,8 +5,8 @@ from typing import Final, Literal
 import msgspec
 
 from engine.errors import DamagedError, EngineError, UsageError, bare_message
+from index.display import Told
 from index.errors import FormatError
-from index.told import Told
 
 # Damage: something committed cannot be had, or is not what was written. A warning: it will become that, or nobody can
 # tell. Waste: bytes that nobody needs.

@@ -21,9 +21,9 @@ from engine.errors import DamagedError, UnsafeSourceError, restated
 from engine.local_stat import FilePath, changed_error, is_unchanged, local_file, refusing, special_error
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import UnsafeNameError
-from index.keys import check_file_name
-from index.local_tree import LocalFile
-from index.model import FileMetadata
+from index.snapshot.keys import check_file_name
+from index.snapshot.local_tree import LocalFile
+from index.snapshot.model import FileMetadata
 
 FETCHES_MAX: Final = 8
 # What a file may have that is fetched by its name alone.

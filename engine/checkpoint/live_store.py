@@ -19,15 +19,15 @@ from engine.errors import EngineError
 from engine.local_stat import FilePath, changed_error, refusing
 from engine.state.changelog_files import open_changelog
 from engine.state.streaming_checkpoint import StoreAt
-from index.backup_plan import PlannedFile
 from index.errors import FileChecksumError, FormatError
-from index.file_checksum import FILE_CHECKSUM_BYTES_MAX
-from index.lineage import Lineage, Present, Resolution, resolve
-from index.local_tree import LocalDir, LocalFile, local_dir_of
-from index.model import FileIndex, SnapshotIndex
-from index.reachable import files_of
-from index.state_metadata import StateMetadata
-from index.state_names import (
+from index.plan.backup import PlannedFile
+from index.snapshot.local_tree import LocalDir, LocalFile, local_dir_of
+from index.snapshot.model import FileIndex, SnapshotIndex
+from index.snapshot.reachable import files_of
+from index.spark.file_checksum import FILE_CHECKSUM_BYTES_MAX
+from index.spark.lineage import Lineage, Present, Resolution, resolve
+from index.spark.metadata import StateMetadata
+from index.spark.names import (
     SSTS,
     StateVersion,
     changelog_name,
@@ -36,7 +36,7 @@ from index.state_names import (
     parse_state_name,
     snapshot_name,
 )
-from index.state_selection import select_state_files
+from index.spark.state_selection import select_state_files
 
 # Files of one store that are checked at once: each is a thread that reads and sums up.
 _CHECKS_MAX: Final = 2

@@ -10,10 +10,10 @@ from engine.pins import PinLease
 from engine.repository import Repository
 from engine.repository_reading import CHOICES_MAX
 from engine.words import iso_time
-from index.log import Commit
-from index.model import Scope
-from index.picture import Picture, decode_picture
-from index.picture_selection import Taken, choose_picture
+from index.plan.commits import Commit
+from index.snapshot.model import Scope
+from index.spark.checkpoint import Picture, decode_picture
+from index.spark.checkpoint_selection import Taken, choose_picture
 
 _FIND: Final = "find picture"
 _HINT: Final = "take one with `tidemark spark backup`"

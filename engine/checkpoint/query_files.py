@@ -16,20 +16,20 @@ from engine.errors import DamagedError
 from engine.local_stat import FilePath, changed_error
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.streaming_checkpoint import QueryAt
-from index.backup_plan import PlannedFile
-from index.batch_log import (
+from index.plan.backup import PlannedFile
+from index.snapshot.local_tree import LocalDir, local_dir_of
+from index.snapshot.model import SnapshotIndex, UniqueId
+from index.spark.batch_log import (
     BatchCommit,
     decode_commit,
     decode_offsets,
     decode_operator,
     decode_query_id,
 )
-from index.lineage import Lineage
-from index.local_tree import LocalDir, local_dir_of
-from index.model import SnapshotIndex, UniqueId
-from index.picture import StoreId
-from index.picture_selection import belongs
-from index.state_names import check_unique_id
+from index.spark.checkpoint import StoreId
+from index.spark.checkpoint_selection import belongs
+from index.spark.lineage import Lineage
+from index.spark.names import check_unique_id
 
 _QUERY: Final[FilePath] = ("metadata",)
 _SOURCES: Final = "sources"

@@ -25,13 +25,13 @@ from engine.state.settings import StateStoreSettings
 from engine.state.upload import named_metadata
 from engine.state.working_dir import WorkingDir
 from engine.state.zips import build_state_zip
-from index.file_checksum import FileChecksum, encode_file_checksum
-from index.lineage import Resolution
-from index.model import FileIndex
-from index.reachable import files_of
-from index.state_metadata import StateMetadata
-from index.state_names import changelog_name, checksum_name, snapshot_name
-from index.state_selection import SCHEMA, FilePath
+from index.snapshot.model import FileIndex
+from index.snapshot.reachable import files_of
+from index.spark.file_checksum import FileChecksum, encode_file_checksum
+from index.spark.lineage import Resolution
+from index.spark.metadata import StateMetadata
+from index.spark.names import changelog_name, checksum_name, snapshot_name
+from index.spark.state_selection import SCHEMA, FilePath
 
 _FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_MODE: Final = 0o666

@@ -22,7 +22,7 @@ from engine.repository import Repository
 from engine.state.checkpoint_dir import store_url
 from engine.state.restore import choose_state
 from engine.transfer_settings import STORES_AT_ONCE, share_among
-from index.reachable import files_of
+from index.snapshot.reachable import files_of
 
 __all__ = [
     "CheckpointRestorePlan",

@@ -27,18 +27,18 @@ from engine.repository_reading import require_store
 from engine.restore import read_index_of
 from engine.staging import target_errors
 from engine.state.streaming_checkpoint import StreamingCheckpoint
-from index.batch_log import decode_offsets
+from index.display import Told
 from index.errors import FormatError
-from index.keys import check_file_name
-from index.log import Commit
-from index.model import Scope, SnapshotIndex
-from index.picture import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
-from index.picture_selection import OFFSETS, SOURCES, FilePath, select_query_files
-from index.reachable import files_of
-from index.restore_plan import plan_restore
-from index.selection import select_files
-from index.source_log import newest_entry
-from index.told import Told
+from index.plan.commits import Commit
+from index.plan.restore import plan_restore
+from index.snapshot.keys import check_file_name
+from index.snapshot.model import Scope, SnapshotIndex
+from index.snapshot.reachable import files_of
+from index.snapshot.selection import select_files
+from index.spark.batch_log import decode_offsets
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
+from index.spark.checkpoint_selection import OFFSETS, SOURCES, FilePath, select_query_files
+from index.spark.source_log import newest_entry
 
 _PURPOSE: Final = "restore checkpoint"
 _SPARK_LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")

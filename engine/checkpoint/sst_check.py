@@ -17,7 +17,7 @@ from engine.errors import DamagedError
 from engine.hashing import BLOCK_SUMS, sum_block
 from engine.local_stat import READ_FLAGS
 from engine.state.compression import decompress_sst_block
-from index.sst_blocks import (
+from index.rocksdb.sst_blocks import (
     CHECKSUM_NAMES,
     FOOTER_BYTES,
     FORMAT_VERSION_MAX,

@@ -18,10 +18,10 @@ from engine.hashing import crc32c
 from engine.local_stat import READ_FLAGS
 from engine.state.compression import Codec, decompress_chunks
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
-from index.changelog import ChangelogDecoder, ChangelogHeader, check_header
-from index.file_checksum import check_file_checksum, decode_file_checksum
-from index.lineage import Lineage
-from index.state_names import StateVersion, checksum_name
+from index.spark.changelog import ChangelogDecoder, ChangelogHeader, check_header
+from index.spark.file_checksum import check_file_checksum, decode_file_checksum
+from index.spark.lineage import Lineage
+from index.spark.names import StateVersion, checksum_name
 
 _CHUNK_BYTES: Final = 256 * 1024
 _HINT: Final = "the file was altered or cut short; take it from a backup, or let an older version be loaded"

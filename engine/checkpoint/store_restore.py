@@ -18,9 +18,9 @@ from engine.state.index_files import IndexStateFiles
 from engine.state.restore import restore_state
 from engine.state.streaming_checkpoint import StoreAt
 from engine.transfer_settings import TransferSettings
-from index.lineage import target_in_index
-from index.model import StoreReference
-from index.picture import StoreId
+from index.snapshot.model import StoreReference
+from index.spark.checkpoint import StoreId
+from index.spark.lineage import target_in_index
 
 
 class StoreToRestore(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,8 +29,8 @@ from engine.config import CommitChoice, Moment
 from engine.errors import UsageError
 from engine.views import CommitView, view_commit
 from engine.words import count, human_bytes, printable, shortened
-from index.log import Commit
-from index.model import StoreReference
+from index.plan.commits import Commit
+from index.snapshot.model import StoreReference
 
 KEYS_MAX: Final = 100
 VALUE_SHOWN_MAX: Final = 160

@@ -11,8 +11,8 @@ from engine.errors import UsageError
 from engine.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.views import CommitView, committed_line, view_commit
 from engine.words import count, human_bytes, iso_time, printable, table
-from index.log import NOTHING_VOUCHES
-from index.model import Scope
+from index.plan.commits import NOTHING_VOUCHES
+from index.snapshot.model import Scope
 
 _TASK_HELP = "With --commit-per-task: whose commits.  [default: 0]"
 

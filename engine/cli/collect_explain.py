@@ -12,7 +12,7 @@ from engine.cli.session import Session, with_session
 from engine.config import Moment
 from engine.explain import Explanation, Fate, KeyPath, RootKind
 from engine.words import count, human_bytes, human_duration, iso_time, printable
-from index.retention import RetentionPolicy
+from index.plan.retention import RetentionPolicy
 
 
 class PathView(msgspec.Struct, frozen=True, kw_only=True):

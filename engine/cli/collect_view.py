@@ -7,8 +7,8 @@ import msgspec
 
 from engine.collect import CollectReport
 from engine.words import count, human_bytes, human_duration, iso_time, printable, table
-from index.collect_plan import ReasonTotal
-from index.keys import audit_key
+from index.plan.collect import ReasonTotal
+from index.snapshot.keys import audit_key
 
 
 class DeleteView(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from engine.collect import DELETE_SHARE_MAX, CollectReport
 from engine.config import Moment
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.sync import SyncRepository
-from index.retention import RetentionPolicy
+from index.plan.retention import RetentionPolicy
 
 
 class _Limits(TypedDict):

@@ -17,8 +17,8 @@ from engine.errors import CommitUnknownError, UsageError
 from engine.settle import settle_record
 from engine.sync import SyncRepository
 from engine.views import CommitView, committed_line, view_commit
-from index.log import Commit
-from index.model import CommitPointer, Scope
+from index.plan.commits import Commit
+from index.snapshot.model import CommitPointer, Scope
 
 # The writer that got no answer is the only one that can find out at once what happened; a new process cannot.
 COMMIT_ATTEMPTS_MAX: Final = 3

@@ -59,7 +59,7 @@ from index.errors import (
     UnsupportedRecordError,
     VersionMissingError,
 )
-from index.log import ShortListingError
+from index.plan.commits import ShortListingError
 
 
 class ExitCode(IntEnum):

@@ -12,7 +12,7 @@ from engine.errors import TargetError
 from engine.samza_export import SamzaExport, export_to_samza
 from engine.sync import SyncRepository
 from engine.words import printable
-from index.log import Commit
+from index.plan.commits import Commit
 
 
 class ExportView(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from engine.forget import ForgetReport
 from engine.sync import SyncRepository
 from engine.views import CommitView, view_commit
 from engine.words import count, printable
-from index.model import Scope
+from index.snapshot.model import Scope
 
 
 class ForgottenView(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Final
 
 from engine.errors import UsageError
 from index.errors import UnsafeNameError
-from index.keys import RunId, check_run_id
+from index.snapshot.keys import RunId, check_run_id
 
 # Of those that nobody gave a place to, the newest stay.
 PLANS_KEPT_MAX: Final = 10

@@ -31,9 +31,9 @@ from engine.views import (
     view_store,
 )
 from engine.words import printable, shortened
-from index.index_diff import diff_indexes
-from index.log import NOTHING_VOUCHES, Commit
-from index.model import DirIndex, Scope, StoreReference
+from index.plan.commits import NOTHING_VOUCHES, Commit
+from index.snapshot.index_diff import diff_indexes
+from index.snapshot.model import DirIndex, Scope, StoreReference
 
 INDEXES_IN_FLIGHT_MAX: Final = 8
 LOGS_IN_FLIGHT_MAX: Final = 16

@@ -12,7 +12,7 @@ from engine.config import Moment
 from engine.errors import NotFoundError
 from engine.history import ENTRIES_MAX, History, HistoryEntry, State, tell_offsets
 from engine.words import count, human_bytes, iso_time, printable, shortened, table
-from index.model import Scope
+from index.snapshot.model import Scope
 
 OFFSETS_SHOWN_MAX: Final = 24
 NAMES_SHOWN_MAX: Final = 32

@@ -34,7 +34,7 @@ from engine.sync import SyncRepository
 from engine.transfer_settings import STORES_AT_ONCE
 from engine.words import count, human_bytes, printable, shortened, table
 from index.errors import FormatError
-from index.model import Scope
+from index.snapshot.model import Scope
 
 
 class RehearsalView(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,8 @@ from engine.repository import Choice
 from engine.sync import SyncRepository
 from engine.views import CommitView, view_commit
 from engine.words import human_bytes, printable
-from index.model import StoreReference
-from index.restore_plan import RestorePlan, ReusedFile
+from index.plan.restore import RestorePlan, ReusedFile
+from index.snapshot.model import StoreReference
 
 
 class PlannedStoreView(msgspec.Struct, frozen=True, kw_only=True):

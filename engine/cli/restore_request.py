@@ -20,9 +20,9 @@ from engine.sync import SyncRepository
 from engine.views import CommitView
 from engine.words import printable, table
 from index.errors import FormatError
-from index.keys import encode_component
-from index.log import Commit
-from index.model import Scope, StoreReference
+from index.plan.commits import Commit
+from index.snapshot.keys import encode_component
+from index.snapshot.model import Scope, StoreReference
 
 Done = TypeVar("Done")
 # Of a store where it belongs, and what was done or why it was not.

@@ -36,7 +36,7 @@ from engine.restore import OwnerPolicy, RestoreResult, check_patterns
 from engine.sync import SyncRepository
 from engine.views import CommitView, view_commit
 from engine.words import human_bytes, human_duration, printable
-from index.model import StoreReference
+from index.snapshot.model import StoreReference
 
 
 class RestoredStoreView(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,10 +16,10 @@ from engine.index_io import is_missing
 from engine.repository import Repository
 from engine.whole_file import write_whole
 from index.errors import FormatError
-from index.keys import INDEXES, parse_upload_key
-from index.model import NEVER_MS, BlobKey, CommitRecord, SnapshotIndex, WriteId
-from index.reachable import blob_keys, files_of, new_blob_keys
-from index.record_invariants import check_commit, check_index_reference
+from index.snapshot.keys import INDEXES, parse_upload_key
+from index.snapshot.model import NEVER_MS, BlobKey, CommitRecord, SnapshotIndex, WriteId
+from index.snapshot.reachable import blob_keys, files_of, new_blob_keys
+from index.snapshot.record_invariants import check_commit, check_index_reference
 
 RESULT_BYTES_MAX: Final = 64 * 1024 * 1024
 IN_FLIGHT_MAX: Final = 16

@@ -11,7 +11,7 @@ from engine.collect.policy_file import PolicyEntry, PolicyFile, check_since, rea
 from engine.config import Moment
 from engine.errors import UsageError
 from engine.sync import SyncRepository
-from index.retention import RetentionPolicy
+from index.plan.retention import RetentionPolicy
 
 
 def retention_options(function: Decorated) -> Decorated:

@@ -32,9 +32,9 @@ from engine.terminal_progress import TerminalProgress
 from engine.views import SCHEMA
 from engine.words import printable
 from index.errors import UnsafeNameError
-from index.keys import RunId, encode_component, encode_scope, make_run_id
-from index.log import Commit
-from index.model import Scope
+from index.plan.commits import Commit
+from index.snapshot.keys import RunId, encode_component, encode_scope, make_run_id
+from index.snapshot.model import Scope
 
 SCOPES_TOLD_MAX: Final = 8
 

@@ -23,9 +23,9 @@ from engine.cli.session import Session, check_component, choose_scope, with_sess
 from engine.errors import DamagedError, UsageError
 from engine.views import CommitView, committed_line, view_commit
 from engine.words import count, human_bytes, human_duration, printable, table
-from index.backup_plan import BackupPlan
-from index.log import Commit
-from index.model import UniqueId
+from index.plan.backup import BackupPlan
+from index.plan.commits import Commit
+from index.snapshot.model import UniqueId
 
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, path_type=Path)

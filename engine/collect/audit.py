@@ -8,12 +8,12 @@ from blobstore.errors import StoreError
 from engine.collect.facts import Facts
 from engine.errors import EngineError
 from engine.words import printable, shortened
-from index.audit import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
 from index.errors import FormatError
-from index.keys import audit_key
-from index.log import Commit
-from index.model import Scope
-from index.retention import KeepReason
+from index.plan.audit import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
+from index.plan.commits import Commit
+from index.plan.retention import KeepReason
+from index.snapshot.keys import audit_key
+from index.snapshot.model import Scope
 
 # Of many scopes, boundaries and failures these are told one by one.
 SCOPES_TOLD_MAX: Final = 1000

@@ -7,7 +7,7 @@ import msgspec
 from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Listing, Swept
 from engine.damage import Damage
 from engine.roots import Roots
-from index.collect_plan import (
+from index.plan.collect import (
     DeleteReason,
     PlannedDelete,
     PlannedUpload,
@@ -18,9 +18,9 @@ from index.collect_plan import (
     sum_deletes,
     sum_totals,
 )
-from index.keys import BLOBS, INDEXES, RunId
-from index.model import Boundary, RepositoryRecord
-from index.retention import RetentionPolicy
+from index.plan.retention import RetentionPolicy
+from index.snapshot.keys import BLOBS, INDEXES, RunId
+from index.snapshot.model import Boundary, RepositoryRecord
 
 
 class Facts(msgspec.Struct, kw_only=True):

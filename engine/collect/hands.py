@@ -5,8 +5,8 @@ from typing import Final, Protocol
 import msgspec
 
 from engine.roots import References
-from index.collect_plan import PlannedUpload, ReasonTotal
-from index.keys import RunId
+from index.plan.collect import PlannedUpload, ReasonTotal
+from index.snapshot.keys import RunId
 
 # So many keys of a kind are told one by one; of the others there are counts, and the plan.
 KEYS_TOLD_MAX: Final = 1000

@@ -6,10 +6,10 @@ from typing import Final
 from blobstore.base import BlobStore, list_blobs
 from engine.collect.hands import DeleteTally
 from engine.collect.own_hands import delete_keys
-from index.collect_plan import DeleteReason, PlannedDelete
 from index.errors import UnsafeNameError
-from index.keys import AUDIT, RUNS, RunId, parse_audit_key, parse_run_key, run_began_at_ms
-from index.run_file import ENDED, HEADER
+from index.plan.collect import DeleteReason, PlannedDelete
+from index.plan.run_file import ENDED, HEADER
+from index.snapshot.keys import AUDIT, RUNS, RunId, parse_audit_key, parse_run_key, run_began_at_ms
 
 AUDITS_KEPT_MAX: Final = 1000
 # After everything else, and in this order. Without its header nobody would know that the others belong to a run, and a

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 from engine.errors import DamagedError
 from engine.index_io import is_missing
 from engine.roots import References, Roots
-from index.model import IndexReference
+from index.snapshot.model import IndexReference
 
 # A collector that is overtaken by a commit and another collector plans again this often.
 PLANS_MAX: Final = 3

@@ -10,7 +10,7 @@ from engine.collect.plan_writer import PlanLinesWriter
 from engine.inventory import list_room
 from engine.progress import NO_PROGRESS, Progress
 from engine.roots import References, reachable_keys
-from index.collect_plan import (
+from index.plan.collect import (
     PlannedDelete,
     PlannedUpload,
     Upload,
@@ -19,7 +19,7 @@ from index.collect_plan import (
     sum_deletes,
     waiting_until_ms,
 )
-from index.keys import BLOBS, INDEXES, RunId
+from index.snapshot.keys import BLOBS, INDEXES, RunId
 
 
 class OwnHands(Hands):

@@ -6,8 +6,8 @@ from typing import Final
 from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody
 from blobstore.local_files import run_blocking
 from engine.errors import TargetError
-from index.collect_plan import PlannedUpload
-from index.plan_file import (
+from index.plan.collect import PlannedUpload
+from index.plan.plan_file import (
     HEADER_NAME,
     LINES_SUFFIX,
     SUMMARY_NAME,

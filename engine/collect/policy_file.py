@@ -25,7 +25,7 @@ import msgspec
 from engine.config import Moment, parse_moment
 from engine.errors import UsageError, bare_message
 from engine.words import iso_time
-from index.retention import Retention, RetentionPolicy, RetentionRule, shadows
+from index.plan.retention import Retention, RetentionPolicy, RetentionRule, shadows
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
 # What may stand in a rule, and what to write there.

@@ -6,11 +6,11 @@ from typing_extensions import override
 from engine.collect.facts import Facts
 from engine.collect.hands import KEYS_TOLD_MAX
 from engine.words import count, human_bytes
-from index.collect_plan import PlannedDelete, ReasonTotal
-from index.keys import RunId
-from index.model import Boundary, Scope
-from index.retention import KeepReason
-from index.told import Told, tell_value
+from index.display import Told, tell_value
+from index.plan.collect import PlannedDelete, ReasonTotal
+from index.plan.retention import KeepReason
+from index.snapshot.keys import RunId
+from index.snapshot.model import Boundary, Scope
 
 
 class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,13 +40,13 @@ from engine.roots import (
 from engine.settle import settle_record
 from engine.store_checks import check_collects
 from engine.words import count
-from index.audit import Outcome
-from index.collect_plan import ScopePlan
 from index.errors import FormatError, UnknownFormatError
-from index.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
-from index.model import Boundary, IndexReference, RepositoryRecord, Scope
-from index.plan_file import PlanHeader, PlanSummary, RootCommit, RootName, RootPin
-from index.retention import Retention, RetentionPolicy, as_policy
+from index.plan.audit import Outcome
+from index.plan.collect import ScopePlan
+from index.plan.plan_file import PlanHeader, PlanSummary, RootCommit, RootName, RootPin
+from index.plan.retention import Retention, RetentionPolicy, as_policy
+from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
+from index.snapshot.model import Boundary, IndexReference, RepositoryRecord, Scope
 
 # The share of all bytes of blobs and indexes that one run may delete unless it is told another.
 DELETE_SHARE_MAX: Final = 0.2

@@ -5,8 +5,8 @@ from typing import Final
 
 from blobstore.base import BlobStore, UnfinishedPut
 from blobstore.errors import AccessDeniedError, CapabilityMissingError
-from index.collect_plan import UnfinishedPlan, UnfinishedUpload, choose_unfinished
-from index.keys import BLOBS, INDEXES
+from index.plan.collect import UnfinishedPlan, UnfinishedUpload, choose_unfinished
+from index.snapshot.keys import BLOBS, INDEXES
 
 # Unfinished puts that are given up in one call, which has the deadline of a short request.
 ABORT_BATCH_MAX: Final = 100

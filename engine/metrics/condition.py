@@ -12,13 +12,13 @@ from engine.errors import UnsafeStoreError
 from engine.metrics.samples import Samples
 from engine.repository import Repository
 from engine.verify import ProblemKind, VerifyReport
-from index.audit import AuditRecord, decode_audit
-from index.collect_plan import DeleteReason
 from index.errors import FormatError
-from index.keys import AUDIT, parse_audit_key, run_began_at_ms
-from index.log import Commit
-from index.model import Scope
-from index.retention import RetentionPolicy
+from index.plan.audit import AuditRecord, decode_audit
+from index.plan.collect import DeleteReason
+from index.plan.commits import Commit
+from index.plan.retention import RetentionPolicy
+from index.snapshot.keys import AUDIT, parse_audit_key, run_began_at_ms
+from index.snapshot.model import Scope
 
 AUDIT_BYTES_MAX: Final = 64 * 1024 * 1024
 # Of many collections that failed one after the other, so many are looked at.

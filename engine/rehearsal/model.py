@@ -5,9 +5,9 @@ from typing import Annotated, Final
 import msgspec
 from typing_extensions import override
 
-from index.model import Scope
-from index.told import Told, tell_files, tell_seconds
-from index.words import iso_time, printable
+from index.display import Told, tell_files, tell_seconds
+from index.snapshot.model import Scope
+from index.text import iso_time, printable
 
 SCHEMA: Final = 1
 # Of an error, so that a line of the history keeps within its cap.

@@ -14,8 +14,8 @@ from engine.progress import Progress
 from engine.restore import read_index_of
 from engine.transfer import ByteBudget, HashingSink, fetch_right
 from engine.transfer_settings import TransferSettings
-from index.model import FileBlob, StoreReference
-from index.restore_plan import FetchedRun, RestoredFile, RestorePlan, plan_restore
+from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, plan_restore
+from index.snapshot.model import FileBlob, StoreReference
 
 _REHEARSAL: Final = RequestMetadata(payload_path="rehearsal")
 

@@ -21,8 +21,8 @@ from engine.repository_reading import Choice, ReadingRepository
 from engine.restore import restore_store
 from engine.rocksdb import StoreReader, spark_settings
 from engine.transfer_settings import STORES_AT_ONCE, TransferSettings, share_among
-from index.keys import encode_component
-from index.model import Scope, StoreReference
+from index.snapshot.keys import encode_component
+from index.snapshot.model import Scope, StoreReference
 
 # An operator that reads whatever operands a store holds; nothing is read but what an opening reads.
 _OPENING: Final = spark_settings(merge_delimiter=b",")

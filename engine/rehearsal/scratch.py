@@ -10,7 +10,7 @@ from blobstore.local_files import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
 from engine.staging import remove_tree, target_errors
-from index.log import Commit
+from index.plan.commits import Commit
 
 SCRATCH_PREFIX: Final = "tidemark-rehearsal-"
 

@@ -21,12 +21,12 @@ from engine.report.model import JobFacts, ReportFacts, Suspects
 from engine.repository_reading import ReadingRepository
 from engine.roots import reachable_keys
 from engine.verify import VerifyReport, verify
-from index.audit import AuditRecord, decode_audit
 from index.errors import FormatError, UnsafeNameError
-from index.keys import AUDIT, BLOBS, parse_audit_key, parse_upload_key
-from index.log import Commit
-from index.model import RepositoryRecord, Scope
-from index.retention import Retention, RetentionPolicy
+from index.plan.audit import AuditRecord, decode_audit
+from index.plan.commits import Commit
+from index.plan.retention import Retention, RetentionPolicy
+from index.snapshot.keys import AUDIT, BLOBS, parse_audit_key, parse_upload_key
+from index.snapshot.model import RepositoryRecord, Scope
 
 JOBS_MAX: Final = 20
 # Records of each job.

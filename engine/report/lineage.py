@@ -12,8 +12,8 @@ from engine.report.model import JobFacts
 from engine.report.plots import short_time
 from engine.svg import Words
 from engine.words import count, shortened
-from index.log import Commit
-from index.model import Scope
+from index.plan.commits import Commit
+from index.snapshot.model import Scope
 
 # Of each job the newest, and of jobs the first in the order of the report.
 NODES_MAX: Final = 40

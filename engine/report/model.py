@@ -9,10 +9,10 @@ from engine.collect import CollectReport
 from engine.history import History
 from engine.rehearsal.model import Entry
 from engine.verify import VerifyReport
-from index.audit import AuditRecord
+from index.display import Told
 from index.errors import FormatError
-from index.model import Scope
-from index.told import Told
+from index.plan.audit import AuditRecord
+from index.snapshot.model import Scope
 
 
 class Suspects(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from engine.history import HistoryEntry
 from engine.page import framed
 from engine.svg import Words
 from engine.words import count, human_bytes, iso_time
-from index.audit import AuditRecord
+from index.plan.audit import AuditRecord
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 TICKS_COUNT: Final = 4

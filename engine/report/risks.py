@@ -9,8 +9,8 @@ from engine.report.model import ReportFacts, Suspects
 from engine.report.plots import plot_freed, short_time
 from engine.verify import Problem, ProblemKind, VerifyReport
 from engine.words import count, human_bytes
-from index.audit import AuditRecord
-from index.collect_plan import ReasonTotal
+from index.plan.audit import AuditRecord
+from index.plan.collect import ReasonTotal
 
 # Of keys that would go, and of problems, so many are told one by one.
 DELETES_TOLD_MAX: Final = 20

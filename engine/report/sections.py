@@ -13,8 +13,8 @@ from engine.report.lineage import draw_lineage
 from engine.report.model import JobFacts, ReportFacts
 from engine.report.plots import NEW, RETAINED, plot_commits, plot_shares, short_time
 from engine.words import count, human_bytes
-from index.log import Commit
-from index.model import Scope
+from index.plan.commits import Commit
+from index.snapshot.model import Scope
 
 OFFSETS_SHOWN_MAX: Final = 40
 # Of the stores of a commit, whose unique ids are told.

@@ -14,7 +14,7 @@ from engine.repository import Repository
 from engine.spark.kept_repository import kept_here
 from engine.sync import LoopThread, SyncRepository
 from engine.transfer_settings import TransferSettings
-from index.model import RepositoryRecord
+from index.snapshot.model import RepositoryRecord
 
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 

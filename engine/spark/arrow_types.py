@@ -6,7 +6,7 @@ from typing import Final
 import pyarrow as pa
 import pyspark.sql.types as spark
 
-from index.state_schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
+from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 
 # Decimals of so many digits stand in a word.
 WORD_DIGITS_MAX: Final = 18

@@ -36,7 +36,7 @@ from engine.spark.parallel import BUSY_WAIT_S, BUSY_WAITS_MAX, StoreOutcome, Sto
 from engine.state.checkpoint_dir import CheckpointDir, store_url
 from engine.transfer_settings import TransferSettings
 from index.errors import FormatError
-from index.model import Scope
+from index.snapshot.model import Scope
 
 # So many of the stores that failed are told of.
 FAILURES_TOLD_MAX: Final = 3

@@ -11,9 +11,9 @@ from engine.runs import COLLECT
 from engine.spark.collect_plans import encode_plan, read_plan, write_plan
 from engine.spark.collect_rows import ANSWER, Row
 from engine.spark.collect_shard_task import ShardTask
-from index.collect_plan import ReasonTotal, sum_deletes
-from index.keys import RunId, run_key
-from index.run_file import Shard, digest_of
+from index.plan.collect import ReasonTotal, sum_deletes
+from index.plan.run_file import Shard, digest_of
+from index.snapshot.keys import RunId, run_key
 
 
 class SpareItem(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,10 +41,10 @@ from engine.spark.collect_rows import (
 )
 from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.frames import frame_of
-from index.collect_plan import PlannedUpload, ReasonTotal, sum_totals
-from index.keys import RunId
-from index.plan_file import LINES_SUFFIX, decode_lines
-from index.run_file import POSITIONS_COUNT, SHARDS, Shard, carried_out_plans, group_by_shard
+from index.plan.collect import PlannedUpload, ReasonTotal, sum_totals
+from index.plan.plan_file import LINES_SUFFIX, decode_lines
+from index.plan.run_file import POSITIONS_COUNT, SHARDS, Shard, carried_out_plans, group_by_shard
+from index.snapshot.keys import RunId
 
 Answer = TypeVar("Answer")
 

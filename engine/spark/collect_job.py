@@ -13,7 +13,7 @@ from engine.spark.access import open_on_driver
 from engine.spark.collect_hands import SparkHands
 from engine.spark.parallel import default_partitions
 from engine.transfer_settings import TransferSettings
-from index.retention import Retention, RetentionPolicy
+from index.plan.retention import Retention, RetentionPolicy
 
 
 def collect(

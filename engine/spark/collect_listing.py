@@ -15,9 +15,9 @@ from engine.runs import COLLECT
 from engine.spark.collect_rows import ANSWER, INVENTORY, Row
 from engine.spark.collect_shard_task import ShardTask
 from engine.spark.errors import RunEndedError
-from index.collect_plan import Upload
-from index.keys import RunId, run_key
-from index.run_file import Shard, digest_of
+from index.plan.collect import Upload
+from index.plan.run_file import Shard, digest_of
+from index.snapshot.keys import RunId, run_key
 
 # About 30 bytes for each upload.
 INVENTORY_BYTES_MAX: Final = 1024 * 1024 * 1024

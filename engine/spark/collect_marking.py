@@ -23,10 +23,10 @@ from engine.spark.collect_listing import (
 from engine.spark.collect_plans import encode_plan, read_plan, write_plan
 from engine.spark.collect_rows import ANSWER, FAILED, LIVE, PLAN, SHARDS_AT_ONCE, Row, batch_of, rows_of
 from engine.spark.errors import RunEndedError
-from index.collect_plan import Protection, ReasonTotal, Upload, choose_uploads, sum_deletes, waiting_until_ms
-from index.keys import RunId
-from index.model import IndexReference
-from index.run_file import SHARDS, Shard, digest_of, group_by_shard
+from index.plan.collect import Protection, ReasonTotal, Upload, choose_uploads, sum_deletes, waiting_until_ms
+from index.plan.run_file import SHARDS, Shard, digest_of, group_by_shard
+from index.snapshot.keys import RunId
+from index.snapshot.model import IndexReference
 
 # A reference, and whether only pins lead to it.
 MarkItem = tuple[IndexReference, bool]

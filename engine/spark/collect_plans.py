@@ -8,10 +8,10 @@ from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
 from engine.runs import COLLECT
 from engine.spark.collect_listing import INVENTORY_BYTES_MAX, run_has_ended
-from index.collect_plan import PlannedUpload
-from index.keys import RunId, run_key
-from index.plan_file import decode_lines, encode_line
-from index.run_file import Shard, digest_of
+from index.plan.collect import PlannedUpload
+from index.plan.plan_file import decode_lines, encode_line
+from index.plan.run_file import Shard, digest_of
+from index.snapshot.keys import RunId, run_key
 
 # A line has several times the bytes of its key in the inventory.
 PLAN_BYTES_MAX: Final = 8 * INVENTORY_BYTES_MAX

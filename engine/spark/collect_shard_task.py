@@ -11,7 +11,7 @@ from blobstore.bounded import map_bounded
 from engine.spark.access import Access
 from engine.spark.collect_failures import failures_to
 from engine.spark.collect_rows import SHARDS_AT_ONCE, Row, batch_of, rows_of
-from index.run_file import SHARDS, Shard
+from index.plan.run_file import SHARDS, Shard
 
 
 class ShardTask(msgspec.Struct, frozen=True, kw_only=True):

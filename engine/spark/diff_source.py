@@ -27,7 +27,7 @@ from engine.spark.state_rows import (
 )
 from engine.spark.unsafe_rows import decode_rows
 from engine.state_store import StateStore
-from index.picture import StoreId
+from index.spark.checkpoint import StoreId
 
 NAME: Final = "tidemark_state_diff"
 _NAMES: Final = ("key", "before", "after")

@@ -20,9 +20,9 @@ from engine.state.file_manager import StateFileManager
 from engine.state.files import StateFiles, as_state_files
 from engine.state.streaming_checkpoint import StoreAt
 from index.errors import FormatError
-from index.picture import QUERY_STORE, QUERY_TASK
-from index.reachable import files_of
-from index.state_names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
+from index.snapshot.reachable import files_of
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK
+from index.spark.names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
 
 NAME: Final = "tidemark_files"
 # By name, each as Spark and as Arrow write its type.

@@ -24,8 +24,8 @@ from engine.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from engine.transfer_settings import STORES_AT_ONCE, TransferSettings
-from index.model import Scope
-from index.picture import decode_picture
+from index.snapshot.model import Scope
+from index.spark.checkpoint import decode_picture
 
 _LOG: Final = logging.getLogger(__name__)
 

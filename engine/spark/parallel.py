@@ -35,9 +35,9 @@ from engine.spark.frames import frame_of
 from engine.spark.store_claims import ReadyStore
 from engine.spark.store_task import JobRun, state_of
 from engine.transfer_settings import TransferSettings
-from index.keys import encode_component
-from index.model import Scope, StoreReference
-from index.restore_plan import RestorePlan
+from index.plan.restore import RestorePlan
+from index.snapshot.keys import encode_component
+from index.snapshot.model import Scope, StoreReference
 
 MB: Final = 1_000_000
 # What pins are held for.

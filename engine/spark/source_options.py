@@ -9,7 +9,7 @@ import msgspec
 
 from blobstore.s3_settings import S3Settings
 from engine.errors import UsageError
-from index.picture import StoreId
+from index.spark.checkpoint import StoreId
 
 RowForm = Literal["typed", "bytes"]
 

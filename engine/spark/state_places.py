@@ -26,12 +26,12 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFiles, as_state_files
 from engine.state.index_files import IndexStateFiles
 from engine.sync import LoopThread
-from index.log import Commit
-from index.picture import QUERY_STORE, QUERY_TASK, StoreId
-from index.picture_selection import SOURCES
-from index.reachable import files_of
-from index.selection import select_files
-from index.state_schema import SCHEMA_BYTES_MAX
+from index.plan.commits import Commit
+from index.snapshot.reachable import files_of
+from index.snapshot.selection import select_files
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, StoreId
+from index.spark.checkpoint_selection import SOURCES
+from index.spark.schema import SCHEMA_BYTES_MAX
 
 _SCHEMA: Final = "_metadata/schema"
 # Where Spark lets a worker keep what is too large for memory.

@@ -17,10 +17,10 @@ from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
 from engine.state_store import StateStore
 from engine.sync import LoopThread
-from index.batch_log import decode_operator
 from index.errors import BatchLogError
-from index.picture import StoreId
-from index.state_schema import StructType, decode_state_schema, with_unique_names
+from index.spark.batch_log import decode_operator
+from index.spark.checkpoint import StoreId
+from index.spark.schema import StructType, decode_state_schema, with_unique_names
 
 _READ: Final = "read state"
 _BYTES_HINT: Final = "choose one store with the options `operator` and `store`, or read with rows=bytes"

@@ -33,9 +33,9 @@ from engine.spark.store_task import (
     UpdateTask,
 )
 from engine.transfer_settings import TransferSettings
-from index.log import Commit
-from index.model import Scope, ScopeLayout
-from index.told import Told
+from index.display import Told
+from index.plan.commits import Commit
+from index.snapshot.model import Scope, ScopeLayout
 
 # Spark's Murmur3 `hash` with its fixed seed, over the key columns in their order, `pmod` the number of tasks.
 KEY_HASH: Final = "spark-hash-v1"

@@ -42,8 +42,8 @@ import msgspec
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import TargetError, UsageError
 from index.errors import UnsafeNameError
-from index.keys import decode_component, encode_component, encode_scope
-from index.model import Scope
+from index.snapshot.keys import decode_component, encode_component, encode_scope
+from index.snapshot.model import Scope
 
 ROOM_ATTEMPTS_MAX: Final = 10
 # In place of a run: the state was restored to be read, and no driver will commit it.

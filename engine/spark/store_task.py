@@ -18,7 +18,7 @@ from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access
 from engine.spark.errors import PartitioningError
 from engine.spark.store_claims import READERS, Attempt, ReadyStore, StoreClaims, StoreState
-from index.model import Scope, StoreReference
+from index.snapshot.model import Scope, StoreReference
 
 TASK_COLUMN: Final = "__tidemark_task"
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from engine.errors import DamagedError
 from engine.spark.arrow_types import arrow_type, is_wide
-from index.state_schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
+from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]

@@ -11,7 +11,8 @@ from blobstore.checkpoint_files import FileStatus
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from engine.errors import UsageError
 from engine.state.checkpoint_dir import CheckpointDir
-from index.batch_log import (
+from index.snapshot.model import SIZE_BYTES_MAX
+from index.spark.batch_log import (
     BatchCommit,
     BatchOffsets,
     decode_commit,
@@ -20,7 +21,6 @@ from index.batch_log import (
     encode_offsets,
     parse_batch_name,
 )
-from index.model import SIZE_BYTES_MAX
 
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"

@@ -11,7 +11,8 @@ from typing import Final, Self
 
 from engine.errors import UsageError
 from engine.state.compression import Codec, Compressor, decompress_chunks
-from index.changelog import (
+from index.snapshot.model import LineageItem
+from index.spark.changelog import (
     ChangelogDecoder,
     ChangelogHeader,
     ChangelogVersion,
@@ -24,8 +25,7 @@ from index.changelog import (
     encode_merge,
     encode_put,
 )
-from index.model import LineageItem
-from index.state_names import StateVersion, changelog_name
+from index.spark.names import StateVersion, changelog_name
 
 # Records are compressed together once they take this much. Each write is one system call.
 _BUFFER_BYTES: Final = 128 * 1024
@@ -41,7 +41,7 @@ class ChangelogWriter:
     Args:
         path: A private file; it is created, or emptied if it is there.
         codec: How the file is compressed.
-        version: From `index.changelog.changelog_version`.
+        version: From `index.spark.changelog.changelog_version`.
         lineage: What its header says; empty for versions 1 and 2.
 
     Raises:

@@ -13,9 +13,9 @@ from engine.state.file_metrics import Deleted
 from engine.state.local_files import shared_path
 from engine.state.zips import StateZip
 from index.errors import FormatError, VersionMissingError
-from index.lineage import HeaderNeeded, Lineage, Present, Resolution
-from index.state_names import LOGS, SSTS, StateVersion, changelog_name, checksum_name, snapshot_name, state_name
-from index.state_retention import (
+from index.spark.lineage import HeaderNeeded, Lineage, Present, Resolution
+from index.spark.names import LOGS, SSTS, StateVersion, changelog_name, checksum_name, snapshot_name, state_name
+from index.spark.retention import (
     BaseNeeded,
     SharedStatus,
     StateListing,

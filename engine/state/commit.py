@@ -19,9 +19,9 @@ from engine.state.settings import StateStoreSettings
 from engine.state.snapshot_uploads import SnapshotUploads
 from engine.state.upload import CapturedSnapshot
 from engine.state.working_dir import WorkingDir, remove_tree
-from index.model import UniqueId
-from index.state_metadata import StateMetadata
-from index.state_names import StateVersion
+from index.snapshot.model import UniqueId
+from index.spark.metadata import StateMetadata
+from index.spark.names import StateVersion
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):

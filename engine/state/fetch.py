@@ -11,9 +11,9 @@ from engine.state.file_metrics import FilesLoaded
 from engine.state.files import StateFiles
 from engine.state.local_files import ARCHIVE, local_path, look_at, remove_all_but, shared_path
 from engine.state.zips import StateZip
-from index.sst_sharing import LocalStateFile
-from index.state_metadata import StoredFile
-from index.state_names import StateVersion
+from index.spark.metadata import StoredFile
+from index.spark.names import StateVersion
+from index.spark.sharing import LocalStateFile
 
 
 async def fetch_snapshot(

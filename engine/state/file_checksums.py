@@ -22,14 +22,14 @@ from engine.hashing import crc32c
 from engine.local_stat import READ_FLAGS
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
 from engine.state.files import StateFiles
-from index.file_checksum import (
+from index.spark.file_checksum import (
     FILE_CHECKSUM_BYTES_MAX,
     FileChecksum,
     check_file_checksum,
     decode_file_checksum,
     encode_file_checksum,
 )
-from index.state_names import checksum_name
+from index.spark.names import checksum_name
 
 # What a checksum says of who made it, where Spark names an executor.
 CREATOR: Final = "tidemark"

@@ -29,13 +29,13 @@ from engine.state.files import DirectoryStateFiles, StateFiles, as_state_files
 from engine.state.local_files import list_shared, look_at_all
 from engine.state.upload import CapturedSnapshot, upload_snapshot
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
-from index.changelog import changelog_version
 from index.errors import VersionMissingError
-from index.lineage import Lineage, Present, Resolution, resolve
-from index.model import UniqueId
-from index.state_metadata import StateMetadata
-from index.state_names import StateVersion, changelog_name, checksum_name, parse_state_name, snapshot_name
-from index.state_retention import StateListing
+from index.snapshot.model import UniqueId
+from index.spark.changelog import changelog_version
+from index.spark.lineage import Lineage, Present, Resolution, resolve
+from index.spark.metadata import StateMetadata
+from index.spark.names import StateVersion, changelog_name, checksum_name, parse_state_name, snapshot_name
+from index.spark.retention import StateListing
 
 __all__ = ["CapturedSnapshot", "Deleted", "FilesLoaded", "SnapshotUploaded", "StateFileManager"]
 

@@ -13,9 +13,9 @@ import msgspec
 
 from engine.errors import DamagedError
 from engine.state.local_files import shared_path
-from index.sst_sharing import LocalStateFile, SharedFile, as_fetched, choose_kept, choose_reused, find_altered
-from index.state_metadata import StoredFile
-from index.state_names import StateVersion, stored_name
+from index.spark.metadata import StoredFile
+from index.spark.names import StateVersion, stored_name
+from index.spark.sharing import LocalStateFile, SharedFile, as_fetched, choose_kept, choose_reused, find_altered
 
 
 class CapturedFile(msgspec.Struct, frozen=True):

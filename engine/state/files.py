@@ -8,8 +8,8 @@ from typing_extensions import override
 from blobstore.errors import InvalidRequestError
 from engine.errors import DamagedError
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
-from index.model import LineageItem
-from index.state_names import StateVersion
+from index.snapshot.model import LineageItem
+from index.spark.names import StateVersion
 
 
 @runtime_checkable

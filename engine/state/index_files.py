@@ -22,12 +22,12 @@ from engine.state.files import StateFiles
 from engine.transfer import ByteBudget
 from engine.transfer_settings import TransferSettings
 from index.errors import VersionMissingError
-from index.lineage import Lineage, present_in_index
-from index.model import FileIndex, SnapshotIndex
-from index.reachable import files_of
-from index.restore_plan import plan_restore
-from index.selection import select_files
-from index.state_names import StateVersion
+from index.plan.restore import plan_restore
+from index.snapshot.model import FileIndex, SnapshotIndex
+from index.snapshot.reachable import files_of
+from index.snapshot.selection import select_files
+from index.spark.lineage import Lineage, present_in_index
+from index.spark.names import StateVersion
 
 
 class IndexStateFiles(StateFiles):

@@ -28,11 +28,11 @@ from engine.state.replay import KeyCounts, Replayed, count_store, replay
 from engine.state.rows import RowChecks
 from engine.state.settings import HDFS_PROVIDER, StateStoreSettings
 from engine.state.working_dir import WorkingDir
-from index.changelog import changelog_version, check_leads_back
 from index.errors import FormatError, LineageError, VersionMissingError
-from index.lineage import Lineage, Resolution
-from index.state_metadata import StateMetadata
-from index.state_names import StateVersion, check_unique_id
+from index.spark.changelog import changelog_version, check_leads_back
+from index.spark.lineage import Lineage, Resolution
+from index.spark.metadata import StateMetadata
+from index.spark.names import StateVersion, check_unique_id
 
 # What says that a snapshot is not whole, or not there any more. Whatever else goes wrong would go wrong with an older
 # one too: a store that does not answer must not cost hundreds of replayed changelogs.

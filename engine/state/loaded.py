@@ -13,10 +13,10 @@ from engine.state.replay import KeyCounts
 from engine.state.rows import RowChecks
 from engine.state.settings import StateStoreSettings
 from engine.state.working_dir import no_room
-from index.changelog import changelog_version
-from index.lineage import LINEAGE_BYTES_MAX, Resolution, lineage_fits
-from index.model import LineageItem, UniqueId
-from index.state_names import StateVersion
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.changelog import changelog_version
+from index.spark.lineage import LINEAGE_BYTES_MAX, Resolution, lineage_fits
+from index.spark.names import StateVersion
 
 # What Spark writes for a number of keys that nobody counts.
 UNCOUNTED: Final = -1

@@ -19,8 +19,8 @@ from engine.hashing import ContentHasher
 from engine.identify import READ_BYTES, read_sst
 from engine.local_stat import READ_FLAGS
 from index.errors import UnsafeNameError
-from index.sst_sharing import FileStamp, LocalStateFile
-from index.state_names import LOGS, SSTS, check_log_name, check_sst_name
+from index.spark.names import LOGS, SSTS, check_log_name, check_sst_name
+from index.spark.sharing import FileStamp, LocalStateFile
 
 # Where RocksDB keeps WALs that it does not write any more.
 ARCHIVE: Final = "archive"

@@ -6,7 +6,7 @@ its load and commit latencies.
 
 import msgspec
 
-from index.state_names import StateVersion
+from index.spark.names import StateVersion
 
 
 class LoadMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from engine.rocksdb import StoreReader, StoreWriter
 from engine.state.changelog_files import ChangelogReader
-from index.changelog import DELETE, DELETE_RANGE, MERGE, PUT, Record
+from index.spark.changelog import DELETE, DELETE_RANGE, MERGE, PUT, Record
 
 # Keys that are gathered before they are written, and the bytes in them: whichever is reached first.
 BATCH_KEYS: Final = 50_000

@@ -19,16 +19,16 @@ from engine.state.file_manager import StateFileManager
 from engine.state.index_files import IndexStateFiles
 from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
 from engine.transfer_settings import TransferSettings
+from index.display import Told
 from index.errors import LineageError, VersionMissingError
-from index.lineage import Resolution, resolve_index, target_in_index
-from index.log import Commit
-from index.model import Scope, SnapshotIndex, StoreReference, UniqueId
-from index.reachable import files_of
-from index.selection import select_files
-from index.state_metadata import StateMetadata
-from index.state_names import StateVersion, snapshot_name
-from index.state_selection import FilePath, select_state_files
-from index.told import Told
+from index.plan.commits import Commit
+from index.snapshot.model import Scope, SnapshotIndex, StoreReference, UniqueId
+from index.snapshot.reachable import files_of
+from index.snapshot.selection import select_files
+from index.spark.lineage import Resolution, resolve_index, target_in_index
+from index.spark.metadata import StateMetadata
+from index.spark.names import StateVersion, snapshot_name
+from index.spark.state_selection import FilePath, select_state_files
 
 # Of the commits after a version, whose directories may still hold it, the indexes of so many are read at most.
 INDEXES_READ_MAX: Final = 8

@@ -17,7 +17,8 @@ from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS, CommitLog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state_store import StateStore
-from index.batch_log import (
+from index.errors import BatchLogError, FormatError
+from index.spark.batch_log import (
     DEFAULT_STORE,
     BatchCommit,
     BatchOffsets,
@@ -27,9 +28,8 @@ from index.batch_log import (
     order_stores,
     parse_batch_name,
 )
-from index.errors import BatchLogError, FormatError
-from index.picture import StoreId
-from index.state_names import StateVersion, check_store_dir, check_unique_id
+from index.spark.checkpoint import StoreId
+from index.spark.names import StateVersion, check_store_dir, check_unique_id
 
 __all__ = [
     "HDFS_PROVIDER",

@@ -13,8 +13,8 @@ from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import open_query_state
 from engine.state_store import StateStore
 from engine.sync import Blocking, Facade
-from index.batch_log import DEFAULT_STORE
-from index.model import LineageItem, UniqueId
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.batch_log import DEFAULT_STORE
 
 
 class SyncStateStore(Facade[StateStore]):

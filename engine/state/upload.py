@@ -13,10 +13,10 @@ from engine.state.file_map import CapturedFile, StateFileMap
 from engine.state.file_metrics import SnapshotUploaded
 from engine.state.local_files import is_untouched, local_path, shared_path
 from engine.state.zips import build_state_zip
-from index.sst_sharing import is_stale
-from index.state_metadata import StateMetadata, StoredFile
-from index.state_names import StateVersion, stored_name
-from index.state_retention import StateListing
+from index.spark.metadata import StateMetadata, StoredFile
+from index.spark.names import StateVersion, stored_name
+from index.spark.retention import StateListing
+from index.spark.sharing import is_stale
 
 
 class CapturedSnapshot(msgspec.Struct, frozen=True, kw_only=True):

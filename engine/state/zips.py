@@ -17,13 +17,13 @@ import msgspec
 from typing_extensions import override
 
 from engine.errors import DamagedError, UnsafeSourceError
-from index.state_metadata import (
+from index.spark.metadata import (
     STATE_METADATA_BYTES_MAX,
     StateMetadata,
     decode_state_metadata,
     encode_state_metadata,
 )
-from index.state_names import METADATA, check_zip_entry, is_zip_entry
+from index.spark.names import METADATA, check_zip_entry, is_zip_entry
 
 # A zip of some thousand SSTs has less than a megabyte; nearly all of it is MANIFEST.
 ZIP_BYTES_MAX: Final = 64 * 1024 * 1024

@@ -21,18 +21,19 @@ from engine.rehearsal.model import FailedRehearsal
 from engine.spark.collect_listing import encode_inventory
 from engine.state.compression import CODECS, Compressor
 from engine.state.lzf import compress_block
-from index import changelog, plan_file
-from index.audit import AuditRecord, encode_audit
-from index.collect_plan import DeleteReason, PlannedUpload, Upload
-from index.dir_diff import strip_removed
-from index.keys import BLOBS, RunId, upload_key
-from index.keys import INDEXES as INDEX_ROOM
-from index.lineage import encode_lineage
-from index.model import DirDelta, IndexDelta, IndexReference, LineageItem, Scope, StoreReference, UniqueId
-from index.picture import Picture
-from index.reachable import files_of
-from index.retention import Retention, as_policy
-from index.run_file import SHARDS, RunHeader, encode_header
+from index.plan import plan_file
+from index.plan.audit import AuditRecord, encode_audit
+from index.plan.collect import DeleteReason, PlannedUpload, Upload
+from index.plan.retention import Retention, as_policy
+from index.plan.run_file import SHARDS, RunHeader, encode_header
+from index.snapshot.dir_diff import strip_removed
+from index.snapshot.keys import BLOBS, RunId, upload_key
+from index.snapshot.keys import INDEXES as INDEX_ROOM
+from index.snapshot.model import DirDelta, IndexDelta, IndexReference, LineageItem, Scope, StoreReference, UniqueId
+from index.snapshot.reachable import files_of
+from index.spark import changelog
+from index.spark.checkpoint import Picture
+from index.spark.lineage import encode_lineage
 from tests.golden.make_golden import DELTA, INDEXES, RECORDS, SNAPSHOT
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden"

@@ -14,8 +14,12 @@ from engine.digest_cache import DigestCache
 from engine.hashing import hash_content
 from engine.rehearsal.history import decode_line as decode_rehearsal
 from engine.rehearsal.history import read_history
-from index import audit, envelope, keys, plan_file, run_file
-from index.codec import (
+from index.decoding import decode_json
+from index.errors import FormatError, SamzaFormatError, UnsafeNameError
+from index.plan import audit, plan_file, run_file
+from index.samza.format import decode_samza_index, encode_samza_index, from_samza, parse_samza_checkpoint_id
+from index.snapshot import envelope, keys
+from index.snapshot.codec import (
     decode_boundary,
     decode_commit,
     decode_index,
@@ -25,12 +29,9 @@ from index.codec import (
     encode_index,
     encode_record,
 )
-from index.decoding import decode_json
-from index.delta import resolve_deltas
-from index.errors import FormatError, SamzaFormatError, UnsafeNameError
-from index.model import IndexDelta, SnapshotIndex, StoredRecord
-from index.picture import decode_picture
-from index.samza_json import decode_samza_index, encode_samza_index, from_samza, parse_samza_checkpoint_id
+from index.snapshot.delta import resolve_deltas
+from index.snapshot.model import IndexDelta, SnapshotIndex, StoredRecord
+from index.spark.checkpoint import decode_picture
 from tests.fuzz.target import Scratch, Target, check_refusal
 
 SUBJECT: Final = "fuzzed"

@@ -13,16 +13,19 @@ from engine.state.compression import CODECS, Compressor, decompress_chunks, deco
 from engine.state.lzf import compress_block, decompress_block
 from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state.zips import read_state_zip
-from index import batch_log, changelog, relocation, source_log, sst_blocks, state_names, state_schema
 from index.errors import DamagedChangelogError, FormatError, LineageError
-from index.file_checksum import check_file_checksum, decode_file_checksum, encode_file_checksum
-from index.hadoop_checksum import HadoopSums
-from index.java_utf import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
-from index.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
-from index.model import LineageItem, UniqueId
-from index.row_checksum import split_values, unwrap_deleted_key, unwrap_record, unwrap_value
-from index.sst_properties import parse_sst_tail
-from index.state_metadata import decode_state_metadata, encode_state_metadata
+from index.rocksdb import sst_blocks
+from index.rocksdb.sst import parse_sst_tail
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark import batch_log, changelog, relocation, source_log
+from index.spark import names as state_names
+from index.spark import schema as state_schema
+from index.spark.file_checksum import check_file_checksum, decode_file_checksum, encode_file_checksum
+from index.spark.hadoop_checksum import HadoopSums
+from index.spark.java_utf import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
+from index.spark.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
+from index.spark.metadata import decode_state_metadata, encode_state_metadata
+from index.spark.row_checksum import split_values, unwrap_deleted_key, unwrap_record, unwrap_value
 from tests.fuzz.target import Scratch, Target, check_refusal
 
 SUBJECT: Final = "fuzzed"

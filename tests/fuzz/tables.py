@@ -6,8 +6,9 @@ from engine.spark.collect_listing import decode_inventory
 from engine.spark.state_plan import Table
 from engine.spark.state_rows import decode_keys, split_bytes, split_typed
 from engine.spark.unsafe_rows import decode_pairs, decode_rows
-from index import run_file, state_schema
-from index.picture import StoreId
+from index.plan import run_file
+from index.spark import schema as state_schema
+from index.spark.checkpoint import StoreId
 from tests.fuzz.target import Target
 
 SUBJECT: Final = "fuzzed"

@@ -9,8 +9,8 @@ written again: whoever changes a value below makes the test fail, and must not.
 import sys
 from pathlib import Path
 
-from index.codec import encode_index, encode_record
-from index.model import (
+from index.snapshot.codec import encode_index, encode_record
+from index.snapshot.model import (
     BlobKey,
     Boundary,
     CommitPointer,

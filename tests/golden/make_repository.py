@@ -18,11 +18,11 @@ from blobstore.base import BytesBody
 from engine.checkpoint.backup import backup_checkpoint
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.codec import encode_record
-from index.keys import pin_key
-from index.log import Commit
-from index.model import Pin, Scope, ScopeLayout
-from index.retention import Retention
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import pin_key
+from index.snapshot.model import Pin, Scope, ScopeLayout
 from tests.unit.engine.checkpoint.live_query import LiveQuery
 
 FLIGHTS = Scope("flights")

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from index.codec import (
+from index.errors import IndexInvariantError
+from index.snapshot.codec import (
     decode_boundary,
     decode_commit,
     decode_index,
@@ -21,9 +22,8 @@ from index.codec import (
     encode_index,
     encode_record,
 )
-from index.delta import apply_delta, resolve_deltas
-from index.errors import IndexInvariantError
-from index.model import FileIndex, StoredIndex, StoredRecord
+from index.snapshot.delta import apply_delta, resolve_deltas
+from index.snapshot.model import FileIndex, StoredIndex, StoredRecord
 from tests.golden.make_golden import DELTA, INDEXES, MODES, MODES_DELTA, RECORDS, SNAPSHOT, main
 
 V1 = Path(__file__).parent / "v1"

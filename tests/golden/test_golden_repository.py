@@ -18,11 +18,11 @@ from engine.checkpoint.restore import restore_checkpoint
 from engine.complete import find_complete
 from engine.repository import Repository
 from engine.verify import Level
-from index.codec import RECORD_BYTES_MAX, decode_pin
-from index.keys import pin_key
-from index.model import Scope
-from index.picture import decode_picture
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
+from index.snapshot.keys import pin_key
+from index.snapshot.model import Scope
+from index.spark.checkpoint import decode_picture
 from tests.doubles import SteppedClock
 from tests.golden.make_repository import (
     BATCHES,

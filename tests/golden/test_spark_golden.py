@@ -18,7 +18,9 @@ from engine.state.compression import Codec, decompress_chunks
 from engine.state.file_manager import StateFileManager
 from engine.state.streaming_checkpoint import HDFS_PROVIDER, StreamingCheckpoint
 from engine.state_store import StateStore
-from index.batch_log import (
+from index.errors import LineageError, VersionMissingError
+from index.snapshot.model import LineageItem
+from index.spark.batch_log import (
     JOIN_STORES,
     decode_commit,
     decode_offsets,
@@ -29,7 +31,7 @@ from index.batch_log import (
     encode_operator,
     encode_query_id,
 )
-from index.changelog import (
+from index.spark.changelog import (
     DELETE,
     MERGE,
     ChangelogHeader,
@@ -38,12 +40,10 @@ from index.changelog import (
     encode_header,
     encode_record,
 )
-from index.errors import LineageError, VersionMissingError
-from index.file_checksum import check_file_checksum, decode_file_checksum, encode_file_checksum
-from index.lineage import HeaderNeeded, Lineage, Present, full_lineage, resolve
-from index.model import LineageItem
-from index.state_metadata import decode_state_metadata, encode_state_metadata
-from index.state_names import StateVersion, parse_state_name
+from index.spark.file_checksum import check_file_checksum, decode_file_checksum, encode_file_checksum
+from index.spark.lineage import HeaderNeeded, Lineage, Present, full_lineage, resolve
+from index.spark.metadata import decode_state_metadata, encode_state_metadata
+from index.spark.names import StateVersion, parse_state_name
 from tests.spark.state.forms import Forms, KeyForm, StateRow
 
 SPARK = Path(__file__).parent / "spark"

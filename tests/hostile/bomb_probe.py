@@ -24,11 +24,11 @@ import xxhash
 
 from engine.state.compression import Codec, Compressor, decompress_chunks, decompress_sst_block
 from engine.state.zips import read_state_zip
-from index.changelog import ChangelogDecoder, encode_header
-from index.codec import decode_commit, decode_index
-from index.envelope import KIND_COMMIT, KIND_INDEX
-from index.file_checksum import decode_file_checksum
-from index.state_schema import decode_state_schema
+from index.snapshot.codec import decode_commit, decode_index
+from index.snapshot.envelope import KIND_COMMIT, KIND_INDEX
+from index.spark.changelog import ChangelogDecoder, encode_header
+from index.spark.file_checksum import decode_file_checksum
+from index.spark.schema import decode_state_schema
 from tests.hostile.forger import sealed
 
 MIB: Final = 1024 * 1024

@@ -10,9 +10,9 @@ from typing import Any, Final
 import msgspec
 
 from engine.hashing import hash_bytes
-from index.envelope import KIND_BOUNDARY, KIND_COMMIT, KIND_INDEX, KIND_NAME, KIND_PIN, seal
-from index.keys import INDEXES, upload_key
-from index.model import (
+from index.snapshot.envelope import KIND_BOUNDARY, KIND_COMMIT, KIND_INDEX, KIND_NAME, KIND_PIN, seal
+from index.snapshot.keys import INDEXES, upload_key
+from index.snapshot.model import (
     NEVER_MS,
     BlobKey,
     CommitRecord,

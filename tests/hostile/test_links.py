@@ -10,7 +10,7 @@ import pytest
 
 from engine.clock import SystemAmbient
 from engine.errors import TargetError, UnsafeSourceError
-from index.keys import BLOBS, upload_key
+from index.snapshot.keys import BLOBS, upload_key
 from tests.hostile.forger import SCOPE, SESSION, Forger, a_file, an_index, in_blob
 from tests.unit.engine.workbench import Workbench, read_tree
 

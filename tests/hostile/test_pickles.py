@@ -20,7 +20,7 @@ from blobstore.local import LocalStore
 from engine.errors import DamagedError
 from engine.repository import Repository
 from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
-from index.model import Scope
+from index.snapshot.model import Scope
 from tests.hostile.forger import Forger
 from tests.hostile.payloads import Canary, payloads
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of

@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from index.envelope import KIND_COMMIT, KIND_INDEX
-from index.keys import BLOBS, INDEXES, upload_key
-from index.model import (
+from index.snapshot.envelope import KIND_COMMIT, KIND_INDEX
+from index.snapshot.keys import BLOBS, INDEXES, upload_key
+from index.snapshot.model import (
     BlobKey,
     Boundary,
     CommitPointer,

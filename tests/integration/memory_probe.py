@@ -21,7 +21,7 @@ from engine.clock import SystemAmbient
 from engine.digest_cache import DigestCache
 from engine.restore import restore_store
 from engine.transfer_settings import MIB, TransferSettings
-from index.model import RepositoryRecord, Scope, StoreReference
+from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 
 _MAKE = """
 import sys

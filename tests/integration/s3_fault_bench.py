@@ -39,10 +39,10 @@ from blobstore.s3_settings import S3Settings
 from engine.backup import BackupResult
 from engine.collect import CollectReport, Listing, OwnHands
 from engine.repository import Repository
-from index.keys import RunId
-from index.log import Commit
-from index.model import Scope
-from index.retention import Retention
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.keys import RunId
+from index.snapshot.model import Scope
 from tests.fault_proxy import FaultProxy
 from tests.fault_rules import (
     Answer,

@@ -23,9 +23,9 @@ from blobstore.s3_settings import S3Settings
 from engine.errors import CommitUnknownError
 from engine.repository import Repository
 from engine.transfer_settings import KIB, TransferSettings
-from index.log import Commit
-from index.model import Scope
-from index.retention import Retention
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from engine.spark.checkpoint_restore import restore_checkpoint as restore_on_spa
 from engine.spark.parallel import StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import FormatError
-from index.model import Scope
+from index.snapshot.model import Scope
 from tests.servers.s3_server import S3Server
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from index.samza_json import decode_samza_index, from_samza
+from index.samza.format import decode_samza_index, from_samza
 from tests.integration.conftest import FIRST, SECOND, Shell, content
 
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from index.keys import BLOBS, upload_key
-from index.model import Scope
+from index.snapshot.keys import BLOBS, upload_key
+from index.snapshot.model import Scope
 from tests.integration.conftest import Shell, content
 
 LONG_AGO_S = time.time() - 2 * 24 * 3600

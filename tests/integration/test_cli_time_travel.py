@@ -11,7 +11,7 @@ from blobstore.metered import MeteredStore
 from blobstore.opening import open_store
 from engine.repository import Repository
 from engine.rocksdb import StoreWriter
-from index.model import Scope
+from index.snapshot.model import Scope
 from tests.integration.conftest import FIRST, SECOND, Shell, content
 
 

@@ -20,9 +20,9 @@ from engine import staging
 from engine.cli import tidemark
 from engine.errors import CommitUnknownError, TargetError
 from engine.repository import Repository
-from index.log import Commit
-from index.model import Scope
-from index.retention import Retention
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 from tests.unit.engine.workbench import SETTINGS, Tree, Workbench, open_descriptors, read_tree
 
 SMALL_MIB = 2

@@ -10,9 +10,9 @@ import pytest
 from engine.errors import UnsafeStoreError
 from engine.repository import Repository
 from engine.verify import Level
-from index.keys import commit_key
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.keys import commit_key
+from index.snapshot.model import Scope
 from tests.servers.moto_server import MotoServer
 from tests.servers.s3_server import S3Server
 

@@ -15,9 +15,9 @@ from blobstore.local import LocalStore
 from engine.index_io import read_index
 from engine.local_dir import scan_dir
 from engine.transfer_settings import TransferSettings
-from index.local_tree import LocalDir
-from index.model import SstIdentity, StoreReference
-from index.reachable import files_of
+from index.snapshot.local_tree import LocalDir
+from index.snapshot.model import SstIdentity, StoreReference
+from index.snapshot.reachable import files_of
 from tests.unit.engine.workbench import Workbench, read_tree, stamps
 
 

@@ -20,7 +20,7 @@ from engine.errors import (
 )
 from engine.repository import Repository
 from engine.verify import ProblemKind
-from index.keys import commit_key
+from index.snapshot.keys import commit_key
 from tests.fault_rules import (
     Answer,
     Fault,

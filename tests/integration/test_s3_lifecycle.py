@@ -13,7 +13,7 @@ from blobstore.s3 import S3Store
 from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle
 from engine.repository import Repository
 from engine.verify import Level
-from index.model import Scope
+from index.snapshot.model import Scope
 from tests.conftest import ceph_or_skip
 from tests.servers.ceph_rgw import CephRgw
 from tests.servers.s3_server import S3Server

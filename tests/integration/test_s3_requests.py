@@ -11,8 +11,8 @@ from blobstore.opening import StoreSettings, open_store
 from blobstore.s3_settings import S3Settings
 from engine.repository import Repository
 from engine.transfer_settings import KIB, TransferSettings
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 from tests.fault_proxy import FaultProxy
 from tests.servers.s3_server import S3Server
 

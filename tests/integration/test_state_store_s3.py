@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from engine import StateStore, StateStoreSettings
-from index.model import UniqueId
+from index.snapshot.model import UniqueId
 
 SETTINGS = StateStoreSettings(
     column_families=True, deltas_per_snapshot=3, versions_retained_min=4, versions_deleted_min=1

@@ -4,9 +4,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from index.codec import INDEX_BYTES_MAX
-from index.keys import BLOBS, INDEXES, upload_key
-from index.model import (
+from index.snapshot.codec import INDEX_BYTES_MAX
+from index.snapshot.keys import BLOBS, INDEXES, upload_key
+from index.snapshot.model import (
     SIZE_BYTES_MAX,
     Boundary,
     CommitPointer,

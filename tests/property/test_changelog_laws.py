@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index.changelog import (
+from index.errors import DamagedChangelogError, FormatError, LineageError, VersionMissingError
+from index.snapshot.model import DirIndex, LineageItem, SnapshotIndex, SnapshotMetadata, UniqueId
+from index.spark.changelog import (
     DELETE,
     DELETE_RANGE,
     MERGE,
@@ -21,8 +23,7 @@ from index.changelog import (
     encode_header,
     encode_record,
 )
-from index.errors import DamagedChangelogError, FormatError, LineageError, VersionMissingError
-from index.lineage import (
+from index.spark.lineage import (
     HeaderNeeded,
     Lineage,
     Present,
@@ -34,8 +35,7 @@ from index.lineage import (
     resolve,
     target_in_index,
 )
-from index.model import DirIndex, LineageItem, SnapshotIndex, SnapshotMetadata, UniqueId
-from index.state_names import StateVersion, by_version, parse_state_name, state_name
+from index.spark.names import StateVersion, by_version, parse_state_name, state_name
 from tests.unit.index.builders import SESSION, file_index
 
 versions: st.SearchStrategy[ChangelogVersion] = st.sampled_from((1, 2, 3, 4))

@@ -7,7 +7,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index.codec import (
+from index.errors import CorruptIndexError, FormatError, UnknownFormatError
+from index.rocksdb.sst import TAIL_BYTES_MAX, MoreBytesNeeded, parse_sst_tail
+from index.samza.format import decode_samza_index, encode_samza_index, from_samza, to_samza
+from index.snapshot.codec import (
     decode_boundary,
     decode_commit,
     decode_index,
@@ -17,8 +20,8 @@ from index.codec import (
     encode_index,
     encode_record,
 )
-from index.delta import apply_delta, make_delta, resolve_deltas
-from index.dir_diff import (
+from index.snapshot.delta import apply_delta, make_delta, resolve_deltas
+from index.snapshot.dir_diff import (
     DirDiff,
     LocalDir,
     diff_dir,
@@ -27,10 +30,9 @@ from index.dir_diff import (
     pairs_to_identify,
     strip_removed,
 )
-from index.envelope import seal, unseal
-from index.errors import CorruptIndexError, FormatError, UnknownFormatError
-from index.invariants import check_snapshot_index
-from index.keys import (
+from index.snapshot.envelope import seal, unseal
+from index.snapshot.invariants import check_snapshot_index
+from index.snapshot.keys import (
     INDEXES,
     check_file_name,
     decode_component,
@@ -41,7 +43,7 @@ from index.keys import (
     parse_name_key,
     parse_upload_key,
 )
-from index.model import (
+from index.snapshot.model import (
     DirIndex,
     FileIndex,
     IndexDelta,
@@ -51,8 +53,6 @@ from index.model import (
     SstIdentity,
     StoredRecord,
 )
-from index.samza_json import decode_samza_index, encode_samza_index, from_samza, to_samza
-from index.sst_properties import TAIL_BYTES_MAX, MoreBytesNeeded, parse_sst_tail
 from tests.golden.make_golden import RECORDS, SNAPSHOT
 from tests.property.index_strategies import (
     alphabets,

@@ -5,12 +5,13 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index.backup_plan import BackupLimits, BackupPlan, build_snapshot, plan_backup
-from index.delta import apply_delta, make_delta
-from index.dir_diff import diff_dir
-from index.invariants import check_snapshot_index
-from index.keys import INDEXES
-from index.model import (
+from index.plan.backup import BackupLimits, BackupPlan, build_snapshot, plan_backup
+from index.plan.restore import GAP_BYTES_MAX, plan_restore
+from index.snapshot.delta import apply_delta, make_delta
+from index.snapshot.dir_diff import diff_dir
+from index.snapshot.invariants import check_snapshot_index
+from index.snapshot.keys import INDEXES
+from index.snapshot.model import (
     DirIndex,
     FileBlob,
     FileIndex,
@@ -21,7 +22,6 @@ from index.model import (
     SnapshotMetadata,
     UniqueId,
 )
-from index.restore_plan import GAP_BYTES_MAX, plan_restore
 from tests.property.index_strategies import trees
 from tests.unit.index.builders import (
     Path,

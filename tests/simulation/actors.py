@@ -23,10 +23,10 @@ from engine.errors import (
 from engine.repository import Repository
 from engine.verify import ProblemKind
 from index.errors import FormatError
-from index.keys import commit_key
-from index.log import Commit
-from index.model import Scope, UniqueId
-from index.retention import Retention
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.keys import commit_key
+from index.snapshot.model import Scope, UniqueId
 from tests.simulation.causes import Asked, Causes
 from tests.simulation.chronicle import Collecting, Tree
 from tests.simulation.coverage import Coverage, Moment

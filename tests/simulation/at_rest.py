@@ -9,8 +9,8 @@ from blobstore.s3_lifecycle import EXPIRING
 from engine.errors import DamagedError, EngineError
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.model import PIN_DURATION_MS, CommitRecord, Scope, StoreReference
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import PIN_DURATION_MS, CommitRecord, Scope, StoreReference
 from tests.simulation.chronicle import JUDGE, Chronicle, Collecting
 from tests.simulation.damage import Damage
 from tests.simulation.ledger import Ledger, read_tree

@@ -24,8 +24,8 @@ from engine.errors import (
 )
 from engine.pins import RENEWALS_PER_DURATION
 from index.errors import FormatError
-from index.keys import parse_log_key
-from index.model import PIN_DURATION_MS, CommitPointer, CommitRecord, IndexReference, Scope
+from index.snapshot.keys import parse_log_key
+from index.snapshot.model import PIN_DURATION_MS, CommitPointer, CommitRecord, IndexReference, Scope
 from tests.simulation.chronicle import StoreName, Written
 from tests.simulation.judge import Ledger, index_keys
 from tests.simulation.members import Member, Results

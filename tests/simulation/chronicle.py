@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from index.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin
-from index.delta import apply_delta
-from index.keys import commit_key, parse_log_key
-from index.model import (
+from index.snapshot.codec import decode_boundary, decode_commit, decode_index, decode_name, decode_pin
+from index.snapshot.delta import apply_delta
+from index.snapshot.keys import commit_key, parse_log_key
+from index.snapshot.model import (
     Boundary,
     CommitPointer,
     CommitRecord,

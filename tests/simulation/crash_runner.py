@@ -35,8 +35,8 @@ from engine.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 from tests.walker import expected_keys
 
 CRASHED: Final = 77

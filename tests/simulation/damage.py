@@ -8,9 +8,9 @@ from engine.errors import EngineError
 from engine.repository import Repository
 from engine.verify import Level
 from index.errors import FormatError
-from index.keys import commit_key, log_prefix
-from index.model import CommitRecord, Scope, StoreReference, UniqueId
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.keys import commit_key, log_prefix
+from index.snapshot.model import CommitRecord, Scope, StoreReference, UniqueId
 from tests.simulation.chronicle import JUDGE, Chronicle, StoreName
 from tests.simulation.ledger import Ledger
 from tests.simulation.processes import PREFIX, plain_store

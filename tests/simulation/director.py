@@ -11,8 +11,8 @@ from engine.errors import EngineError
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
 from index.errors import FormatError
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 from tests.simulation.actors import Actions
 from tests.simulation.at_rest import rest_s
 from tests.simulation.coverage import Coverage, Moment

@@ -7,7 +7,7 @@ are judged with every single change (`tests.simulation.chronicle`); the others h
 from collections.abc import Sequence
 from pathlib import Path
 
-from index.model import CommitPointer, CommitRecord, Scope, StoreReference
+from index.snapshot.model import CommitPointer, CommitRecord, Scope, StoreReference
 from tests.simulation.at_rest import AtRest
 from tests.simulation.chronicle import JUDGE, Chronicle
 from tests.simulation.ledger import Acknowledged, Ledger, Releases, index_keys, read_tree

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from index.model import CommitPointer, CommitRecord, Scope, StoreReference
+from index.snapshot.model import CommitPointer, CommitRecord, Scope, StoreReference
 from tests.simulation.chronicle import StoreName, Tree
 
 

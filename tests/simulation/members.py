@@ -8,7 +8,7 @@ from typing import Final
 from typing_extensions import override
 
 from engine.backup import BackupResult
-from index.model import PIN_DURATION_MS, Scope
+from index.snapshot.model import PIN_DURATION_MS, Scope
 from tests.simulation.chronicle import StoreName, Tree
 from tests.simulation.coverage import Moment
 from tests.simulation.processes import SimProcess

@@ -17,11 +17,13 @@ from engine.collect.hands import Swept
 from engine.commit import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.pins import PinLease, check_open, hold_pin
-from index import collect_plan, forgetting, log
-from index.collect_plan import PlannedUpload, Protection, ScopePlan, Upload
-from index.keys import BLOBS, INDEXES
-from index.log import Commit, LogListing
-from index.model import Boundary, CommitPointer, IndexReference
+from index.plan import collect as collect_plan
+from index.plan import commits as log
+from index.plan import forgetting
+from index.plan.collect import PlannedUpload, Protection, ScopePlan, Upload
+from index.plan.commits import Commit, LogListing
+from index.snapshot.keys import BLOBS, INDEXES
+from index.snapshot.model import Boundary, CommitPointer, IndexReference
 from tests.simulation import stories_of_collection, stories_of_commits
 from tests.simulation.mutating import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
 

@@ -18,10 +18,10 @@ from engine.commit_record import Head, Request
 from engine.errors import CommitLostError, DamagedError, StaleResultError
 from engine.log_io import list_log, read_vouched
 from engine.settle import settle_keys
-from index import log
-from index.keys import BLOBS, INDEXES
-from index.log import Commit
-from index.model import BlobKey, Boundary, CommitPointer, CommitRecord, IndexReference, Scope
+from index.plan import commits as log
+from index.plan.commits import Commit
+from index.snapshot.keys import BLOBS, INDEXES
+from index.snapshot.model import BlobKey, Boundary, CommitPointer, CommitRecord, IndexReference, Scope
 from tests.simulation import stories_of_commits
 from tests.simulation.mutating import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
 from tests.simulation.processes import SimAmbient

@@ -14,9 +14,10 @@ from engine.digest_cache import DigestCache
 from engine.index_io import read_index_chain
 from engine.local_stat import FilePath
 from engine.spark.store_claims import Attempt, ReadyStore
-from index import backup_plan, dir_diff
-from index.local_tree import LocalFile
-from index.model import FileIndex, IndexReference, SnapshotIndex
+from index.plan import backup as backup_plan
+from index.snapshot import dir_diff
+from index.snapshot.local_tree import LocalFile
+from index.snapshot.model import FileIndex, IndexReference, SnapshotIndex
 from tests.simulation import stories_of_files
 from tests.simulation.mutating import INDEX_GONE, OTHER_BYTES, everywhere, mutation
 

@@ -23,7 +23,7 @@ from blobstore.s3_settings import S3Settings
 from engine.clock import Ambient
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.model import UniqueId, WriteId
+from index.snapshot.model import UniqueId, WriteId
 from tests.simulation.direct_store import DirectStore
 from tests.simulation.sim_s3 import SimServer
 from tests.simulation.sim_s3_client import SimS3Store

@@ -11,7 +11,8 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any, Final
 
-from index import codec, collect_plan, envelope, invariants, keys, reachable, record_invariants
+from index.plan import collect as collect_plan
+from index.snapshot import codec, envelope, invariants, keys, reachable, record_invariants
 
 # Some megabytes.
 _KEPT_MAX: Final = 4096

@@ -14,9 +14,9 @@ from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata, Unkn
 from blobstore.errors import StoreUnavailableError
 from blobstore.forwarding import ForwardingStore
 from blobstore.s3_errors import RefusedError
-from index.codec import encode_record
-from index.keys import REPOSITORY, parse_log_key
-from index.model import RepositoryRecord, Scope
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import REPOSITORY, parse_log_key
+from index.snapshot.model import RepositoryRecord, Scope
 from tests.simulation.chronicle import Chronicle
 from tests.simulation.coverage import Coverage, Moment
 from tests.simulation.faults import Fault, Request, matching

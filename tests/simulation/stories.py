@@ -16,9 +16,9 @@ from engine.errors import (
 )
 from engine.repository import Repository
 from engine.verify import Level
-from index.log import Commit
-from index.model import Scope, UniqueId
-from index.retention import Retention
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.model import Scope, UniqueId
 from tests.simulation.faults import FaultPlan
 from tests.simulation.ground import check_keys, read_tree, small_deltas, tree, write_tree
 from tests.simulation.processes import EPOCH_S, Kind, SimProcess, watched_locks

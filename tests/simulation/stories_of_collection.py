@@ -13,9 +13,9 @@ from engine.errors import (
     UnsafeStoreError,
 )
 from index.errors import FormatError
-from index.keys import commit_key
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.keys import commit_key
+from index.snapshot.model import Scope
 from tests.simulation.faults import matching
 from tests.simulation.ground import tree
 from tests.simulation.stories import DAY_S, FORK, HOUR_S, JOB, Scene, refused, story

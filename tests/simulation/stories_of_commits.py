@@ -14,7 +14,7 @@ from engine.errors import (
     StaleResultError,
     UsageError,
 )
-from index.model import Scope
+from index.snapshot.model import Scope
 from tests.simulation.faults import Fault, matching
 from tests.simulation.ground import tree
 from tests.simulation.processes import KilledError

@@ -18,8 +18,8 @@ from engine.errors import (
 from engine.hashing import Digest, hash_bytes
 from engine.local_stat import local_file
 from engine.spark.store_claims import StoreClaims, StoreState
-from index.local_tree import LocalFile
-from index.model import UniqueId
+from index.snapshot.local_tree import LocalFile
+from index.snapshot.model import UniqueId
 from tests.simulation.ground import read_tree, tree, write_tree
 from tests.simulation.stories import HOUR_S, JOB, Scene, story
 

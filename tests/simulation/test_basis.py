@@ -13,8 +13,8 @@ from blobstore.hedging import HedgeSettings
 from blobstore.local_files import open_to_read
 from blobstore.retrying import RetrySettings
 from engine.errors import CommitUnknownError, UnsafeStoreError
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 from tests.simulation.faults import Fault, FaultPlan, matching
 from tests.simulation.processes import EPOCH_S, KilledError, Kind, SimProcess, plain_store, watched_locks
 from tests.simulation.sim_s3 import PAGES, SimServer, page_max_of

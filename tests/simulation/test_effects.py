@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from index.codec import decode_index
-from index.model import IndexDelta
+from index.snapshot.codec import decode_index
+from index.snapshot.model import IndexDelta
 from tests.simulation.effects import Stage, Variant, run_pairs, run_singles
 from tests.simulation.processes import PREFIX, Kind
 from tests.simulation.use_cases import CASES

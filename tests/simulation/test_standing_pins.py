@@ -8,8 +8,8 @@ import pytest
 
 from blobstore.base import list_blobs, read_blob
 from engine.repository import Repository
-from index.model import BlobKey, CommitPointer, IndexReference, Pin, Scope, StoreReference, UniqueId, WriteId
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import BlobKey, CommitPointer, IndexReference, Pin, Scope, StoreReference, UniqueId, WriteId
 from tests.simulation.ground import check_keys, tree, write_tree
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.plot import COLLECTOR, HOUR_MS, READER, TTL_MS, WRITER

@@ -11,8 +11,8 @@ import msgspec
 from engine.backup import BackupResult
 from engine.errors import CommitLostError, EngineError, NotFoundError, StaleResultError, UsageError
 from engine.repository import Repository
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 from tests.simulation.faults import FaultPlan, Request
 from tests.simulation.ground import tree, write_tree
 from tests.simulation.processes import KilledError, Kind, SimProcess

@@ -36,11 +36,11 @@ from engine.spark.parallel import BackupStores, RestoreStores, StoreWork, spread
 from engine.spark.store_task import RESULT_SPARK_SCHEMA, TASK_COLUMN, JobRun, UpdateTask
 from engine.sync import LoopThread, SyncRepository
 from engine.transfer_settings import TransferSettings
-from index.collect_plan import NOTHING_PROTECTED
-from index.keys import RunId
-from index.log import Commit
-from index.model import Scope
-from index.retention import Retention
+from index.plan.collect import NOTHING_PROTECTED
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.keys import RunId
+from index.snapshot.model import Scope
 from tests.spark.counting import SUMS_DDL, add, read_sums
 from tests.spark.short_lived import SHORT_LIVED
 

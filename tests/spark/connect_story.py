@@ -33,8 +33,8 @@ from engine.spark.errors import TaskFailedError
 from engine.spark.parallel import default_partitions
 from engine.sync import SyncRepository
 from examples import spark_connect
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 from tests.spark.counting import SUMS_DDL, add, read_sums
 from tests.spark.test_collect import back_up, facts
 

@@ -15,7 +15,7 @@ from engine.spark.collect_hands import SparkHands
 from engine.spark.collect_rows import Row, batch_of, rows_of
 from engine.sync import LoopThread, SyncRepository
 from engine.transfer_settings import TransferSettings
-from index.model import RepositoryRecord
+from index.snapshot.model import RepositoryRecord
 
 # Few, so that the rows of one shard come in several batches.
 ROWS_PER_BATCH = 7

@@ -24,7 +24,7 @@ from engine.spark.checkpoint_backup import BackupLiveStores, _results, _told, ba
 from engine.spark.parallel import StoreOutcome, StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
-from index.log import Commit
+from index.plan.commits import Commit
 from tests.spark.state.queries import AGGREGATION, FORMAT, STORE, TRANSFORM, Query, StatefulQuery, join
 from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, restore_picture
 

@@ -13,11 +13,11 @@ from engine.collect import CollectReport
 from engine.errors import DamagedError
 from engine.spark import collect
 from engine.sync import SyncRepository
-from index.collect_plan import DeleteReason
-from index.keys import AUDIT, RUNS
-from index.log import Commit
-from index.model import Scope
-from index.retention import Retention
+from index.plan.collect import DeleteReason
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.keys import AUDIT, RUNS
+from index.snapshot.model import Scope
 
 pytestmark = pytest.mark.spark
 

@@ -20,14 +20,14 @@ from engine.runs import end_run, take_up_run
 from engine.spark.collect_hands import TASKS_PER_CORE
 from engine.spark.collect_listing import NOTHING, encode_inventory
 from engine.spark.errors import RunEndedError
-from index.audit import decode_audit
-from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_deletes, sum_totals
-from index.keys import AUDIT, BLOBS, INDEXES, RUNS, RunId, make_run_id, run_key
-from index.log import Commit
-from index.model import Scope
-from index.plan_file import decode_lines
-from index.retention import Retention
-from index.run_file import HEADER, POSITIONS_COUNT, SHARDS, RunHeader, encode_header
+from index.plan.audit import decode_audit
+from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_deletes, sum_totals
+from index.plan.commits import Commit
+from index.plan.plan_file import decode_lines
+from index.plan.retention import Retention
+from index.plan.run_file import HEADER, POSITIONS_COUNT, SHARDS, RunHeader, encode_header
+from index.snapshot.keys import AUDIT, BLOBS, INDEXES, RUNS, RunId, make_run_id, run_key
+from index.snapshot.model import Scope
 from tests.doubles import InterposedStore, SteppedClock
 from tests.spark.one_process import hands_on, tasks_started
 from tests.walker import expected_keys

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from engine.sync import SyncRepository
-from index.model import Scope
+from index.snapshot.model import Scope
 from tests.servers.spark_connect import ROOT, SparkConnectServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]

@@ -25,7 +25,7 @@ from engine.spark.kept_repository import KeptRepositories, kept_here
 from engine.spark.parallel import WORK, StoreOutcome, StoresTask, StoreWork
 from engine.sync import LoopThread, SyncRepository
 from engine.transfer_settings import MIB, TransferSettings
-from index.model import Scope
+from index.snapshot.model import Scope
 
 SCOPE = Scope("job")
 
@@ -159,7 +159,7 @@ def test_a_forked_process_opens_its_own_and_lets_the_parents_alone(access: Acces
 def test_a_process_ends_without_a_word_about_what_it_kept(url: str) -> None:
     story = f"""
 from engine.spark.access import open_on_driver
-from index.model import Scope
+from index.snapshot.model import Scope
 repository, access = open_on_driver({url!r})
 repository.close()
 with access.borrow() as kept:

@@ -29,8 +29,8 @@ from engine.repository import Repository
 from engine.rocksdb import StoreReader
 from engine.spark import StatefulJob, collect
 from engine.sync import SyncRepository
-from index.log import Commit
-from index.retention import Retention
+from index.plan.commits import Commit
+from index.plan.retention import Retention
 from tests.fault_rules import Predicate, Stage, on
 from tests.servers.s3_server import S3Server
 from tests.spark.counting import add, read_sums

@@ -18,8 +18,8 @@ from engine.spark.parallel import OUTCOME_SCHEMA, RestoreStores, StoreOutcome, S
 from engine.staging import Staging
 from engine.sync import SyncRepository
 from engine.transfer_settings import TransferSettings
-from index.log import Commit
-from index.model import Scope
+from index.plan.commits import Commit
+from index.snapshot.model import Scope
 
 pytestmark = pytest.mark.spark
 

@@ -19,9 +19,9 @@ from engine.spark import StatefulJob, backup_results, backup_stores, collect, re
 from engine.spark.access import open_on_driver
 from engine.spark.parallel import RestoreStores, StoreOutcome, StoreWork, spread
 from engine.sync import SyncRepository
-from index.log import Commit
-from index.model import Scope
-from index.retention import Retention
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 from tests.fault_rules import Hang, Rule, Stage, on, s3_error
 from tests.servers.s3_server import S3Server
 from tests.spark.counting import SUMS_DDL, add, once, read_sums

@@ -27,10 +27,10 @@ from engine.spark.stateful_job import PINS_MAX, StatefulJob
 from engine.spark.store_task import UpdateTask
 from engine.sync import SyncRepository
 from engine.transfer_settings import TransferSettings
-from index.codec import RECORD_BYTES_MAX, decode_pin
-from index.keys import PINS
-from index.model import Scope, StoreReference
-from index.reachable import blob_keys
+from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
+from index.snapshot.keys import PINS
+from index.snapshot.model import Scope, StoreReference
+from index.snapshot.reachable import blob_keys
 from tests.spark.counting import SUMS_DDL, add, add_batch, once, read_sums
 
 pytestmark = pytest.mark.spark

@@ -16,8 +16,8 @@ from engine.spark.errors import PartitioningError
 from engine.spark.store_claims import StoreClaims
 from engine.spark.store_task import TASK_COLUMN, JobRun, ReadStore, ReadTask, TaskReport, UpdateStore, UpdateTask
 from engine.sync import SyncRepository
-from index.log import Commit
-from index.model import Scope
+from index.plan.commits import Commit
+from index.snapshot.model import Scope
 from tests.spark.counting import add, add_batch, read_sums
 
 SCOPE = Scope("job")

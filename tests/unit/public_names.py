@@ -33,9 +33,9 @@ MODULES: Final = (
     "blobstore.opening",
     "blobstore.s3_settings",
     "index.errors",
-    "index.log",
-    "index.model",
-    "index.retention",
+    "index.plan.commits",
+    "index.snapshot.model",
+    "index.plan.retention",
 )
 
 

@@ -45,7 +45,11 @@ def test_every_name_is_documented() -> None:
 def test_what_is_returned_cannot_be_changed() -> None:
     changeable = [name for name, kind in structs().items() if not kind.__struct_config__.frozen]
     assert changeable == []
-    assert {"engine.backup.BackupResult", "engine.restore.RestoreResult", "index.log.Commit"} <= structs().keys()
+    assert {
+        "engine.backup.BackupResult",
+        "engine.restore.RestoreResult",
+        "index.plan.commits.Commit",
+    } <= structs().keys()
 
 
 def test_blocking_methods_show_the_arguments_of_those_that_wait() -> None:

@@ -17,7 +17,7 @@ from blobstore.s3_profile import PROFILE_KEY, StoreProfile, encode_profile
 from blobstore.s3_settings import S3Settings
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.model import Scope
+from index.snapshot.model import Scope
 
 SCOPE: Final = Scope("bench")
 

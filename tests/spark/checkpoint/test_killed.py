@@ -18,8 +18,8 @@ from blobstore.local import LocalStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
 from engine.sync import SyncRepository
-from index.model import Scope
-from index.picture import decode_picture
+from index.snapshot.model import Scope
+from index.spark.checkpoint import decode_picture
 from tests.doubles import InterposedStore
 from tests.spark.checkpoint.doomed_driver import IN_BACKUP, IN_BATCH, Settings
 from tests.spark.checkpoint.shows import DEADLINE_S, Show

@@ -25,8 +25,8 @@ from blobstore.local import LocalStore
 from engine.errors import UsageError
 from engine.spark.listener import BackupListener
 from engine.sync import SyncRepository
-from index.batch_log import decode_query_id, encode_query_id
-from index.picture import decode_picture
+from index.spark.batch_log import decode_query_id, encode_query_id
+from index.spark.checkpoint import decode_picture
 from tests.doubles import InterposedStore
 from tests.spark.checkpoint.shows import Show, flip_byte, wait_until
 from tests.spark.state.queries import AGGREGATION, FORMAT

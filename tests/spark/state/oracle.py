@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from engine.state_store import StateStore
-from index.state_names import StateVersion
+from index.spark.names import StateVersion
 from tests.spark.state.forms import StateRow
 from tests.spark.state.queries import FORMAT, StatefulQuery
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from engine.state_store import StateStore
-from index.state_names import StateVersion, changelog_name, parse_state_name
+from index.spark.names import StateVersion, changelog_name, parse_state_name
 from tests.spark.state.oracle import our_rows, spark_rows
 from tests.spark.state.queries import AGGREGATION, CHANGELOGS, CODEC, FORMAT, StatefulQuery
 

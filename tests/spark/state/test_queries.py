@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from engine.state.changelog_files import open_changelog
 from engine.state.streaming_checkpoint import StreamingCheckpoint
-from index.model import LineageItem
-from index.state_names import changelog_name, snapshot_name
+from index.snapshot.model import LineageItem
+from index.spark.names import changelog_name, snapshot_name
 from tests.spark.state.oracle import our_rows, spark_rows
 from tests.spark.state.queries import (
     AGGREGATION,

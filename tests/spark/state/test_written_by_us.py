@@ -14,8 +14,8 @@ from engine.state.commit import Committed
 from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from engine.state_store import StateStore
-from index.batch_log import BatchCommit
-from index.state_names import StateFileName, parse_state_name
+from index.spark.batch_log import BatchCommit
+from index.spark.names import StateFileName, parse_state_name
 from tests.spark.state.oracle import our_rows, spark_rows
 from tests.spark.state.queries import AGGREGATION, CODEC, FORMAT, PARTITIONS, TRANSFORM, StatefulQuery
 

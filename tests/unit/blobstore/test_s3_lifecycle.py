@@ -17,7 +17,7 @@ from blobstore.s3_lifecycle import (
     threats,
 )
 from blobstore.s3_profile import PROFILE_KEY
-from index import keys
+from index.snapshot import keys
 
 HOUR_MS = DAY_MS // 24
 FOREIGN: Rule = {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 30}}

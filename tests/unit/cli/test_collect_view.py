@@ -13,8 +13,8 @@ from engine.cli.retention_options import choose_rules
 from engine.collect import CollectReport
 from engine.config import Moment
 from engine.errors import UsageError
-from index.collect_plan import DeleteReason, PlannedDelete, ReasonTotal
-from index.keys import RunId, make_run_id
+from index.plan.collect import DeleteReason, PlannedDelete, ReasonTotal
+from index.snapshot.keys import RunId, make_run_id
 
 RUN = make_run_id(1_700_000_000_000, "a" * 20)
 REPORT = CollectReport(

@@ -19,7 +19,7 @@ from engine.config import (
     read_config,
 )
 from engine.errors import UsageError
-from index.model import UniqueId
+from index.snapshot.model import UniqueId
 
 SHARED = frozenset({"repository", "job", "json"})
 BY_VERB = {"backup": frozenset({"job", "offsets"}), "collect": frozenset({"keep_last", "dry_run"})}

@@ -10,7 +10,7 @@ from click.testing import Result
 
 from engine import SyncRepository
 from engine.rocksdb import StoreWriter
-from index.model import Scope
+from index.snapshot.model import Scope
 from tests.unit.cli.conftest import Run
 
 HOSTILE = "<script>alert(1)</script>"

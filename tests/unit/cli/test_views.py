@@ -2,7 +2,7 @@ import pytest
 
 from engine.views import view_store
 from engine.words import human_bytes, human_duration, iso_time, printable, shortened, table
-from index.model import (
+from index.snapshot.model import (
     BlobKey,
     DirIndex,
     FileBlob,

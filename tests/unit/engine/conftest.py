@@ -7,8 +7,8 @@ from blobstore.base import BlobStore, list_blobs
 from blobstore.memory import MemoryStore
 from engine.backup import BackupResult
 from engine.repository import Repository
-from index.log import Commit
-from index.model import Scope
+from index.plan.commits import Commit
+from index.snapshot.model import Scope
 from tests.doubles import InterposedStore, SteppedClock
 from tests.opaque_store import OpaqueStore
 

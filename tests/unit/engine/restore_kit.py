@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from engine.index_io import read_index
-from index.reachable import files_of
+from index.snapshot.reachable import files_of
 from tests.unit.engine.workbench import Tree, Workbench, read_tree, stamps
 
 FORMS: Tree = {

@@ -9,8 +9,8 @@ from blobstore.base import list_blobs
 from blobstore.memory import MemoryStore
 from blobstore.s3_lifecycle import DAY_MS, backstop_days
 from engine.repository import Repository
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
 from tests.doubles import InterposedStore, SteppedClock
 
 HOUR_MS = DAY_MS // 24

@@ -22,8 +22,8 @@ from engine.digest_cache import DigestCache
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.hashing import FileHasher, hash_bytes
 from engine.index_io import IndexCache, read_index
-from index.model import FileIndex, LineageItem, SstIdentity, StoreReference, UniqueId
-from index.reachable import blob_keys, files_of, new_blob_keys
+from index.snapshot.model import FileIndex, LineageItem, SstIdentity, StoreReference, UniqueId
+from index.snapshot.reachable import blob_keys, files_of, new_blob_keys
 from tests.unit.engine.workbench import REPOSITORY, SCOPE, Tree, Workbench, open_descriptors, read_tree
 
 CUT = os.urandom(20_000)

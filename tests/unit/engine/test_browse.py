@@ -21,7 +21,7 @@ from engine.browse import (
 )
 from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.rocksdb import StoreWriter
-from index.picture import Picture
+from index.spark.checkpoint import Picture
 from tests.unit.engine.conftest import JOB, World
 
 HOSTILE = b"\x00\xff\x1b[31m\\"

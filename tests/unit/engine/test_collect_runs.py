@@ -21,14 +21,25 @@ from engine.collect.plan_writer import PlanLinesWriter
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
 from engine.repository import Repository
 from engine.runs import end_run, take_up_run
-from index.audit import AuditRecord, decode_audit, encode_audit
-from index.collect_plan import DeleteReason, PlannedUpload
 from index.errors import CorruptIndexError, UnknownFormatError
-from index.keys import AUDIT, BLOBS, INDEXES, RUNS, RunId, audit_key, commit_key, make_run_id, run_key, upload_key
-from index.model import Boundary, CommitPointer, Scope, WriteId
-from index.plan_file import HEADER_NAME, SUMMARY_NAME, decode_header, decode_lines, decode_summary
-from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
-from index.run_file import ENDED, HEADER
+from index.plan.audit import AuditRecord, decode_audit, encode_audit
+from index.plan.collect import DeleteReason, PlannedUpload
+from index.plan.plan_file import HEADER_NAME, SUMMARY_NAME, decode_header, decode_lines, decode_summary
+from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
+from index.plan.run_file import ENDED, HEADER
+from index.snapshot.keys import (
+    AUDIT,
+    BLOBS,
+    INDEXES,
+    RUNS,
+    RunId,
+    audit_key,
+    commit_key,
+    make_run_id,
+    run_key,
+    upload_key,
+)
+from index.snapshot.model import Boundary, CommitPointer, Scope, WriteId
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
 

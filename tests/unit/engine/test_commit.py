@@ -20,10 +20,10 @@ from engine.errors import (
 )
 from engine.log_io import read_commit
 from engine.words import iso_time
-from index.codec import decode_pin, encode_record
-from index.keys import PINS, boundary_key, commit_key
-from index.model import Boundary, CommitPointer, Scope, ScopeLayout, WriteId
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.codec import decode_pin, encode_record
+from index.snapshot.keys import PINS, boundary_key, commit_key
+from index.snapshot.model import Boundary, CommitPointer, Scope, ScopeLayout, WriteId
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from engine.errors import LeaseExpiredError, StaleResultError
-from index.keys import commit_key
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.keys import commit_key
+from index.snapshot.model import Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.unit.engine.test_damage import flip
 

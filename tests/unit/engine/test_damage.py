@@ -18,9 +18,9 @@ from engine.errors import (
 from engine.repository import Repository
 from engine.verify import ProblemKind
 from index.errors import CorruptIndexError, UnknownFormatError
-from index.keys import BLOBS, INDEXES, NAMES, PINS, boundary_key, commit_key
-from index.model import PIN_DURATION_MS, Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.keys import BLOBS, INDEXES, NAMES, PINS, boundary_key, commit_key
+from index.snapshot.model import PIN_DURATION_MS, Scope
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 
 LAST = Retention(keep_last=1)

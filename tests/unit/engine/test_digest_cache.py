@@ -10,8 +10,8 @@ import pytest
 from engine import digest_cache
 from engine.digest_cache import DigestCache
 from engine.hashing import Digest
-from index.local_tree import LocalFile
-from index.model import FileMetadata, SstIdentity
+from index.snapshot.local_tree import LocalFile
+from index.snapshot.model import FileMetadata, SstIdentity
 
 SECOND_NS = 1_000_000_000
 CHANGED_NS = 1_700_000_000 * SECOND_NS

@@ -38,9 +38,9 @@ from engine.doctor_verdict import (
     judge,
     judge_clock,
 )
-from index.codec import encode_record
-from index.keys import REPOSITORY
-from index.model import RepositoryRecord
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import REPOSITORY
+from index.snapshot.model import RepositoryRecord
 from tests.simulation.virtual_loop import run_jumping
 from tests.unit.engine.lying_stores import (
     CompletesTwice,
@@ -509,7 +509,7 @@ async def test_it_tells_how_far_it_is() -> None:
 
 
 def test_its_room_is_none_of_a_repositorys() -> None:
-    from index import keys  # noqa: PLC0415
+    from index.snapshot import keys  # noqa: PLC0415
 
     assert ROOT not in {keys.BLOBS, keys.INDEXES, keys.LOG, keys.NAMES, keys.PINS}
 

@@ -6,10 +6,10 @@ from blobstore.base import BytesBody, list_blobs
 from engine.errors import UnsafeStoreError
 from engine.explain import PATHS_TOLD_MAX, Explanation, Fate, KeyKind, RootKind, kind_of
 from engine.repository import Repository
-from index.collect_plan import DeleteReason
-from index.keys import BLOBS, audit_key, boundary_key, commit_key, run_key, upload_key
-from index.model import BlobKey, Scope
-from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule
+from index.plan.collect import DeleteReason
+from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule
+from index.snapshot.keys import BLOBS, audit_key, boundary_key, commit_key, run_key, upload_key
+from index.snapshot.model import BlobKey, Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 OTHER = Scope("other")

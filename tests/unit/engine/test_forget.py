@@ -23,12 +23,12 @@ from engine.errors import (
     UsageError,
 )
 from engine.repository import Repository
-from index.codec import encode_record
-from index.forgetting import FORGOTTEN_AHEAD, plan_forget
-from index.keys import boundary_key, commit_key
-from index.log import LogListing
-from index.model import Boundary, CommitPointer, Scope, ScopeLayout, WriteId
-from index.retention import Retention
+from index.plan.commits import LogListing
+from index.plan.forgetting import FORGOTTEN_AHEAD, plan_forget
+from index.plan.retention import Retention
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import boundary_key, commit_key
+from index.snapshot.model import Boundary, CommitPointer, Scope, ScopeLayout, WriteId
 from tests.doubles import SteppedClock
 from tests.unit.engine.conftest import JOB, TTL_MS, World, make_world
 from tests.walker import expected_keys

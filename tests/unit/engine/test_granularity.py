@@ -4,7 +4,7 @@ import pytest
 
 from blobstore.errors import StoreUnavailableError
 from engine.errors import CommitUnknownError, UsageError
-from index.model import Scope
+from index.snapshot.model import Scope
 from tests.unit.engine.conftest import JOB, World
 
 TASK = Scope("job", "0")

@@ -3,12 +3,12 @@
 from blobstore.base import BytesBody
 from blobstore.metered import MeteredStore
 from engine.history import History, State, read_history, tell_offsets
-from index.codec import encode_record
-from index.keys import boundary_key, commit_key
-from index.model import Boundary, Scope
-from index.picture import Picture
-from index.retention import Retention
-from index.snapshot_share import SnapshotShare
+from index.plan.retention import Retention
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import boundary_key, commit_key
+from index.snapshot.model import Boundary, Scope
+from index.snapshot.share import SnapshotShare
+from index.spark.checkpoint import Picture
 from tests.unit.engine.conftest import JOB, World
 
 OTHER = Scope("other")

@@ -12,9 +12,9 @@ from engine.errors import UnsafeSourceError
 from engine.hashing import hash_bytes
 from engine.identify import StoppedError, find_present, identify, identify_ssts
 from engine.local_dir import scan_dir
-from index.local_tree import LocalDir, LocalFile
-from index.model import DirIndex, FileIndex, FileMetadata, SstIdentity
-from index.sst_properties import MoreBytesNeeded
+from index.rocksdb.sst import MoreBytesNeeded
+from index.snapshot.local_tree import LocalDir, LocalFile
+from index.snapshot.model import DirIndex, FileIndex, FileMetadata, SstIdentity
 from tests.unit.engine.workbench import open_descriptors
 
 LONG_AFTER_NS = 4_000_000_000_000_000_000

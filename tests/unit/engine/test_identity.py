@@ -8,8 +8,8 @@ from blobstore.base import list_blobs
 from engine.backup import BackupResult
 from engine.errors import CommitUnknownError, StaleResultError
 from engine.repository import Repository
-from index.model import UniqueId
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import UniqueId
 from tests.unit.engine.conftest import JOB, World, text_tree
 
 

@@ -21,12 +21,12 @@ from engine.index_io import (
     read_stored_snapshot,
     write_index,
 )
-from index import codec
-from index.codec import decode_index, encode_index
-from index.delta import make_delta
 from index.errors import FormatError, IndexInvariantError
-from index.keys import BLOBS, INDEXES, upload_key
-from index.model import (
+from index.snapshot import codec
+from index.snapshot.codec import decode_index, encode_index
+from index.snapshot.delta import make_delta
+from index.snapshot.keys import BLOBS, INDEXES, upload_key
+from index.snapshot.model import (
     DirIndex,
     FileBlob,
     FileIndex,

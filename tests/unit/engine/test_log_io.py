@@ -9,9 +9,9 @@ from typing_extensions import override
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
 from engine.log_io import read_record
-from index.codec import decode_pin, encode_record
 from index.errors import FormatError, UnknownFormatError
-from index.model import CommitPointer, Pin, Scope, WriteId
+from index.snapshot.codec import decode_pin, encode_record
+from index.snapshot.model import CommitPointer, Pin, Scope, WriteId
 
 KEY = "pins/0123456789abcdef0123"
 PIN = Pin(

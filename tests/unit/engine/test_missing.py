@@ -14,10 +14,10 @@ from engine.missing import Gaps
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
 from engine.verify import Level, ProblemKind, verify
-from index.log import Commit
-from index.model import IndexDelta, Scope, SstIdentity
-from index.reachable import blob_keys, files_of
-from index.retention import Retention
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.model import IndexDelta, Scope, SstIdentity
+from index.snapshot.reachable import blob_keys, files_of
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.unit.engine.workbench import SETTINGS, Tree, read_tree
 

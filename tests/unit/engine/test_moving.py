@@ -11,9 +11,9 @@ from blobstore.memory import MemoryStore
 from engine.errors import LeaseExpiredError
 from engine.repository import Repository
 from engine.verify import Level, ProblemKind
-from index.keys import REPOSITORY, commit_key
-from index.model import Scope
-from index.retention import Retention, as_policy
+from index.plan.retention import Retention, as_policy
+from index.snapshot.keys import REPOSITORY, commit_key
+from index.snapshot.model import Scope
 from tests.doubles import InterposedStore
 from tests.opaque_store import OpaqueStore
 from tests.unit.engine.conftest import JOB, TTL_MS, World

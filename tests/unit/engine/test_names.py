@@ -8,11 +8,11 @@ from blobstore.base import Body, Unknown, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from engine.errors import LeaseExpiredError, NotFoundError, UsageError
 from engine.repository import Choice
-from index.codec import RECORD_BYTES_MAX, decode_name
-from index.collect_plan import DeleteReason
-from index.keys import parse_name_key
-from index.model import PIN_DURATION_MS
-from index.retention import Retention
+from index.plan.collect import DeleteReason
+from index.plan.retention import Retention
+from index.snapshot.codec import RECORD_BYTES_MAX, decode_name
+from index.snapshot.keys import parse_name_key
+from index.snapshot.model import PIN_DURATION_MS
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
 

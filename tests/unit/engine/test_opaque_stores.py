@@ -5,10 +5,10 @@ import pytest
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreUnavailableError
 from engine.collect.unfinished import ABORT_BATCH_MAX
 from engine.verify import Level, ProblemKind
-from index.collect_plan import DeleteReason
-from index.keys import AUDIT, BLOBS, INDEXES, upload_key
-from index.model import Scope
-from index.retention import Retention
+from index.plan.collect import DeleteReason
+from index.plan.retention import Retention
+from index.snapshot.keys import AUDIT, BLOBS, INDEXES, upload_key
+from index.snapshot.model import Scope
 from tests.opaque_store import OpaqueStore
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 

@@ -13,8 +13,8 @@ from engine.errors import (
     StaleResultError,
     UsageError,
 )
-from index.model import CommitRecord, Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.model import CommitRecord, Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 

@@ -18,9 +18,9 @@ from engine.cores import cores_count
 from engine.hashing import hash_content
 from engine.local_writing import OwnerPolicy
 from engine.pack_reading import PackReader, PackWriter
-from index.keys import BLOBS, upload_key
-from index.model import FileBlob, FileIndex, FileMetadata, Scope
-from index.restore_plan import FetchedRun, RestoredFile
+from index.plan.restore import FetchedRun, RestoredFile
+from index.snapshot.keys import BLOBS, upload_key
+from index.snapshot.model import FileBlob, FileIndex, FileMetadata, Scope
 from tests.unit.engine.workbench import open_descriptors
 
 KEY = upload_key(BLOBS, Scope("job"), "0" * 20, 0)

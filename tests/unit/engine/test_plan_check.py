@@ -11,12 +11,10 @@ from engine.errors import DamagedError, UsageError
 from engine.index_io import read_index_chain
 from engine.plan_check import PlanCheck, WrongKind, verify_plan
 from engine.repository import Repository
-from index.collect_plan import DeleteReason, PlannedUpload, Upload, sum_deletes
 from index.errors import PlanFileError, UnknownFormatError
-from index.keys import BLOBS, make_run_id, upload_key
-from index.log import Commit
-from index.model import CommitPointer, Scope
-from index.plan_file import (
+from index.plan.collect import DeleteReason, PlannedUpload, Upload, sum_deletes
+from index.plan.commits import Commit
+from index.plan.plan_file import (
     HEADER_NAME,
     LINES_SUFFIX,
     SUMMARY_NAME,
@@ -28,7 +26,9 @@ from index.plan_file import (
     encode_header,
     encode_line,
 )
-from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
+from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
+from index.snapshot.keys import BLOBS, make_run_id, upload_key
+from index.snapshot.model import CommitPointer, Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 OTHER = Scope("other")
@@ -371,7 +371,7 @@ async def test_a_planner_that_keeps_too_few_commits_is_found_out(
         del retention, named
         return {commit.pointer: KeepReason.NEWEST for commit in commits[-1:]}
 
-    monkeypatch.setattr("index.collect_plan.choose_kept", newest_alone)
+    monkeypatch.setattr("index.plan.collect.choose_kept", newest_alone)
     planned.plan = MemoryStore(clock=planned.world.clock)
     await planned.make()
     check = await planned.check()

@@ -11,9 +11,9 @@ from blobstore.local import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, NotFoundError, StaleResultError, UnsafeStoreError, UsageError
 from engine.repository import REFUSED_STORE, Repository
-from index.keys import PREFIXES, REPOSITORY
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.keys import PREFIXES, REPOSITORY
+from index.snapshot.model import Scope
 from tests.doubles import InterposedStore
 from tests.opaque_store import OpaqueStore
 from tests.unit.engine.conftest import JOB, TTL_MS, World

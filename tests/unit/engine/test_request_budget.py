@@ -8,7 +8,7 @@ import pytest
 
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.retention import Retention
+from index.plan.retention import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 # Sizes that make each kind of file with little data: packed up to 2 KiB, alone up to 8 KiB, cut above that.

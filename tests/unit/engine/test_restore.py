@@ -16,10 +16,10 @@ from engine import index_io, local_stat
 from engine.errors import DamagedError, EngineError, NotFoundError, TargetBusyError, TargetError, UsageError
 from engine.index_io import IndexCache, read_index
 from engine.restore import OwnerPolicy
-from index.envelope import KIND_INDEX, seal
 from index.errors import FormatError
-from index.keys import INDEXES, upload_key
-from index.model import DirIndex, IndexReference, SnapshotIndex, StoreReference
+from index.snapshot.envelope import KIND_INDEX, seal
+from index.snapshot.keys import INDEXES, upload_key
+from index.snapshot.model import DirIndex, IndexReference, SnapshotIndex, StoreReference
 from tests.unit.engine.restore_kit import FORMS, backed_up, blob_of, restored_whole
 from tests.unit.engine.workbench import SCOPE, Workbench, open_descriptors, read_tree, stamps
 

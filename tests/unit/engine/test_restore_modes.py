@@ -14,9 +14,9 @@ import pytest
 from blobstore.base import BytesBody
 from engine.errors import TargetError
 from engine.rehearsal.scratch import _remove
-from index.envelope import KIND_INDEX, seal, unseal
-from index.keys import INDEXES, upload_key
-from index.model import IndexReference
+from index.snapshot.envelope import KIND_INDEX, seal, unseal
+from index.snapshot.keys import INDEXES, upload_key
+from index.snapshot.model import IndexReference
 from tests.unit.engine.restore_kit import restored_whole
 from tests.unit.engine.workbench import SCOPE, Workbench
 

@@ -11,7 +11,7 @@ from engine import identify
 from engine.errors import EngineError, TargetError
 from engine.hashing import hash_bytes
 from engine.local_stat import local_file
-from index.model import SstIdentity
+from index.snapshot.model import SstIdentity
 from tests.unit.engine.restore_kit import FORMS, backed_up, restored_whole
 from tests.unit.engine.workbench import Workbench, read_tree
 

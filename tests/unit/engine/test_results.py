@@ -3,8 +3,8 @@
 import pytest
 
 from engine.verify import Level
-from index.retention import Retention
-from index.told import Told
+from index.display import Told
+from index.plan.retention import Retention
 from tests.unit.engine.conftest import JOB, World
 
 

@@ -8,9 +8,9 @@ from engine.repository import Repository
 from engine.samza_export import export_to_samza
 from engine.transfer_settings import TransferSettings
 from index.errors import SamzaFormatError
-from index.model import Scope
-from index.retention import Retention
-from index.samza_json import decode_samza_index, from_samza
+from index.plan.retention import Retention
+from index.samza.format import decode_samza_index, from_samza
+from index.snapshot.model import Scope
 from tests.unit.engine.conftest import JOB, World, text_tree
 
 SINGLY = TransferSettings(inline_file_bytes_max=0, inline_bytes_max=0, pack_file_bytes_max=0)

@@ -7,9 +7,9 @@ import pytest
 
 from engine.errors import UnsafeStoreError
 from engine.repository import Repository
-from index.keys import PINS
-from index.log import Commit
-from index.model import Scope
+from index.plan.commits import Commit
+from index.snapshot.keys import PINS
+from index.snapshot.model import Scope
 from tests.unit.engine.conftest import World
 
 Use = Callable[[Repository, Commit], Awaitable[object]]

@@ -18,8 +18,8 @@ from engine.local_dir import scan_dir
 from engine.run_body import FileRunBody
 from engine.transfer import ByteBudget, PartsBody, SourceDir, put_new
 from engine.transfer_settings import TransferSettings, share_among
-from index.keys import BLOBS, upload_key
-from index.model import Scope
+from index.snapshot.keys import BLOBS, upload_key
+from index.snapshot.model import Scope
 from tests.doubles import InterposedStore
 
 KEY = upload_key(BLOBS, Scope("job"), "0" * 20, 0)

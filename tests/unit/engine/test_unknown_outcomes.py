@@ -20,10 +20,10 @@ from engine.errors import (
     UsageError,
 )
 from engine.repository import Repository
-from index.codec import encode_record
-from index.keys import boundary_key, commit_key
-from index.model import PIN_DURATION_MS, Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import boundary_key, commit_key
+from index.snapshot.model import PIN_DURATION_MS, Scope
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.unit.engine.test_damage import flip
 

@@ -4,7 +4,7 @@ from blobstore.base import BytesBody, list_blobs, read_blob
 from engine.backup import BackupResult
 from engine.repository import Repository
 from engine.verify import Level, ProblemKind
-from index.retention import Retention
+from index.plan.retention import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 

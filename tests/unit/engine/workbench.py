@@ -12,7 +12,7 @@ from engine.clock import SystemAmbient
 from engine.digest_cache import DigestCache
 from engine.restore import RestoreResult, restore_store
 from engine.transfer_settings import TransferSettings
-from index.model import RepositoryRecord, Scope, StoreReference
+from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 from tests.doubles import InterposedStore
 
 SCOPE = Scope("job")

@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Union
 
-from index.dir_diff import DirDiff, LocalDir, LocalFile, build_dir_index, diff_dir
-from index.keys import BLOBS, upload_key
-from index.model import (
+from index.snapshot.dir_diff import DirDiff, LocalDir, LocalFile, build_dir_index, diff_dir
+from index.snapshot.keys import BLOBS, upload_key
+from index.snapshot.model import (
     BlobKey,
     DirIndex,
     FileBlob,

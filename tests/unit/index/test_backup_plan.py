@@ -2,10 +2,10 @@
 
 import pytest
 
-from index.backup_plan import BackupLimits, BackupPlan, PlannedFile, plan_backup
-from index.dir_diff import diff_dir
 from index.errors import IndexInvariantError
-from index.model import DirIndex, FileBlob, FileIndex, Pack, SnapshotIndex, SnapshotMetadata, UniqueId
+from index.plan.backup import BackupLimits, BackupPlan, PlannedFile, plan_backup
+from index.snapshot.dir_diff import diff_dir
+from index.snapshot.model import DirIndex, FileBlob, FileIndex, Pack, SnapshotIndex, SnapshotMetadata, UniqueId
 from tests.unit.index.builders import Tree, blob_key, file_index, local_dir
 
 LIMITS = BackupLimits(

@@ -4,7 +4,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from index.batch_log import (
+from index.errors import BatchLogError, FormatError, UnknownFormatError
+from index.snapshot.model import UniqueId
+from index.spark.batch_log import (
     JOIN_STORES,
     BatchCommit,
     BatchOffsets,
@@ -25,8 +27,6 @@ from index.batch_log import (
     order_stores,
     parse_batch_name,
 )
-from index.errors import BatchLogError, FormatError, UnknownFormatError
-from index.model import UniqueId
 
 change = msgspec.structs.replace
 

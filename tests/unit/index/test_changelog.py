@@ -6,7 +6,15 @@ from collections.abc import Callable
 import pytest
 from typing_extensions import override
 
-from index.changelog import (
+from index.errors import (
+    DamagedChangelogError,
+    LineageError,
+    UnknownFormatError,
+    UnsafeNameError,
+    UnsupportedRecordError,
+)
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.changelog import (
     DELETE,
     DELETE_RANGE,
     FIELD_BYTES_MAX,
@@ -25,15 +33,7 @@ from index.changelog import (
     encode_put,
     encode_record,
 )
-from index.errors import (
-    DamagedChangelogError,
-    LineageError,
-    UnknownFormatError,
-    UnsafeNameError,
-    UnsupportedRecordError,
-)
-from index.java_utf import encode_utf
-from index.model import LineageItem, UniqueId
+from index.spark.java_utf import encode_utf
 
 VERSIONS: tuple[ChangelogVersion, ...] = (1, 2, 3, 4)
 LINEAGE = (

@@ -2,8 +2,8 @@
 
 import pytest
 
-from index.chosen_files import choose_files, is_empty
-from index.model import DirIndex
+from index.snapshot.chosen_files import choose_files, is_empty
+from index.snapshot.model import DirIndex
 from tests.unit.index.builders import Tree, backup
 
 TREE: Tree = {

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from index import codec
-from index.codec import (
+from index.errors import CorruptIndexError, IndexInvariantError, UnknownFormatError, UnsafeNameError
+from index.snapshot import codec
+from index.snapshot.codec import (
     decode_boundary,
     decode_commit,
     decode_index,
@@ -17,8 +18,7 @@ from index.codec import (
     encode_index,
     encode_record,
 )
-from index.errors import CorruptIndexError, IndexInvariantError, UnknownFormatError, UnsafeNameError
-from index.model import DirIndex, SnapshotIndex, StoredRecord
+from index.snapshot.model import DirIndex, SnapshotIndex, StoredRecord
 from tests.golden.make_golden import RECORDS, SNAPSHOT
 from tests.unit.index.builders import backup, parse_tree
 
@@ -164,7 +164,7 @@ def test_bomb_is_not_inflated_beyond_what_it_declares(monkeypatch: pytest.Monkey
         def unused_data(self) -> bytes:
             return self._inner.unused_data
 
-    monkeypatch.setattr("index.envelope.zlib.decompressobj", Watched)
+    monkeypatch.setattr("index.snapshot.envelope.zlib.decompressobj", Watched)
     bomb = zlib.compress(bytes(64 * 1024 * 1024))
     with pytest.raises(CorruptIndexError, match="F5"):
         decode_index(envelope(bomb, compression=1, raw_bytes=100), subject="k")

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.collect_plan import (
+from index.plan.collect import (
     DeleteReason,
     PlannedUpload,
     UnfinishedPlan,
@@ -18,10 +18,10 @@ from index.collect_plan import (
     plan_scope,
     waiting_until_ms,
 )
-from index.keys import BLOBS, upload_key
-from index.log import LogListing, is_closed, valid_commits
-from index.model import Boundary, CommitPointer, CommitRecord, Pin, Scope, WriteId
-from index.retention import KeepReason, Retention
+from index.plan.commits import LogListing, is_closed, valid_commits
+from index.plan.retention import KeepReason, Retention
+from index.snapshot.keys import BLOBS, upload_key
+from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Pin, Scope, WriteId
 
 JOB = Scope("job")
 LAST = Retention(keep_last=1)

@@ -1,10 +1,19 @@
 import msgspec
 import pytest
 
-from index.delta import INDEX_DELTAS_MAX, apply_delta, make_delta, resolve_deltas
 from index.errors import IndexInvariantError
-from index.keys import INDEXES
-from index.model import DirDelta, DirIndex, FileIndex, IndexDelta, IndexReference, LineageItem, SnapshotIndex, UniqueId
+from index.snapshot.delta import INDEX_DELTAS_MAX, apply_delta, make_delta, resolve_deltas
+from index.snapshot.keys import INDEXES
+from index.snapshot.model import (
+    DirDelta,
+    DirIndex,
+    FileIndex,
+    IndexDelta,
+    IndexReference,
+    LineageItem,
+    SnapshotIndex,
+    UniqueId,
+)
 from tests.unit.index.builders import Tree, backup, blob_key, dir_modes, file_index, local_dir, present_files
 
 change = msgspec.structs.replace

@@ -1,7 +1,8 @@
 import msgspec
 import pytest
 
-from index.dir_diff import (
+from index.errors import IndexInvariantError
+from index.snapshot.dir_diff import (
     ComparedFile,
     DiffStats,
     DirDiff,
@@ -13,8 +14,7 @@ from index.dir_diff import (
     pairs_to_identify,
     strip_removed,
 )
-from index.errors import IndexInvariantError
-from index.model import DirIndex, FileIndex
+from index.snapshot.model import DirIndex, FileIndex
 from tests.unit.index.builders import (
     EMPTY,
     Path,

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from index.errors import FormatError, IndexInvariantError, UnknownFormatError, UnsafeNameError
-from index.invariants import (
+from index.snapshot.invariants import (
     INDEX_DELTAS_MAX,
     LINEAGE_ITEMS_MAX,
     check_boundary,
@@ -18,8 +18,8 @@ from index.invariants import (
     check_repository,
     check_snapshot_index,
 )
-from index.keys import INDEXES
-from index.model import (
+from index.snapshot.keys import INDEXES
+from index.snapshot.model import (
     SIZE_BYTES_MAX,
     BlobKey,
     Boundary,
@@ -534,7 +534,7 @@ def test_newer_key_layout_is_an_unknown_format() -> None:
 
 
 def test_entries_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.invariants.ENTRIES_MAX", 3)
+    monkeypatch.setattr("index.snapshot.invariants.ENTRIES_MAX", 3)
     files = tuple(FileIndex(n, FileMetadata(0, 0, 0), HASH, 0) for n in "abcd")
     check_snapshot_index(index_of(*files[:3]))
     refuses("M3", check_snapshot_index, index_of(*files))
@@ -542,5 +542,5 @@ def test_entries_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stores_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.record_invariants.STORES_MAX", 2)
+    monkeypatch.setattr("index.snapshot.record_invariants.STORES_MAX", 2)
     refuses("M17", check_commit, COMMIT)

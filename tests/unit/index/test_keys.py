@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from index.errors import UnsafeNameError
-from index.keys import (
+from index.snapshot.keys import (
     BLOBS,
     INDEXES,
     LogKey,
@@ -34,7 +34,7 @@ from index.keys import (
     shard_prefixes,
     upload_key,
 )
-from index.model import Scope
+from index.snapshot.model import Scope
 
 SESSION = "0123456789abcdef0123"
 

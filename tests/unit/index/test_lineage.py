@@ -3,7 +3,8 @@
 import pytest
 
 from index.errors import LineageError, UnsafeNameError
-from index.lineage import (
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.lineage import (
     LINEAGE_BYTES_MAX,
     HeaderNeeded,
     Lineage,
@@ -12,8 +13,7 @@ from index.lineage import (
     full_lineage,
     lineage_fits,
 )
-from index.model import LineageItem, UniqueId
-from index.state_names import STATE_VERSION_MAX, StateVersion
+from index.spark.names import STATE_VERSION_MAX, StateVersion
 
 UUID = "f10aed9c-63f0-487b-b598-8011971eae1b"
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.keys import BLOBS, INDEXES, shard_prefixes, upload_key
-from index.list_ranges import KeyRange, choose_list_ranges
-from index.model import Scope
+from index.snapshot.keys import BLOBS, INDEXES, shard_prefixes, upload_key
+from index.snapshot.list_ranges import KeyRange, choose_list_ranges
+from index.snapshot.model import Scope
 
 PREFIXES = st.sampled_from(["", BLOBS, INDEXES, "blobs/3f/", "log/"])
 TAILS = st.one_of(

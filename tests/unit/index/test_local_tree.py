@@ -1,7 +1,7 @@
 """A directory as a value, made of the files that somebody chose."""
 
-from index.local_tree import LocalDir, LocalFile, local_dir_of
-from index.model import FileMetadata
+from index.snapshot.local_tree import LocalDir, LocalFile, local_dir_of
+from index.snapshot.model import FileMetadata
 
 METADATA = FileMetadata(1, 0o644, 0, 0, "", "")
 

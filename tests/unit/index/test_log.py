@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from index.errors import IndexInvariantError
-from index.keys import boundary_key, commit_key
-from index.log import (
+from index.plan.commits import (
     Commit,
     LogListing,
     ShortListingError,
@@ -19,7 +18,8 @@ from index.log import (
     listing_of,
     valid_commits,
 )
-from index.model import Boundary, CommitPointer, CommitRecord, Scope, WriteId
+from index.snapshot.keys import boundary_key, commit_key
+from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Scope, WriteId
 
 JOB = Scope("job")
 

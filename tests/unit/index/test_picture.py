@@ -3,7 +3,7 @@
 import pytest
 
 from index.errors import BatchLogError, UnknownFormatError, UnsafeNameError
-from index.picture import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
 
 PICTURE = Picture(query_id="5f0c", batch=17, oldest_batch=12, location="s3://bucket/flights")
 TEXT = (

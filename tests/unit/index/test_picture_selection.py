@@ -1,10 +1,10 @@
 import pytest
 
 from index.errors import BatchLogError
-from index.log import Commit
-from index.model import CommitRecord, Scope, WriteId
-from index.picture import Picture
-from index.picture_selection import Taken, choose_picture, select_query_files
+from index.plan.commits import Commit
+from index.snapshot.model import CommitRecord, Scope, WriteId
+from index.spark.checkpoint import Picture
+from index.spark.checkpoint_selection import Taken, choose_picture, select_query_files
 
 Path = tuple[str, ...]
 

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.collect_plan import DeleteReason, PlannedUpload, ReasonTotal
 from index.errors import FormatError, PlanFileError, UnknownFormatError
-from index.keys import BLOBS, INDEXES, make_run_id, upload_key
-from index.model import Scope
-from index.plan_file import (
+from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal
+from index.plan.plan_file import (
     LINE_BYTES_MAX,
     PlanHeader,
     PlanSummary,
@@ -27,7 +25,9 @@ from index.plan_file import (
     encode_header,
     encode_line,
 )
-from index.retention import KeepReason, Retention, as_policy
+from index.plan.retention import KeepReason, Retention, as_policy
+from index.snapshot.keys import BLOBS, INDEXES, make_run_id, upload_key
+from index.snapshot.model import Scope
 
 RUN = make_run_id(1_700_000_000_000, "0a" * 10)
 JOB = Scope("jöb", "1")

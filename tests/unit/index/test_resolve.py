@@ -5,7 +5,8 @@ import re
 import pytest
 
 from index.errors import LineageError, UnsafeNameError, VersionMissingError
-from index.lineage import (
+from index.snapshot.model import DirIndex, LineageItem, SnapshotIndex, SnapshotMetadata, UniqueId
+from index.spark.lineage import (
     HeaderNeeded,
     Lineage,
     Present,
@@ -15,8 +16,7 @@ from index.lineage import (
     resolve_index,
     target_in_index,
 )
-from index.model import DirIndex, LineageItem, SnapshotIndex, SnapshotMetadata, UniqueId
-from index.state_names import STATE_VERSION_MAX, StateVersion
+from index.spark.names import STATE_VERSION_MAX, StateVersion
 from tests.unit.index.builders import SESSION, file_index
 
 A = UniqueId("a")

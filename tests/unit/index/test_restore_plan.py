@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from index.errors import UnsafeNameError
-from index.local_tree import LocalFile
-from index.model import DirIndex, FileBlob, FileIndex, Pack, SnapshotIndex, SnapshotMetadata, UniqueId
-from index.restore_plan import GAP_BYTES_MAX, choose_candidates, plan_restore
+from index.plan.restore import GAP_BYTES_MAX, choose_candidates, plan_restore
+from index.snapshot.local_tree import LocalFile
+from index.snapshot.model import DirIndex, FileBlob, FileIndex, Pack, SnapshotIndex, SnapshotMetadata, UniqueId
 from tests.unit.index.builders import blob_key, file_index, local_dir, local_file
 
 METADATA = SnapshotMetadata(job="job", task="0", store="s", version=1, unique_id=UniqueId("u"))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from index.log import LogListing, valid_commits
-from index.model import CommitRecord, Scope, WriteId
-from index.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy, choose_kept, shadows
+from index.plan.commits import LogListing, valid_commits
+from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy, choose_kept, shadows
+from index.snapshot.model import CommitRecord, Scope, WriteId
 
 ONE, TWO = Retention(keep_last=1), Retention(keep_last=2)
 POLICY = RetentionPolicy(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from index.changelog import DELETE, DELETE_RANGE, MERGE, PUT
 from index.errors import RowChecksumError
-from index.row_checksum import (
+from index.spark.changelog import DELETE, DELETE_RANGE, MERGE, PUT
+from index.spark.row_checksum import (
     split_values,
     unwrap_deleted_key,
     unwrap_record,

@@ -3,9 +3,9 @@
 import pytest
 
 from index.errors import CorruptIndexError, UnknownFormatError
-from index.keys import BLOBS, INDEXES, make_run_id, run_key, shard_prefixes, upload_key
-from index.model import Scope
-from index.run_file import SHARDS, RunHeader, decode_header, digest_of, encode_header, group_by_shard
+from index.plan.run_file import SHARDS, RunHeader, decode_header, digest_of, encode_header, group_by_shard
+from index.snapshot.keys import BLOBS, INDEXES, make_run_id, run_key, shard_prefixes, upload_key
+from index.snapshot.model import Scope
 
 RUN = make_run_id(1_700_000_000_000, "0123456789abcdef0123")
 

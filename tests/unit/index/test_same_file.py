@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from index.dir_diff import LocalFile, is_same_file, is_same_file_samza_v1
-from index.model import FileIndex, SstIdentity
+from index.snapshot.dir_diff import LocalFile, is_same_file, is_same_file_samza_v1
+from index.snapshot.model import FileIndex, SstIdentity
 from tests.unit.index.builders import file_index, local_file
 
 SMALL = b"x" * 100

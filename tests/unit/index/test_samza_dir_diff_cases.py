@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from index.dir_diff import DirDiff, LocalDir, LocalFile, build_dir_index, diff_dir, diff_stats, is_same_file
-from index.model import DirIndex, FileIndex
+from index.snapshot.dir_diff import DirDiff, LocalDir, LocalFile, build_dir_index, diff_dir, diff_stats, is_same_file
+from index.snapshot.model import DirIndex, FileIndex
 from tests.unit.index.builders import EMPTY, Path, added_files, file_index, local_dir, parse_tree, present_files
 
 GOLDEN = FilePath(__file__).parents[2] / "golden" / "samza" / "samza_dirdiff_cases.json"

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from index.errors import FormatError, SamzaFormatError, UnsafeNameError
-from index.model import DirIndex, FileBlob, Pack, SnapshotIndex
-from index.samza_json import (
+from index.samza.format import (
     SamzaBlobRun,
     SamzaFile,
     decode_samza_index,
@@ -17,6 +16,7 @@ from index.samza_json import (
     samza_checkpoint_id,
     to_samza,
 )
+from index.snapshot.model import DirIndex, FileBlob, Pack, SnapshotIndex
 from tests.unit.index.builders import EMPTY, SESSION, backup, blob_key, content_hash, file_index, metadata, parse_tree
 
 change = msgspec.structs.replace

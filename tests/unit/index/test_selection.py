@@ -3,14 +3,14 @@
 import pytest
 
 from index.errors import StateMetadataError, VersionMissingError
-from index.invariants import check_snapshot_index
-from index.lineage import Resolution
-from index.model import FileIndex, UniqueId
-from index.reachable import files_of
-from index.selection import select_files
-from index.state_metadata import StateMetadata, StoredFile
-from index.state_names import StateVersion
-from index.state_selection import select_state_files
+from index.snapshot.invariants import check_snapshot_index
+from index.snapshot.model import FileIndex, UniqueId
+from index.snapshot.reachable import files_of
+from index.snapshot.selection import select_files
+from index.spark.lineage import Resolution
+from index.spark.metadata import StateMetadata, StoredFile
+from index.spark.names import StateVersion
+from index.spark.state_selection import select_state_files
 from tests.unit.index.builders import Tree, backup, dir_modes, read_back
 
 TREE: dict[str, bytes | Tree] = {

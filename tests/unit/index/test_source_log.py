@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.batch_log import SourceOffset
 from index.errors import BatchLogError
-from index.source_log import LogCut, join_entries, newest_entry, plan_cut
+from index.spark.batch_log import SourceOffset
+from index.spark.source_log import LogCut, join_entries, newest_entry, plan_cut
 
 Log = dict[str, bytes]
 

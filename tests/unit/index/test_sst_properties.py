@@ -17,9 +17,9 @@ from rocksdict import (
     SstFileWriter,
 )
 
-from index.dir_diff import is_same_file
-from index.model import SstIdentity
-from index.sst_properties import TAIL_BYTES, TAIL_BYTES_MAX, MoreBytesNeeded, parse_sst_tail
+from index.rocksdb.sst import TAIL_BYTES, TAIL_BYTES_MAX, MoreBytesNeeded, parse_sst_tail
+from index.snapshot.dir_diff import is_same_file
+from index.snapshot.model import SstIdentity
 from tests.unit.index.builders import file_index, local_file
 
 COMPRESSIONS: dict[str, Callable[[], DBCompressionType]] = {

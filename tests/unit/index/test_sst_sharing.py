@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from index.model import SstIdentity
-from index.sst_sharing import (
+from index.snapshot.model import SstIdentity
+from index.spark.metadata import StoredFile
+from index.spark.sharing import (
     FileIdentity,
     FileStamp,
     LocalStateFile,
@@ -15,7 +16,6 @@ from index.sst_sharing import (
     find_altered,
     is_stale,
 )
-from index.state_metadata import StoredFile
 
 ONE, OTHER = SstIdentity("SESSION0000000000001", 7), SstIdentity("SESSION0000000000002", 7)
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from index.errors import FormatError, StateMetadataError, UnknownFormatError, UnsafeNameError
-from index.state_metadata import NOT_COUNTED, StateMetadata, StoredFile, decode_state_metadata, encode_state_metadata
+from index.spark.metadata import NOT_COUNTED, StateMetadata, StoredFile, decode_state_metadata, encode_state_metadata
 
 SST = StoredFile("00001.sst", "00001-uuid.sst", 12345678901234)
 LOG = StoredFile("00001.log", "00001-uuid.log", 12345678901234)

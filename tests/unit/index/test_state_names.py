@@ -3,8 +3,8 @@
 import pytest
 
 from index.errors import UnsafeNameError
-from index.model import UniqueId
-from index.state_names import (
+from index.snapshot.model import UniqueId
+from index.spark.names import (
     STATE_VERSION_MAX,
     StateFileName,
     StateVersion,

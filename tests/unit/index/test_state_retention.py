@@ -3,10 +3,10 @@
 import pytest
 
 from index.errors import LineageError
-from index.lineage import HeaderNeeded, Present, Resolution
-from index.model import LineageItem, UniqueId
-from index.state_names import StateVersion
-from index.state_retention import (
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.lineage import HeaderNeeded, Present, Resolution
+from index.spark.names import StateVersion
+from index.spark.retention import (
     BaseNeeded,
     SharedStatus,
     StateListing,

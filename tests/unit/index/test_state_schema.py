@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from index.errors import BatchLogError, UnknownFormatError
-from index.java_utf import encode_utf
-from index.state_schema import (
+from index.spark.java_utf import encode_utf
+from index.spark.schema import (
     ArrayType,
     AtomType,
     DecimalType,

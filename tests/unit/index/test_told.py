@@ -6,10 +6,19 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from index.index_diff import ComparedFile, IndexDifference
-from index.log import commit_of
-from index.model import BlobKey, CommitPointer, CommitRecord, IndexReference, Scope, StoreReference, UniqueId, WriteId
-from index.told import Told, tell_seconds, tell_value
+from index.display import Told, tell_seconds, tell_value
+from index.plan.commits import commit_of
+from index.snapshot.index_diff import ComparedFile, IndexDifference
+from index.snapshot.model import (
+    BlobKey,
+    CommitPointer,
+    CommitRecord,
+    IndexReference,
+    Scope,
+    StoreReference,
+    UniqueId,
+    WriteId,
+)
 
 HOSTILE = "</td><script>alert(1)</script>\x1b[31m\"'&"
 

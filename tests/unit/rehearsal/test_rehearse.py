@@ -22,7 +22,7 @@ from engine.rehearsal.run import rehearse
 from engine.rehearsal.scratch import SCRATCH_PREFIX
 from engine.rocksdb import StoreWriter
 from engine.transfer_settings import KIB, TransferSettings
-from index.model import Scope
+from index.snapshot.model import Scope
 
 SCOPE = Scope("flights")
 RANDOM = random.Random(6)

@@ -12,7 +12,9 @@ from engine.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import ROCKSDB_PROVIDER
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
-from index.batch_log import (
+from index.plan.commits import Commit
+from index.snapshot.model import UniqueId
+from index.spark.batch_log import (
     BatchCommit,
     BatchOffsets,
     OperatorMetadata,
@@ -20,9 +22,7 @@ from index.batch_log import (
     encode_operator,
     encode_query_id,
 )
-from index.log import Commit
-from index.model import UniqueId
-from index.picture import QUERY_STORE, QUERY_TASK, StoreId
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, StoreId
 from tests.unit.engine.checkpoint.written_query import ROW_SCHEMA
 from tests.unit.engine.state.state_store_kit import settings_of
 

@@ -16,7 +16,10 @@ from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSource
 from engine.index_io import read_index
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.batch_log import (
+from index.errors import FileChecksumError, FormatError, UnsafeNameError
+from index.snapshot.model import FileIndex, Scope
+from index.snapshot.reachable import files_of
+from index.spark.batch_log import (
     BatchCommit,
     BatchOffsets,
     OperatorMetadata,
@@ -26,10 +29,7 @@ from index.batch_log import (
     encode_operator,
     encode_query_id,
 )
-from index.errors import FileChecksumError, FormatError, UnsafeNameError
-from index.model import FileIndex, Scope
-from index.picture import QUERY_STORE, QUERY_TASK, decode_picture
-from index.reachable import files_of
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, decode_picture
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.live_query import (
     NewQuery,

@@ -16,9 +16,9 @@ from engine.hashing import crc32c
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
 from index.errors import VersionMissingError
-from index.file_checksum import FileChecksum, encode_file_checksum
-from index.picture import QUERY_TASK
-from index.state_names import parse_state_name
+from index.spark.checkpoint import QUERY_TASK
+from index.spark.file_checksum import FileChecksum, encode_file_checksum
+from index.spark.names import parse_state_name
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.live_query import DELTAS, LiveQuery, NewQuery, check_rows, restore_picture
 from tests.unit.engine.checkpoint.test_backup import both_formats, in_both_places

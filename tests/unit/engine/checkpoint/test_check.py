@@ -14,7 +14,7 @@ from engine.checkpoint.check_load import check_counts
 from engine.state.replay import KeyCounts
 from engine.state.zips import build_state_zip, read_state_zip
 from index.errors import StateMetadataError
-from index.state_metadata import StateMetadata
+from index.spark.metadata import StateMetadata
 from tests.unit.engine.checkpoint.checked import GOLDEN, LEFT_OUT, WHOLE, below, first, flip, found
 from tests.unit.engine.checkpoint.live_query import NewQuery, stats_below
 from tests.unit.engine.checkpoint.written_query import WrittenQuery

@@ -8,7 +8,7 @@ import pytest
 
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.check_entries import judge_watermarks
-from index.hadoop_checksum import hadoop_checksum_name
+from index.spark.hadoop_checksum import hadoop_checksum_name
 from tests.unit.engine.checkpoint.checked import below, first, flip, found
 from tests.unit.engine.checkpoint.written_query import WrittenQuery
 

@@ -20,9 +20,9 @@ from engine.clock import SystemAmbient
 from engine.errors import NotFoundError, ProviderError, TargetError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint
-from index.hadoop_checksum import hadoop_checksum_name
-from index.state_metadata import StateMetadata
-from index.state_names import snapshot_name
+from index.spark.hadoop_checksum import hadoop_checksum_name
+from index.spark.metadata import StateMetadata
+from index.spark.names import snapshot_name
 from tests.unit.engine.checkpoint.checked import GOLDEN, LEFT_OUT, first, flip, found
 from tests.unit.engine.checkpoint.live_query import NewQuery
 

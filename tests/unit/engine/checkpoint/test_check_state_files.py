@@ -10,7 +10,7 @@ from engine.checkpoint.state_file_check import check_changelog_file, check_zip_f
 from engine.errors import DamagedError
 from engine.state.compression import Codec
 from index.errors import DamagedChangelogError, FileChecksumError, FormatError
-from index.state_names import StateVersion, parse_state_name
+from index.spark.names import StateVersion, parse_state_name
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "spark"
 CODECS = ("lz4", "zstd", "snappy", "lzf")

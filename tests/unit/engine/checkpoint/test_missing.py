@@ -10,8 +10,8 @@ from engine.checkpoint.restore import restore_checkpoint
 from engine.errors import CommitDamagedError, DamagedError, IncompleteError
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.picture import QUERY_STORE, QUERY_TASK
-from index.reachable import blob_keys, files_of
+from index.snapshot.reachable import blob_keys, files_of
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.live_query import LiveQuery, NewQuery, check_rows, restore_picture
 

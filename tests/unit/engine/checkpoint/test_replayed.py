@@ -13,7 +13,7 @@ from engine.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_manager import StateFileManager
 from engine.state.streaming_checkpoint import StoreAt, StreamingCheckpoint
-from index.state_metadata import StateMetadata
+from index.spark.metadata import StateMetadata
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
 
 both_formats = pytest.mark.parametrize("format_version", [1, 2], ids=["V1", "V2"])

@@ -19,10 +19,10 @@ from engine.cli import tidemark
 from engine.errors import DamagedError, NotFoundError, TargetError, UsageError
 from engine.repository import Repository
 from engine.staging import Staging
-from index.batch_log import decode_operator
-from index.log import Commit
-from index.model import Scope
-from index.picture import StoreId
+from index.plan.commits import Commit
+from index.snapshot.model import Scope
+from index.spark.batch_log import decode_operator
+from index.spark.checkpoint import StoreId
 from tests.doubles import InterposedStore, SteppedClock
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
 

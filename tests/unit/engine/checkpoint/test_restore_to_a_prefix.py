@@ -21,7 +21,7 @@ from engine.cli.failures import describe
 from engine.clock import SystemAmbient
 from engine.errors import TargetError, UsageError
 from engine.repository import Repository
-from index.batch_log import decode_operator
+from index.spark.batch_log import decode_operator
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
 

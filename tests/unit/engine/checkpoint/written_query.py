@@ -10,7 +10,8 @@ from engine.state.streaming_checkpoint import (
     StreamingCheckpoint,
     open_query_state,
 )
-from index.batch_log import (
+from index.snapshot.model import UniqueId
+from index.spark.batch_log import (
     BatchCommit,
     BatchOffsets,
     OperatorMetadata,
@@ -19,8 +20,7 @@ from index.batch_log import (
     encode_operator,
     encode_query_id,
 )
-from index.model import UniqueId
-from index.picture import StoreId
+from index.spark.checkpoint import StoreId
 
 Rows = dict[tuple[str, bytes], bytes]
 

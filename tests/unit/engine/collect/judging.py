@@ -2,8 +2,8 @@
 
 from engine.repository import Repository
 from engine.verify import Level
-from index.keys import AUDIT
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.keys import AUDIT
 from tests.unit.engine.conftest import World
 from tests.walker import expected_keys
 

@@ -5,11 +5,11 @@ import pytest
 from blobstore.base import BytesBody
 from blobstore.errors import BlobNotFoundError
 from engine.errors import NotFoundError, UsageError
-from index.collect_plan import DeleteReason
 from index.errors import IndexInvariantError
-from index.keys import boundary_key
-from index.model import PIN_DURATION_MS, Scope
-from index.retention import KeepReason, Retention
+from index.plan.collect import DeleteReason
+from index.plan.retention import KeepReason, Retention
+from index.snapshot.keys import boundary_key
+from index.snapshot.model import PIN_DURATION_MS, Scope
 from tests.unit.engine.collect.judging import LAST, check_exact, keys
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 

@@ -10,11 +10,11 @@ from blobstore.base import BytesBody, read_blob
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from engine.backup import BackupResult
 from engine.errors import DamagedError, UnsafeStoreError
-from index.audit import decode_audit
-from index.codec import encode_record
 from index.errors import UnknownFormatError
-from index.keys import AUDIT, commit_key
-from index.model import Scope
+from index.plan.audit import decode_audit
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import AUDIT, commit_key
+from index.snapshot.model import Scope
 from tests.unit.engine.collect.judging import LAST, check_exact, keys
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 

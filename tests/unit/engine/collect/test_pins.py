@@ -13,11 +13,11 @@ from blobstore.hedging import HedgedStore, HedgeSettings
 from engine.clock import SystemAmbient
 from engine.errors import CollectedError, DamagedError
 from engine.repository import Repository
-from index.codec import encode_record
-from index.collect_plan import DeleteReason
-from index.keys import PINS, commit_key, pin_key
-from index.log import Commit
-from index.model import PIN_DURATION_MS, Pin, Scope
+from index.plan.collect import DeleteReason
+from index.plan.commits import Commit
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import PINS, commit_key, pin_key
+from index.snapshot.model import PIN_DURATION_MS, Pin, Scope
 from tests.unit.engine.collect.judging import LAST, check_exact, check_kept, keys
 from tests.unit.engine.conftest import JOB, World
 

@@ -10,12 +10,12 @@ from blobstore.errors import StoreUnavailableError
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, EngineError, UnsafeStoreError
 from engine.repository import Repository
-from index.audit import decode_audit
-from index.codec import encode_record
-from index.collect_plan import DeleteReason
-from index.keys import AUDIT, boundary_key, commit_key
-from index.model import Boundary
-from index.retention import Retention
+from index.plan.audit import decode_audit
+from index.plan.collect import DeleteReason
+from index.plan.retention import Retention
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import AUDIT, boundary_key, commit_key
+from index.snapshot.model import Boundary
 from tests.unit.engine.collect.judging import LAST, check_exact, check_kept, keys
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 

@@ -12,9 +12,9 @@ from engine.metrics.of_state import state_samples
 from engine.metrics.samples import labels_of
 from engine.repository import Repository
 from engine.state.metrics import LoadMetrics, SaveMetrics
-from index.model import Scope
-from index.retention import Retention
-from index.state_names import StateVersion
+from index.plan.retention import Retention
+from index.snapshot.model import Scope
+from index.spark.names import StateVersion
 from tests.unit.engine.conftest import TTL_MS, World
 
 

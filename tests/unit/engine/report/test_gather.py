@@ -4,9 +4,9 @@ from blobstore.base import BytesBody
 from engine.report import gather_report, make_report_page
 from engine.report.gather import AUDITS_MAX, JOBS_MAX
 from engine.verify import ProblemKind
-from index.keys import audit_key, commit_key, make_run_id
-from index.model import Scope
-from index.retention import Retention
+from index.plan.retention import Retention
+from index.snapshot.keys import audit_key, commit_key, make_run_id
+from index.snapshot.model import Scope
 from tests.unit.engine.conftest import JOB, World
 
 

@@ -14,12 +14,13 @@ from engine.report.model import JobFacts, ReportFacts, Suspects
 from engine.report.page import make_report_page
 from engine.report.plots import choose_unit
 from engine.verify import Level, Problem, ProblemKind, VerifyReport
-from index.audit import AuditRecord
-from index.collect_plan import DeleteReason, PlannedDelete, ReasonTotal
 from index.errors import FormatError
-from index.keys import make_run_id
-from index.log import Commit
-from index.model import (
+from index.plan.audit import AuditRecord
+from index.plan.collect import DeleteReason, PlannedDelete, ReasonTotal
+from index.plan.commits import Commit
+from index.plan.retention import RetentionPolicy
+from index.snapshot.keys import make_run_id
+from index.snapshot.model import (
     BlobKey,
     CommitPointer,
     CommitRecord,
@@ -29,8 +30,7 @@ from index.model import (
     UniqueId,
     WriteId,
 )
-from index.retention import RetentionPolicy
-from index.snapshot_share import SnapshotShare
+from index.snapshot.share import SnapshotShare
 from tests.unit.rehearsal.builders import failed, rehearsal
 
 HOSTILE = "</h2></td></title><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\"'&<!--"

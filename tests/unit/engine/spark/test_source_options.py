@@ -22,7 +22,7 @@ from engine.errors import UsageError
 from engine.spark.diff_source import diff_pairs
 from engine.spark.source_filters import StoreFilters
 from engine.spark.source_options import STATE_OPTIONS, SourceOptions
-from index.picture import StoreId
+from index.spark.checkpoint import StoreId
 
 
 def parse(**options: str) -> SourceOptions:

@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 from engine.spark.unsafe_rows import element_bytes
-from index.state_schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
+from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 
 _WORDS = {
     "boolean": "?",

@@ -6,10 +6,10 @@ from typing import Any
 
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_manager import CapturedSnapshot, SnapshotUploaded, StateFileManager
-from index.lineage import Resolution
-from index.model import UniqueId
-from index.state_metadata import StateMetadata
-from index.state_names import StateVersion
+from index.snapshot.model import UniqueId
+from index.spark.lineage import Resolution
+from index.spark.metadata import StateMetadata
+from index.spark.names import StateVersion
 
 # What RocksDB has beside SSTs, and may not be empty.
 OTHERS = {"CURRENT": b"MANIFEST-000005\n", "MANIFEST-000005": b"manifest", "OPTIONS-000007": b"options"}

@@ -9,9 +9,9 @@ import pytest
 from engine import StateStore
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings
-from index.log import Commit
-from index.model import LineageItem, UniqueId
-from index.state_names import StateVersion
+from index.plan.commits import Commit
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.names import StateVersion
 from tests.unit.engine.conftest import JOB, World
 from tests.unit.engine.state.state_store_kit import Bench, Ids, check_numbers, settings_of, write_numbers
 

@@ -16,8 +16,8 @@ from engine import StateStore, StateStoreSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.commit import Committed
 from engine.state.metrics import LoadMetrics
-from index.model import UniqueId
-from index.state_names import parse_state_name
+from index.snapshot.model import UniqueId
+from index.spark.names import parse_state_name
 from tests.doubles import InterposedStore
 
 Ids = list[UniqueId | None]

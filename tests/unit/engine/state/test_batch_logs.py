@@ -10,9 +10,9 @@ from blobstore.memory import MemoryStore
 from engine.errors import UsageError
 from engine.state.batch_logs import CommitLog, OffsetLog
 from engine.state.checkpoint_dir import CheckpointDir
-from index.batch_log import BatchCommit, BatchOffsets, SourceOffset
 from index.errors import BatchLogError, UnknownFormatError
-from index.model import UniqueId
+from index.snapshot.model import UniqueId
+from index.spark.batch_log import BatchCommit, BatchOffsets, SourceOffset
 from tests.unit.blobstore.scripted_store import LostAnswer, ScriptedStore
 
 COMMIT = BatchCommit(version=2, unique_ids={0: ((UniqueId("a"),),)})

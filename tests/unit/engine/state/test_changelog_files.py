@@ -6,7 +6,9 @@ import pytest
 from engine.errors import DamagedError, UsageError
 from engine.state.changelog_files import ChangelogReader, ChangelogWriter, open_changelog
 from engine.state.compression import CODECS, Codec, Compressor, decompress_chunks
-from index.changelog import (
+from index.errors import DamagedChangelogError, LineageError, UnknownFormatError, UnsupportedRecordError
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.changelog import (
     DELETE,
     DELETE_RANGE,
     MERGE,
@@ -17,9 +19,7 @@ from index.changelog import (
     encode_header,
     encode_put,
 )
-from index.errors import DamagedChangelogError, LineageError, UnknownFormatError, UnsupportedRecordError
-from index.model import LineageItem, UniqueId
-from index.state_names import StateVersion
+from index.spark.names import StateVersion
 
 LINEAGE = (LineageItem(3, UniqueId("3f2a")), LineageItem(4, UniqueId("77b0")))
 VERSIONS: tuple[ChangelogVersion, ...] = (1, 2, 3, 4)

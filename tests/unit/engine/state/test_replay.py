@@ -14,8 +14,8 @@ from engine.rocksdb import RocksDbSettings, StoreWriter, spark_settings
 from engine.state import replay as replay_module
 from engine.state.changelog_files import ChangelogReader, ChangelogWriter, open_changelog
 from engine.state.replay import KeyCounts, Replayed, count_store, replay
-from index.changelog import DELETE, DELETE_RANGE, MERGE, PUT, Record
 from index.errors import DamagedChangelogError
+from index.spark.changelog import DELETE, DELETE_RANGE, MERGE, PUT, Record
 
 OPERANDS = Path(__file__).parents[3] / "golden" / "spark_operands"
 FAMILIES = (b"\x01\x00", b"\x02\x00", b"\x03\x00")

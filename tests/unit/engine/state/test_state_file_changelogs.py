@@ -6,9 +6,9 @@ import pytest
 
 from blobstore.memory import MemoryStore
 from engine.state.checkpoint_dir import CheckpointDir
-from index.changelog import PUT, changelog_version
 from index.errors import DamagedChangelogError
-from index.model import LineageItem, UniqueId
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.changelog import PUT, changelog_version
 from tests.unit.engine.state.state_bench import StateBench, at
 
 

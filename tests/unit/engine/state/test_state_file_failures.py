@@ -14,7 +14,7 @@ from engine.errors import DamagedError
 from engine.state.changelog_files import ChangelogWriter
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import VersionMissingError
-from index.model import LineageItem, UniqueId
+from index.snapshot.model import LineageItem, UniqueId
 from tests.doubles import InterposedStore
 from tests.unit.engine.state.state_bench import Content, StateBench, at, files, needed, tree
 

@@ -12,10 +12,10 @@ from blobstore.memory import MemoryStore
 from engine.state.changelog_files import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_manager import CapturedSnapshot
-from index.changelog import PUT
-from index.lineage import Lineage, Resolution
-from index.model import LineageItem, UniqueId
-from index.state_names import StateVersion
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.changelog import PUT
+from index.spark.lineage import Lineage, Resolution
+from index.spark.names import StateVersion
 from tests.doubles import InterposedStore
 from tests.unit.engine.state.state_bench import OTHERS, Content, StateBench, at, tree
 

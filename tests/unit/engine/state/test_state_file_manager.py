@@ -12,7 +12,7 @@ from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_manager import StateFileManager
 from index.errors import FileChecksumError, VersionMissingError
-from index.state_names import stored_name
+from index.spark.names import stored_name
 from tests.unit.engine.state.state_bench import StateBench, at, files, fill, needed, tree, wait_for_the_clock
 
 UUID = "01234567-89ab-4def-8123-456789abcdef"

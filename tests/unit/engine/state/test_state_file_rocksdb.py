@@ -8,8 +8,8 @@ from blobstore.memory import MemoryStore
 from engine.rocksdb import StoreReader, StoreWriter
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.local_files import list_shared, look_at, look_at_all
-from index.model import SstIdentity
-from index.state_metadata import StateMetadata
+from index.snapshot.model import SstIdentity
+from index.spark.metadata import StateMetadata
 from tests.unit.engine.state.state_bench import StateBench, at
 
 METADATA = StateMetadata(num_keys=-1, column_family_ids=(), column_family_internal=(), column_family_id_max=0)

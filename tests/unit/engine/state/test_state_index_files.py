@@ -15,10 +15,10 @@ from engine.repository import Repository
 from engine.state.index_files import IndexStateFiles
 from engine.state.zips import read_state_zip
 from index.errors import VersionMissingError
-from index.log import Commit
-from index.model import LineageItem
-from index.retention import Retention
-from index.state_names import StateVersion, changelog_name, snapshot_name
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.model import LineageItem
+from index.spark.names import StateVersion, changelog_name, snapshot_name
 from tests.unit.engine.conftest import JOB, TTL_MS
 from tests.unit.engine.state.state_repository import PACKED, PLAIN, StateWorld, names_below, states, unique
 from tests.unit.engine.state.state_store_kit import check_numbers, settings_of, write_numbers

@@ -10,8 +10,8 @@ from engine.errors import DamagedError, UnsafeSourceError
 from engine.rocksdb import StoreReader, StoreWriter
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_manager import CapturedSnapshot
-from index.state_metadata import StateMetadata
-from index.state_names import StateVersion
+from index.spark.metadata import StateMetadata
+from index.spark.names import StateVersion
 from tests.unit.engine.state.state_bench import StateBench, at
 
 METADATA = StateMetadata(num_keys=-1, column_family_ids=(), column_family_internal=(), column_family_id_max=0)

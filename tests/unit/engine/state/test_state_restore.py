@@ -17,10 +17,10 @@ from engine.state.restore import INDEXES_READ_MAX
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from engine.sync import SyncRepository
 from index.errors import FormatError, LineageError, StateMetadataError, UnsafeNameError, VersionMissingError
-from index.log import Commit
-from index.model import LineageItem
-from index.retention import Retention
-from index.state_names import StateVersion, changelog_name, parse_state_name, snapshot_name
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.model import LineageItem
+from index.spark.names import StateVersion, changelog_name, parse_state_name, snapshot_name
 from tests.unit.engine.conftest import JOB, TTL_MS
 from tests.unit.engine.state.state_repository import PACKED, PLAIN, StateWorld, names_below, states, unique
 from tests.unit.engine.state.state_store_kit import rows

@@ -19,7 +19,7 @@ from blobstore.errors import StoreError
 from engine import StateStore
 from engine.state.errors import SnapshotUploadError
 from index.errors import LineageError, VersionMissingError
-from index.state_names import StateVersion
+from index.spark.names import StateVersion
 from tests.unit.engine.state.state_store_kit import Bench, Conf, dir_of, interposed, settings_of
 from tests.unit.engine.state.test_state_store_random import FAMILIES, Rows, World, check
 

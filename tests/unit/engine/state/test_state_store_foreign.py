@@ -7,9 +7,9 @@ import pytest
 
 from engine import StateStore
 from engine.state.changelog_files import ChangelogWriter
-from index.changelog import ChangelogVersion
 from index.errors import DamagedChangelogError, LineageError
-from index.model import LineageItem, UniqueId
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.changelog import ChangelogVersion
 from tests.unit.engine.state.state_store_kit import (
     Bench,
     Conf,

@@ -12,9 +12,9 @@ from engine.clock import Ambient, SystemAmbient
 from engine.state.changelog_files import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import VersionMissingError
-from index.lineage import LINEAGE_BYTES_MAX, encode_lineage
-from index.model import LineageItem, UniqueId
-from index.state_names import StateVersion
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.lineage import LINEAGE_BYTES_MAX, encode_lineage
+from index.spark.names import StateVersion
 from tests.unit.engine.state.state_store_kit import (
     Bench,
     Conf,

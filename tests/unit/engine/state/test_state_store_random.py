@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import StateStore, StateStoreSettings
-from index.state_names import StateVersion
+from index.spark.names import StateVersion
 from tests.unit.engine.state.state_store_kit import settings_of
 
 Rows = dict[str, dict[bytes, bytes]]

@@ -12,8 +12,8 @@ from engine import StateStore
 from engine.errors import DamagedError
 from engine.state.errors import SnapshotRepairError
 from index.errors import FormatError, VersionMissingError
-from index.state_metadata import StateMetadata
-from index.state_names import StateVersion
+from index.spark.metadata import StateMetadata
+from index.spark.names import StateVersion
 from tests.unit.engine.state.state_store_kit import (
     Bench,
     Conf,

@@ -8,9 +8,9 @@ import pytest
 from engine.rocksdb import StoreWriter
 from engine.state.changelog_files import ChangelogWriter, open_changelog
 from engine.state.errors import SnapshotUploadError
-from index.changelog import PUT
 from index.errors import RowChecksumError
-from index.model import UniqueId
+from index.snapshot.model import UniqueId
+from index.spark.changelog import PUT
 from tests.unit.engine.state.state_store_kit import (
     Bench,
     Conf,

@@ -11,8 +11,8 @@ from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
 from engine.state.errors import NotLoadedError
 from engine.state.files import DirectoryStateFiles, StateFiles
 from index.errors import LineageError, UnsafeNameError, VersionMissingError
-from index.model import LineageItem, UniqueId
-from index.state_names import StateVersion
+from index.snapshot.model import LineageItem, UniqueId
+from index.spark.names import StateVersion
 from tests.unit.engine.state.state_store_kit import (
     Bench,
     Conf,

@@ -13,7 +13,7 @@ from engine.errors import DamagedError, UnsafeSourceError
 from engine.state import zips as state_zip
 from engine.state.zips import build_state_zip, read_state_zip
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
-from index.state_metadata import STATE_METADATA_BYTES_MAX, StateMetadata, StoredFile, encode_state_metadata
+from index.spark.metadata import STATE_METADATA_BYTES_MAX, StateMetadata, StoredFile, encode_state_metadata
 from tests.unit.engine.state.state_bench import files, fill
 
 METADATA = StateMetadata(

@@ -8,7 +8,9 @@ from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import HDFS_PROVIDER, ROCKSDB_PROVIDER, StateOperator, StreamingCheckpoint
-from index.batch_log import (
+from index.errors import BatchLogError, UnsafeNameError
+from index.snapshot.model import UniqueId
+from index.spark.batch_log import (
     JOIN_STORES,
     BatchCommit,
     BatchOffsets,
@@ -17,9 +19,7 @@ from index.batch_log import (
     encode_operator,
     encode_query_id,
 )
-from index.errors import BatchLogError, UnsafeNameError
-from index.model import UniqueId
-from index.state_names import StateVersion
+from index.spark.names import StateVersion
 
 CONF = {
     "spark.sql.streaming.stateStore.providerClass": ROCKSDB_PROVIDER,

@@ -1,0 +1,348 @@
+"""What a backup uploads and in which form: decided from a diff, before anything is read or sent.
+
+A file that is added takes the first form that fits it: nothing (it is empty), the index itself (tiny, while there is
+room), a pack shared with its neighbours (small), a blob, or several blobs.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from index.errors import IndexInvariantError
+from index.snapshot.dir_diff import DiffStats, DirDiff, build_dir_index, diff_stats
+from index.snapshot.local_tree import LocalDir, LocalFile
+from index.snapshot.model import BlobKey, DirIndex, FileIndex, Pack, SnapshotIndex, SnapshotMetadata
+from index.snapshot.reachable import bytes_needed
+
+FilePath = tuple[str, ...]
+_Named = TypeVar("_Named", LocalFile, FileIndex)
+
+# A pack of which less than one part in so many is live is packed again (design 0002, P1).
+LIVE_SHARE_MIN: Final = 2
+
+
+class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes by which the form of a file is chosen, in bytes; `engine.transfer_settings` says what each means."""
+
+    blob_bytes_max: int
+    pack_file_bytes_max: int
+    pack_bytes_max: int
+    inline_file_bytes_max: int
+    inline_bytes_max: int
+
+
+class PlannedFile(msgspec.Struct, frozen=True, gc=False):
+    """One file whose bytes the new snapshot takes from the disk."""
+
+    path: FilePath
+    file: LocalFile
+    # The entry of a file that is only packed again: its bytes must still be these.
+    expected: FileIndex | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file as scanned."""
+        return self.file.metadata.size_bytes
+
+
+class PlannedPack(msgspec.Struct, frozen=True, kw_only=True):
+    """One blob for several small files, which stand in it one after the other without gaps."""
+
+    # Number of the upload in its session.
+    counter: int
+    files: tuple[PlannedFile, ...]
+    size_bytes: int
+
+
+class PlannedBlobs(msgspec.Struct, frozen=True, kw_only=True):
+    """One file in blobs of its own, cut after every `blob_bytes` bytes."""
+
+    # Number of the first upload in its session; the others follow.
+    counter: int
+    file: PlannedFile
+    blob_bytes: int
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """Offset and size of each blob's bytes in the file."""
+        size_bytes = self.file.size_bytes
+        return tuple(
+            (offset, min(self.blob_bytes, size_bytes - offset)) for offset in range(0, size_bytes, self.blob_bytes)
+        )
+
+
+class BackupPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Every added file in exactly one form, and what is kept of the previous snapshot."""
+
+    # The diff to build the new directory from: files that are packed again stand in it as removed and added.
+    diff: DirDiff
+    empty: tuple[PlannedFile, ...]
+    inline: tuple[PlannedFile, ...]
+    packs: tuple[PlannedPack, ...]
+    blobs: tuple[PlannedBlobs, ...]
+    # Packs of the previous snapshot that the new one still uses.
+    packs_kept: tuple[Pack, ...]
+    # What the diff itself says, files that are packed again counting as retained.
+    changes: DiffStats
+    files_repacked: int
+    bytes_repacked: int
+    # Of these, those that have bytes in a blob that is missing (design 0006, M1).
+    files_healed: int = 0
+    bytes_healed: int = 0
+
+    @property
+    def uploads_count(self) -> int:
+        """Number of blobs to put, packs included; the index comes on top."""
+        return len(self.packs) + sum(len(item.runs) for item in self.blobs)
+
+    @property
+    def upload_bytes(self) -> int:
+        """Bytes of these blobs."""
+        return sum(pack.size_bytes for pack in self.packs) + sum(item.file.size_bytes for item in self.blobs)
+
+    @property
+    def inline_bytes(self) -> int:
+        """Bytes of files that go into the index."""
+        return sum(item.size_bytes for item in self.inline)
+
+    @property
+    def files_count(self) -> int:
+        """Number of files whose bytes are read: what progress counts."""
+        packed = sum(len(pack.files) for pack in self.packs)
+        return len(self.empty) + len(self.inline) + packed + len(self.blobs)
+
+    @property
+    def files(self) -> Iterator[PlannedFile]:
+        """Each of these files once."""
+        yield from self.empty
+        yield from self.inline
+        for pack in self.packs:
+            yield from pack.files
+        for item in self.blobs:
+            yield item.file
+
+    @property
+    def blobs_retained(self) -> dict[BlobKey, int]:
+        """The blobs of the previous snapshot that the new one uses, each with the bytes that it must at least have."""
+        return bytes_needed(_retained_files(self.diff))
+
+
+def plan_backup(
+    local: LocalDir,
+    previous: SnapshotIndex | None,
+    diff: DirDiff,
+    limits: BackupLimits,
+    missing: Collection[str] = frozenset(),
+) -> BackupPlan:
+    """Choose the form of every added file, and the retained files that are packed again (design 0002, P1).
+
+    Args:
+        local: The scan that `diff` was made from.
+        previous: The snapshot that it was made against; None if it was an empty directory.
+        diff: What is added, retained and removed.
+        limits: By size, which form a file takes.
+        missing: Keys of blobs that are not there any more: what has bytes in them is stored again, like a file that is
+            packed again (design 0006, M1).
+
+    Returns:
+        A plan in which each file that is added or packed again stands once, in the order of paths within each form,
+        and each upload has its number: packs first, then blobs.
+
+    Raises:
+        IndexInvariantError: The three arguments do not belong together.
+    """
+    packs = {pack.key: pack.size_bytes for pack in (previous.packs if previous is not None else ())}
+    live_bytes = _live_bytes(diff)
+    healed = _with_bytes_in(diff, live_bytes.keys() & missing)
+    repacked = healed | _with_bytes_in(diff, live_bytes.keys() & _thin_packs(packs, live_bytes))
+    to_store = sorted((*_added(diff, ()), *_found(local, repacked)), key=lambda item: item.path)
+    # What is packed again has blobs, and so nothing inline.
+    in_index_bytes = sum(len(file.inline) for file in _retained_files(diff) if file.inline is not None)
+    empty, inline, small, large = _choose_forms(to_store, limits, limits.inline_bytes_max - in_index_bytes)
+    shared, alone = _fill_packs(small, limits.pack_bytes_max)
+    large = sorted((*large, *alone), key=lambda item: item.path)
+    planned_packs = tuple(
+        PlannedPack(counter=counter, files=files, size_bytes=sum(item.size_bytes for item in files))
+        for counter, files in enumerate(shared)
+    )
+    planned_blobs: list[PlannedBlobs] = []
+    counter = len(planned_packs)
+    for item in large:
+        planned_blobs.append(PlannedBlobs(counter=counter, file=item, blob_bytes=limits.blob_bytes_max))
+        counter += len(planned_blobs[-1].runs)
+    moved = _move_repacked(diff, previous.dir, repacked, to_store) if previous is not None and repacked else diff
+    used = live_bytes if moved is diff else _live_bytes(moved)
+    return BackupPlan(
+        diff=moved,
+        empty=tuple(empty),
+        inline=tuple(inline),
+        packs=planned_packs,
+        blobs=tuple(planned_blobs),
+        packs_kept=tuple(Pack(key, size_bytes) for key, size_bytes in packs.items() if key in used),
+        changes=diff_stats(diff),
+        files_repacked=len(repacked),
+        bytes_repacked=sum(file.metadata.size_bytes for file in repacked.values()),
+        files_healed=len(healed),
+        bytes_healed=sum(file.metadata.size_bytes for file in healed.values()),
+    )
+
+
+def build_snapshot(
+    plan: BackupPlan,
+    *,
+    metadata: SnapshotMetadata,
+    session: str,
+    uploaded: Mapping[FilePath, FileIndex],
+    packs: Sequence[Pack],
+) -> SnapshotIndex:
+    """The index of the new snapshot, once everything planned is uploaded.
+
+    Args:
+        plan: The plan.
+        metadata: Of the new snapshot.
+        session: The upload session, which all new keys carry.
+        uploaded: The entry of every planned file.
+        packs: The new packs.
+
+    Raises:
+        IndexInvariantError: `uploaded` does not name exactly the planned files.
+    """
+    return SnapshotIndex(
+        metadata=metadata,
+        session=session,
+        dir=build_dir_index(plan.diff, uploaded),
+        packs=tuple(sorted((*plan.packs_kept, *packs), key=lambda pack: pack.key)),
+    )
+
+
+def _added(diff: DirDiff, path: FilePath) -> Iterator[PlannedFile]:
+    for file in diff.files_added:
+        yield PlannedFile((*path, file.name), file)
+    for sub in (*diff.sub_dirs_added, *diff.sub_dirs_retained):
+        yield from _added(sub, (*path, sub.name))
+
+
+def _retained(diff: DirDiff, path: FilePath) -> Iterator[tuple[FilePath, FileIndex]]:
+    for file in diff.files_retained:
+        yield (*path, file.name), file
+    for sub in diff.sub_dirs_retained:
+        yield from _retained(sub, (*path, sub.name))
+
+
+def _retained_files(diff: DirDiff) -> Iterator[FileIndex]:
+    yield from diff.files_retained
+    for sub in diff.sub_dirs_retained:
+        yield from _retained_files(sub)
+
+
+def _live_bytes(diff: DirDiff) -> dict[BlobKey, int]:
+    """The blobs that retained files have bytes in, and how many."""
+    live_bytes: dict[BlobKey, int] = {}
+    for file in _retained_files(diff):
+        for blob in file.blobs:
+            live_bytes[blob.key] = live_bytes.get(blob.key, 0) + blob.size_bytes
+    return live_bytes
+
+
+def _thin_packs(packs: Mapping[BlobKey, int], live_bytes: Mapping[BlobKey, int]) -> set[BlobKey]:
+    """The packs of which less than half would be live in the new tree (design 0002, P1)."""
+    return {key for key, size_bytes in packs.items() if live_bytes.get(key, 0) * LIVE_SHARE_MIN < size_bytes}
+
+
+def _with_bytes_in(diff: DirDiff, keys: Collection[str]) -> dict[FilePath, FileIndex]:
+    """The retained files that have bytes in one of these blobs."""
+    if not keys:
+        return {}
+    return {path: file for path, file in _retained(diff, ()) if any(blob.key in keys for blob in file.blobs)}
+
+
+def _found(local: LocalDir, repacked: Mapping[FilePath, FileIndex]) -> tuple[PlannedFile, ...]:
+    """The local files of the entries that are packed again."""
+    if not repacked:
+        return ()
+    found = tuple(PlannedFile(path, file, repacked[path]) for path, file in _local_files(local, ()) if path in repacked)
+    if len(found) != len(repacked):
+        raise IndexInvariantError("the diff retains files that the scan did not see", subject="backup plan")
+    return found
+
+
+def _local_files(local: LocalDir, path: FilePath) -> Iterator[tuple[FilePath, LocalFile]]:
+    for file in local.files:
+        yield (*path, file.name), file
+    for sub in local.sub_dirs:
+        yield from _local_files(sub, (*path, sub.name))
+
+
+def _choose_forms(
+    files: Iterable[PlannedFile], limits: BackupLimits, room_bytes: int
+) -> tuple[list[PlannedFile], list[PlannedFile], list[PlannedFile], list[PlannedFile]]:
+    """Split files into empty, inline (while there is room in the index), small and large ones."""
+    empty: list[PlannedFile] = []
+    inline: list[PlannedFile] = []
+    small: list[PlannedFile] = []
+    large: list[PlannedFile] = []
+    for item in files:
+        size_bytes = item.size_bytes
+        if size_bytes == 0:
+            empty.append(item)
+        elif size_bytes <= limits.inline_file_bytes_max and size_bytes <= room_bytes:
+            inline.append(item)
+            room_bytes -= size_bytes
+        elif size_bytes <= limits.pack_file_bytes_max:
+            small.append(item)
+        else:
+            large.append(item)
+    return empty, inline, small, large
+
+
+def _fill_packs(
+    files: Iterable[PlannedFile], pack_bytes_max: int
+) -> tuple[list[tuple[PlannedFile, ...]], list[PlannedFile]]:
+    """Fill packs in the order of the files; a file that has no company is no pack."""
+    shared: list[tuple[PlannedFile, ...]] = []
+    alone: list[PlannedFile] = []
+    pack: list[PlannedFile] = []
+    pack_bytes = 0
+
+    def close() -> None:
+        if len(pack) > 1:
+            shared.append(tuple(pack))
+        else:
+            alone.extend(pack)
+        pack.clear()
+
+    for item in files:
+        if pack_bytes + item.size_bytes > pack_bytes_max:
+            close()
+            pack_bytes = 0
+        pack.append(item)
+        pack_bytes += item.size_bytes
+    close()
+    return shared, alone
+
+
+def _move_repacked(
+    diff: DirDiff, previous: DirIndex, repacked: Collection[FilePath], planned: Iterable[PlannedFile]
+) -> DirDiff:
+    """The diff with files that are packed again as removed and added: their bytes move to another place."""
+    local = {item.path: item.file for item in planned if item.path in repacked}
+    return _moved(diff, previous, local, ())
+
+
+def _moved(diff: DirDiff, previous: DirIndex, local: Mapping[FilePath, LocalFile], path: FilePath) -> DirDiff:
+    names = {file.name for file in diff.files_retained if (*path, file.name) in local}
+    previous_dirs = {sub.name: sub for sub in previous.sub_dirs_present}
+    sub_dirs = tuple(_moved(sub, previous_dirs[sub.name], local, (*path, sub.name)) for sub in diff.sub_dirs_retained)
+    gone = tuple(file for file in previous.files_present if file.name in names)
+    return msgspec.structs.replace(
+        diff,
+        files_added=_by_name((*diff.files_added, *(local[*path, name] for name in names))),
+        files_retained=tuple(file for file in diff.files_retained if file.name not in names),
+        files_removed=_by_name((*diff.files_removed, *gone)),
+        sub_dirs_retained=sub_dirs,
+    )
+
+
+def _by_name(files: Iterable[_Named]) -> tuple[_Named, ...]:
+    return tuple(sorted(files, key=lambda file: file.name))

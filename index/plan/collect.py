@@ -1,0 +1,319 @@
+"""What a collection may delete, and why; decided from what was listed and read (design 0002, D1 to D5)."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+from typing_extensions import override
+
+from index.errors import UnsafeNameError
+from index.plan.commits import Commit, LogListing, is_closed, is_number_closed, valid_commits
+from index.plan.retention import KeepReason, Retention, choose_kept
+from index.snapshot.keys import parse_upload_key
+from index.snapshot.model import (
+    NEVER_MS,
+    PIN_DURATION_MS,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    NameRecord,
+    Pin,
+    Scope,
+)
+
+
+class DeleteReason(StrEnum):
+    """Why a key may be deleted."""
+
+    CLOSED_COMMIT = "commit record closed by a boundary"
+    SUPERSEDED_BOUNDARY = "boundary whose content a newer one repeats"
+    EXPIRED_PIN = "pin released or expired"
+    RELEASED_NAME = "name released"
+    UNREACHABLE_UPLOAD = "unreachable, and older than the TTL"
+    UNFINISHED_UPLOAD = "begun longer ago than the TTL, and never finished"
+    LEFT_RUN = "left by a collection that began longer ago than the TTL"
+    OLD_AUDIT = "audit record older than those that are kept"
+
+    @classmethod
+    @override
+    def _missing_(cls, value: object) -> "DeleteReason | None":
+        """Read what audit records and plans of earlier releases say."""
+        return cls.UNREACHABLE_UPLOAD if value in _FORMER_UPLOADS else None
+
+
+_FORMER_UPLOADS: Final = (
+    "unreachable, and its TTL has expired: the upload was never committed",
+    "unreachable, and its TTL was removed: it belonged to a closed commit",
+    "unreachable, and older than its TTL, which has expired or was removed",
+)
+
+
+class PlannedDelete(msgspec.Struct, frozen=True, gc=False):
+    """One key to delete."""
+
+    key: str
+    reason: DeleteReason
+    size_bytes: int = 0
+
+
+class PlannedUpload(PlannedDelete, frozen=True, gc=False, kw_only=True):
+    """One blob or index to delete, with its creation time by the store's clock."""
+
+    created_at_ms: int
+
+
+class ReasonTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """How much goes for one reason."""
+
+    reason: DeleteReason
+    count: int
+    size_bytes: int
+
+
+class Upload(msgspec.Struct, frozen=True, gc=False):
+    """A listed blob or index; its creation time by the store's clock in milliseconds."""
+
+    key: str
+    size_bytes: int
+    created_at_ms: int
+
+
+class UnfinishedUpload(msgspec.Struct, frozen=True, gc=False):
+    """A listed put that was begun and is not visible; its key is any key of the store's, not always one of ours.
+
+    One that begins with a dot is no key but a name that the store itself has made (`blobstore.base.UnfinishedPut`).
+    """
+
+    key: str
+    upload_id: str
+    # By the store's clock.
+    begun_at_ms: int
+    # What it holds, where the store tells.
+    size_bytes: int = 0
+
+
+class UnfinishedPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collection does with the puts that were never finished."""
+
+    # Forgotten: to be aborted.
+    doomed: tuple[UnfinishedUpload, ...]
+    # Ours, and so young that they may be under way.
+    young: tuple[UnfinishedUpload, ...]
+    # Keys that tidemark never wrote: left alone.
+    foreign: tuple[str, ...]
+
+
+class ScopePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collection does to one scope's log."""
+
+    scope: Scope
+    # The records that stay roots, each with its reason.
+    kept: tuple[tuple[Commit, KeepReason], ...]
+    # The boundary to write before anything is deleted; None where nothing new is closed.
+    boundary: Boundary | None
+
+
+def plan_scope(
+    listing: LogListing,
+    records: Mapping[int, CommitRecord],
+    boundaries: Sequence[Boundary],
+    retention: Retention | None,
+    named: Collection[CommitPointer],
+    *,
+    vouched: Collection[CommitPointer] = (),
+) -> ScopePlan:
+    """Choose what stays open in one scope and the boundary that closes the rest (D3).
+
+    Records above the newest valid one are left alone: they are void, and a boundary passes them once a newer valid
+    one stands. The newest valid record is always kept.
+
+    Args:
+        listing: The whole log of the scope, dense.
+        records: Every listed record that no boundary closes by its number, read.
+        boundaries: Every listed boundary, read.
+        retention: What to keep; None: every valid commit.
+        named: Records of this scope that names refer to.
+        vouched: Late records for which something outside the log vouches (C5).
+
+    Returns:
+        The plan; its boundary's number is the highest record that it newly closes.
+    """
+    commits = valid_commits(listing, records, boundaries, vouched)
+    kept = choose_kept(commits, retention, named)
+    newest = commits[-1].pointer.number if commits else 0
+    closing = [
+        record.pointer
+        for number, _ in listing.records
+        if number < newest
+        and (record := records.get(number)) is not None
+        and record.pointer not in kept
+        and not is_closed(record.pointer, boundaries)
+    ]
+    boundary = None
+    if closing:
+        number = closing[-1].number
+        boundary = Boundary(
+            scope=listing.scope, number=number, kept=tuple(sorted(p for p in kept if p.number <= number))
+        )
+    return ScopePlan(
+        scope=listing.scope,
+        kept=tuple((commit, kept[commit.pointer]) for commit in commits if commit.pointer in kept),
+        boundary=boundary,
+    )
+
+
+def choose_closed_records(
+    listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
+) -> tuple[int, ...]:
+    """Return the numbers of the listed records that a boundary has closed: they may be deleted first (D1)."""
+    return tuple(
+        number
+        for number, _ in listing.records
+        if is_number_closed(number, boundaries)
+        or (number in records and is_closed(records[number].pointer, boundaries))
+    )
+
+
+def choose_superseded_boundaries(boundaries: Sequence[Boundary], unreadable: Collection[int] = ()) -> tuple[int, ...]:
+    """Return the numbers of the boundaries that may be deleted (D3).
+
+    A newer one keeps, at or below their number, a subset of what they keep: of one that cannot be read, nothing. The
+    newest is never among them.
+    """
+    kept = {b.number: frozenset(b.kept) for b in boundaries} | {number: frozenset() for number in unreadable}
+    return tuple(
+        old
+        for old in sorted(kept)
+        if any(b.number > old and {p for p in b.kept if p.number <= old} <= kept[old] for b in boundaries)
+    )
+
+
+def pin_is_live(pin: Pin, written_at_ms: int, now_ms: int) -> bool:
+    """Whether a pin protects: it was not released and its duration has not passed since its last write (D5)."""
+    return pin.duration_ms > 0 and now_ms < written_at_ms + pin.duration_ms
+
+
+def pin_is_removable(pin: Pin, written_at_ms: int, now_ms: int, margin_ms: int) -> bool:
+    """Whether a pin's object may be deleted: released, or expired for so long that no renewal is on its way."""
+    return pin.duration_ms == 0 or now_ms >= written_at_ms + pin.duration_ms + margin_ms
+
+
+def name_is_live(name: NameRecord, written_at_ms: int, repository_created_at_ms: int = 0) -> bool:
+    """Return whether a name protects: not released, and written while its pin still held, or copied here (D5).
+
+    One whose pin is older than the repository record was copied with the repository: nobody writes before that stands.
+    """
+    was_copied = name.valid_until_ms - PIN_DURATION_MS < repository_created_at_ms
+    return not name.released and (written_at_ms <= name.valid_until_ms or was_copied)
+
+
+def name_is_removable(name: NameRecord, now_ms: int, *, is_live: bool) -> bool:
+    """Whether a naming's object may be deleted: it protects nothing, and never will again.
+
+    Until `valid_until_ms` a released one holds its key, so that a request which created it and was sent twice cannot
+    bring it back to life.
+    """
+    settled = name.valid_until_ms == NEVER_MS or now_ms > name.valid_until_ms
+    return settled and not is_live
+
+
+class Protection(msgspec.Struct, frozen=True, kw_only=True):
+    """Scopes of which no upload may go, because something of them cannot be read (D9)."""
+
+    scopes: frozenset[Scope] = frozenset()
+    # Nothing tells which scopes it may refer to.
+    everything: bool = False
+
+    def plus(self, other: "Protection") -> "Protection":
+        """Return what either protects."""
+        return Protection(scopes=self.scopes | other.scopes, everything=self.everything or other.everything)
+
+    def told(self) -> tuple[str, ...]:
+        """Return the scopes by name; `*` for all."""
+        return ("*",) if self.everything else tuple(sorted(map(str, self.scopes)))
+
+    def covers(self, key: str) -> bool:
+        """Return whether an upload stays."""
+        return self.everything or (bool(self.scopes) and parse_upload_key(key).scope in self.scopes)
+
+
+NOTHING_PROTECTED: Final = Protection()
+
+
+def choose_uploads(
+    unreachable: Iterable[Upload], now_ms: int, ttl_ms: int, protected: Protection = NOTHING_PROTECTED
+) -> tuple[PlannedUpload, ...]:
+    """Choose the unreachable uploads that may go: those that were created at least a TTL ago (D2).
+
+    Whether an upload still carries its TTL decides nothing: a commit of a result that was committed before has the
+    lease of its uploads in full (C5). Where the creation time moves when a TTL is removed it moves to a later time
+    only, and the upload waits a while longer.
+
+    Args:
+        unreachable: Blobs and indexes that no kept commit, name or pin leads to; listed before the roots were read.
+        now_ms: The store's clock, read before the listing.
+        ttl_ms: The repository's TTL.
+        protected: Of which scopes nothing goes.
+    """
+    return tuple(
+        PlannedUpload(u.key, DeleteReason.UNREACHABLE_UPLOAD, u.size_bytes, created_at_ms=u.created_at_ms)
+        for u in unreachable
+        if u.created_at_ms + ttl_ms <= now_ms and not protected.covers(u.key)
+    )
+
+
+def waiting_until_ms(waiting: Iterable[Upload], ttl_ms: int) -> int:
+    """Return when the youngest of some unreachable uploads is a TTL old, by the store's clock; 0 of none."""
+    return max((upload.created_at_ms + ttl_ms for upload in waiting), default=0)
+
+
+def sum_deletes(deletes: Iterable[PlannedDelete]) -> tuple[ReasonTotal, ...]:
+    """How much goes for each reason, in the order of `DeleteReason`."""
+    counts: Counter[DeleteReason] = Counter()
+    sizes: Counter[DeleteReason] = Counter()
+    for planned in deletes:
+        counts[planned.reason] += 1
+        sizes[planned.reason] += planned.size_bytes
+    return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in DeleteReason if r in counts)
+
+
+def sum_totals(totals: Iterable[ReasonTotal]) -> tuple[ReasonTotal, ...]:
+    """Totals of several parts as one, in the order of `DeleteReason`; reasons for which nothing goes are left out."""
+    counts: Counter[DeleteReason] = Counter()
+    sizes: Counter[DeleteReason] = Counter()
+    for total in totals:
+        counts[total.reason] += total.count
+        sizes[total.reason] += total.size_bytes
+    return tuple(ReasonTotal(reason=r, count=counts[r], size_bytes=sizes[r]) for r in DeleteReason if counts[r])
+
+
+def choose_unfinished(puts: Iterable[UnfinishedUpload], now_ms: int, ttl_ms: int) -> UnfinishedPlan:
+    """Choose the puts to abort: ours, and begun at least a TTL ago by the store's clock (design 0002, D10).
+
+    Args:
+        puts: Every put that the store tells as unfinished.
+        now_ms: The store's clock, read before they were listed.
+        ttl_ms: The repository's TTL: a blob that takes longer than that to put could not be committed any more (C5).
+    """
+    doomed: list[UnfinishedUpload] = []
+    young: list[UnfinishedUpload] = []
+    foreign: set[str] = set()
+    for put in puts:
+        if not (is_upload_key(put.key) or put.key.startswith(".")):
+            foreign.add(put.key)
+        elif put.begun_at_ms + ttl_ms <= now_ms:
+            doomed.append(put)
+        else:
+            young.append(put)
+    return UnfinishedPlan(doomed=tuple(doomed), young=tuple(young), foreign=tuple(sorted(foreign)))
+
+
+def is_upload_key(key: str) -> bool:
+    """Whether a key is one that tidemark gives to blobs and indexes; any other is somebody else's."""
+    try:
+        parse_upload_key(key)
+    except UnsafeNameError:
+        return False
+    return True

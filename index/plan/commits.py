@@ -1,0 +1,310 @@
+"""Reading a scope's log: which records are valid, closed or void, and what follows from a listing.
+
+All of it is decided from what was listed and read; nothing here asks a store (design 0002, C1 to C7 and D3).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from index.display import Told, tell_files, tell_value
+from index.errors import IndexInvariantError, UnsafeNameError
+from index.snapshot.keys import parse_log_key
+from index.snapshot.model import (
+    PIN_DURATION_MS,
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    RepositoryRecord,
+    Scope,
+    StoreReference,
+)
+from index.text import iso_time, printable
+
+# What to say of a void record.
+NOTHING_VOUCHES: Final = "late: nothing vouches for it"
+
+
+class ShortListingError(IndexInvariantError):
+    """Records that must be there are not in the listing: it cannot be trusted, or it raced with a collection (C1)."""
+
+
+class LogListing(msgspec.Struct, frozen=True, kw_only=True):
+    """What one LIST of a scope's log, or of its tail, told."""
+
+    scope: Scope
+    # Number and store-side creation time of each record, ascending by number.
+    records: tuple[tuple[int, int], ...] = ()
+    # Numbers of the boundaries, ascending.
+    boundaries: tuple[int, ...] = ()
+    # Keys below the log's prefix that tidemark never wrote.
+    foreign: tuple[str, ...] = ()
+    # Store-side creation time of the newest boundary; 0 without one.
+    closed_at_ms: int = 0
+
+    @property
+    def newest_number(self) -> int:
+        """The newest number in sight, void records and boundaries counted; 0 for an empty log."""
+        return max((self.records[-1][0] if self.records else 0), (self.boundaries[-1] if self.boundaries else 0))
+
+    def created_at_ms(self, number: int) -> int | None:
+        """The store-side creation time of a record, None if it is not listed."""
+        return dict(self.records).get(number)
+
+
+class Commit(Told, msgspec.Struct, frozen=True, kw_only=True):
+    """A valid commit record together with what only the store knows of it."""
+
+    record: CommitRecord
+    # When the store created the record, and the time of the commit, monotone along the chain (C7).
+    created_at_ms: int
+    committed_at_ms: int
+    # TTL removal is known to be complete. If not: the next commit, a collection or `verify --heal` completes it (T2).
+    settled: bool = False
+    # The name that it was found by: then that name keeps it, whatever became of the record.
+    name: str | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """Whose commit it is."""
+        return self.record.scope
+
+    @property
+    def pointer(self) -> CommitPointer:
+        """Its number and write id."""
+        return self.record.pointer
+
+    def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `Told`
+        """Which commit it is, and how much it holds."""
+        stores = self.record.stores
+        told = {
+            "number": f"{self.record.number:,}",
+            "of": printable(str(self.scope)),
+            "version": f"{self.record.version:,}",
+            "at": iso_time(self.committed_at_ms),
+            "kind": self.record.kind if self.record.kind != "commit" else "",
+            "stores": f"{len(stores):,}",
+            "files": tell_files(sum(s.files_count for s in stores), sum(s.size_bytes for s in stores)),
+            "name": tell_value("name", self.name),
+            "offsets": tell_value("offsets", self.record.offsets),
+            "TTLs left to remove": "" if self.settled else "perhaps",
+        }
+        return {name: text for name, text in told.items() if text}
+
+    def store(self, task: str, store: str) -> StoreReference | None:
+        """The reference of one store, None if the commit has no such store."""
+        return next((s for s in self.record.stores if s.task == task and s.store == store), None)
+
+
+def listing_of(scope: Scope, entries: Iterable[tuple[str, int]]) -> LogListing:
+    """The listing of one scope from (key, creation time) pairs in any order.
+
+    Raises:
+        IndexInvariantError: A key belongs to another scope.
+    """
+    records: list[tuple[int, int]] = []
+    boundaries: list[tuple[int, int]] = []
+    foreign: list[str] = []
+    for key, created_at_ms in entries:
+        try:
+            parsed = parse_log_key(key)
+        except UnsafeNameError:
+            foreign.append(key)
+            continue
+        if parsed.scope != scope:
+            raise IndexInvariantError(f"is not in the log of {scope}", subject=key)
+        if parsed.kind == "commit":
+            records.append((parsed.number, created_at_ms))
+        else:
+            boundaries.append((parsed.number, created_at_ms))
+    return LogListing(
+        scope=scope,
+        records=tuple(sorted(records)),
+        boundaries=tuple(sorted(number for number, _ in boundaries)),
+        closed_at_ms=max(boundaries, default=(0, 0))[1],
+        foreign=tuple(foreign),
+    )
+
+
+def check_dense(listing: LogListing, boundaries: Sequence[Boundary]) -> None:
+    """Refuse a listing with a hole in it (C1).
+
+    Args:
+        listing: The whole log of the scope.
+        boundaries: The listed boundaries that can be read.
+
+    Raises:
+        ShortListingError: A number above the newest boundary is missing, or a record that every boundary keeps.
+    """
+    floor = listing.boundaries[-1] if listing.boundaries else 0
+    above = [number for number, _ in listing.records if number > floor]
+    if above != list(range(floor + 1, floor + 1 + len(above))):
+        raise ShortListingError(f"records above {floor} are {above}: not dense", subject=f"log of {listing.scope}")
+    newest = next((b for b in boundaries if b.number == floor), None)
+    if newest is not None:
+        listed = {number for number, _ in listing.records}
+        missing = [p.number for p in newest.kept if p.number not in listed and not is_closed(p, boundaries)]
+        if missing:
+            raise ShortListingError(
+                f"records {missing}, kept by boundary {newest.number}, are missing", subject=f"log of {listing.scope}"
+            )
+
+
+def is_closed(pointer: CommitPointer, boundaries: Iterable[Boundary]) -> bool:
+    """Whether any boundary at or above the record's number does not list it (D3); closed stays closed."""
+    return any(b.number >= pointer.number and pointer not in b.kept for b in boundaries)
+
+
+def is_number_closed(number: int, boundaries: Iterable[Boundary]) -> bool:
+    """Return whether a boundary closes a number whoever wrote its record, which need not be read then (D3)."""
+    return any(b.number >= number and all(p.number != number for p in b.kept) for b in boundaries)
+
+
+def is_late(record: CommitRecord, created_at_ms: int) -> bool:
+    """Return whether the store created the record after its lease; it is void unless something vouches for it (C5)."""
+    return created_at_ms > record.valid_until_ms
+
+
+def find_late(
+    listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
+) -> tuple[CommitRecord, ...]:
+    """Return the late records for which nothing in the log vouches, oldest first (C5).
+
+    A later record that names it as its predecessor vouches for a late record: the writer of that one saw it when it
+    counted. So does a boundary that lists it. Every object of a copied repository is late, and keeps its witnesses.
+    """
+    named = {record.predecessor for record in records.values()}
+    return tuple(
+        record
+        for number, created_at_ms in listing.records
+        if (record := records.get(number)) is not None
+        and is_late(record, created_at_ms)
+        and record.pointer not in named
+        and not any(record.pointer in b.kept for b in boundaries)
+        and not is_closed(record.pointer, boundaries)
+    )
+
+
+def find_doubtful(
+    listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
+) -> CommitRecord | None:
+    """Return the late record for which something outside the log may vouch: the newest, if at all.
+
+    A later record says of every earlier one whether its writer built on it or passed over it.
+    """
+    late = find_late(listing, records, boundaries)
+    return late[-1] if late and late[-1].number == max(records) else None
+
+
+def lease_began_ms(record: CommitRecord, repository: RepositoryRecord) -> int:
+    """Return when the lease that a record rests on began: the upload of its oldest new blob, or its pin (C5, D5)."""
+    lease_ms = repository.ttl_ms - repository.margin_ms if record.kind == "commit" else PIN_DURATION_MS
+    return record.valid_until_ms - lease_ms
+
+
+def commit_of(record: CommitRecord, created_at_ms: int, newer: Commit | None = None) -> Commit:
+    """Return the commit that a record stands for, with its time (C7).
+
+    Args:
+        record: The record.
+        created_at_ms: When the store created it; in a copy, the time of copying.
+        newer: The next valid commit, which says when those before it were committed.
+    """
+    committed_at_ms = max(created_at_ms, record.predecessor_committed_at_ms)
+    if newer is not None and newer.record.predecessor is not None:
+        committed_at_ms = min(committed_at_ms, newer.record.predecessor_committed_at_ms)
+    return Commit(record=record, created_at_ms=created_at_ms, committed_at_ms=committed_at_ms)
+
+
+def valid_commits(
+    listing: LogListing,
+    records: Mapping[int, CommitRecord],
+    boundaries: Sequence[Boundary],
+    vouched: Collection[CommitPointer] = (),
+) -> tuple[Commit, ...]:
+    """Return every record that is neither closed nor void, oldest first.
+
+    Args:
+        listing: The log of the scope, or its tail.
+        records: The listed records, read.
+        boundaries: The listed boundaries, read.
+        vouched: Late records for which something outside the log vouches.
+    """
+    void = {r.pointer for r in find_late(listing, records, boundaries)}.difference(vouched)
+    newest_first: list[Commit] = []
+    for number, created_at_ms in reversed(listing.records):
+        record = records.get(number)
+        if record is not None and record.pointer not in void and not is_closed(record.pointer, boundaries):
+            newest_first.append(commit_of(record, created_at_ms, newest_first[-1] if newest_first else None))
+    return tuple(reversed(newest_first))
+
+
+def descends_from(pointer: CommitPointer, newer: Sequence[Commit]) -> bool:
+    """Whether the newest of some valid commits has `pointer` among its predecessors (C4).
+
+    Args:
+        pointer: The record in question.
+        newer: All valid commits with a greater number; may be empty, and then nothing contradicts.
+    """
+    by_pointer = {commit.pointer: commit for commit in newer}
+    if not newer:
+        return True
+    step: CommitPointer | None = max(newer, key=lambda c: c.pointer.number).pointer
+    while step is not None and step in by_pointer:
+        step = by_pointer[step].record.predecessor
+    return step == pointer
+
+
+class Verdict(Enum):
+    """Why a record that was written is no commit."""
+
+    FENCED = "a boundary at or above its number does not list it"
+    VOID = "it was created after its lease"
+    LOST = "later records do not descend from it"
+    NOT_LISTED = "it is not in the listing, and no boundary says why"
+
+
+def judge_record(
+    record: CommitRecord, tail: LogListing, boundaries: Sequence[Boundary], newer: Sequence[Commit]
+) -> Commit | Verdict:
+    """What became of a record, before it is acknowledged (C4 and C5).
+
+    The creation time in the listing decides whether it is void: nothing vouches yet for a record of which nobody has
+    heard.
+
+    Args:
+        record: The record, which was found or created.
+        tail: The log from its number on.
+        boundaries: Every listed boundary, read.
+        newer: Every valid commit with a greater number; may be left out where there is a boundary, because one that
+            lists this record has seen it in the chain.
+    """
+    if is_closed(record.pointer, boundaries):
+        return Verdict.FENCED
+    created_at_ms = tail.created_at_ms(record.number)
+    if created_at_ms is None:
+        return Verdict.NOT_LISTED
+    if is_late(record, created_at_ms):
+        return Verdict.VOID
+    if not boundaries and not descends_from(record.pointer, newer):
+        return Verdict.LOST
+    return commit_of(record, created_at_ms)
+
+
+def fits(commit: Commit, *, number: int | None, version: int | None, unique_id: str | None, at_ms: int | None) -> bool:
+    """Whether a commit is of this number, version and unique id, and not later than this time; None asks nothing.
+
+    A unique id is that of one of its stores, and the version then that store's; or it is the record's own write id.
+    """
+    record = commit.record
+    if number is not None and record.number != number:
+        return False
+    if at_ms is not None and commit.committed_at_ms > at_ms:
+        return False
+    if unique_id is not None:
+        if record.write_id == unique_id:
+            return version is None or record.version == version
+        return any(s.unique_id == unique_id and version in {None, s.version} for s in record.stores)
+    return version is None or record.version == version

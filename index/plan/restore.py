@@ -1,0 +1,233 @@
+"""From where a restore takes each file: this disk, the index, or a blob; decided before anything is written."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from index.snapshot.keys import check_file_name
+from index.snapshot.local_tree import LocalDir, LocalFile
+from index.snapshot.model import BlobKey, DirIndex, FileIndex, SnapshotIndex
+
+FilePath = tuple[str, ...]
+
+# Dead bytes of a pack that are fetched along, so that what stands before and after them is one request.
+GAP_BYTES_MAX: Final = 256 * 1024
+
+# A snapshot may come from anywhere: no restored file runs with its owner's rights. No store has such files.
+RESTORED_MODE: Final = 0o777
+# Whoever restores a directory may read, replace and remove it.
+_READABLE: Final = 0o500
+
+
+class RestoredFile(msgspec.Struct, frozen=True):
+    """One file of the snapshot and where it belongs."""
+
+    path: FilePath
+    entry: FileIndex
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the file."""
+        return self.entry.metadata.size_bytes
+
+
+class ReusedFile(msgspec.Struct, frozen=True):
+    """A file that this disk has already, its content known to be right (design 0002, I2)."""
+
+    target: RestoredFile
+    # The file of the same path in the directory that is replaced.
+    local: LocalFile
+
+
+class FetchedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A range of a pack, with the files that stand in it in the order of their offsets; they do not overlap."""
+
+    key: BlobKey
+    start: int
+    size_bytes: int
+    files: tuple[RestoredFile, ...]
+
+
+class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Every directory, parents first, and every file in exactly one of the other fields."""
+
+    dirs: tuple[FilePath, ...]
+    # Permission bits for the directories of which they are known, the root's under ().
+    modes: dict[FilePath, int]
+    empty: tuple[RestoredFile, ...]
+    inline: tuple[RestoredFile, ...]
+    # Immutable files that get a second name.
+    links: tuple[ReusedFile, ...]
+    copies: tuple[ReusedFile, ...]
+    # Small files, by ranges of packs.
+    runs: tuple[FetchedRun, ...]
+    # Files that are fetched blob by blob and written as they come.
+    streams: tuple[RestoredFile, ...]
+
+    @property
+    def files_count(self) -> int:
+        """All files of the snapshot."""
+        return sum(1 for _ in self.written) + len(self.links)
+
+    @property
+    def size_bytes(self) -> int:
+        """Sizes of all files together."""
+        return sum(file.size_bytes for file in self.written) + sum(link.target.size_bytes for link in self.links)
+
+    @property
+    def fetch_bytes(self) -> int:
+        """Bytes asked of the store, dead ones between the files of a range counted."""
+        return sum(run.size_bytes for run in self.runs) + sum(file.size_bytes for file in self.streams)
+
+    @property
+    def fetch_requests(self) -> int:
+        """GETs for them."""
+        return len(self.runs) + sum(len(file.entry.blobs) for file in self.streams)
+
+    @property
+    def fetched(self) -> Iterator[RestoredFile]:
+        """The files that come from the store."""
+        for run in self.runs:
+            yield from run.files
+        yield from self.streams
+
+    @property
+    def written(self) -> Iterator[RestoredFile]:
+        """The files that need room on the disk: all but those that only get a second name."""
+        yield from self.empty
+        yield from self.inline
+        yield from self.fetched
+        for copy in self.copies:
+            yield copy.target
+
+
+def choose_candidates(index: SnapshotIndex, local: LocalDir) -> tuple[tuple[FilePath, LocalFile, FileIndex], ...]:
+    """The local files that may turn out to be files of the snapshot: of the same path and size, and not empty.
+
+    Args:
+        index: The snapshot.
+        local: A scan of the directory that a restore replaces.
+    """
+    return tuple(_candidates(index.dir, local, ()))
+
+
+def plan_restore(
+    index: SnapshotIndex,
+    present: Mapping[FilePath, LocalFile],
+    *,
+    range_bytes: int,
+    owners_count: bool,
+) -> RestorePlan:
+    """Choose from where each file comes.
+
+    Args:
+        index: The snapshot.
+        present: Local files by path, their content known to be that of the snapshot's file of the path (I2).
+        range_bytes: The largest range of a pack to ask for at once.
+        owners_count: Whether a file of another owner or group is not the same file.
+
+    Returns:
+        A plan that names every file and every directory of the snapshot once.
+
+    Raises:
+        UnsafeNameError: A name is not a single path component.
+    """
+    packs = {pack.key for pack in index.packs}
+    empty: list[RestoredFile] = []
+    inline: list[RestoredFile] = []
+    links: list[ReusedFile] = []
+    copies: list[ReusedFile] = []
+    packed: dict[BlobKey, list[RestoredFile]] = {}
+    streams: list[RestoredFile] = []
+    for path, entry in _files(index.dir, ()):
+        file = RestoredFile(path, entry)
+        local = present.get(path)
+        if file.size_bytes == 0:
+            empty.append(file)
+        elif entry.inline is not None:
+            inline.append(file)
+        elif local is not None:
+            linkable = _is_linkable(local, entry, owners_count=owners_count)
+            (links if linkable else copies).append(ReusedFile(file, local))
+        elif len(entry.blobs) == 1 and entry.blobs[0].key in packs and file.size_bytes <= range_bytes:
+            packed.setdefault(entry.blobs[0].key, []).append(file)
+        else:
+            streams.append(file)
+    dirs = list(_dirs(index.dir, ()))
+    return RestorePlan(
+        dirs=tuple(path for path, _ in dirs[1:]),
+        modes={path: mode & RESTORED_MODE | _READABLE for path, mode in dirs if mode is not None},
+        empty=tuple(empty),
+        inline=tuple(inline),
+        links=tuple(links),
+        copies=tuple(copies),
+        runs=tuple(run for key, files in packed.items() for run in _runs(key, files, range_bytes)),
+        streams=tuple(streams),
+    )
+
+
+def _candidates(
+    directory: DirIndex, local: LocalDir, path: FilePath
+) -> Iterator[tuple[FilePath, LocalFile, FileIndex]]:
+    entries = {entry.name: entry for entry in directory.files_present}
+    for file in local.files:
+        entry = entries.get(file.name)
+        if entry is not None and 0 < entry.metadata.size_bytes == file.metadata.size_bytes:
+            yield (*path, file.name), file, entry
+    sub_dirs = {sub.name: sub for sub in directory.sub_dirs_present}
+    for sub in local.sub_dirs:
+        if sub.name in sub_dirs:
+            yield from _candidates(sub_dirs[sub.name], sub, (*path, sub.name))
+
+
+def _files(directory: DirIndex, path: FilePath) -> Iterator[tuple[FilePath, FileIndex]]:
+    for file in directory.files_present:
+        yield (*path, check_file_name(file.name)), file
+    for sub in directory.sub_dirs_present:
+        yield from _files(sub, (*path, check_file_name(sub.name)))
+
+
+def _dirs(directory: DirIndex, path: FilePath) -> Iterator[tuple[FilePath, int | None]]:
+    yield path, directory.mode
+    for sub in directory.sub_dirs_present:
+        yield from _dirs(sub, (*path, sub.name))
+
+
+def _is_linkable(local: LocalFile, entry: FileIndex, *, owners_count: bool) -> bool:
+    """Whether a second name will do: the file never changes, and its metadata need not be changed either.
+
+    A link shares the metadata with the old directory, which has to stay as it is until the new one is complete.
+    """
+    mine, theirs = local.metadata, entry.metadata
+    return (
+        entry.name.endswith(".sst")
+        and (mine.mode, mine.modified_at_ns) == (theirs.mode, theirs.modified_at_ns)
+        and (not owners_count or (mine.owner, mine.group) == (theirs.owner, theirs.group))
+    )
+
+
+def _runs(key: BlobKey, files: Collection[RestoredFile], range_bytes: int) -> Iterator[FetchedRun]:
+    """Join the files of a pack to ranges, bridging small gaps, none longer than `range_bytes`, none with an overlap."""
+    run: list[RestoredFile] = []
+    start = end = 0
+    for file in sorted(files, key=_blob_offset_bytes):
+        at = _blob_offset_bytes(file)
+        file_end = at + file.size_bytes
+        if run and (not 0 <= at - end <= GAP_BYTES_MAX or file_end - start > range_bytes):
+            yield _run(key, start, end, run)
+            run = []
+        if not run:
+            start = end = at
+        run.append(file)
+        end = file_end
+    if run:
+        yield _run(key, start, end, run)
+
+
+def _run(key: BlobKey, start: int, end: int, files: Iterable[RestoredFile]) -> FetchedRun:
+    return FetchedRun(key=key, start=start, size_bytes=end - start, files=tuple(files))
+
+
+def _blob_offset_bytes(file: RestoredFile) -> int:
+    return file.entry.blobs[0].blob_offset_bytes

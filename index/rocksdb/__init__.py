@@ -1,0 +1,1 @@
+"""What an SST file says of itself."""

@@ -1,0 +1,1 @@
+"""Samza's stored form of a snapshot."""

@@ -1,0 +1,175 @@
+"""An index told as its difference from another one, and back (design 0002, P2).
+
+The removed lists of an index are not carried: they are what the base has present and the index does not store alike,
+which whoever applies the delta can tell (design 0001, X3). So a delta costs what changed and nothing for what went.
+"""
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from index.errors import IndexInvariantError
+from index.snapshot.dir_diff import strip_removed
+from index.snapshot.invariants import DEPTH_MAX, INDEX_DELTAS_MAX, check_index_delta, check_snapshot_index
+from index.snapshot.model import (
+    DirDelta,
+    DirIndex,
+    FileIndex,
+    IndexDelta,
+    IndexReference,
+    LineageItem,
+    SnapshotIndex,
+)
+from index.snapshot.same_file import is_stored_alike
+
+__all__ = ["INDEX_DELTAS_MAX", "apply_delta", "make_delta", "resolve_deltas"]
+
+_name = attrgetter("name")
+_key = attrgetter("key")
+
+
+def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, new: SnapshotIndex) -> IndexDelta:
+    """Tell an index as its difference from the one that it was diffed against.
+
+    Args:
+        base: The base, whole.
+        base_ref: Where the base is stored, itself whole or as a delta.
+        base_depth: The number of deltas that lead to it; 0 if it is stored whole.
+        new: An index whose metadata name the base, built from a diff against it.
+
+    Returns:
+        A delta for which `apply_delta(base, delta) == new` was tried and holds.
+
+    Raises:
+        IndexInvariantError: The metadata of `new` name another base, the chain would be longer than INDEX_DELTAS_MAX,
+            or the removed lists of `new` are not what went since the base. Store `new` whole instead.
+    """
+    packs_before = {pack.key: pack for pack in base.packs}
+    packs_after = {pack.key for pack in new.packs}
+    delta = IndexDelta(
+        metadata=new.metadata,
+        session=new.session,
+        base=base_ref,
+        depth=base_depth + 1,
+        dir=_dir_delta(base.dir, new.dir),
+        packs_set=tuple(pack for pack in new.packs if packs_before.get(pack.key) != pack),
+        packs_dropped=tuple(key for key in packs_before if key not in packs_after),
+    )
+    check_index_delta(delta)
+    if apply_delta(base, delta) != new:
+        raise IndexInvariantError(
+            "does not follow from its base: its removed lists are not what went (X3)",
+            subject=f"index of {new.metadata.store}, version {new.metadata.version}",
+            hint="store the index whole",
+        )
+    return delta
+
+
+def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
+    """The index that a delta stands for.
+
+    The result follows the rules of a delta (M1 to M8, M13 to M15); that it follows those of a whole index is for the
+    end of a chain to check, as `resolve_deltas` does.
+
+    Args:
+        base: The very index that `delta.base` refers to, whole.
+        delta: A delta that passed `check_index_delta`.
+
+    Raises:
+        IndexInvariantError: The delta names another base, or drops what the base does not have.
+    """
+    metadata = base.metadata
+    if delta.metadata.base != LineageItem(metadata.version, metadata.unique_id):
+        raise IndexInvariantError(
+            f"is a delta on another index than version {metadata.version}, {metadata.unique_id} (X2)",
+            subject=f"index delta of {delta.metadata.store}, version {delta.metadata.version}",
+        )
+    packs = {pack.key: pack for pack in base.packs}
+    for key in delta.packs_dropped:
+        if packs.pop(key, None) is None:
+            raise _not_in_base("pack", key)
+    packs.update((pack.key, pack) for pack in delta.packs_set)
+    return SnapshotIndex(
+        metadata=delta.metadata,
+        session=delta.session,
+        dir=_apply_dir(base.dir, delta.dir, 0),
+        packs=tuple(sorted(packs.values(), key=_key)),
+    )
+
+
+def resolve_deltas(whole: SnapshotIndex, deltas: Sequence[IndexDelta]) -> SnapshotIndex:
+    """The index at the end of a chain, checked as a whole.
+
+    Args:
+        whole: The index that the chain starts from.
+        deltas: Oldest first; each is on the one before, the first one on `whole`.
+
+    Raises:
+        IndexInvariantError: A delta does not belong where it stands, or the result breaks an invariant.
+        UnsafeNameError: As `check_snapshot_index`.
+    """
+    index = whole
+    for depth, delta in enumerate(deltas, start=1):
+        if delta.depth != depth:
+            raise IndexInvariantError(
+                f"says that it is delta {delta.depth} of its chain and is {depth} (X2)",
+                subject=f"index delta of {delta.metadata.store}, version {delta.metadata.version}",
+            )
+        index = apply_delta(index, delta)
+    if deltas:
+        check_snapshot_index(index)
+    return index
+
+
+def _dir_delta(base: DirIndex, new: DirIndex) -> DirDelta:
+    files_before = {file.name: file for file in base.files_present}
+    files_after = {file.name for file in new.files_present}
+    dirs_before = {sub.name: sub for sub in base.sub_dirs_present}
+    dirs_after = {sub.name for sub in new.sub_dirs_present}
+    sub_dirs_set: list[DirDelta] = []
+    for sub in new.sub_dirs_present:
+        before = dirs_before.get(sub.name)
+        below = _dir_delta(before or DirIndex(sub.name), sub)
+        if before is None or below != DirDelta(sub.name, mode=before.mode):
+            sub_dirs_set.append(below)
+    return DirDelta(
+        new.name,
+        tuple(file for file in new.files_present if files_before.get(file.name) != file),
+        tuple(name for name in files_before if name not in files_after),
+        tuple(sub_dirs_set),
+        tuple(name for name in dirs_before if name not in dirs_after),
+        new.mode,
+    )
+
+
+def _apply_dir(base: DirIndex, delta: DirDelta, depth: int) -> DirIndex:
+    if depth > DEPTH_MAX:
+        raise IndexInvariantError(f"directories nest deeper than {DEPTH_MAX} (M3)", subject=delta.name)
+    files = {file.name: file for file in base.files_present}
+    for name in delta.files_dropped:
+        if files.pop(name, None) is None:
+            raise _not_in_base("file", name)
+    files.update((file.name, file) for file in delta.files_set)
+    sub_dirs = {sub.name: sub for sub in base.sub_dirs_present}
+    for name in delta.sub_dirs_dropped:
+        if sub_dirs.pop(name, None) is None:
+            raise _not_in_base("sub-directory", name)
+    changed = {
+        sub.name: _apply_dir(sub_dirs.get(sub.name, DirIndex(sub.name)), sub, depth + 1) for sub in delta.sub_dirs_set
+    }
+    kept = {name: strip_removed(sub) for name, sub in sub_dirs.items() if name not in changed}
+    return DirIndex(
+        delta.name,
+        tuple(sorted(files.values(), key=_name)) if delta.files_set else tuple(files.values()),
+        tuple(sorted((*changed.values(), *kept.values()), key=_name)),
+        tuple(file for file in base.files_present if not _is_kept(file, files.get(file.name))),
+        tuple(strip_removed(sub) for sub in base.sub_dirs_present if sub.name not in sub_dirs),
+        delta.mode,
+    )
+
+
+def _is_kept(before: FileIndex, after: FileIndex | None) -> bool:
+    return after is before or (after is not None and is_stored_alike(before, after))
+
+
+def _not_in_base(what: str, name: str) -> IndexInvariantError:
+    return IndexInvariantError(f"the delta drops a {what} that its base does not have (X2)", subject=name)

@@ -1,0 +1,341 @@
+"""Splitting a directory into files to upload, to keep and to drop: Samza's `DirDiff`."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
+from typing import Final, TypeVar
+
+import msgspec
+
+from index.errors import IndexInvariantError
+from index.snapshot.index_diff import ComparedFile, IndexDifference, diff_indexes
+from index.snapshot.invariants import DEPTH_MAX
+from index.snapshot.local_tree import LocalDir, LocalFile
+from index.snapshot.model import DirIndex, FileIndex
+from index.snapshot.same_file import SameFile, is_same_file, is_same_file_samza_v1, is_stored_alike
+
+__all__ = [
+    "ComparedFile",
+    "DiffStats",
+    "DirDiff",
+    "IndexDifference",
+    "LocalDir",
+    "LocalFile",
+    "SameFile",
+    "build_dir_index",
+    "diff_dir",
+    "diff_indexes",
+    "diff_stats",
+    "is_same_file",
+    "is_same_file_samza_v1",
+    "pairs_to_identify",
+    "strip_removed",
+]
+
+Path = tuple[str, ...]
+
+_Entry = TypeVar("_Entry", FileIndex, DirIndex)
+_name = attrgetter("name")
+_BUILD_HINT: Final = "the uploads do not belong to this diff; run the backup again"
+
+
+class DirDiff(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup does with one directory; every list is sorted by name.
+
+    A name may be both added and removed: a mutable file such as CURRENT is uploaded anew and its old entry dropped. A
+    name is never both added and retained, nor both retained and removed; the same holds for sub-directories.
+
+    Raises:
+        IndexInvariantError: A name stands in two lists that exclude each other.
+
+    Source:
+        Samza `DirDiff`.
+    """
+
+    name: str
+    # To upload.
+    files_added: tuple[LocalFile, ...] = ()
+    # In the snapshot already. An entry whose mode differs on disk carries the local metadata in place of the old.
+    files_retained: tuple[FileIndex, ...] = ()
+    # Gone, or replaced by an added file of the same name.
+    files_removed: tuple[FileIndex, ...] = ()
+    # Not in the snapshot: everything below is added.
+    sub_dirs_added: tuple["DirDiff", ...] = ()
+    # On both sides; what is below may differ.
+    sub_dirs_retained: tuple["DirDiff", ...] = ()
+    # Gone with everything below; without what these directories had themselves listed as removed.
+    sub_dirs_removed: tuple[DirIndex, ...] = ()
+    # Of the directory on disk.
+    mode: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names in lists that exclude each other."""
+        _check_disjoint(self.name, "file", self.files_added, self.files_retained, self.files_removed)
+        _check_disjoint(self.name, "sub-directory", self.sub_dirs_added, self.sub_dirs_retained, self.sub_dirs_removed)
+
+
+class DiffStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over a whole diff; a removed sub-directory counts with every file and directory below it."""
+
+    files_added: int = 0
+    files_retained: int = 0
+    files_removed: int = 0
+    sub_dirs_added: int = 0
+    sub_dirs_retained: int = 0
+    sub_dirs_removed: int = 0
+    bytes_added: int = 0
+    bytes_retained: int = 0
+    bytes_removed: int = 0
+
+
+def diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile = is_same_file) -> DirDiff:
+    """Split one directory, and all below it, into files to upload, keep and drop.
+
+    Args:
+        local: What is on disk now, one entry per name, sorted by name.
+        remote: The same directory in the previous snapshot, or an empty one. What it lists as removed plays no part.
+        same_file: Called for each pair of files of one name.
+
+    Returns:
+        In each directory `added` + `retained` name exactly `local`; `retained` + `removed` are exactly what `remote`
+        has present. A file that became a directory, or the reverse, is removed as one and added as the other. A
+        retained entry is the remote one, except that it carries the local metadata (mode, times, owner, group) if the
+        modes differ; another time or owner alone changes nothing, so that an untouched tree stays the same value. A
+        directory has the local mode.
+
+    Raises:
+        IndexInvariantError: A name occurs twice on either side, a list is not sorted, or the tree is deeper than
+            DEPTH_MAX.
+
+    Source:
+        Samza `DirDiffUtil.getDirDiff`; design 0002, I1.
+    """
+    return _diff_dir(local, remote, same_file, ())
+
+
+def build_dir_index(diff: DirDiff, uploaded: Mapping[Path, FileIndex]) -> DirIndex:
+    """The directory of the new snapshot, once the added files are uploaded.
+
+    Args:
+        diff: From `diff_dir`.
+        uploaded: The new entry of every added file by its path from the root, and of no other.
+
+    Returns:
+        Present = uploaded + retained, removed = removed. A removed entry whose bytes the new entry of that name names
+        again in the same place (an empty file, an unchanged inline one) was not removed and is left out.
+
+    Raises:
+        IndexInvariantError: An added file has no entry in `uploaded` or one of another name, or `uploaded` has more.
+
+    Source:
+        Samza `BlobStoreUtil.putDir`.
+    """
+    built, used_count = _build_dir_index(diff, uploaded, ())
+    if used_count != len(uploaded):
+        raise IndexInvariantError(
+            f"{len(uploaded)} entries for {used_count} added files", subject="uploaded files", hint=_BUILD_HINT
+        )
+    return built
+
+
+def diff_stats(diff: DirDiff) -> DiffStats:
+    """Count files, sub-directories and bytes of a diff and of everything below it."""
+    sums = dict.fromkeys(DiffStats.__struct_fields__, 0)
+    _add_stats(diff, sums)
+    return DiffStats(**sums)
+
+
+def pairs_to_identify(
+    local: LocalDir, remote: DirIndex, path: Path = ()
+) -> Iterator[tuple[Path, list[tuple[LocalFile, FileIndex]]]]:
+    """The files whose identity `is_same_file` will ask for, by directory, each with the entry that it may be equal to.
+
+    Only a file that has the same name, place and size in the snapshot and is not empty: every other one is decided by
+    its size or absence. Where the remote entry has an SST identity, the local SST identity answers; where it has none,
+    or the local file turns out to have none, the content hash does.
+
+    Args:
+        local: What is on disk now.
+        remote: The previous snapshot.
+        path: Where both stand, from the root.
+
+    Raises:
+        IndexInvariantError: The tree is deeper than DEPTH_MAX.
+    """
+    _check_depth(path)
+    entries = {file.name: file for file in remote.files_present}
+    pairs = []
+    for file in local.files:
+        entry = entries.get(file.name)
+        size_bytes = file.metadata.size_bytes
+        if entry is not None and size_bytes and entry.metadata.size_bytes == size_bytes:
+            pairs.append((file, entry))
+    yield path, pairs
+    remote_dirs = {sub.name: sub for sub in remote.sub_dirs_present}
+    for sub in local.sub_dirs:
+        known = remote_dirs.get(sub.name)
+        if known is not None:
+            yield from pairs_to_identify(sub, known, (*path, sub.name))
+
+
+def strip_removed(directory: DirIndex) -> DirIndex:
+    """A directory without its removed lists, at any depth; the same value if it has none."""
+    sub_dirs = _strip_all(directory.sub_dirs_present)
+    if sub_dirs is directory.sub_dirs_present and not directory.files_removed and not directory.sub_dirs_removed:
+        return directory
+    return DirIndex(directory.name, directory.files_present, sub_dirs, mode=directory.mode)
+
+
+def _strip_all(directories: tuple[DirIndex, ...]) -> tuple[DirIndex, ...]:
+    stripped = tuple(strip_removed(d) for d in directories)
+    return stripped if any(a is not b for a, b in zip(stripped, directories, strict=True)) else directories
+
+
+def _diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile, path: Path) -> DirDiff:
+    _check_depth(path)
+    remote_files = _by_name(remote.files_present, path)
+    added: list[LocalFile] = []
+    retained: list[FileIndex] = []
+    previous = ""
+    for file in local.files:
+        name = file.name
+        if name <= previous:
+            raise _unsorted(path, name)
+        previous = name
+        known = remote_files.get(name)
+        if known is None or not same_file(file, known):
+            added.append(file)
+        elif file.metadata.mode == known.metadata.mode:
+            retained.append(known)
+        else:
+            retained.append(msgspec.structs.replace(known, metadata=file.metadata))
+    removed: tuple[FileIndex, ...] = ()
+    if len(retained) != len(remote_files):
+        kept = {file.name for file in retained}
+        removed = tuple(file for file in remote.files_present if file.name not in kept)
+    sub_dirs_added, sub_dirs_retained, sub_dirs_removed = _diff_sub_dirs(local, remote, same_file, path)
+    return DirDiff(
+        name=local.name,
+        files_added=tuple(added),
+        files_retained=tuple(retained),
+        files_removed=removed,
+        sub_dirs_added=sub_dirs_added,
+        sub_dirs_retained=sub_dirs_retained,
+        sub_dirs_removed=sub_dirs_removed,
+        mode=local.mode,
+    )
+
+
+def _diff_sub_dirs(
+    local: LocalDir, remote: DirIndex, same_file: SameFile, path: Path
+) -> tuple[tuple[DirDiff, ...], tuple[DirDiff, ...], tuple[DirIndex, ...]]:
+    if not local.sub_dirs and not remote.sub_dirs_present:
+        return (), (), ()
+    remote_dirs = _by_name(remote.sub_dirs_present, path)
+    local_files = {file.name for file in local.files}
+    added: list[DirDiff] = []
+    retained: list[DirDiff] = []
+    previous = ""
+    for sub in local.sub_dirs:
+        name = sub.name
+        if name <= previous or name in local_files:
+            raise _unsorted(path, name)
+        previous = name
+        known = remote_dirs.pop(name, None)
+        diff = _diff_dir(sub, known or DirIndex(name), same_file, (*path, name))
+        (added if known is None else retained).append(diff)
+    return tuple(added), tuple(retained), _strip_all(tuple(remote_dirs.values()))
+
+
+def _build_dir_index(diff: DirDiff, uploaded: Mapping[Path, FileIndex], path: Path) -> tuple[DirIndex, int]:
+    new_files: dict[str, FileIndex] = {}
+    for file in diff.files_added:
+        entry = uploaded.get((*path, file.name))
+        if entry is None or entry.name != file.name:
+            raise IndexInvariantError("has no entry of its own", subject="/".join((*path, file.name)), hint=_BUILD_HINT)
+        new_files[file.name] = entry
+    used_count = len(new_files)
+    sub_dirs: list[DirIndex] = []
+    for sub in (*diff.sub_dirs_added, *diff.sub_dirs_retained):
+        built, below_count = _build_dir_index(sub, uploaded, (*path, sub.name))
+        sub_dirs.append(built)
+        used_count += below_count
+    directory = DirIndex(
+        diff.name,
+        tuple(sorted((*new_files.values(), *diff.files_retained), key=_name)),
+        tuple(sorted(sub_dirs, key=_name)),
+        tuple(
+            file
+            for file in diff.files_removed
+            if (entry := new_files.get(file.name)) is None or not is_stored_alike(file, entry)
+        ),
+        diff.sub_dirs_removed,
+        diff.mode,
+    )
+    return directory, used_count
+
+
+def _add_stats(diff: DirDiff, sums: dict[str, int]) -> None:
+    sums["files_added"] += len(diff.files_added)
+    sums["files_retained"] += len(diff.files_retained)
+    sums["files_removed"] += len(diff.files_removed)
+    sums["bytes_added"] += _size_bytes(diff.files_added)
+    sums["bytes_retained"] += _size_bytes(diff.files_retained)
+    sums["bytes_removed"] += _size_bytes(diff.files_removed)
+    sums["sub_dirs_added"] += len(diff.sub_dirs_added)
+    sums["sub_dirs_retained"] += len(diff.sub_dirs_retained)
+    for sub in (*diff.sub_dirs_added, *diff.sub_dirs_retained):
+        _add_stats(sub, sums)
+    for gone in diff.sub_dirs_removed:
+        _add_removed_dir(gone, sums)
+
+
+def _add_removed_dir(directory: DirIndex, sums: dict[str, int]) -> None:
+    sums["sub_dirs_removed"] += 1
+    sums["files_removed"] += len(directory.files_present)
+    sums["bytes_removed"] += _size_bytes(directory.files_present)
+    for sub in directory.sub_dirs_present:
+        _add_removed_dir(sub, sums)
+
+
+def _size_bytes(files: Iterable[LocalFile | FileIndex]) -> int:
+    return sum(file.metadata.size_bytes for file in files)
+
+
+def _by_name(entries: tuple[_Entry, ...], path: Path) -> dict[str, _Entry]:
+    by_name = {entry.name: entry for entry in entries}
+    if len(by_name) != len(entries):
+        raise IndexInvariantError("a name occurs twice in the snapshot", subject="/".join(path) or "root")
+    return by_name
+
+
+def _check_depth(path: Path) -> None:
+    if len(path) > DEPTH_MAX:
+        raise IndexInvariantError(
+            f"directories nest deeper than {DEPTH_MAX}",
+            subject="/".join(path[:3]) + "/…",
+            hint="no RocksDB store nests like this; back up the store's own directory",
+        )
+
+
+def _unsorted(path: Path, name: str) -> IndexInvariantError:
+    return IndexInvariantError(
+        "a name occurs twice, or names are not sorted",
+        subject="/".join((*path, name)),
+        hint="the scan that made this value is at fault; please report it",
+    )
+
+
+def _check_disjoint(
+    directory: str,
+    what: str,
+    added: Iterable[LocalFile | DirDiff],
+    retained: Iterable[FileIndex | DirDiff],
+    removed: Iterable[FileIndex | DirIndex],
+) -> None:
+    retained_names = {entry.name for entry in retained}
+    for entry in added:
+        if entry.name in retained_names:
+            raise IndexInvariantError(f"{what} {entry.name!r} is both added and retained", subject=directory or "root")
+    for gone in removed:
+        if gone.name in retained_names:
+            raise IndexInvariantError(f"{what} {gone.name!r} is both retained and removed", subject=directory or "root")

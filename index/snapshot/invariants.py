@@ -1,0 +1,396 @@
+"""What a snapshot index must be before anything is done with it: the numbered rules M1 to M15 of design 0001.
+
+The same checks run before a value is written and after it is read, so that neither a fault of ours nor hostile bytes
+get any further. Rules about records stand in `record_invariants` and are offered here too.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from index.errors import FormatError
+from index.snapshot.bounds import HASH_BYTES, broken, check_number, check_session, check_text
+from index.snapshot.keys import BLOBS, check_file_name, encode_component, parse_upload_key
+from index.snapshot.model import (
+    SIZE_BYTES_MAX,
+    DirDelta,
+    DirIndex,
+    FileBlob,
+    FileIndex,
+    FileMetadata,
+    IndexDelta,
+    LineageItem,
+    Pack,
+    SnapshotIndex,
+    SnapshotMetadata,
+    SstIdentity,
+)
+from index.snapshot.record_invariants import (
+    check_boundary,
+    check_commit,
+    check_index_reference,
+    check_name,
+    check_pin,
+    check_repository,
+)
+
+__all__ = [
+    "DEPTH_MAX",
+    "ENTRIES_MAX",
+    "INDEX_DELTAS_MAX",
+    "LINEAGE_ITEMS_MAX",
+    "check_boundary",
+    "check_commit",
+    "check_index_delta",
+    "check_name",
+    "check_pin",
+    "check_repository",
+    "check_snapshot_index",
+]
+
+# Directories between the root and the deepest one.
+DEPTH_MAX: Final = 64
+# Files and directories of one index, present and removed.
+ENTRIES_MAX: Final = 5_000_000
+# Deltas between an index and the whole one that it starts from (design 0002, P2).
+INDEX_DELTAS_MAX: Final = 16
+LINEAGE_ITEMS_MAX: Final = 4096
+
+_CRC32_MAX: Final = 2**32 - 1
+_MODE_MAX: Final = 0o7777
+_TIME_NS_MIN: Final = -(2**63)
+_OWNER_BYTES_MAX: Final = 255
+_UNIQUE_ID_BYTES_MAX: Final = 200
+# Names that `check_file_name` accepts, told by one look; every other one is asked about.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
+
+Path = tuple[str, ...]
+
+
+def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None) -> None:
+    """Refuse a whole index that breaks one of these rules.
+
+    - M1. The root's name is empty; every other name is one safe path component (N1).
+    - M2. Every list is strictly ascending by name, in code points; in one directory no file that is present has the
+      name of a sub-directory that is present.
+    - M3. Directories nest at most DEPTH_MAX deep; there are at most ENTRIES_MAX entries; all sizes together fit 63
+      bits.
+    - M4. Sizes, offsets and times since the epoch fit 63 bits and are not negative (`modified_at_ns` may be); a mode,
+      also of a directory, is 0 to 0o7777; owner and group are short texts, an SST identity a short text and a number.
+    - M5. A file's hash has 32 bytes, and its CRC32 32 bits.
+    - M6. A file has either all its bytes inline, or blobs, or is empty and has neither.
+    - M7. Blobs stand in the order of the file, each holds at least one byte, and they cover it without gap or overlap;
+      several of them have a hash of 32 bytes each, a single one has none.
+    - M8. A blob's key is the key of an upload in `blobs/`.
+    - M9. Packs are strictly ascending by key, each is used by a file that is present and not empty, and each run in
+      one ends within its size. A blob that is no pack holds one run and nothing else: the run starts at 0 and has one
+      size wherever it stands.
+    - M10. No entry is both present and removed in one directory.
+    - M11. No run is both present and removed, anywhere in the index.
+    - M12. What is removed lists nothing as removed itself.
+    - M13. Job and task are names for a key; store and unique id are short texts; version is not negative. A lineage
+      has at most LINEAGE_ITEMS_MAX items, is strictly ascending by version, and the snapshot's own version is above
+      it. It need not end with the base: a lineage of Spark's knows nothing of what was backed up.
+    - M14. A session is 20 lower-case hexadecimal digits.
+
+    Args:
+        index: The index.
+        base: An index that was checked: of the files that are its very values (values do not change), what M1 and M4 to
+            M8 say of a file by itself is not asked again.
+
+    Raises:
+        IndexInvariantError: One of them is broken; its number is in the message.
+        UnsafeNameError: M1 or M8 is.
+
+    Source:
+        Samza's constructors of `DirIndex` and `FileIndex`, which miss files removed from a present sub-directory in
+        their form of M11.
+    """
+    _check_snapshot_metadata(index.metadata)
+    check_session(index.session, "M14", "session")
+    walk = _IndexWalk(_check_packs(index.packs), _files_by_id(base.dir) if base is not None else {})
+    if index.dir.name:
+        raise broken("M1", "has a name", f"root {index.dir.name!r}")
+    walk.check_present(index.dir, ())
+    walk.check_removed(index.dir, ())
+    walk.check_packs_used()
+
+
+def check_index_delta(delta: IndexDelta) -> None:
+    """Refuse an index delta that breaks one of the rules that can be told without its base.
+
+    - M1 to M8, M13 and M14 hold as in a whole index. M9 to M12 are told of the index that results.
+    - M15. The depth is 1 to INDEX_DELTAS_MAX; the base is an index and the metadata names it; nothing is both set
+      and dropped, and no name is set both as file and as sub-directory.
+
+    Raises:
+        IndexInvariantError: One of them is broken; its number is in the message.
+        UnsafeNameError: M1 or M8 is.
+    """
+    _check_snapshot_metadata(delta.metadata)
+    check_session(delta.session, "M14", "session")
+    check_number(delta.depth, "M15", "depth", low=1, high=INDEX_DELTAS_MAX)
+    check_index_reference(delta.base, "M15", "base index")
+    if delta.metadata.base is None:
+        raise broken("M15", "is missing from the metadata", "base")
+    packs = _check_packs(delta.packs_set)
+    _check_ascending(delta.packs_dropped, "M9", "dropped packs")
+    for key in delta.packs_dropped:
+        _check_blob_key(key)
+        if key in packs:
+            raise broken("M15", "is both set and dropped", f"pack {key}")
+    if delta.dir.name:
+        raise broken("M1", "has a name", f"root {delta.dir.name!r}")
+    _IndexWalk(packs, {}).check_delta(delta.dir, ())
+
+
+class _IndexWalk:
+    """Everything that is summed up or compared across the directories of one index."""
+
+    def __init__(self, packs: dict[str, int], checked: dict[int, FileIndex]) -> None:
+        self._packs = packs
+        # Files that were checked before, by what `id` says of them: they live for as long as they stand here.
+        self._checked = checked
+        self._packs_used: set[str] = set()
+        # Key -> size of every blob that is no pack.
+        self._whole_blobs: dict[str, int] = {}
+        self._pack_runs: set[tuple[str, int]] = set()
+        self._entries_count = 0
+        self._size_bytes = 0
+
+    def check_present(self, directory: DirIndex, path: Path) -> None:
+        self._enter(len(directory.files_present) + len(directory.sub_dirs_present), path)
+        _check_dir_mode(directory, path)
+        files = directory.files_present
+        self._check_files(files, path)
+        for file in files:
+            for blob in file.blobs:
+                self._check_place(blob, path, file.name)
+        _check_names((sub.name for sub in directory.sub_dirs_present), path)
+        if directory.sub_dirs_present:
+            file_names = {file.name for file in files}
+            for sub in directory.sub_dirs_present:
+                if sub.name in file_names:
+                    raise broken("M2", "is both a file and a directory", _join(path, sub.name))
+                self.check_present(sub, (*path, sub.name))
+
+    def check_removed(self, directory: DirIndex, path: Path) -> None:
+        if directory.files_removed:
+            present = {file.name: file for file in directory.files_present}
+            for file in directory.files_removed:
+                if present.get(file.name) == file:
+                    raise broken("M10", "is both present and removed", _join(path, file.name))
+            self._check_gone(DirIndex("", directory.files_removed), path)
+        _check_names((sub.name for sub in directory.sub_dirs_removed), path)
+        for sub in directory.sub_dirs_removed:
+            self._check_gone(sub, (*path, sub.name))
+        for sub in directory.sub_dirs_present:
+            self.check_removed(sub, (*path, sub.name))
+
+    def check_delta(self, directory: DirDelta, path: Path) -> None:
+        names_count = len(directory.files_dropped) + len(directory.sub_dirs_dropped)
+        self._enter(len(directory.files_set) + len(directory.sub_dirs_set) + names_count, path)
+        _check_dir_mode(directory, path)
+        self._check_files(directory.files_set, path)
+        files = {file.name for file in directory.files_set}
+        sub_dirs = {sub.name for sub in directory.sub_dirs_set}
+        _check_names((sub.name for sub in directory.sub_dirs_set), path)
+        for dropped, kept in ((directory.files_dropped, files), (directory.sub_dirs_dropped, sub_dirs)):
+            _check_names(dropped, path)
+            if not kept.isdisjoint(dropped):
+                raise broken("M15", "a name is both set and dropped", _join(path))
+        if not files.isdisjoint(sub_dirs):
+            raise broken("M15", "a name is both a file and a directory", _join(path))
+        for sub in directory.sub_dirs_set:
+            self.check_delta(sub, (*path, sub.name))
+
+    def check_packs_used(self) -> None:
+        unused = self._packs.keys() - self._packs_used
+        if unused:
+            raise broken("M9", "is listed and holds no file", f"pack {min(unused)}")
+
+    def _check_gone(self, directory: DirIndex, path: Path) -> None:
+        if directory.files_removed or directory.sub_dirs_removed:
+            raise broken("M12", "was removed and lists removed entries itself", _join(path))
+        self._enter(len(directory.files_present) + len(directory.sub_dirs_present), path)
+        _check_dir_mode(directory, path)
+        self._check_files(directory.files_present, path)
+        for file in directory.files_present:
+            for blob in file.blobs:
+                if blob.key in self._whole_blobs or (blob.key, blob.blob_offset_bytes) in self._pack_runs:
+                    raise broken("M11", f"its bytes in {blob.key} are present too", _join(path, file.name))
+        _check_names((sub.name for sub in directory.sub_dirs_present), path)
+        for sub in directory.sub_dirs_present:
+            self._check_gone(sub, (*path, sub.name))
+
+    def _enter(self, entries_count: int, path: Path) -> None:
+        if len(path) > DEPTH_MAX:
+            raise broken("M3", f"directories nest deeper than {DEPTH_MAX}", _join(path[:3]))
+        self._entries_count += entries_count
+        if self._entries_count > ENTRIES_MAX:
+            raise broken("M3", f"more than {ENTRIES_MAX} entries", _join(path))
+
+    def _check_files(self, files: tuple[FileIndex, ...], path: Path) -> None:
+        checked = self._checked
+        unchecked = [file for file in files if id(file) not in checked] if checked else files
+        _check_names((file.name for file in unchecked), path)
+        for file in unchecked:
+            try:
+                _check_file(file)
+            except FormatError as error:
+                error.add_note(f"in file {_join(path, file.name)!r}")
+                raise
+        if checked:
+            _check_order((file.name for file in files), path)
+        self._size_bytes += sum([file.metadata.size_bytes for file in files])
+        if self._size_bytes > SIZE_BYTES_MAX:
+            raise broken("M3", "all sizes together do not fit 63 bits", _join(path))
+
+    def _check_place(self, blob: FileBlob, path: Path, name: str) -> None:
+        pack_size_bytes = self._packs.get(blob.key)
+        if pack_size_bytes is not None:
+            if blob.blob_offset_bytes + blob.size_bytes > pack_size_bytes:
+                raise broken("M9", f"ends beyond the pack {blob.key}", _join(path, name))
+            self._packs_used.add(blob.key)
+            self._pack_runs.add((blob.key, blob.blob_offset_bytes))
+        elif blob.blob_offset_bytes != 0 or self._whole_blobs.setdefault(blob.key, blob.size_bytes) != blob.size_bytes:
+            raise broken("M9", f"is a part of {blob.key}, which is no pack", _join(path, name))
+
+
+def _files_by_id(directory: DirIndex) -> dict[int, FileIndex]:
+    found = {id(file): file for file in directory.files_present}
+    for sub in directory.sub_dirs_present:
+        found |= _files_by_id(sub)
+    return found
+
+
+def _check_dir_mode(directory: DirIndex | DirDelta, path: Path) -> None:
+    if directory.mode is not None and not 0 <= directory.mode <= _MODE_MAX:
+        raise broken("M4", "mode is out of range", _join(path))
+
+
+def _check_names(names: Iterable[str], path: Path) -> None:
+    previous = ""
+    for name in names:
+        if _PLAIN_NAME.fullmatch(name) is None:
+            check_file_name(name)
+        if name <= previous:
+            raise broken("M2", f"stands after {previous!r}", _join(path, name))
+        previous = name
+
+
+def _check_order(names: Iterable[str], path: Path) -> None:
+    for previous, name in itertools.pairwise(names):
+        if name <= previous:
+            raise broken("M2", f"stands after {previous!r}", _join(path, name))
+
+
+def _check_file(file: FileIndex) -> None:
+    _check_file_metadata(file.metadata)
+    if len(file.blake3) != HASH_BYTES:
+        raise broken("M5", f"a hash of {len(file.blake3)} bytes", file.name)
+    if not 0 <= file.crc32 <= _CRC32_MAX:
+        raise broken("M5", f"{file.crc32} is no CRC32", file.name)
+    if file.sst is not None:
+        _check_sst(file.sst)
+    size_bytes = file.metadata.size_bytes
+    if file.inline is not None:
+        if file.blobs or size_bytes == 0 or len(file.inline) != size_bytes:
+            raise broken("M6", f"{len(file.inline)} bytes inline of {size_bytes}, or blobs too", file.name)
+    elif size_bytes == 0:
+        if file.blobs:
+            raise broken("M6", "is empty and has blobs", file.name)
+    else:
+        _check_blobs(file.blobs, size_bytes, file.name)
+
+
+def _check_file_metadata(metadata: FileMetadata) -> None:
+    if not (
+        0 <= metadata.size_bytes <= SIZE_BYTES_MAX
+        and 0 <= metadata.mode <= _MODE_MAX
+        and _TIME_NS_MIN <= metadata.modified_at_ns <= SIZE_BYTES_MAX
+        and 0 <= metadata.created_at_ms <= SIZE_BYTES_MAX
+    ):
+        raise broken("M4", "size, mode or a time is out of range", "file metadata")
+    if metadata.owner:
+        check_text(metadata.owner, "M4", "owner", bytes_max=_OWNER_BYTES_MAX)
+    if metadata.group:
+        check_text(metadata.group, "M4", "group", bytes_max=_OWNER_BYTES_MAX)
+
+
+def _check_sst(sst: SstIdentity) -> None:
+    check_text(sst.session_id, "M4", "SST session id", bytes_max=_OWNER_BYTES_MAX)
+    check_number(sst.file_number, "M4", "SST file number")
+
+
+def _check_blobs(blobs: tuple[FileBlob, ...], size_bytes: int, name: str) -> None:
+    hash_bytes = 0 if len(blobs) == 1 else HASH_BYTES
+    end = 0
+    for blob in blobs:
+        if blob.file_offset_bytes != end or blob.size_bytes < 1:
+            raise broken("M7", f"a gap, an overlap or an empty run at {end}", name)
+        if len(blob.blake3) != hash_bytes:
+            raise broken("M7", f"a run with a hash of {len(blob.blake3)} bytes, not {hash_bytes}", name)
+        if not 0 <= blob.blob_offset_bytes <= SIZE_BYTES_MAX - blob.size_bytes:
+            raise broken("M4", f"a blob offset of {blob.blob_offset_bytes}", name)
+        _check_blob_key(blob.key)
+        end += blob.size_bytes
+    if end != size_bytes:
+        raise broken("M7", f"blobs hold {end} bytes of {size_bytes}", name)
+
+
+def _check_blob_key(key: str) -> None:
+    if parse_upload_key(key).room != BLOBS:
+        raise broken("M8", f"is not in {BLOBS}", key)
+
+
+def _check_packs(packs: tuple[Pack, ...]) -> dict[str, int]:
+    _check_ascending([pack.key for pack in packs], "M9", "packs")
+    for pack in packs:
+        _check_blob_key(pack.key)
+        check_number(pack.size_bytes, "M9", f"size of pack {pack.key}", low=1)
+    return {pack.key: pack.size_bytes for pack in packs}
+
+
+def _check_ascending(keys: Iterable[str], rule: str, what: str) -> None:
+    previous = ""
+    for key in keys:
+        if key <= previous:
+            raise broken(rule, f"{key} stands after {previous}", what)
+        previous = key
+
+
+def _check_snapshot_metadata(metadata: SnapshotMetadata) -> None:
+    encode_component(metadata.job)
+    encode_component(metadata.task)
+    check_text(metadata.store, "M13", "store")
+    check_text(metadata.unique_id, "M13", "unique id", bytes_max=_UNIQUE_ID_BYTES_MAX)
+    check_number(metadata.version, "M13", "version")
+    check_number(metadata.created_at_ms, "M4", "creation time of the snapshot")
+    if metadata.base is not None:
+        _check_lineage_item(metadata.base)
+    if metadata.lineage:
+        _check_lineage(metadata)
+
+
+def _check_lineage(metadata: SnapshotMetadata) -> None:
+    if len(metadata.lineage) > LINEAGE_ITEMS_MAX:
+        raise broken("M13", f"more than {LINEAGE_ITEMS_MAX} items", "lineage")
+    previous = -1
+    for item in metadata.lineage:
+        _check_lineage_item(item)
+        if item.version <= previous:
+            raise broken("M13", f"version {item.version} stands after {previous}", "lineage")
+        previous = item.version
+    if metadata.version <= previous:
+        raise broken("M13", f"version {metadata.version} is not above its lineage, {previous}", "lineage")
+
+
+def _check_lineage_item(item: LineageItem) -> None:
+    check_number(item.version, "M13", "version in a lineage")
+    check_text(item.unique_id, "M13", "unique id in a lineage", bytes_max=_UNIQUE_ID_BYTES_MAX)
+
+
+def _join(path: Path, name: str = "") -> str:
+    return "/".join((*path, name)) if name or path else "root"

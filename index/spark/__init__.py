@@ -1,0 +1,1 @@
+"""Spark's names and bytes: state stores, changelogs, checkpoints."""

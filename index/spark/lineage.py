@@ -1,0 +1,391 @@
+"""From a version and a unique id to the snapshot and the changelogs that make it (design 0004, 5).
+
+What is present comes from a listing or from a SnapshotIndex; lineages come from the headers of changelogs or from that
+index. Nothing here guesses: where a header decides, `resolve` answers with the changelog that has it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from index.errors import LineageError, VersionMissingError
+from index.snapshot.model import LineageItem, SnapshotIndex, UniqueId
+from index.spark.jackson import encode_jackson
+from index.spark.java_utf import UTF_BYTES_MAX, encode_modified_utf8
+from index.spark.names import (
+    STATE_VERSION_MAX,
+    StateVersion,
+    by_version,
+    changelog_name,
+    check_unique_id,
+    parse_state_name,
+    snapshot_name,
+)
+
+# What Java's writeUTF takes.
+LINEAGE_BYTES_MAX: Final = UTF_BYTES_MAX
+
+# How many gaps an error spells out.
+_GAPS_MAX: Final = 5
+_COLLECTED_HINT: Final = (
+    "the files were deleted or never uploaded; load a version that is still there, or restore the directory from a "
+    "backup"
+)
+_HEADER_HINT: Final = "a header is damaged, or the directory holds files of two queries; restore it from a backup"
+
+Lineage = tuple[LineageItem, ...]
+
+
+class _SparkItem(msgspec.Struct, frozen=True):
+    version: int
+    checkpoint_unique_id: str = msgspec.field(name="checkpointUniqueId")
+
+
+_decoder = msgspec.json.Decoder(tuple[_SparkItem, ...])
+
+
+class Present(msgspec.Struct, frozen=True):
+    """Which files of one store are there, and the lineages that are known so far."""
+
+    snapshots: frozenset[StateVersion] = frozenset()
+    changelogs: frozenset[StateVersion] = frozenset()
+    # By the changelog in whose header it stands; as for `ChangelogHeader.lineage`.
+    headers: dict[StateVersion, Lineage] = {}
+
+    @classmethod
+    def of_names(cls, names: Iterable[str]) -> "Present":
+        """What a listing or an index holds; foreign names and checksums are passed over (design 0004, N1)."""
+        found: dict[str, set[StateVersion]] = {"snapshot": set(), "changelog": set()}
+        for name in names:
+            parsed = parse_state_name(name)
+            if parsed is not None and not parsed.checksum:
+                found[parsed.kind].add(parsed.of)
+        return cls(frozenset(found["snapshot"]), frozenset(found["changelog"]))
+
+    def with_header(self, of: StateVersion, lineage: Iterable[LineageItem]) -> "Present":
+        """The same, once the header of the changelog of `of` is known."""
+        return self.with_headers({of: tuple(lineage)})
+
+    def with_headers(self, headers: Mapping[StateVersion, Lineage]) -> "Present":
+        """The same, once the headers of these changelogs are known: one copy, however many they are."""
+        return Present(self.snapshots, self.changelogs, {**self.headers, **headers})
+
+    def without_snapshot(self, of: StateVersion) -> "Present":
+        """The same without a snapshot that does not open (design 0004, R7)."""
+        return Present(self.snapshots - {of}, self.changelogs, self.headers)
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """What a version is made of: a snapshot, and the changelogs that come after it, in order."""
+
+    target: StateVersion
+    # None: start from nothing, which is version 0.
+    base: StateVersion | None
+    # From the version after the base to the target; empty when the base is the target.
+    changelogs: tuple[StateVersion, ...] = ()
+    # The versions with ids from the base, if it has one, to the target, ascending: the header of the next changelog.
+    lineage: Lineage = ()
+
+
+class HeaderNeeded(msgspec.Struct, frozen=True):
+    """The changelog whose header has to be read and given to `Present.with_header` before there is an answer."""
+
+    changelog: StateVersion
+
+
+def encode_lineage(items: Sequence[LineageItem]) -> str:
+    """A lineage as Spark writes it into a header: `[{"version":3,"checkpointUniqueId":"…"}]`.
+
+    Raises:
+        UnsafeNameError: An id cannot stand in a file name.
+    """
+    wire = [_SparkItem(item.version, check_unique_id(item.unique_id)) for item in items]
+    return encode_jackson(wire).decode()
+
+
+def decode_lineage(text: str) -> Lineage:
+    """The inverse of `encode_lineage`; items in the order of the text, unknown fields ignored.
+
+    Raises:
+        LineageError: It is not such a list, or a version is not a positive number of 63 bits.
+        UnsafeNameError: An id cannot stand in a file name.
+    """
+    try:
+        wire = _decoder.decode(text)
+    except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+        raise LineageError(
+            f"is not a list of versions and ids: {error}", subject="lineage", hint=_HEADER_HINT
+        ) from error
+    for item in wire:
+        if not 0 < item.version <= STATE_VERSION_MAX:
+            raise LineageError(f"names version {item.version}", subject="lineage", hint=_HEADER_HINT)
+    return tuple(LineageItem(item.version, check_unique_id(item.checkpoint_unique_id)) for item in wire)
+
+
+def lineage_fits(items: Sequence[LineageItem]) -> bool:
+    """Whether a header can hold this lineage; if not, a snapshot is due first (design 0004, C6)."""
+    return len(encode_modified_utf8(encode_lineage(items))) <= LINEAGE_BYTES_MAX
+
+
+def resolve(version: int, unique_id: UniqueId | None, present: Present) -> Resolution | HeaderNeeded:
+    """The base snapshot and the changelogs that make a version, or the header that has to be known to tell.
+
+    With an id only files of that id and of its lineage count, and the base is the newest snapshot among them. Where the
+    lineage begins above version 1 with nothing before it, the query ran without ids before, and its base is found by
+    numbers, as it is when `unique_id` is None.
+
+    Args:
+        version: 0 is empty and takes no file.
+        unique_id: From the commit log; None with checkpoint format V1, and for version 0.
+        present: What is there.
+
+    Returns:
+        A `Resolution` of files that all are present, or a `HeaderNeeded` of a changelog that is present, whose header
+        is not known, and which every possible answer replays.
+
+    Raises:
+        VersionMissingError: A snapshot or changelog that it takes is not there; the error names it.
+        LineageError: A header has a gap, or does not lead back; or version 0 is asked for with an id.
+        UnsafeNameError: The id cannot stand in a file name.
+
+    Source:
+        Design 0004, R1 to R5; Spark's `RocksDB.load` and `getFullLineage`.
+    """
+    if not 0 <= version <= STATE_VERSION_MAX:
+        raise VersionMissingError(
+            "does not exist: versions are 0 and above",
+            subject=f"version {version}",
+            hint="state versions are batch + 1",
+        )
+    if unique_id is None:
+        target = StateVersion(version)
+        base, changelogs = _resolve_by_number(target, target, present)
+        return Resolution(target, base, changelogs)
+    target = StateVersion(version, check_unique_id(unique_id))
+    if version == 0:
+        raise LineageError(
+            "has a unique id, but the empty version has none",
+            subject=f"version {target}",
+            hint="load version 0 without an id",
+        )
+    return _resolve_by_lineage(target, present)
+
+
+def _resolve_by_lineage(target: StateVersion, present: Present) -> Resolution | HeaderNeeded:
+    # Newest first; every step adds versions below the last one, so it ends.
+    chain = [target]
+    at = 0
+    while True:
+        while at < len(chain):
+            if chain[at] in present.snapshots:
+                changelogs = tuple(reversed(chain[:at]))
+                return Resolution(target, chain[at], changelogs, _lineage_of(chain[: at + 1]))
+            if chain[at] not in present.changelogs:
+                raise _missing(target, chain[at], present)
+            at += 1
+        oldest = chain[-1]
+        header = present.headers.get(oldest)
+        if oldest.version == 1:
+            return Resolution(target, None, tuple(reversed(chain)), _lineage_of(chain))
+        if header is None:
+            return HeaderNeeded(oldest)
+        below = _check_header(oldest, header)
+        if not below:
+            base, changelogs = _resolve_by_number(StateVersion(oldest.version - 1), target, present)
+            return Resolution(target, base, (*changelogs, *reversed(chain)), _lineage_of(chain))
+        chain.extend(below)
+
+
+def _check_header(of: StateVersion, header: Lineage) -> tuple[StateVersion, ...]:
+    """The versions in a header, newest first, once they are known to lead from `of` down by ones (design 0004, R5)."""
+    items = sorted((StateVersion(item.version, item.unique_id) for item in header), key=by_version, reverse=True)
+    expected = of.version - 1
+    for item in items:
+        if not 0 < item.version <= expected:
+            raise LineageError(
+                f"names version {item}, which is not a version below {expected + 1}",
+                subject=changelog_name(of),
+                hint=_HEADER_HINT,
+            )
+        if item.version < expected:
+            raise LineageError(
+                "Lineage versions are not increasing by one: it lacks "
+                + _spell(_gaps((item.version for item in items), items[-1].version, of.version - 1)),
+                subject=changelog_name(of),
+                hint=_HEADER_HINT,
+            )
+        expected = item.version - 1
+    return tuple(items)
+
+
+def _resolve_by_number(
+    upper: StateVersion, target: StateVersion, present: Present
+) -> tuple[StateVersion | None, tuple[StateVersion, ...]]:
+    """The newest snapshot without an id at or below `upper`, and every changelog after it (0004, R3 i.b, ii.b)."""
+    snapshots = (s for s in present.snapshots if s.unique_id is None and 0 < s.version <= upper.version)
+    base = max(snapshots, key=by_version, default=None)
+    first = 1 if base is None else base.version + 1
+    found = sorted(
+        (c for c in present.changelogs if c.unique_id is None and first <= c.version <= upper.version), key=by_version
+    )
+    if len(found) != upper.version - first + 1:
+        gaps = _gaps((c.version for c in found), first, upper.version)
+        raise _missing_by_number(upper, target, gaps, present)
+    return base, tuple(found)
+
+
+def _missing(target: StateVersion, of: StateVersion, present: Present) -> VersionMissingError:
+    """Neither the snapshot nor the changelog of a version with an id is there."""
+    others = sorted((o for o in present.changelogs | present.snapshots if o.version == of.version), key=by_version)
+    other = "" if not others else f"; of that version there are only {', '.join(map(str, others[:_GAPS_MAX]))}"
+    return VersionMissingError(
+        f"cannot be put together: neither {snapshot_name(of)} nor {changelog_name(of)} is there{other}",
+        subject=f"version {target}",
+        hint=_COLLECTED_HINT,
+    )
+
+
+def _missing_by_number(
+    upper: StateVersion, target: StateVersion, gaps: Sequence[tuple[int, int]], present: Present
+) -> VersionMissingError:
+    first = gaps[0][0]
+    hint = _COLLECTED_HINT
+    if upper == target and any(o.version == target.version for o in present.changelogs | present.snapshots):
+        hint = "the directory has this version with unique ids only: pass the one that stands in the commit log"
+    return VersionMissingError(
+        f"cannot be put together: {changelog_name(StateVersion(first))} is not there, nor a later snapshot to start "
+        f"from; missing are the changelogs of {_spell(gaps)}",
+        subject=f"version {target}",
+        hint=hint,
+    )
+
+
+def _gaps(found: Iterable[int], first: int, last: int) -> list[tuple[int, int]]:
+    """The runs of versions between `first` and `last`, both counted, that are not in `found`; never enumerated."""
+    gaps: list[tuple[int, int]] = []
+    for version in sorted(set(found)):
+        if version > first:
+            gaps.append((first, version - 1))
+        first = max(first, version + 1)
+    if first <= last:
+        gaps.append((first, last))
+    return gaps
+
+
+def _spell(gaps: Sequence[tuple[int, int]]) -> str:
+    parts = [str(low) if low == high else f"{low} to {high}" for low, high in gaps[:_GAPS_MAX]]
+    if len(gaps) > _GAPS_MAX:
+        parts.append("more")
+    return "versions " + ", ".join(parts)
+
+
+def _lineage_of(chain: Sequence[StateVersion]) -> Lineage:
+    return tuple(LineageItem(of.version, of.unique_id) for of in reversed(chain) if of.unique_id is not None)
+
+
+def full_lineage(
+    start_version: int, end: LineageItem, headers: Mapping[StateVersion, Lineage]
+) -> Lineage | HeaderNeeded:
+    """The lineage from `start_version` to `end`, both counted, by following headers back from `end`.
+
+    Args:
+        start_version: At least 1 and at most the version of `end`.
+        end: Where to start from; when it is at `start_version`, no header is needed.
+        headers: The lineages that are known, as in `Present.headers`.
+
+    Returns:
+        Ascending by one from `start_version` to `end`, or the changelog whose header has to be known next.
+
+    Raises:
+        LineageError: The headers leave a gap ("not increasing by one") or do not lead back ("Cannot find version
+            smaller than"); Spark's INVALID_CHECKPOINT_LINEAGE.
+
+    Source:
+        Spark's `RocksDB.getFullLineage`, RocksDBLineageSuite.
+    """
+    if not 0 < start_version <= end.version:
+        raise LineageError(
+            f"cannot start at version {start_version}",
+            subject=f"lineage of {end.version}_{end.unique_id}",
+            hint="start between version 1 and the end",
+        )
+    chain = [StateVersion(end.version, end.unique_id)]
+    while chain[-1].version > start_version:
+        oldest = chain[-1]
+        header = headers.get(oldest)
+        if header is None:
+            return HeaderNeeded(oldest)
+        below = _check_header(oldest, tuple(item for item in header if item.version >= start_version))
+        if not below:
+            raise LineageError(
+                f"Cannot find version smaller than {oldest.version} in lineage",
+                subject=changelog_name(oldest),
+                hint=_HEADER_HINT,
+            )
+        chain.extend(below)
+    return _lineage_of(chain)
+
+
+def present_in_index(index: SnapshotIndex) -> Present:
+    """What a snapshot index knows of a state directory: its files, and its lineage in place of headers (0004, R6).
+
+    Only what ascends by one without a gap is taken for a header. A version with nothing known right below it gets none,
+    because an empty header has a meaning of its own (R4).
+
+    Raises:
+        VersionMissingError: The index is of a directory that holds no state file at all.
+    """
+    present = Present.of_names(file.name for file in index.dir.files_present)
+    metadata = index.metadata
+    if not present.snapshots and not present.changelogs:
+        raise VersionMissingError(
+            "holds no snapshot or changelog of Spark's",
+            subject=f"snapshot index of {metadata.store} at version {metadata.version}",
+            hint="it is a picture of a plain directory; restore it as one",
+        )
+    headers: dict[StateVersion, Lineage] = {}
+    chain = (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id))
+    run: list[LineageItem] = []
+    for item in chain:
+        if run and run[-1].version != item.version - 1:
+            run = []
+        if run or item.version == 1:
+            headers[StateVersion(item.version, item.unique_id)] = tuple(run)
+        run.append(item)
+    return Present(present.snapshots, present.changelogs, headers)
+
+
+def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> Resolution | HeaderNeeded:
+    """As `resolve`, from a snapshot index alone: no listing, and no header where the index has the lineage.
+
+    Args:
+        version: The version of the index, or an older one that its directory still holds.
+        unique_id: The id of that version; None for a directory of checkpoint format V1. The index's own id also stands
+            for its own version in a directory without ids, because a backup always has one.
+        index: Of the directory of a state store.
+
+    Returns:
+        A `HeaderNeeded` where the index knows too little; that changelog is a file of the index. Go on with
+        `resolve(version, unique_id, present_in_index(index).with_header(...))`.
+
+    Raises:
+        VersionMissingError: As for `resolve`, and if the index is of a plain directory.
+        LineageError: As for `resolve`.
+        UnsafeNameError: As for `resolve`.
+
+    Source:
+        Design 0004, R6.
+    """
+    return resolve(version, target_in_index(version, unique_id, index), present_in_index(index))
+
+
+def target_in_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> UniqueId | None:
+    """The id to resolve by: the one that was asked for, or None where it is only the backup's own (design 0004, R6)."""
+    metadata = index.metadata
+    if unique_id is None or (version, unique_id) != (metadata.version, metadata.unique_id):
+        return unique_id
+    present = present_in_index(index)
+    files = present.snapshots | present.changelogs
+    named = StateVersion(version, unique_id) in files
+    return None if not named and StateVersion(version) in files else unique_id

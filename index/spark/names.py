@@ -1,0 +1,218 @@
+"""The names of files in the directory of a Spark state store: one grammar, both directions (design 0004, N1 to N4)."""
+
+import re
+from typing import Final, Literal
+
+import msgspec
+
+from index.errors import UnsafeNameError
+from index.snapshot.keys import check_file_name
+from index.snapshot.model import SIZE_BYTES_MAX, UniqueId
+
+SSTS: Final = "SSTs"
+LOGS: Final = "logs"
+CHECKSUM_SUFFIX: Final = ".crc"
+# The entry of a snapshot that says which SSTs belong to it.
+METADATA: Final = "metadata"
+
+# What exists is never newer: 2^63 - 1, as in the grammar.
+STATE_VERSION_MAX: Final = SIZE_BYTES_MAX
+
+# A component of a key, as every store takes it (`blobstore.base`); a name outside this grammar is in no store.
+_COMPONENT = re.compile(r"[A-Za-z0-9_@~%+=,-][A-Za-z0-9_@~%+=,.-]{0,254}")
+_ID: Final = r"[A-Za-z0-9@~%+=,.-]+"
+_UNIQUE_ID = re.compile(_ID)
+_STATE_NAME = re.compile(
+    rf"(?P<version>0|[1-9][0-9]{{0,18}})(?:_(?P<unique_id>{_ID}))?\.(?P<kind>zip|changelog)(?P<checksum>\.crc)?"
+)
+_SST = re.compile(r"[0-9]+\.sst")
+_LOG = re.compile(r"[0-9]+\.log")
+_UUID: Final = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_SHARED = re.compile(rf"SSTs/[0-9]+-{_UUID}\.sst|logs/[0-9]+-{_UUID}\.log")
+_NO_ENTRY = re.compile(r"LOG(\.old\..*)?|LOCK|IDENTITY|rocksdict-config\.json|archive|\..*", re.DOTALL)
+_SUFFIXES: Final = {"snapshot": ".zip", "changelog": ".changelog"}
+_HINT: Final = "the snapshot is damaged or hostile; nothing was written"
+
+StateFileKind = Literal["snapshot", "changelog"]
+
+
+class StateVersion(msgspec.Struct, frozen=True):
+    """One version of a state store, and with checkpoint format V2 the id of the attempt that wrote it (0004, R1).
+
+    Sorts by version, then by id; a version without an id sorts before those with one.
+    """
+
+    # The state after batch `version - 1`; 0 is empty and has no file.
+    version: int
+    unique_id: UniqueId | None = None
+
+    # `override` is in no standard library before 3.12, and this package has no other dependency.
+    def __str__(self) -> str:  # type: ignore[explicit-override]
+        """As it stands in a file name: `3` or `3_<uid>`."""
+        return str(self.version) if self.unique_id is None else f"{self.version}_{self.unique_id}"
+
+    def __lt__(self, other: "StateVersion") -> bool:
+        return by_version(self) < by_version(other)
+
+
+class StateFileName(msgspec.Struct, frozen=True):
+    """A parsed name of a snapshot, a changelog, or the checksum file of one."""
+
+    kind: StateFileKind
+    of: StateVersion
+    # Whether this is `<name>.crc`, the checksum of the file that the rest of the name is about.
+    checksum: bool = False
+
+
+def by_version(of: StateVersion) -> tuple[int, str]:
+    """The key to sort versions by: number first, then id, none before any."""
+    return of.version, of.unique_id or ""
+
+
+def parse_state_name(name: str) -> StateFileName | None:
+    """What a file in the directory of a state store is; None if the name is foreign.
+
+    Hadoop's hidden `.1.zip.crc`, left-overs of Spark's (`.<name>.<uuid>.tmp`) and directories are foreign.
+
+    Source:
+        Design 0004, N1. Spark itself fails on what it cannot parse; we pass it over.
+    """
+    m = _STATE_NAME.fullmatch(name)
+    if m is None:
+        return None
+    version = int(m["version"])
+    unique_id = m["unique_id"]
+    if version > STATE_VERSION_MAX:
+        return None
+    kind: StateFileKind = "snapshot" if m["kind"] == "zip" else "changelog"
+    of = StateVersion(version, None if unique_id is None else UniqueId(unique_id))
+    return StateFileName(kind, of, checksum=m["checksum"] is not None)
+
+
+def snapshot_name(of: StateVersion) -> str:
+    """`3.zip` or `3_<uid>.zip`."""
+    return f"{of}.zip"
+
+
+def changelog_name(of: StateVersion) -> str:
+    """`3.changelog` or `3_<uid>.changelog`."""
+    return f"{of}.changelog"
+
+
+def state_name(kind: StateFileKind, of: StateVersion) -> str:
+    """The name of a snapshot or a changelog; the inverse of `parse_state_name` without a checksum."""
+    return f"{of}{_SUFFIXES[kind]}"
+
+
+def checksum_name(name: str) -> str:
+    """The name of the file that holds the checksum of the file `name`."""
+    return name + CHECKSUM_SUFFIX
+
+
+def stored_name(local_name: str, upload_id: str) -> str:
+    """The name under which a local SST or log is stored: `000008.sst` becomes `000008-<upload id>.sst`.
+
+    Args:
+        local_name: A checked local name (`check_sst_name`, `check_log_name`).
+        upload_id: A UUID; the same for all new files of one snapshot.
+
+    Source:
+        Design 0004, N3.
+    """
+    stem, dot, extension = local_name.rpartition(".")
+    return f"{stem}-{upload_id}{dot}{extension}"
+
+
+def is_shared_path(path: str) -> bool:
+    """Whether a path is one that Spark or tidemark gives a file in `SSTs/` or `logs/` (design 0004, N3)."""
+    return _SHARED.fullmatch(path) is not None
+
+
+def check_unique_id(unique_id: str) -> UniqueId:
+    """An id from outside, once it is known to make a safe file name that parses back to it (design 0004, N1).
+
+    Raises:
+        UnsafeNameError: It is empty, has a character that no key of a store has, or `_`, or makes a name of over 255
+            bytes.
+    """
+    hint = "unique ids are UUIDs; take the one that stands in the commit log"
+    if _UNIQUE_ID.fullmatch(unique_id) is None:
+        raise UnsafeNameError("cannot stand in the name of a state file", subject=f"unique id {unique_id!r}", hint=hint)
+    check_file_name(checksum_name(changelog_name(StateVersion(STATE_VERSION_MAX, UniqueId(unique_id)))))
+    return UniqueId(unique_id)
+
+
+def check_sst_name(name: str) -> str:
+    """The local name of an SST from outside, once it is known to be `<digits>.sst` (design 0004, N4).
+
+    Raises:
+        UnsafeNameError: It is anything else.
+    """
+    return _check_local_name(name, _SST, "is not the name of an SST")
+
+
+def check_log_name(name: str) -> str:
+    """The local name of an archived WAL from outside, once it is known to be `<digits>.log` (design 0004, N4).
+
+    Raises:
+        UnsafeNameError: It is anything else.
+    """
+    return _check_local_name(name, _LOG, "is not the name of a WAL")
+
+
+def check_stored_name(name: str, extension: str) -> str:
+    """A name in `SSTs/` or `logs/` from outside, once it is one component of a key with this extension (0004, N4).
+
+    Args:
+        name: For example `000008-<uuid>.sst`. What stands before the extension is up to its writer.
+        extension: `.sst` or `.log`.
+
+    Raises:
+        UnsafeNameError: It is anything else.
+    """
+    check_file_name(name)
+    if not name.endswith(extension):
+        raise UnsafeNameError(f"does not end in {extension}", subject=repr(name), hint=_HINT)
+    if _COMPONENT.fullmatch(name) is None:
+        raise UnsafeNameError("has a character that no name in a store has", subject=repr(name), hint=_HINT)
+    return name
+
+
+def is_zip_entry(name: str) -> bool:
+    """Whether a file at the top of a RocksDB directory is part of a snapshot's zip (design 0004, Z3).
+
+    Not so: SSTs, what RocksDB and rocksdict leave beside the files that matter, leftovers of ours, and what would take
+    the place of the directory of archived WALs.
+    """
+    return not name.endswith(".sst") and _NO_ENTRY.fullmatch(name) is None
+
+
+def check_zip_entry(name: str) -> str:
+    """The name of an entry of a snapshot, once it is one safe component that belongs there (design 0004, N4).
+
+    Raises:
+        UnsafeNameError: It is not a single path component, or names what never stands in a snapshot: an SST for one.
+    """
+    check_file_name(name)
+    if not is_zip_entry(name):
+        raise UnsafeNameError("never stands in a snapshot", subject=repr(name), hint=_HINT)
+    return name
+
+
+def check_store_dir(name: str) -> str:
+    """The name of a state store from outside, once it is one component of a key (design 0004, N4).
+
+    Raises:
+        UnsafeNameError: It is anything else.
+    """
+    check_file_name(name)
+    if _COMPONENT.fullmatch(name) is None:
+        raise UnsafeNameError("has a character that no name in a store has", subject=f"store {name!r}", hint=_HINT)
+    return name
+
+
+def _check_local_name(name: str, form: re.Pattern[str], message: str) -> str:
+    check_file_name(name)
+    if form.fullmatch(name) is None:
+        raise UnsafeNameError(message, subject=repr(name), hint=_HINT)
+    return name

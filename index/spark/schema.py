@@ -1,0 +1,267 @@
+"""The schema that Spark stores beside the rows of a state: what the fields of keys and values are.
+
+`_metadata/schema` of a store's partition 0 is of version 1 or 2 and of the one table of the store; the files in
+`_stateSchema/` are of version 3 and name every column family. Types stand in them as Spark's JSON.
+"""
+
+import re
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from index.errors import BatchLogError, UnknownFormatError
+from index.spark.batch_log import DEFAULT_STORE
+from index.spark.java_utf import decode_utf
+
+VERSION_MAX: Final = 3
+# Texts over 65,535 bytes are told in pieces; nobody has a schema of so many.
+CHUNKS_MAX: Final = 1024
+FAMILIES_MAX: Final = 32_768
+# What a schema file may have.
+SCHEMA_BYTES_MAX: Final = 64 * 1024 * 1024
+
+_INT: Final = struct.Struct(">i")
+_SHORT: Final = struct.Struct(">h")
+_VERSION: Final = re.compile(r"v([0-9]{1,9})")
+_DECIMAL: Final = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
+_TEXT: Final = re.compile(r"(var)?char\([0-9]{1,9}\)|string( collate [A-Za-z0-9_]+)?")
+# Precision and scale of a decimal that says neither.
+_DECIMAL_PLAIN: Final = (10, 0)
+_DECIMAL_DIGITS_MAX: Final = 38
+
+
+class AtomType(msgspec.Struct, frozen=True):
+    """A type without parts, by the name that Spark's JSON has for it, such as `long`; every text is a `string`."""
+
+    name: str
+
+
+class DecimalType(msgspec.Struct, frozen=True):
+    """A number with so many digits, of which so many stand behind the point."""
+
+    precision: int
+    scale: int
+
+
+class ArrayType(msgspec.Struct, frozen=True):
+    """A list."""
+
+    element: "DataType"
+    contains_null: bool
+
+
+class MapType(msgspec.Struct, frozen=True):
+    """A map; its keys are never null."""
+
+    key: "DataType"
+    value: "DataType"
+    value_contains_null: bool
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One field of a struct."""
+
+    name: str
+    type: "DataType"
+    nullable: bool
+
+
+class StructType(msgspec.Struct, frozen=True):
+    """A row, or a field that is one."""
+
+    fields: tuple[Field, ...]
+
+
+DataType: TypeAlias = AtomType | DecimalType | ArrayType | MapType | StructType
+
+
+class StateSchema(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of one column family, with the names that Spark gave the fields: several may have one name."""
+
+    family: str = DEFAULT_STORE
+    key: StructType
+    value: StructType
+    # How keys are encoded, as JSON; empty up to version 2, where the operator's metadata has it.
+    key_encoder: str = ""
+
+
+def decode_state_schema(data: bytes, *, subject: str = "schema") -> tuple[StateSchema, ...]:
+    """What a schema file says: one table up to version 2, and in version 3 one for each column family.
+
+    Args:
+        data: The file.
+        subject: What to call it in an error.
+
+    Raises:
+        BatchLogError: It is not what Spark writes.
+        UnknownFormatError: It is of a newer version.
+    """
+    reader = _Reader(data, subject)
+    first = reader.text()
+    m = _VERSION.fullmatch(first)
+    if m is None:
+        raise BatchLogError(f"begins with {first[:40]!r}, not with a version", subject=subject)
+    version = int(m[1])
+    if not 1 <= version <= VERSION_MAX:
+        raise UnknownFormatError(
+            f"is of version {version}; 1 to {VERSION_MAX} are known",
+            subject=subject,
+            hint="a newer Spark wrote it; use a newer tidemark",
+        )
+    found: tuple[StateSchema, ...]
+    if version == 1:
+        found = (_schema(reader.text(), reader.text(), subject),)
+    elif version == VERSION_MAX:
+        found = tuple(_read_family(reader, subject) for _ in range(reader.count(FAMILIES_MAX)))
+    else:
+        found = (_schema(reader.chunks(), reader.chunks(), subject),)
+    reader.check_end()
+    return found
+
+
+def decode_type(json: str, *, subject: str = "schema") -> DataType:
+    """A type as Spark's JSON tells it.
+
+    Raises:
+        BatchLogError: It is none.
+    """
+    try:
+        return _type(msgspec.json.decode(json), subject)
+    except (msgspec.MsgspecError, RecursionError, UnicodeEncodeError) as error:
+        raise BatchLogError(f"has a type that cannot be read: {error}", subject=subject) from error
+
+
+def with_unique_names(of: DataType) -> DataType:
+    """The same type with fields of one name numbered: `sum` and `sum` become `sum_0` and `sum_1`.
+
+    The buffers of an aggregation have many fields of one name, and Arrow tells the fields of a struct by their names.
+    """
+    match of:
+        case StructType(fields=fields):
+            names = unique_names([field.name for field in fields])
+            return StructType(
+                tuple(
+                    Field(name, with_unique_names(field.type), field.nullable)
+                    for name, field in zip(names, fields, strict=True)
+                )
+            )
+        case ArrayType(element=element, contains_null=contains_null):
+            return ArrayType(with_unique_names(element), contains_null)
+        case MapType(key=key, value=value, value_contains_null=contains_null):
+            return MapType(with_unique_names(key), with_unique_names(value), contains_null)
+        case _:
+            return of
+
+
+def unique_names(names: Sequence[str]) -> list[str]:
+    """Names that are there once as they are, others with a number that makes them unique."""
+    counts = Counter(names)
+    taken = {name for name, count in counts.items() if count == 1}
+    numbers = dict.fromkeys(counts, 0)
+    found: list[str] = []
+    for name in names:
+        unique = name
+        while counts[name] > 1 and (unique == name or unique in taken):
+            unique = f"{name}_{numbers[name]}"
+            numbers[name] += 1
+        taken.add(unique)
+        found.append(unique)
+    return found
+
+
+class _Reader:
+    """A file as Java's DataInputStream reads it."""
+
+    def __init__(self, data: bytes, subject: str) -> None:
+        self._data = data
+        self._subject = subject
+        self._at = 0
+
+    def text(self) -> str:
+        try:
+            found = decode_utf(self._data, self._at)
+        except ValueError as error:
+            raise BatchLogError(f"has a text that cannot be read: {error}", subject=self._subject) from error
+        if found is None:
+            raise self._short()
+        text, self._at = found
+        return text
+
+    def number(self, form: struct.Struct) -> int:
+        if len(self._data) < self._at + form.size:
+            raise self._short()
+        (found,) = form.unpack_from(self._data, self._at)
+        self._at += form.size
+        return int(found)
+
+    def count(self, at_most: int) -> int:
+        found = self.number(_INT)
+        if not 0 <= found <= at_most:
+            raise BatchLogError(f"counts {found} where at most {at_most} can be", subject=self._subject)
+        return found
+
+    def chunks(self) -> str:
+        return "".join([self.text() for _ in range(self.count(CHUNKS_MAX))])
+
+    def check_end(self) -> None:
+        if self._at != len(self._data):
+            raise BatchLogError(f"goes on for {len(self._data) - self._at} bytes after its end", subject=self._subject)
+
+    def _short(self) -> BatchLogError:
+        return BatchLogError("is cut short", subject=self._subject)
+
+
+def _read_family(reader: _Reader, subject: str) -> StateSchema:
+    family = reader.text()
+    reader.number(_SHORT)  # which of the schemas that this family had it is
+    key = reader.chunks()
+    reader.number(_SHORT)
+    value = reader.chunks()
+    encoder = reader.chunks()
+    reader.chunks()  # of the part of the key that is the user's own: it stands in the key's schema
+    found = _schema(key, value, subject)
+    return msgspec.structs.replace(found, family=family, key_encoder=encoder)
+
+
+def _schema(key_json: str, value_json: str, subject: str) -> StateSchema:
+    key, value = (decode_type(json, subject=subject) for json in (key_json, value_json))
+    if not isinstance(key, StructType) or not isinstance(value, StructType):
+        raise BatchLogError("has a key or a value that is no row", subject=subject)
+    return StateSchema(key=key, value=value)
+
+
+def _type(json: Any, subject: str) -> DataType:  # noqa: ANN401  # whatever JSON can be
+    match json:
+        case str() as name:
+            return _named(name)
+        case {"type": "struct", "fields": list() as fields}:
+            return StructType(tuple(_field(field, subject) for field in fields))
+        case {"type": "array", "elementType": element, "containsNull": bool() as contains_null}:
+            return ArrayType(_type(element, subject), contains_null)
+        case {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": bool() as contains_null}:
+            return MapType(_type(key, subject), _type(value, subject), contains_null)
+        case {"type": str() as name}:
+            # A type of a user's own, or one of a newer Spark: known by its name alone.
+            return AtomType(name)
+    raise BatchLogError(f"has a type that cannot be read: {str(json)[:80]}", subject=subject)
+
+
+def _field(json: Any, subject: str) -> Field:  # noqa: ANN401  # as above
+    match json:
+        case {"name": str() as name, "type": of, "nullable": bool() as nullable}:
+            return Field(name, _type(of, subject), nullable)
+    raise BatchLogError(f"has a field that cannot be read: {str(json)[:80]}", subject=subject)
+
+
+def _named(name: str) -> DataType:
+    if _TEXT.fullmatch(name):
+        return AtomType("string")
+    if name == "decimal":
+        return DecimalType(*_DECIMAL_PLAIN)
+    m = _DECIMAL.fullmatch(name)
+    if m is not None and 0 < int(m[1]) <= _DECIMAL_DIGITS_MAX:
+        return DecimalType(int(m[1]), int(m[2]))
+    return AtomType(name)
