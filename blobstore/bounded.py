@@ -1,12 +1,18 @@
-"""Running many awaitables with few in flight, the first failure being the one that is raised."""
+"""Running many awaitables with few in flight, and blocking calls in threads.
+
+The first failure is the one that is raised. Work once handed to a thread cannot be taken back, so a cancelled call
+waits until the thread is done before it raises. On a mount that hangs, the call hangs with it.
+"""
 
 import asyncio
+import functools
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Parameters = ParamSpec("Parameters")
 
 
 async def carry_out_all(
@@ -88,3 +94,11 @@ async def give_up(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await to_its_end(asyncio.gather(*tasks, return_exceptions=True))
+
+
+async def run_blocking(
+    function: Callable[Parameters, Result], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> Result:
+    """Call a function in a thread, to its end even if this call is cancelled meanwhile."""
+    call = functools.partial(function, *args, **kwargs)
+    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, call))

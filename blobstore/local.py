@@ -40,6 +40,7 @@ from blobstore.base import (
     Unknown,
     check_key,
 )
+from blobstore.bounded import run_blocking
 from blobstore.checks import (
     check_delete,
     check_list,
@@ -57,7 +58,7 @@ from blobstore.errors import (
 from blobstore.local_deleted import DELETED, DeletedBlobs
 from blobstore.local_dirs import ReadDirs, StoreDirs, read_regular, split_key
 from blobstore.local_errors import shortened, store_errors, telling_failures
-from blobstore.local_files import LocalFile, create_to_write, flush, open_to_read, run_blocking, sync_dir
+from blobstore.local_files import LocalFile, create_to_write, flush, open_to_read, sync_dir
 from blobstore.local_temp import TEMP, TempFiles, is_temp_name
 from blobstore.local_ttl import LINK, TtlLinks
 from blobstore.local_unused import check_unused

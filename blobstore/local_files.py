@@ -1,41 +1,30 @@
 """Streams of local files, off the event loop: the one door to aiofiles.
 
-Everything here raises the plain `OSError`: what it means is for the caller to say. Work once handed to a thread
-cannot be taken back, so a cancelled call waits until the thread is done before it raises: no file is written,
-renamed or closed behind the caller's back. On a mount that hangs, the call hangs with it.
+Everything here raises the plain `OSError`: what it means is for the caller to say. A cancelled call waits for its
+thread (`run_blocking`): no file is written, renamed or closed behind the caller's back.
 """
 
-import asyncio
 import errno
 import fcntl
-import functools
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal
 
 import aiofiles
 
-from blobstore.bounded import to_its_end
+from blobstore.bounded import run_blocking, to_its_end
 
 CHUNK_BYTES: Final = 1 << 20
 
 # What fsync of a directory answers where the file system has no such thing.
 _CANNOT_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP})
 
-P = ParamSpec("P")
-T = TypeVar("T")
 Directory = int | AbstractContextManager[int] | None
-
-
-async def run_blocking(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in a thread, to its end even if this call is cancelled meanwhile."""
-    call = functools.partial(function, *args, **kwargs)
-    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, call))
 
 
 class LocalFile:

@@ -20,7 +20,7 @@ from aiobotocore.httpsession import AIOHTTPSession
 from botocore.httpsession import URLLib3Session
 from typing_extensions import override
 
-from blobstore.local_files import run_blocking
+from blobstore.bounded import run_blocking
 from blobstore.s3_errors import BrokenError
 from blobstore.sinks import HELD_S, POURED_BYTES, Gate, ShutError, Sink
 

@@ -7,10 +7,9 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from blobstore.base import Body, Created
-from blobstore.bounded import first_error
+from blobstore.bounded import first_error, run_blocking
 from blobstore.checks import checked_chunks
 from blobstore.errors import StoreError
-from blobstore.local_files import run_blocking
 from blobstore.s3_answers import read_created
 from blobstore.s3_bucket import S3Bucket
 from blobstore.s3_client import Answer, ReadBody, S3Client, SentBody

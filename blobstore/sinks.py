@@ -8,8 +8,8 @@ from typing import Final, Protocol
 
 from typing_extensions import override
 
+from blobstore.bounded import run_blocking
 from blobstore.errors import StoreError
-from blobstore.local_files import run_blocking
 
 Buffer = bytes | bytearray | memoryview
 

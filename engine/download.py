@@ -9,9 +9,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.bounded import carry_out_all
+from blobstore.bounded import carry_out_all, run_blocking
 from blobstore.errors import BlobCorruptError, InvalidRequestError
-from blobstore.local_files import run_blocking
 from engine.errors import DamagedError
 from engine.local_writing import (
     FilePlace,

@@ -7,8 +7,8 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, Created, RequestMetadata, read_blob
+from blobstore.bounded import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
-from blobstore.local_files import run_blocking
 from engine.errors import DamagedError
 from engine.transfer import put_new
 from index.errors import IndexInvariantError

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
+from blobstore.bounded import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
-from blobstore.local_files import run_blocking
 from engine.checkpoint.check_hidden import check_hidden
 from engine.checkpoint.findings import CheckLevel, Finding, damage
 from engine.checkpoint.sst_check import check_sst

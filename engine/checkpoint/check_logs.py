@@ -5,10 +5,9 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from blobstore.bounded import map_bounded
+from blobstore.bounded import map_bounded, run_blocking
 from blobstore.checkpoint_files import FileStatus
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
-from blobstore.local_files import run_blocking
 from engine.checkpoint.check_contents import StoreWork
 from engine.checkpoint.check_entries import (
     EntryFields,

@@ -7,8 +7,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from blobstore.bounded import run_blocking
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
-from blobstore.local_files import run_blocking
 from engine.checkpoint.check_contents import StoreContents, StoreWork
 from engine.checkpoint.check_load import check_load
 from engine.checkpoint.check_waste import find_unnamed, find_waste

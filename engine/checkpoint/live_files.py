@@ -14,9 +14,8 @@ from typing import Final, Protocol
 
 from typing_extensions import override
 
-from blobstore.bounded import carry_out_all
+from blobstore.bounded import carry_out_all, run_blocking
 from blobstore.errors import BlobNotFoundError
-from blobstore.local_files import run_blocking
 from engine.errors import DamagedError, UnsafeSourceError, restated
 from engine.local_stat import FilePath, changed_error, is_unchanged, local_file, refusing, special_error
 from engine.state.checkpoint_dir import CheckpointDir

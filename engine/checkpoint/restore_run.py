@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
+from blobstore.bounded import run_blocking
 from blobstore.errors import StoreError
-from blobstore.local_files import run_blocking
 from engine.checkpoint.adapting import cut_source_log, relocate
 from engine.checkpoint.pictures import find_job, pinned_picture
 from engine.checkpoint.store_restore import StoreRestored, StoreToRestore

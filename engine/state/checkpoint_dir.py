@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Final, Self
 
 from blobstore.base import BlobStore, Body, BytesBody, check_key
+from blobstore.bounded import run_blocking
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from blobstore.local import LocalStore
-from blobstore.local_files import create_to_write, run_blocking
+from blobstore.local_files import create_to_write
 from blobstore.opening import StoreSettings, local_path_of, open_store
 from blobstore.retrying import RetryingStore
 from engine.errors import DamagedError, TargetError

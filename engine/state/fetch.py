@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from blobstore.bounded import map_bounded
+from blobstore.bounded import map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError
-from blobstore.local_files import run_blocking
 from engine.errors import DamagedError, TargetError, UnsafeSourceError
 from engine.state.file_map import StateFileMap
 from engine.state.file_metrics import FilesLoaded

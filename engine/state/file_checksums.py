@@ -14,8 +14,8 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Final, TypeVar
 
+from blobstore.bounded import run_blocking
 from blobstore.errors import BlobNotFoundError
-from blobstore.local_files import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
 from engine.hashing import crc32c

@@ -12,9 +12,8 @@ from typing import Final
 
 import msgspec
 
-from blobstore.bounded import map_bounded
+from blobstore.bounded import map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError
-from blobstore.local_files import run_blocking
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import UsageError
 from engine.state.changelog_files import ChangelogReader, ChangelogWriter, open_changelog

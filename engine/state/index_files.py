@@ -9,8 +9,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from blobstore.base import BlobStore
+from blobstore.bounded import run_blocking
 from blobstore.errors import BlobNotFoundError
-from blobstore.local_files import run_blocking
 from engine.download import Downloader
 from engine.errors import DamagedError
 from engine.local_stat import DIR_FLAGS

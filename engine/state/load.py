@@ -11,9 +11,8 @@ from typing import Final
 
 import msgspec
 
-from blobstore.bounded import first_error
+from blobstore.bounded import first_error, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
-from blobstore.local_files import run_blocking
 from engine.clock import Ambient
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
 from engine.rocksdb import RocksDbSettings, StoreWriter

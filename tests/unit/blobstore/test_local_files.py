@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from blobstore import local_files
+from blobstore.bounded import run_blocking
 from blobstore.local_files import (
     LocalFile,
     SpooledBody,
@@ -15,7 +16,6 @@ from blobstore.local_files import (
     open_to_read,
     open_unnamed,
     read_chunks,
-    run_blocking,
 )
 
 
