@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from blobstore.base import LIST_PAGE_MAX, BlobInfo, BytesBody, DeleteFailure, ListPage, RequestMetadata
-from blobstore.forwarding import ForwardingStore
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from blobstore.opening import open_store
+from blobstore.wrappers.forwarding import ForwardingStore
 from engine.repository import Repository
 from engine.spark.access import Access
 from engine.sync import LoopThread, SyncRepository

@@ -10,7 +10,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
-from blobstore.sinks import Sink, pour_chunks
+from blobstore.sink import Sink, pour_chunks
 
 LIST_PAGE_MAX: Final = 1000
 DELETE_BATCH_MAX: Final = 1000

@@ -31,7 +31,7 @@ from blobstore.errors import (
     InvalidRequestError,
     StoreUnavailableError,
 )
-from blobstore.local_files import SpooledBody
+from blobstore.local.files import SpooledBody
 
 # An empty blob of this name stands in every directory that `mkdirs` made. No file may have it.
 DIRECTORY_MARKER: Final = "~directory"

@@ -19,21 +19,21 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
-from blobstore.bandwidth import shared_bandwidth
 from blobstore.base import BlobStore
 from blobstore.errors import CapabilityMissingError, InvalidRequestError
-from blobstore.hedging import HedgedStore, HedgeSettings
-from blobstore.in_flight import InFlightLimit
-from blobstore.limited import LimitedStore
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
-from blobstore.metered import Meter, MeteredStore
-from blobstore.paced import PacedStore
-from blobstore.retrying import RetryingStore, RetrySettings
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
+from blobstore.wrappers.bandwidth import shared_bandwidth
+from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
+from blobstore.wrappers.in_flight import InFlightLimit
+from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.meter import Meter, MeteredStore
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
+from blobstore.wrappers.throttle import PacedStore
 
 if TYPE_CHECKING:
-    from blobstore.s3 import S3Store
+    from blobstore.s3.store import S3Store
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
@@ -153,7 +153,7 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
         raise _refused(parts.scheme, "is no S3 store")
     try:
         # Here, so that whoever has no S3 need not have its libraries, nor wait for them.
-        from blobstore.s3 import S3Store  # noqa: PLC0415
+        from blobstore.s3.store import S3Store  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise CapabilityMissingError(
             f"{error.name} is not installed", operation="open", key="s3://", hint="pip install 'tidemark[s3]'"

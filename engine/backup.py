@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.backup_facts import Facts, gather_facts
 from engine.backup_source import BackupSource, WholeDirectory
 from engine.clock import Ambient

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.clock import SystemAmbient
 from engine.digest_cache import DigestCache
 from engine.errors import NotFoundError, UsageError

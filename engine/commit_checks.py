@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from blobstore.base import BlobStore, list_blobs
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.backup import BackupResult
 from engine.commit_record import Head

@@ -38,7 +38,7 @@ from typing import Any, Final
 
 import msgspec
 
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
 from engine.errors import UsageError
 from engine.transfer_settings import TransferSettings
 from index.snapshot.model import UniqueId

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError
 from engine.index_io import is_missing, read_index_chain
 from engine.roots import IN_FLIGHT_MAX, References, Roots

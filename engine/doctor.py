@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, list_blobs
-from blobstore.bounded import first_error
+from blobstore.concurrency import first_error
 from blobstore.errors import StoreError, StoreUnavailableError
-from blobstore.s3_profile import PROFILE_KEY, StoreProfile, encode_profile
+from blobstore.s3.profile import PROFILE_KEY, StoreProfile, encode_profile
 from engine import doctor_abilities as abilities
 from engine import doctor_checks as checks
 from engine.clock import Ambient

@@ -3,10 +3,10 @@
 import asyncio
 
 from blobstore.base import BytesBody, Created, CreateOutcome, Unknown
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
-from blobstore.s3_lifecycle import DAYS_MIN, backstop_days, is_backstop, threats
-from blobstore.s3_settings import KIB, PART_BYTES_MIN
+from blobstore.s3.lifecycle import DAYS_MIN, backstop_days, is_backstop, threats
+from blobstore.s3.settings import KIB, PART_BYTES_MIN
 from engine.doctor_patient import ATTEMPTS_MAX, PAUSE_S, TTL_MS, Patient, pattern
 from engine.doctor_verdict import BACKSTOPS, Check, Evidence
 from index.errors import FormatError

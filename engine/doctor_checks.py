@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from blobstore.base import BytesBody, Created, CreateOutcome, Lost
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import AccessDeniedError, InvalidRequestError, StoreError, StoreUnavailableError
-from blobstore.s3_settings import KIB, MIB
+from blobstore.s3.settings import KIB, MIB
 from engine.doctor_patient import SMALL_BYTES, TTL_MS, NotApplicableError, Patient, pattern
 from engine.doctor_verdict import Check, Evidence, judge_clock
 

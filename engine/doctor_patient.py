@@ -16,8 +16,8 @@ from blobstore.base import (
     read_blob,
 )
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
-from blobstore.s3_lifecycle import Rule
-from blobstore.s3_settings import KIB, MIB
+from blobstore.s3.lifecycle import Rule
+from blobstore.s3.settings import KIB, MIB
 from engine.doctor_verdict import Failure
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.bounded import carry_out_all, run_blocking
+from blobstore.concurrency import carry_out_all, run_blocking
 from blobstore.errors import BlobCorruptError, InvalidRequestError
 from engine.errors import DamagedError
 from engine.local_writing import (

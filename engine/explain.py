@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobInfo, BlobStore, RequestMetadata
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import InvalidRequestError
 from engine.clock import read_now_ms
 from engine.errors import DamagedError, UsageError

@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from engine.clock import read_now_ms
 from engine.errors import DamagedError
 from engine.index_io import read_index

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, Created, RequestMetadata, read_blob
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.errors import DamagedError
 from engine.transfer import put_new

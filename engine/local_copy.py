@@ -8,7 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Final
 
-from blobstore.local_files import read_chunks
+from blobstore.local.files import read_chunks
 from engine.local_stat import READ_FLAGS
 
 # How much one call copies: so much at most is copied after the other side of the copy went away.

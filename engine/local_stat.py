@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from blobstore.local_errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
+from blobstore.local.errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
 from engine.errors import SourceChangedError, UnsafeSourceError
 from index.snapshot.local_tree import LocalFile
 from index.snapshot.model import FileMetadata

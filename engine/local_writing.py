@@ -17,8 +17,8 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.errors import BlobCorruptError
-from blobstore.local_files import flush
-from blobstore.sinks import Buffer, Sink
+from blobstore.local.files import flush
+from blobstore.sink import Buffer, Sink
 from engine.errors import TargetError
 from engine.hashing import ContentHasher, hash_content
 from engine.local_stat import READ_FLAGS, is_untouched, local_file

@@ -7,7 +7,7 @@ from typing import Final, Protocol, TypeVar
 import msgspec
 
 from blobstore.base import BlobStore, BytesBody, CreateOutcome, list_blobs, read_blob
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import REFUSALS, BlobNotFoundError, InvalidRequestError, StoreError, StoreUnavailableError
 from engine.errors import UnsafeStoreError
 from engine.settle import has_ttl, new_indexes_of

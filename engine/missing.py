@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
 from index.snapshot.keys import BLOBS, INDEXES

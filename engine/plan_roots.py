@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, list_blobs, read_blob
-from blobstore.bounded import carry_out_all, map_bounded
+from blobstore.concurrency import carry_out_all, map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
 from index.errors import FormatError, UnsafeNameError

@@ -10,7 +10,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
 from engine.digest_cache import DigestCache
 from engine.download import Downloaded, Downloader

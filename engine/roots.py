@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, list_blobs
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError
 from engine.index_io import is_missing, read_index_chain
 from engine.log_io import Noted, ScopeLog, Unreadable, list_all_logs, read_record, read_scope, repeat_reading

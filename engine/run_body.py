@@ -4,9 +4,9 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from blobstore.bounded import run_blocking
-from blobstore.local_files import LocalFile as OpenFile
-from blobstore.local_files import open_to_read
+from blobstore.concurrency import run_blocking
+from blobstore.local.files import LocalFile as OpenFile
+from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
 from engine.hashing import ContentHasher, Digest, FileHasher
 from engine.local_stat import FilePath, changed_error, check_unchanged, refusing

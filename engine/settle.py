@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
 from engine.index_io import read_index

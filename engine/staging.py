@@ -24,8 +24,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from blobstore.local_errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
-from blobstore.local_files import make_durable, sync_dir
+from blobstore.local.errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
+from blobstore.local.files import make_durable, sync_dir
 from engine.errors import TargetBusyError, TargetError
 from engine.local_stat import DIR_FLAGS, FilePath
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import DamagedError
 from engine.state.checkpoint_dir import CheckpointDir

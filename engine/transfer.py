@@ -19,7 +19,7 @@ from blobstore.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from blobstore.sinks import Buffer, Sink
+from blobstore.sink import Buffer, Sink
 from engine.errors import DamagedError, LeaseExpiredError
 from engine.hashing import ContentHasher
 from engine.local_stat import DIR_FLAGS, refusing

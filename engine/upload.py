@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from blobstore.base import BlobStore, Body, Created, RequestMetadata
-from blobstore.bounded import carry_out_all, run_blocking
+from blobstore.concurrency import carry_out_all, run_blocking
 from engine.digest_cache import DigestCache
 from engine.errors import UnsafeSourceError
 from engine.hashing import ContentHasher, Digest, hash_bytes

@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobInfo, BlobStore
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.errors import DamagedError
 from engine.hashing import FileHasher

@@ -22,5 +22,5 @@ cp -R pyproject.toml README.md LICENSE blobstore engine index "$elsewhere/source
 
 cd "$elsewhere"
 venv/bin/tidemark --version
-venv/bin/python -c 'import blobstore.s3, engine, engine.spark, index; print(engine.__file__)'
+venv/bin/python -c 'import blobstore.s3.store, engine, engine.spark, index; print(engine.__file__)'
 venv/bin/tidemark doctor "file://$elsewhere/store"

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata, Unknown
 from blobstore.errors import StoreUnavailableError
-from blobstore.forwarding import ForwardingStore
+from blobstore.wrappers.forwarding import ForwardingStore
 
 Hook = Callable[[], Awaitable[None]]
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from blobstore.local_files import flush
+from blobstore.local.files import flush
 from engine.errors import UsageError
 from index.spark.checkpoint_selection import SOURCES
 from index.spark.relocation import PathMap, relocate_operator

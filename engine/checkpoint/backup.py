@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup_steps import (
     OPERATION,

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.backup_steps import PictureBegun, begin_backup

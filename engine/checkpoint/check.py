@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.bounded import map_bounded, run_blocking
+from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.opening import StoreSettings
 from engine.checkpoint.check_contents import StoreWork
 from engine.checkpoint.check_hidden import find_left_overs

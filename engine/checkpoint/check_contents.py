@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.checkpoint.check_hidden import check_hidden
 from engine.checkpoint.findings import CheckLevel, Finding, damage

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.clock import SystemAmbient
 from engine.state.file_manager import StateFileManager
 from engine.state.files import StateFiles

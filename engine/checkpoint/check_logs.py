@@ -5,8 +5,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from blobstore.bounded import map_bounded, run_blocking
 from blobstore.checkpoint_files import FileStatus
+from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.checkpoint.check_contents import StoreWork
 from engine.checkpoint.check_entries import (

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from engine.checkpoint.check_contents import StoreContents, StoreWork
 from engine.checkpoint.check_load import check_load

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from typing_extensions import override
 
-from blobstore.bounded import carry_out_all, run_blocking
+from blobstore.concurrency import carry_out_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, UnsafeSourceError, restated
 from engine.local_stat import FilePath, changed_error, is_unchanged, local_file, refusing, special_error

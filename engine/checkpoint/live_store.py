@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 from typing_extensions import override
 
-from blobstore.bounded import carry_out_all, run_blocking
+from blobstore.concurrency import carry_out_all, run_blocking
 from engine.backup_source import BackupSource
 from engine.checkpoint.live_files import LiveFiles, read_small
 from engine.checkpoint.naming import located, told_of

@@ -6,8 +6,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from blobstore.base import BlobStore
-from blobstore.bounded import carry_out_all, run_blocking
 from blobstore.checkpoint_files import FileStatus
+from blobstore.concurrency import carry_out_all, run_blocking
 from blobstore.opening import StoreSettings
 from engine.checkpoint.targets import moment
 from engine.clock import Ambient

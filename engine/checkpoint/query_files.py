@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from typing_extensions import override
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.backup_source import BackupSource
 from engine.checkpoint.check_hidden import check_hidden
 from engine.checkpoint.live_files import LiveFiles, read_small

@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from blobstore.bounded import run_blocking
-from blobstore.local_files import flush
+from blobstore.concurrency import run_blocking
+from blobstore.local.files import flush
 from engine.clock import Ambient
 from engine.hashing import crc32c
 from engine.staging import target_errors

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from blobstore.bounded import map_bounded, run_blocking
+from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.opening import StoreSettings, local_path_of
 from engine.checkpoint.object_target import ObjectTarget, directory_of
 from engine.checkpoint.restore_run import CheckpointRestore, CheckpointRestorePlan, RestoreChoice, RestoredCheckpoint

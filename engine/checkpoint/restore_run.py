@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from blobstore.errors import StoreError
 from engine.checkpoint.adapting import cut_source_log, relocate
 from engine.checkpoint.pictures import find_job, pinned_picture

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.checkpoint.replayed import replay_store
 from engine.checkpoint.targets import dirs_below
 from engine.clock import Ambient

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from blobstore.base import BlobStore
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
 from engine.local_stat import FilePath

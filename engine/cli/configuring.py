@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import check_url
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import CONFIG_META, Setting, Verb, common_options, setting_keys, table_name, walk_verbs
 from engine.cli.session import Session, with_session

@@ -15,10 +15,10 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
-from blobstore.retrying import RetrySettings
-from blobstore.s3_policy import ROLES, Role, partition_of, role_policy
-from blobstore.s3_profile import StoreProfile
-from blobstore.s3_settings import PUT_BYTES_MAX
+from blobstore.s3.policy import ROLES, Role, partition_of, role_policy
+from blobstore.s3.profile import StoreProfile
+from blobstore.s3.settings import PUT_BYTES_MAX
+from blobstore.wrappers.retry import RetrySettings
 from engine.cli.exit_codes import ExitCode, choose_exit_code
 from engine.cli.options import Verb, common_options
 from engine.cli.s3_places import is_s3, open_bucket, usage_error

@@ -9,7 +9,7 @@ import msgspec
 
 from blobstore.base import read_blob
 from blobstore.errors import BlobNotFoundError
-from blobstore.s3_lifecycle import (
+from blobstore.s3.lifecycle import (
     DAYS_MIN,
     LifecyclePlan,
     Rule,
@@ -20,7 +20,7 @@ from blobstore.s3_lifecycle import (
     same_rules,
     threats,
 )
-from blobstore.s3_profile import PROFILE_BYTES_MAX, PROFILE_KEY, decode_profile
+from blobstore.s3.profile import PROFILE_BYTES_MAX, PROFILE_KEY, decode_profile
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
 from engine.cli.s3_places import open_bucket
@@ -31,7 +31,7 @@ from engine.verify import ProblemKind
 from engine.words import printable
 
 if TYPE_CHECKING:
-    from blobstore.s3 import S3Store
+    from blobstore.s3.store import S3Store
 
 
 class LifecycleView(msgspec.Struct, frozen=True, kw_only=True):

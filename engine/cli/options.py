@@ -21,7 +21,7 @@ from click.core import ParameterSource
 from typing_extensions import override
 
 from blobstore.opening import BYTES_PER_S_MIN
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.log_lines import TEXT, LogFormat
 from engine.cli.run_refused import readable_values, write_refused

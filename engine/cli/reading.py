@@ -6,7 +6,7 @@ from typing import Final
 import click
 import msgspec
 
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_options, store_options
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice

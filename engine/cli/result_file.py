@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from engine.backup import BackupResult
 from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
 from engine.index_io import is_missing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from blobstore.metered import Meter
+from blobstore.wrappers.meter import Meter
 from engine.clock import Ambient
 from engine.progress import Progress, SummedProgress
 

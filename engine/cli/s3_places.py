@@ -8,7 +8,7 @@ from engine.cli.session import Session
 from engine.errors import UsageError
 
 if TYPE_CHECKING:
-    from blobstore.s3 import S3Store
+    from blobstore.s3.store import S3Store
 
 
 def is_s3(session: Session) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.errors import TargetError
 from index.plan.collect import PlannedUpload
 from index.plan.plan_file import (

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from blobstore.base import BlobStore, Created, Lost
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import StoreError
 from engine.clock import Ambient, SystemAmbient, read_now_ms
 from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit

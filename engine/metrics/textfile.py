@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from blobstore.local_files import flush
+from blobstore.local.files import flush
 from engine.metrics.exposition import expose, parse
 from engine.metrics.model import PREFIX, Sample
 from engine.metrics.run_names import RUN

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.bounded import carry_out_all
+from blobstore.concurrency import carry_out_all
 from engine.errors import DamagedError
 from engine.hashing import ContentHasher
 from engine.pack_reading import PackReader

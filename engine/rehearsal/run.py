@@ -8,7 +8,7 @@ from typing import Final, Unpack
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.bounded import map_bounded, run_blocking
+from blobstore.concurrency import map_bounded, run_blocking
 from engine.clock import Ambient, SystemAmbient
 from engine.complete import naming_complete
 from engine.digest_cache import DigestCache

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
 from engine.staging import remove_tree, target_errors

@@ -5,9 +5,9 @@ from importlib.metadata import version
 from typing import Final
 
 from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
-from blobstore.metered import MeteredStore
+from blobstore.wrappers.meter import MeteredStore
 from engine.clock import read_now_ms
 from engine.collect import CollectReport, collect
 from engine.errors import EngineError

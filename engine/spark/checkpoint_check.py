@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
 from engine.checkpoint.check import begin_check, finish_check
 from engine.checkpoint.check_contents import StoreWork

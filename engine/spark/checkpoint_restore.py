@@ -20,7 +20,7 @@ import msgspec
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from blobstore.opening import StoreSettings
 from engine.checkpoint.object_target import ObjectTarget, files_below, publish_files
 from engine.checkpoint.restore import make_target

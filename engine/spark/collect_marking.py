@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from blobstore.base import BlobStore
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from engine.roots import reachable_keys
 from engine.spark.access import Access
 from engine.spark.collect_failures import failures_to

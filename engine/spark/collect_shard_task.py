@@ -7,7 +7,7 @@ import msgspec
 import pyarrow as pa
 
 from blobstore.base import BlobStore
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from engine.spark.access import Access
 from engine.spark.collect_failures import failures_to
 from engine.spark.collect_rows import SHARDS_AT_ONCE, Row, batch_of, rows_of

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from blobstore.opening import StoreSettings
 from engine.backup import BackupResult
 from engine.clock import SystemAmbient

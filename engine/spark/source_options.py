@@ -7,7 +7,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
 from engine.errors import UsageError
 from index.spark.checkpoint import StoreId
 
@@ -16,7 +16,7 @@ RowForm = Literal["typed", "bytes"]
 _WHERE: Final = frozenset({"path", "checkpoint", "repository", "job"})
 _WHICH: Final = frozenset({"operator", "partition", "store"})
 _NUMBERS: Final = frozenset({"batch", "operator", "from_batch", "to_batch"})
-# Of `blobstore.s3_settings.S3Settings`: `s3.endpoint_url`, `s3.path_style` and so on.
+# Of `blobstore.s3.settings.S3Settings`: `s3.endpoint_url`, `s3.path_style` and so on.
 _S3: Final = "s3."
 # What Spark's other file systems for S3 are called.
 _HADOOP_S3: Final = re.compile(r"s3[an]://", re.IGNORECASE)

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Final, Self
 
 from blobstore.base import BlobStore, Body, BytesBody, check_key
-from blobstore.bounded import run_blocking
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
+from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
-from blobstore.local import LocalStore
-from blobstore.local_files import create_to_write
+from blobstore.local.files import create_to_write
+from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
-from blobstore.retrying import RetryingStore
+from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
 from engine.local_copy import FileBody, copy_file
 

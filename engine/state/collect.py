@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from blobstore.bounded import map_bounded
 from blobstore.checkpoint_files import FileStatus
+from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_map import StateFileMap, ZipStamp, known_names

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
 from engine.rocksdb import RocksDbSettings
 from engine.state.errors import SnapshotUploadError

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from blobstore.bounded import map_bounded, run_blocking
+from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, TargetError, UnsafeSourceError
 from engine.state.file_map import StateFileMap

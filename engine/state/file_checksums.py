@@ -14,7 +14,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.clock import Ambient
 from engine.errors import TargetError

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.bounded import map_bounded, run_blocking
+from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import UsageError

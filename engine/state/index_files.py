@@ -9,7 +9,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.download import Downloader
 from engine.errors import DamagedError

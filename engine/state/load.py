@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.bounded import first_error, run_blocking
+from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.clock import Ambient
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
 from engine.digest_cache import DigestCache
 from engine.errors import NotFoundError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from blobstore.bounded import carry_out_all, run_blocking
+from blobstore.concurrency import carry_out_all, run_blocking
 from engine.errors import UnsafeSourceError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_map import CapturedFile, StateFileMap

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.errors import BlobNotFoundError
-from blobstore.sinks import Buffer, Sink
+from blobstore.sink import Buffer, Sink
 from tests.contract.store_calls import KEY, StoreFixtures, is_refused, put_bytes
 
 DATA = b"".join(number.to_bytes(4, "big") for number in range(800_000))

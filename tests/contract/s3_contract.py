@@ -7,8 +7,8 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.s3 import S3Store
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
+from blobstore.s3.store import S3Store
 from tests.contract.store_calls import StoreFixtures
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server

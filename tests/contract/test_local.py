@@ -5,7 +5,7 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from tests.contract.store_calls import HOUR_MS
 from tests.contract.store_contract import RacedByProcesses, StoreContract
 

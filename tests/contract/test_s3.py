@@ -7,8 +7,8 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.s3 import S3Store
-from blobstore.s3_profile import StoreProfile
+from blobstore.s3.profile import StoreProfile
+from blobstore.s3.store import S3Store
 from tests.contract.pouring_contract import PouringContract
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.s3_contract import S3Contract, S3Fixtures
@@ -225,4 +225,4 @@ class TestPouredByThreads(S3Fixtures, PouringContract):
 
     @pytest.fixture(autouse=True)
     def from_the_first_byte(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("blobstore.s3_reading.POURED_FROM_BYTES", 1)
+        monkeypatch.setattr("blobstore.s3.reader.POURED_FROM_BYTES", 1)

@@ -9,10 +9,10 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost
-from blobstore.s3 import S3Store
-from blobstore.s3_bucket import S3Bucket
-from blobstore.s3_client import Answer
-from blobstore.s3_settings import MIB, S3Settings
+from blobstore.s3.bucket import S3Bucket
+from blobstore.s3.client import Answer
+from blobstore.s3.settings import MIB, S3Settings
+from blobstore.s3.store import S3Store
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.s3_contract import S3Contract, S3Fixtures
 from tests.contract.store_calls import HOUR_MS, KEY, create_bytes, get_bytes, keys_of, put_bytes, stat_there

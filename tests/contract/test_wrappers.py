@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from blobstore.bandwidth import Bandwidth
 from blobstore.base import BlobStore
-from blobstore.hedging import HedgedStore, HedgeSettings
-from blobstore.limited import LimitedStore
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
-from blobstore.metered import MeteredStore
 from blobstore.opening import open_store
-from blobstore.paced import PacedStore
-from blobstore.retrying import RetryingStore
-from blobstore.s3 import S3Store
+from blobstore.s3.store import S3Store
+from blobstore.wrappers.bandwidth import Bandwidth
+from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
+from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.meter import MeteredStore
+from blobstore.wrappers.retry import RetryingStore
+from blobstore.wrappers.throttle import PacedStore
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.store_contract import StoreContract
 from tests.servers.s3_server import S3Server

@@ -8,11 +8,11 @@ import botocore.parsers
 import botocore.session
 
 from blobstore.errors import StoreError
-from blobstore.s3 import S3Store
-from blobstore.s3_answers import answers, read_promised_bytes, read_ttl_ms
-from blobstore.s3_client import _failure, read_time
-from blobstore.s3_errors import BrokenError
-from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle, threats
+from blobstore.s3.answers import answers, read_promised_bytes, read_ttl_ms
+from blobstore.s3.client import _failure, read_time
+from blobstore.s3.errors import BrokenError
+from blobstore.s3.lifecycle import backstop_rules, plan_lifecycle, threats
+from blobstore.s3.store import S3Store
 from engine import config
 from engine.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, write_place
 from engine.errors import UsageError

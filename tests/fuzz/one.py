@@ -12,11 +12,11 @@ import atheris
 
 _PARSERS: Final = [
     "index",
-    "blobstore.s3",
-    "blobstore.s3_answers",
-    "blobstore.s3_client",
-    "blobstore.s3_lifecycle",
-    "blobstore.s3_profile",
+    "blobstore.s3.store",
+    "blobstore.s3.answers",
+    "blobstore.s3.client",
+    "blobstore.s3.lifecycle",
+    "blobstore.s3.profile",
     "engine.browse",
     "engine.checkpoint.check_entries",
     "engine.checkpoint.sst_check",

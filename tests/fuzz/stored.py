@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from blobstore.s3_profile import decode_profile, encode_profile
+from blobstore.s3.profile import decode_profile, encode_profile
 from engine.cli.result_file import read_result
 from engine.collect.policy_file import read_policy
 from engine.config import read_config

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from blobstore.base import BytesBody, list_blobs, read_blob
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import restore_checkpoint

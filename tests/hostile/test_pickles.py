@@ -16,7 +16,7 @@ from typing import Final
 import pytest
 import rocksdict
 
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from engine.errors import DamagedError
 from engine.repository import Repository
 from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter

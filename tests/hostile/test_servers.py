@@ -15,8 +15,8 @@ from typing_extensions import override
 
 from blobstore.base import BytesBody, list_blobs, read_blob
 from blobstore.errors import InvalidRequestError, StoreError, StoreFullError, StoreUnavailableError
-from blobstore.s3 import S3Store
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
+from blobstore.s3.store import S3Store
 from engine.cli import tidemark
 from engine.cli.exit_codes import ExitCode
 from tests.contract.pouring_contract import Collecting
@@ -249,7 +249,7 @@ async def test_a_refusal_that_drips_without_end_holds_no_thread(
     store: S3Store, liar: Liar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No timeout between two bytes ends it, and nobody can stop the thread."""
-    monkeypatch.setattr("blobstore.s3_threads._REFUSAL_S_MAX", 0.3)
+    monkeypatch.setattr("blobstore.s3.threads._REFUSAL_S_MAX", 0.3)
     liar.status, liar.is_endless, liar.body, liar.pause_s = 500, True, b"x", 0.02
     async with asyncio.timeout(5):
         with pytest.raises(StoreUnavailableError):
@@ -270,7 +270,7 @@ async def test_a_quota_that_is_used_up_is_a_full_store(store: S3Store, liar: Lia
 def test_a_black_hole_ends_a_command_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes connections and never answers; `list` was silent for five minutes (F14)."""
     monkeypatch.setattr("blobstore.opening._SERVER_ANSWERS_WITHIN_S", (0.2, 0.3))
-    monkeypatch.setattr("blobstore.retrying._SILENCE_S", 0.1)
+    monkeypatch.setattr("blobstore.wrappers.retry._SILENCE_S", 0.1)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     with socket.create_server(("127.0.0.1", 0)) as hole:

@@ -32,10 +32,10 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, read_blob
-from blobstore.hedging import HedgeSettings
 from blobstore.opening import StoreSettings, open_s3, open_store
-from blobstore.retrying import RetrySettings
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
+from blobstore.wrappers.hedge import HedgeSettings
+from blobstore.wrappers.retry import RetrySettings
 from engine.backup import BackupResult
 from engine.collect import CollectReport, Listing, OwnHands
 from engine.repository import Repository

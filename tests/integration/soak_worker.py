@@ -18,8 +18,8 @@ from typing import TypeVar
 
 from blobstore.errors import StoreUnavailableError
 from blobstore.opening import StoreSettings, open_store
-from blobstore.retrying import RetrySettings
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
+from blobstore.wrappers.retry import RetrySettings
 from engine.errors import CommitUnknownError
 from engine.repository import Repository
 from engine.transfer_settings import KIB, TransferSettings

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from blobstore.retrying import RetryingStore
+from blobstore.wrappers.retry import RetryingStore
 from engine.metrics.repository_names import REPOSITORY_METRICS
 from engine.metrics.run_names import RUN_METRICS
 from engine.words import printable

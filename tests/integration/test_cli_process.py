@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 # A store that never answers a request for a blob, so that a run can be interrupted in the middle.
 HANGING = """
 import asyncio, sys
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 
 async def hang(self, key, *args, **kwargs):
     if not key.startswith("blobs/"):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import rocksdict
 
-from blobstore.metered import MeteredStore
 from blobstore.opening import open_store
+from blobstore.wrappers.meter import MeteredStore
 from engine.repository import Repository
 from engine.rocksdb import StoreWriter
 from index.snapshot.model import Scope

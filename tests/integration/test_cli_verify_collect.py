@@ -8,7 +8,7 @@ import pytest
 
 from blobstore.base import DeleteFailure
 from blobstore.errors import StoreUnavailableError
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from tests.integration.conftest import FIRST, Shell
 
 

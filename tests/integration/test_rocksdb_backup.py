@@ -11,7 +11,7 @@ import rocksdict
 import engine.backup_facts
 import engine.backup_source
 from blobstore.base import list_blobs
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from engine.index_io import read_index
 from engine.local_dir import scan_dir
 from engine.transfer_settings import TransferSettings

@@ -7,7 +7,7 @@ import pytest
 
 from blobstore.base import BytesBody, Created, read_blob
 from blobstore.opening import StoreSettings, open_store
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
 from tests.contract.pouring_contract import Collecting
 from tests.servers.s3_server import S3Server
 

@@ -9,8 +9,8 @@ import pytest
 
 from blobstore.base import list_blobs
 from blobstore.opening import open_s3
-from blobstore.s3 import S3Store
-from blobstore.s3_lifecycle import backstop_rules, plan_lifecycle
+from blobstore.s3.lifecycle import backstop_rules, plan_lifecycle
+from blobstore.s3.store import S3Store
 from engine.repository import Repository
 from engine.verify import Level
 from index.snapshot.model import Scope

@@ -8,7 +8,7 @@ import pytest
 
 from blobstore.base import BlobStore
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, InvalidRequestError
-from blobstore.hedging import HedgeSettings
+from blobstore.wrappers.hedge import HedgeSettings
 from tests.contract.pouring_contract import Collecting
 from tests.fault_rules import (
     Break,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.opening import StoreSettings, open_store
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
 from engine.repository import Repository
 from engine.transfer_settings import KIB, TransferSettings
 from index.plan.retention import Retention

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from blobstore.base import BlobInfo
-from blobstore.s3_lifecycle import EXPIRING
+from blobstore.s3.lifecycle import EXPIRING
 from engine.errors import DamagedError, EngineError
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings

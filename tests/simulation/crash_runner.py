@@ -30,7 +30,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import list_blobs
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from engine.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.repository import Repository

@@ -3,7 +3,7 @@
 import contextlib
 from pathlib import Path
 
-from blobstore.s3_lifecycle import EXPIRING
+from blobstore.s3.lifecycle import EXPIRING
 from engine.errors import EngineError
 from engine.repository import Repository
 from engine.verify import Level

@@ -23,9 +23,9 @@ from blobstore.base import (
 )
 from blobstore.checks import checked_chunks, range_size_bytes
 from blobstore.errors import BlobNotFoundError
-from blobstore.s3_answers import TTL_MS, store_error
-from blobstore.s3_errors import PRECONDITION_FAILED, BrokenError, RefusedError
-from blobstore.s3_lifecycle import EXPIRING, KEPT
+from blobstore.s3.answers import TTL_MS, store_error
+from blobstore.s3.errors import PRECONDITION_FAILED, BrokenError, RefusedError
+from blobstore.s3.lifecycle import EXPIRING, KEPT
 from tests.simulation.faults import Fault, Request
 from tests.simulation.sim_s3 import SimObject, SimServer
 

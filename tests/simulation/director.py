@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from blobstore.errors import StoreError
-from blobstore.hedging import HedgeSettings
+from blobstore.wrappers.hedge import HedgeSettings
 from engine.errors import EngineError
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings

@@ -7,10 +7,10 @@ from unittest import mock
 
 import msgspec
 
-from blobstore import s3_lifecycle
 from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata
 from blobstore.errors import BlobNotFoundError
-from blobstore.retrying import RetryingStore
+from blobstore.s3 import lifecycle as s3_lifecycle
+from blobstore.wrappers.retry import RetryingStore
 from engine import commit_checks, commit_record
 from engine.backup import BackupResult, backup_source
 from engine.commit import CommitWriter

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from blobstore import local_dirs, local_temp
 from blobstore.base import BlobStore
+from blobstore.local import dirs as local_dirs
+from blobstore.local import temp as local_temp
 from engine import identify, local_dir, local_stat, roots
 from engine.digest_cache import DigestCache
 from engine.index_io import read_index_chain

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any, Final, Literal
 
-from blobstore import s3_lifecycle
+from blobstore.s3 import lifecycle as s3_lifecycle
 from tests.simulation.schedule import Advance, Control, Do, Effect, Happen, Land, Settle, Step, Times, Trap, Verb
 
 SECOND_MS: Final = 1000

@@ -15,11 +15,11 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.hedging import HedgedStore
-from blobstore.in_flight import InFlightLimit
-from blobstore.limited import LimitedStore
-from blobstore.retrying import RetryingStore, RetrySettings
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
+from blobstore.wrappers.hedge import HedgedStore
+from blobstore.wrappers.in_flight import InFlightLimit
+from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.clock import Ambient
 from engine.repository import Repository
 from engine.transfer_settings import TransferSettings

@@ -16,7 +16,7 @@ from typing import Final, TypeVar, TypeVarTuple
 import msgspec
 
 from blobstore.errors import StoreError
-from blobstore.s3_errors import CONFLICT, NOT_FOUND, PRECONDITION_FAILED, BrokenError, Refusal, RefusedError
+from blobstore.s3.errors import CONFLICT, NOT_FOUND, PRECONDITION_FAILED, BrokenError, Refusal, RefusedError
 from tests.simulation.faults import OF_BODIES, Fault, FaultPlan, Request
 from tests.simulation.under_way import FOR_EVER_S, REFUSALS, UNHEARD, UNTOLD, Pending
 from tests.simulation.virtual_loop import VirtualLoop

@@ -10,12 +10,12 @@ from typing import Any, Final
 from typing_extensions import override
 
 from blobstore.base import RequestMetadata
-from blobstore.s3 import S3Store
-from blobstore.s3_client import Answer, ReadBody, SentBody
-from blobstore.s3_errors import NOT_FOUND, RANGE_NOT_SATISFIABLE, BrokenError
-from blobstore.s3_lifecycle import KEPT, TTL_TAG
-from blobstore.s3_settings import S3Settings
-from blobstore.sinks import Sink
+from blobstore.s3.client import Answer, ReadBody, SentBody
+from blobstore.s3.errors import NOT_FOUND, RANGE_NOT_SATISFIABLE, BrokenError
+from blobstore.s3.lifecycle import KEPT, TTL_TAG
+from blobstore.s3.settings import S3Settings
+from blobstore.s3.store import S3Store
+from blobstore.sink import Sink
 from tests.simulation.faults import Fault, Request
 from tests.simulation.sim_s3 import SimObject, SimServer
 
@@ -35,7 +35,7 @@ class _AnswerBody:
 
 
 class SimS3Client:
-    """In place of a `blobstore.s3_client.S3Client`.
+    """In place of a `blobstore.s3.client.S3Client`.
 
     Args:
         server: Who answers.

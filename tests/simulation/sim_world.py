@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata, Unknown
 from blobstore.errors import StoreUnavailableError
-from blobstore.forwarding import ForwardingStore
-from blobstore.s3_errors import RefusedError
+from blobstore.s3.errors import RefusedError
+from blobstore.wrappers.forwarding import ForwardingStore
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import REPOSITORY, parse_log_key
 from index.snapshot.model import RepositoryRecord, Scope

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from typing import Final
 
-from blobstore import s3_lifecycle
+from blobstore.s3 import lifecycle as s3_lifecycle
 from engine.errors import (
     CommitDamagedError,
     CommitLostError,

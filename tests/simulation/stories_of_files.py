@@ -10,7 +10,7 @@ import msgspec
 
 from blobstore.base import BytesBody, Created, Lost
 from blobstore.errors import StoreError
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from engine.errors import (
     EngineError,
     SourceChangedError,

@@ -9,9 +9,9 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import StoreUnavailableError
-from blobstore.hedging import HedgeSettings
-from blobstore.local_files import open_to_read
-from blobstore.retrying import RetrySettings
+from blobstore.local.files import open_to_read
+from blobstore.wrappers.hedge import HedgeSettings
+from blobstore.wrappers.retry import RetrySettings
 from engine.errors import CommitUnknownError, UnsafeStoreError
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

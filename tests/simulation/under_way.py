@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.s3_errors import CONFLICT
+from blobstore.s3.errors import CONFLICT
 from tests.simulation.faults import Fault, Request
 from tests.simulation.virtual_loop import VirtualLoop
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-from blobstore.s3_lifecycle import EXPIRING
+from blobstore.s3.lifecycle import EXPIRING
 from index.snapshot.model import CommitRecord
 from tests.simulation.sim_s3 import SimObject
 

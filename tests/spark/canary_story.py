@@ -22,8 +22,8 @@ from pyspark.sql import SparkSession
 
 from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings, open_store
-from blobstore.retrying import RetrySettings
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
+from blobstore.wrappers.retry import RetrySettings
 from engine.repository import Repository
 from engine.rocksdb import RocksDbSettings
 from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores

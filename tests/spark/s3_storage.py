@@ -8,7 +8,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from blobstore.opening import StoreSettings
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
 from engine.sync import LoopThread
 from tests.fault_proxy import FaultProxy
 from tests.servers.s3_server import S3Server

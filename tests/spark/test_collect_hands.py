@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, StoreError, StoreUnavailableError
-from blobstore.forwarding import ForwardingStore
 from blobstore.memory import MemoryStore
+from blobstore.wrappers.forwarding import ForwardingStore
 from engine.backup import BackupResult
 from engine.collect import CollectReport, collect
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
-from blobstore.retrying import RetrySettings
+from blobstore.wrappers.retry import RetrySettings
 from engine.repository import Repository
 from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import open_on_driver

@@ -31,7 +31,7 @@ MODULES: Final = (
     "blobstore.base",
     "blobstore.errors",
     "blobstore.opening",
-    "blobstore.s3_settings",
+    "blobstore.s3.settings",
     "index.errors",
     "index.plan.commits",
     "index.snapshot.model",

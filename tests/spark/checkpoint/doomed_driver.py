@@ -16,8 +16,8 @@ import msgspec
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
-from blobstore.forwarding import ForwardingStore
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
+from blobstore.wrappers.forwarding import ForwardingStore
 from engine.spark.listener import BackupListener
 from tests.spark.checkpoint.shows import Show
 from tests.spark.short_lived import SHORT_LIVED

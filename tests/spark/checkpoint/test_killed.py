@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
 from engine.sync import SyncRepository

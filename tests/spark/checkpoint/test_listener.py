@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import (
 from typing_extensions import override
 
 from blobstore.errors import StoreFullError
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from engine.errors import UsageError
 from engine.spark.listener import BackupListener
 from engine.sync import SyncRepository

@@ -15,9 +15,9 @@ from blobstore.errors import (
     InvalidRequestError,
     StoreUnavailableError,
 )
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
-from blobstore.metered import Meter, MeteredStore
+from blobstore.wrappers.meter import Meter, MeteredStore
 from tests.unit.blobstore.scripted_store import LostAnswer, ScriptedStore
 
 

@@ -17,8 +17,8 @@ from blobstore.base import (
     read_blob,
 )
 from blobstore.errors import BlobNotFoundError
-from blobstore.forwarding import ForwardingStore
 from blobstore.memory import MemoryStore
+from blobstore.wrappers.forwarding import ForwardingStore
 from tests.contract.pouring_contract import Collecting
 
 T = TypeVar("T")

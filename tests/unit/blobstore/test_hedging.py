@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, RequestMetadata, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
-from blobstore.hedging import HedgedStore, HedgeSettings
-from blobstore.limited import LimitedStore
 from blobstore.memory import MemoryStore
-from blobstore.retrying import RetryingStore
-from blobstore.sinks import Buffer, Sink
+from blobstore.sink import Buffer, Sink
+from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
+from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.retry import RetryingStore
 from tests.contract.pouring_contract import Collecting
 from tests.simulation.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, ScriptedStore, Step

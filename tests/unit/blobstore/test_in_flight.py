@@ -4,7 +4,7 @@ from random import Random
 import pytest
 
 from blobstore.errors import InvalidRequestError
-from blobstore.in_flight import InFlightLimit
+from blobstore.wrappers.in_flight import InFlightLimit
 from tests.simulation.virtual_loop import run_jumping
 
 

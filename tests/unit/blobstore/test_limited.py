@@ -5,8 +5,8 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
-from blobstore.in_flight import InFlightLimit
-from blobstore.limited import LimitedStore
+from blobstore.wrappers.in_flight import InFlightLimit
+from blobstore.wrappers.limit import LimitedStore
 from tests.unit.blobstore.scripted_store import ScriptedStore
 
 

@@ -20,7 +20,7 @@ from blobstore.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from tests.contract.bodies import ChunkedBody, WaitingBody
 
 HOUR_MS = 3_600_000

@@ -12,8 +12,8 @@ import pytest
 
 from blobstore.base import BytesBody, Created, UnfinishedPut, read_blob
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError, StoreError
-from blobstore.local import LocalStore
-from blobstore.local_dirs import StoreDirs
+from blobstore.local.dirs import StoreDirs
+from blobstore.local.store import LocalStore
 
 HOUR_MS = 3_600_000
 LONG_AGO_S = time.time() - 40 * 24 * 3600
@@ -160,7 +160,7 @@ async def test_directories_are_made_again_and_durable_once(tmp_path: Path, monke
     def sync(directory: int) -> None:
         synced.append(os.path.relpath(Path(f"/proc/self/fd/{directory}").readlink(), tmp_path))
 
-    monkeypatch.setattr("blobstore.local_dirs.sync_dir", sync)
+    monkeypatch.setattr("blobstore.local.dirs.sync_dir", sync)
     dirs = StoreDirs(tmp_path / "root")
 
     def make(dirs: StoreDirs, path: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from blobstore.base import BytesBody, Created, Lost, read_blob
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 
 HOUR_MS = 3_600_000
 

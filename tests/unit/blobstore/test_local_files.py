@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from blobstore import local_files
-from blobstore.bounded import run_blocking
-from blobstore.local_files import (
+from blobstore.concurrency import run_blocking
+from blobstore.local import files as local_files
+from blobstore.local.files import (
     LocalFile,
     SpooledBody,
     create_to_write,

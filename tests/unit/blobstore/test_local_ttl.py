@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blobstore.base import Created, Lost
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from tests.unit.blobstore.lockstep import Lockstep
 
 HOUR_MS = 3_600_000

@@ -2,8 +2,8 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
-from blobstore.metered import Meter, MeteredStore
-from blobstore.retrying import RetryingStore, RetrySettings
+from blobstore.wrappers.meter import Meter, MeteredStore
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.pouring_contract import Collecting
 from tests.unit.blobstore.scripted_store import ScriptedStore
 

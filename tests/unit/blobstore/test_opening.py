@@ -5,12 +5,12 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import CapabilityMissingError, InvalidRequestError, StoreUnavailableError
-from blobstore.hedging import HedgeSettings
 from blobstore.memory import MemoryStore
-from blobstore.metered import Meter
 from blobstore.opening import StoreSettings, check_url, open_s3, open_store, slowed
-from blobstore.retrying import RetrySettings
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
+from blobstore.wrappers.hedge import HedgeSettings
+from blobstore.wrappers.meter import Meter
+from blobstore.wrappers.retry import RetrySettings
 
 SECRET = "hunter2hunter2"
 
@@ -63,7 +63,7 @@ def test_a_url_of_another_store_is_no_s3_store(tmp_path: Path) -> None:
 
 
 def test_without_its_libraries_s3_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("blobstore.s3")]:
+    for name in [name for name in sys.modules if name.startswith("blobstore.s3.store")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "aiobotocore", None)
     monkeypatch.setitem(sys.modules, "aiobotocore.config", None)

@@ -11,11 +11,11 @@ from typing_extensions import override
 from blobstore import opening
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
-from blobstore.forwarding import ForwardingStore
-from blobstore.in_flight import InFlightLimit
-from blobstore.limited import LimitedStore
 from blobstore.memory import MemoryStore
-from blobstore.retrying import RetryingStore, RetrySettings
+from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.in_flight import InFlightLimit
+from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.simulation.virtual_loop import run_jumping
 
 IN_FLIGHT = 16

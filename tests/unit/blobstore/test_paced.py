@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from blobstore.bandwidth import BURST_S, Bandwidth
 from blobstore.base import BlobStore, BytesBody, Created, read_blob
 from blobstore.memory import MemoryStore
-from blobstore.metered import Meter, MeteredStore
 from blobstore.opening import StoreSettings, open_store
-from blobstore.paced import PacedStore
-from blobstore.retrying import RetryingStore, RetrySettings
-from blobstore.sinks import Buffer, Sink
+from blobstore.sink import Buffer, Sink
+from blobstore.wrappers.bandwidth import BURST_S, Bandwidth
+from blobstore.wrappers.meter import Meter, MeteredStore
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
+from blobstore.wrappers.throttle import PacedStore
 from tests.contract.pouring_contract import Collecting
 from tests.simulation.virtual_loop import run_jumping
 

@@ -17,9 +17,9 @@ from blobstore.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from blobstore.forwarding import ForwardingStore
 from blobstore.memory import MemoryStore
-from blobstore.retrying import RetryingStore, RetrySettings
+from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.bodies import ChunkedBody, FailingBody
 from tests.contract.pouring_contract import Collecting
 from tests.simulation.virtual_loop import run_jumping

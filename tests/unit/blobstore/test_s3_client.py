@@ -17,10 +17,10 @@ from botocore.utils import parse_timestamp
 
 from blobstore.base import BytesBody
 from blobstore.errors import AccessDeniedError, InvalidRequestError
-from blobstore.s3 import S3Store
-from blobstore.s3_client import S3Client, SentBody, check_endpoint, read_time
-from blobstore.s3_errors import BrokenError, RefusedError
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.client import S3Client, SentBody, check_endpoint, read_time
+from blobstore.s3.errors import BrokenError, RefusedError
+from blobstore.s3.settings import S3Settings
+from blobstore.s3.store import S3Store
 
 CANARY = "canary-4f1d-secret"
 TOKEN = "canary-4f1d-token"

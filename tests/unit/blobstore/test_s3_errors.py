@@ -10,7 +10,7 @@ from blobstore.errors import (
     StoreMissingError,
     StoreUnavailableError,
 )
-from blobstore.s3_errors import Refusal, classify, showable
+from blobstore.s3.errors import Refusal, classify, showable
 from engine.cli.exit_codes import ExitCode, choose_exit_code
 
 TABLE = [

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from blobstore.s3_lifecycle import (
+from blobstore.s3.lifecycle import (
     DAY_MS,
     PLACES,
     Rule,
@@ -16,7 +16,7 @@ from blobstore.s3_lifecycle import (
     same_rules,
     threats,
 )
-from blobstore.s3_profile import PROFILE_KEY
+from blobstore.s3.profile import PROFILE_KEY
 from index.snapshot import keys
 
 HOUR_MS = DAY_MS // 24

@@ -9,10 +9,10 @@ import pytest
 
 from blobstore.base import BytesBody, Created, Lost, Unknown
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
-from blobstore.s3 import S3Store
-from blobstore.s3_answers import WRITE_ID
-from blobstore.s3_client import ReadBody, SentBody
-from blobstore.s3_errors import BrokenError, Refusal, RefusedError
+from blobstore.s3.answers import WRITE_ID
+from blobstore.s3.client import ReadBody, SentBody
+from blobstore.s3.errors import BrokenError, Refusal, RefusedError
+from blobstore.s3.store import S3Store
 
 DATE = {"HTTPHeaders": {"date": "Sat, 21 Nov 2026 19:00:00 GMT"}}
 BORN = datetime(2026, 11, 21, 18, 59, 58, tzinfo=UTC)
@@ -152,7 +152,7 @@ async def test_a_create_that_its_caller_gave_up_knows_itself_when_it_is_sent_aga
 async def test_a_put_that_took_long_is_dated_by_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     client = ScriptedClient([None], OWN)
     store = scripted_store(client)
-    monkeypatch.setattr("blobstore.s3_writing.SLOW_PUT_S", -1.0)
+    monkeypatch.setattr("blobstore.s3.writer.SLOW_PUT_S", -1.0)
     assert await store.put_if_absent("k", BODY) == Created(created_at_ms=int(BORN.timestamp()) * 1000)
     assert client.calls == ["put_object", "head_object"]
 
@@ -163,7 +163,7 @@ async def test_a_create_that_was_collected_before_its_time_was_asked_for_is_sent
     """The writer stood still for longer than the TTL: that is no missing blob of a commit (F16)."""
     client = ScriptedClient([None, None], GONE)
     store = scripted_store(client)
-    monkeypatch.setattr("blobstore.s3_writing.SLOW_PUT_S", -1.0)
+    monkeypatch.setattr("blobstore.s3.writer.SLOW_PUT_S", -1.0)
     assert isinstance(await store.put_if_absent("k", BODY), Unknown)
     client.there = OWN
     assert isinstance(await store.put_if_absent("k", BODY), Created)

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from blobstore.errors import StoreUnavailableError
-from blobstore.s3 import S3Store
-from blobstore.s3_settings import MIB, S3Settings
+from blobstore.s3.settings import MIB, S3Settings
+from blobstore.s3.store import S3Store
 from tests.contract.pouring_contract import poured
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from blobstore.base import BytesBody, Created, CreateOutcome, Unknown
 from blobstore.errors import StoreUnavailableError
-from blobstore.retrying import RetryingStore, RetrySettings
-from blobstore.s3 import S3Store
-from blobstore.s3_answers import WRITE_ID
-from blobstore.s3_client import ReadBody, SentBody
-from blobstore.s3_errors import BrokenError, Refusal, RefusedError
-from blobstore.s3_settings import MIB, S3Settings
+from blobstore.s3.answers import WRITE_ID
+from blobstore.s3.client import ReadBody, SentBody
+from blobstore.s3.errors import BrokenError, Refusal, RefusedError
+from blobstore.s3.settings import MIB, S3Settings
+from blobstore.s3.store import S3Store
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
 
 DATE = {"HTTPHeaders": {"date": "Sat, 21 Nov 2026 19:00:00 GMT"}}
 BORN = datetime(2026, 11, 21, 18, 59, 58, tzinfo=UTC)

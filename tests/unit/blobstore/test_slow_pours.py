@@ -9,8 +9,8 @@ from typing_extensions import override
 from blobstore.base import BytesBody, RequestMetadata
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.retrying import RetryingStore, RetrySettings
-from blobstore.sinks import POURED_BYTES, Sink
+from blobstore.sink import POURED_BYTES, Sink
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.pouring_contract import Collecting
 from tests.simulation.virtual_loop import run_jumping
 

@@ -7,7 +7,7 @@ import click
 import msgspec
 import pytest
 
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.settings import S3Settings
 from engine.cli import tidemark
 from engine.cli.options import (
     Common,

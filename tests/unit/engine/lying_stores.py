@@ -29,7 +29,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.memory import MemoryStore
-from blobstore.s3_lifecycle import Rule
+from blobstore.s3.lifecycle import Rule
 from engine.clock import SystemAmbient
 
 NOW_MS = 1_795_000_000_000

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
-from blobstore.local_files import LocalFile as OpenFile
+from blobstore.local.files import LocalFile as OpenFile
 from engine import identify, run_body
 from engine.backup import plan_backup_dir
 from engine.clock import SystemAmbient

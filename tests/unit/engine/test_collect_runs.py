@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, DeleteFailure, RequestMetadata, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
-from blobstore.forwarding import ForwardingStore
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
+from blobstore.wrappers.forwarding import ForwardingStore
 from engine.collect import Deleted, Hands, Listing, OwnHands, collect
 from engine.collect.audit import POINTERS_TOLD_MAX, RELEASE, make_audit
 from engine.collect.facts import Facts

@@ -21,8 +21,8 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.memory import MemoryStore
-from blobstore.s3_lifecycle import DAY_MS, Rule, backstop_rules
-from blobstore.s3_profile import PROFILE_KEY, StoreProfile, decode_profile
+from blobstore.s3.lifecycle import DAY_MS, Rule, backstop_rules
+from blobstore.s3.profile import PROFILE_KEY, StoreProfile, decode_profile
 from engine import doctor_abilities, doctor_patient
 from engine.clock import SystemAmbient
 from engine.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store

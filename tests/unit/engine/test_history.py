@@ -1,7 +1,7 @@
 """The history of a job: what each record brought, what became of it, and reading on past what is damaged."""
 
 from blobstore.base import BytesBody
-from blobstore.metered import MeteredStore
+from blobstore.wrappers.meter import MeteredStore
 from engine.history import History, State, read_history, tell_offsets
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from blobstore.base import Body, BytesBody, Created, CreateOutcome, RequestMetadata, list_blobs, read_blob
 from blobstore.errors import StoreUnavailableError
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, NotFoundError, StaleResultError, UnsafeStoreError, UsageError
 from engine.repository import REFUSED_STORE, Repository

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.errors import BlobCorruptError, InvalidRequestError, StoreError
-from blobstore.sinks import Buffer, Sink
+from blobstore.sink import Buffer, Sink
 from engine.errors import DamagedError
 from engine.restore import RestoreResult
 from tests.doubles import InterposedStore

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import engine.staging
-from blobstore import local_files
+from blobstore.local import files as local_files
 from engine.errors import EngineError, TargetError
 from engine.staging import Staging
 from tests.unit.engine.restore_kit import backed_up, restored_whole

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.local_files import LocalFile as OpenFile
+from blobstore.local.files import LocalFile as OpenFile
 from engine import run_body
 from engine.errors import UnsafeSourceError
 from engine.hashing import ContentHasher, hash_bytes, hash_content

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from blobstore.base import BytesBody, RequestMetadata, read_blob
-from blobstore.bounded import carry_out_all
+from blobstore.concurrency import carry_out_all
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.retrying import RetryingStore, RetrySettings
+from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.errors import DamagedError, LeaseExpiredError, UsageError
 from engine.hashing import FileHasher, hash_bytes
 from engine.local_dir import scan_dir

@@ -5,7 +5,7 @@ from typing import Any
 
 from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
-from blobstore.metered import MeteredStore
+from blobstore.wrappers.meter import MeteredStore
 from engine.backup import BackupResult, backup_source
 from engine.backup_source import WholeDirectory
 from engine.clock import SystemAmbient

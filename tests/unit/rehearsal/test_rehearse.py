@@ -12,10 +12,10 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.forwarding import ForwardingStore
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
-from blobstore.sinks import Sink, pour_chunks
+from blobstore.sink import Sink, pour_chunks
+from blobstore.wrappers.forwarding import ForwardingStore
 from engine import Repository
 from engine.errors import DamagedError, EngineError, IncompleteError, NotFoundError, TargetError
 from engine.rehearsal.run import rehearse

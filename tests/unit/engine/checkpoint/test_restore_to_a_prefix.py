@@ -9,9 +9,9 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import StoreUnavailableError
-from blobstore.forwarding import ForwardingStore
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
+from blobstore.wrappers.forwarding import ForwardingStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.object_target import ObjectTarget
 from engine.checkpoint.restore import RestoredCheckpoint, make_target, plan_checkpoint_restore, restore_checkpoint

@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, BytesBody, Created, read_blob
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
-from blobstore.forwarding import ForwardingStore
-from blobstore.hedging import HedgedStore, HedgeSettings
+from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
 from engine.clock import SystemAmbient
 from engine.errors import CollectedError, DamagedError
 from engine.repository import Repository

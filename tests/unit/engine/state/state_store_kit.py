@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, BytesBody, Created, CreateOutcome, RequestMetadata
 from blobstore.errors import StoreUnavailableError
-from blobstore.forwarding import ForwardingStore
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
+from blobstore.wrappers.forwarding import ForwardingStore
 from engine import StateStore, StateStoreSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.commit import Committed

@@ -5,7 +5,7 @@ import pytest
 
 from blobstore.base import BlobStore, Unknown
 from blobstore.errors import CheckpointUnknownError
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import UsageError
 from engine.state.batch_logs import CommitLog, OffsetLog

@@ -9,7 +9,7 @@ import pytest
 
 from blobstore.base import BlobStore
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError, InvalidRequestError, StoreError
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, TargetError
 from engine.local_copy import copy_file

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from tests.unit.engine.state.state_store_kit import (
     Bench,
     Conf,

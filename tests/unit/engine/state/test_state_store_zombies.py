@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from blobstore.errors import StoreUnavailableError
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from index.errors import VersionMissingError
 from tests.unit.engine.state.state_store_kit import Bench, Conf, LateStore, both_formats, interposed, rows, write
 

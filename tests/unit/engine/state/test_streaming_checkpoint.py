@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.local import LocalStore
+from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir

@@ -7,11 +7,11 @@ from contextlib import aclosing
 
 from typing_extensions import override
 
-from blobstore.bandwidth import GRAIN_S, Bandwidth, pieces
 from blobstore.base import BlobStore, Body, Created, CreateOutcome, RequestMetadata
-from blobstore.bounded import give_up
-from blobstore.forwarding import ForwardingStore
-from blobstore.sinks import Buffer, Sink
+from blobstore.concurrency import give_up
+from blobstore.sink import Buffer, Sink
+from blobstore.wrappers.bandwidth import GRAIN_S, Bandwidth, pieces
+from blobstore.wrappers.forwarding import ForwardingStore
 
 
 class PacedStore(ForwardingStore):

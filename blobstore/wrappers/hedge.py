@@ -11,11 +11,11 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import LIST_PAGE_MAX, BlobInfo, BlobStore, Body, Created, ListPage, RequestMetadata
-from blobstore.bounded import give_up, to_its_end
+from blobstore.concurrency import give_up, to_its_end
 from blobstore.errors import StoreUnavailableError
-from blobstore.forwarding import ForwardingStore
-from blobstore.retry_budget import RetryBudget
-from blobstore.sinks import Buffer, Sink
+from blobstore.sink import Buffer, Sink
+from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.retry_budget import RetryBudget
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ from typing import Final
 from blobstore.base import Created
 from blobstore.checks import range_size_bytes
 from blobstore.errors import AccessDeniedError, StoreError, StoreUnavailableError
-from blobstore.s3_client import Answer, date_ms
-from blobstore.s3_errors import BrokenError, RefusedError, classify
+from blobstore.s3.client import Answer, date_ms
+from blobstore.s3.errors import BrokenError, RefusedError, classify
 
 WRITE_ID: Final = "tidemark-write-id"
 TTL_MS: Final = "tidemark-ttl-ms"

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
-from blobstore.local_files import make_durable, sync_dir
+from blobstore.local.files import make_durable, sync_dir
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # How many directories are remembered as durable.

@@ -20,9 +20,9 @@ from aiobotocore.httpsession import AIOHTTPSession
 from botocore.httpsession import URLLib3Session
 from typing_extensions import override
 
-from blobstore.bounded import run_blocking
-from blobstore.s3_errors import BrokenError
-from blobstore.sinks import HELD_S, POURED_BYTES, Gate, ShutError, Sink
+from blobstore.concurrency import run_blocking
+from blobstore.s3.errors import BrokenError
+from blobstore.sink import HELD_S, POURED_BYTES, Gate, ShutError, Sink
 
 T = TypeVar("T")
 

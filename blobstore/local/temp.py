@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final
 
 from blobstore.base import UnfinishedPut
-from blobstore.local_dirs import StoreDirs
+from blobstore.local.dirs import StoreDirs
 
 TEMP: Final = ".tmp"
 _BORN: Final = ".born-"

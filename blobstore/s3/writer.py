@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from blobstore.base import Body, Created, CreateOutcome, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, CapabilityMissingError, StoreError
-from blobstore.s3_answers import (
+from blobstore.s3.answers import (
     TTL_MS,
     WRITE_ID,
     answers,
@@ -16,9 +16,9 @@ from blobstore.s3_answers import (
     read_created_at_ms,
     store_error,
 )
-from blobstore.s3_bucket import S3Bucket
-from blobstore.s3_client import Answer, SentBody
-from blobstore.s3_errors import (
+from blobstore.s3.bucket import S3Bucket
+from blobstore.s3.client import Answer, SentBody
+from blobstore.s3.errors import (
     CONFLICT,
     FORBIDDEN,
     NOT_FOUND,
@@ -28,9 +28,9 @@ from blobstore.s3_errors import (
     BrokenError,
     RefusedError,
 )
-from blobstore.s3_lifecycle import EXPIRING, TTL_TAG
-from blobstore.s3_settings import PUT_BYTES_MAX, S3Settings
-from blobstore.s3_upload import MultipartUpload, hash_body
+from blobstore.s3.lifecycle import EXPIRING, TTL_TAG
+from blobstore.s3.settings import PUT_BYTES_MAX, S3Settings
+from blobstore.s3.upload import MultipartUpload, hash_body
 
 # Of a PUT that took longer, the creation time is asked for: it may be that of its start (design 0003, C3).
 SLOW_PUT_S: Final = 5.0

@@ -19,7 +19,7 @@ from blobstore.base import (
     RequestMetadata,
     UnfinishedPut,
 )
-from blobstore.sinks import Sink
+from blobstore.sink import Sink
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import aiofiles
 
-from blobstore.bounded import run_blocking, to_its_end
+from blobstore.concurrency import run_blocking, to_its_end
 
 CHUNK_BYTES: Final = 1 << 20
 

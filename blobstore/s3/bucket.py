@@ -1,10 +1,10 @@
 """Requests to one bucket."""
 
-from blobstore.bandwidth import Bandwidth
-from blobstore.s3_answers import store_error
-from blobstore.s3_client import Answer, S3Client
-from blobstore.s3_errors import BrokenError, RefusedError
-from blobstore.s3_settings import S3Settings
+from blobstore.s3.answers import store_error
+from blobstore.s3.client import Answer, S3Client
+from blobstore.s3.errors import BrokenError, RefusedError
+from blobstore.s3.settings import S3Settings
+from blobstore.wrappers.bandwidth import Bandwidth
 
 
 class S3Bucket:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from blobstore.bandwidth import Bandwidth
 from blobstore.base import (
     LIST_PAGE_MAX,
     BlobInfo,
@@ -31,29 +30,30 @@ from blobstore.errors import (
     InvalidRequestError,
     StoreUnavailableError,
 )
-from blobstore.hedging import Hedge, HedgeSettings
-from blobstore.s3_answers import (
+from blobstore.s3.answers import (
     answers,
     read_created_at_ms,
     read_ttl_ms,
     store_error,
     whole_seconds_ms,
 )
-from blobstore.s3_bucket import S3Bucket
-from blobstore.s3_client import Answer, abandon, date_ms
-from blobstore.s3_deleting import abort_uploads, delete_objects
-from blobstore.s3_errors import (
+from blobstore.s3.bucket import S3Bucket
+from blobstore.s3.client import Answer, abandon, date_ms
+from blobstore.s3.deleting import abort_uploads, delete_objects
+from blobstore.s3.errors import (
     FORBIDDEN,
     NOT_FOUND,
     BrokenError,
     RefusedError,
 )
-from blobstore.s3_lifecycle import KEPT, TTL_TAG
-from blobstore.s3_profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile
-from blobstore.s3_reading import S3Reader
-from blobstore.s3_settings import S3Settings
-from blobstore.s3_writing import SLOW_PUT_S, S3Writer
-from blobstore.sinks import Sink
+from blobstore.s3.lifecycle import KEPT, TTL_TAG
+from blobstore.s3.profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile
+from blobstore.s3.reader import S3Reader
+from blobstore.s3.settings import S3Settings
+from blobstore.s3.writer import SLOW_PUT_S, S3Writer
+from blobstore.sink import Sink
+from blobstore.wrappers.bandwidth import Bandwidth
+from blobstore.wrappers.hedge import Hedge, HedgeSettings
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024

@@ -6,12 +6,12 @@ from typing import Final
 
 from blobstore.checks import range_size_bytes
 from blobstore.errors import StoreUnavailableError
-from blobstore.s3_answers import answers, read_promised_bytes, store_error
-from blobstore.s3_bucket import S3Bucket
-from blobstore.s3_client import Answer, abandon
-from blobstore.s3_errors import RANGE_NOT_SATISFIABLE, BrokenError, RefusedError
-from blobstore.s3_settings import S3Settings
-from blobstore.sinks import Sink, pour_chunks
+from blobstore.s3.answers import answers, read_promised_bytes, store_error
+from blobstore.s3.bucket import S3Bucket
+from blobstore.s3.client import Answer, abandon
+from blobstore.s3.errors import RANGE_NOT_SATISFIABLE, BrokenError, RefusedError
+from blobstore.s3.settings import S3Settings
+from blobstore.sink import Sink, pour_chunks
 
 # From this size on a range is poured: for less, two hops to a thread and a second pool do not pay (design 0008, B2).
 POURED_FROM_BYTES: Final = 1024 * 1024

@@ -40,7 +40,6 @@ from blobstore.base import (
     Unknown,
     check_key,
 )
-from blobstore.bounded import run_blocking
 from blobstore.checks import (
     check_delete,
     check_list,
@@ -50,21 +49,22 @@ from blobstore.checks import (
     checked_chunks,
     range_size_bytes,
 )
+from blobstore.concurrency import run_blocking
 from blobstore.errors import (
     BlobDeletedError,
     BlobNotFoundError,
     InvalidRequestError,
 )
-from blobstore.local_deleted import DELETED, DeletedBlobs
-from blobstore.local_dirs import ReadDirs, StoreDirs, read_regular, split_key
-from blobstore.local_errors import shortened, store_errors, telling_failures
-from blobstore.local_files import LocalFile, create_to_write, flush, open_to_read, sync_dir
-from blobstore.local_temp import TEMP, TempFiles, is_temp_name
-from blobstore.local_ttl import LINK, TtlLinks
-from blobstore.local_unused import check_unused
-from blobstore.local_walk import walk_keys
-from blobstore.mounts import lists_are_consistent
-from blobstore.sinks import POURED_BYTES, Sink
+from blobstore.local.deleted import DELETED, DeletedBlobs
+from blobstore.local.dirs import ReadDirs, StoreDirs, read_regular, split_key
+from blobstore.local.errors import shortened, store_errors, telling_failures
+from blobstore.local.files import LocalFile, create_to_write, flush, open_to_read, sync_dir
+from blobstore.local.mounts import lists_are_consistent
+from blobstore.local.temp import TEMP, TempFiles, is_temp_name
+from blobstore.local.ttl import LINK, TtlLinks
+from blobstore.local.unused import check_unused
+from blobstore.local.walk import walk_keys
+from blobstore.sink import POURED_BYTES, Sink
 
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 # A thread pours so many bytes at a time: a pour that is cancelled ends with them.

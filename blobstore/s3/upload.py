@@ -7,15 +7,15 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from blobstore.base import Body, Created
-from blobstore.bounded import first_error, run_blocking
 from blobstore.checks import checked_chunks
+from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import StoreError
-from blobstore.s3_answers import read_created
-from blobstore.s3_bucket import S3Bucket
-from blobstore.s3_client import Answer, ReadBody, S3Client, SentBody
-from blobstore.s3_errors import SERVER_ERRORS, BrokenError, RefusedError
-from blobstore.s3_settings import PARTS_MAX
-from blobstore.sinks import Buffer
+from blobstore.s3.answers import read_created
+from blobstore.s3.bucket import S3Bucket
+from blobstore.s3.client import Answer, ReadBody, S3Client, SentBody
+from blobstore.s3.errors import SERVER_ERRORS, BrokenError, RefusedError
+from blobstore.s3.settings import PARTS_MAX
+from blobstore.sink import Buffer
 
 # A body up to this size stays in memory between being hashed and being sent.
 HELD_BYTES_MAX: Final = 1024 * 1024

@@ -5,8 +5,8 @@ from contextlib import AbstractAsyncContextManager
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.forwarding import ForwardingStore
-from blobstore.in_flight import InFlightLimit
+from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.in_flight import InFlightLimit
 
 
 class LimitedStore(ForwardingStore):

@@ -10,8 +10,8 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, Created, CreateOutcome, RequestMetadata
 from blobstore.errors import StoreError
-from blobstore.forwarding import ForwardingStore
-from blobstore.sinks import CountedSink, Sink
+from blobstore.sink import CountedSink, Sink
+from blobstore.wrappers.forwarding import ForwardingStore
 
 _LOGGED_MAX: Final = 100_000
 

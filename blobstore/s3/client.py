@@ -30,9 +30,8 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 from typing_extensions import override
 
-from blobstore.bandwidth import Bandwidth
 from blobstore.errors import AccessDeniedError, InvalidRequestError
-from blobstore.s3_errors import (
+from blobstore.s3.errors import (
     FORBIDDEN,
     STALE_CREDENTIALS,
     UNAUTHORIZED,
@@ -42,9 +41,10 @@ from blobstore.s3_errors import (
     read_date_ms,
     read_refusal,
 )
-from blobstore.s3_settings import S3Settings, may_hold_credentials
-from blobstore.s3_threads import IN_THREAD, ThreadedSession, pour
-from blobstore.sinks import Buffer, Sink
+from blobstore.s3.settings import S3Settings, may_hold_credentials
+from blobstore.s3.threads import IN_THREAD, ThreadedSession, pour
+from blobstore.sink import Buffer, Sink
+from blobstore.wrappers.bandwidth import Bandwidth
 
 Answer = dict[str, Any]
 # Reads a body from its start: called once for each request that sends it.

@@ -4,8 +4,8 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from blobstore.local_dirs import StoreDirs, read_regular, split_key
-from blobstore.local_walk import is_component
+from blobstore.local.dirs import StoreDirs, read_regular, split_key
+from blobstore.local.walk import is_component
 
 DELETED: Final = ".deleted"
 # How often within the retention a purge looks through all that is kept.

@@ -5,10 +5,10 @@ from contextlib import suppress
 from typing import Final
 
 from blobstore.base import DeleteFailure, UnfinishedPut
-from blobstore.bounded import map_bounded
+from blobstore.concurrency import map_bounded
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
-from blobstore.s3_bucket import S3Bucket
-from blobstore.s3_errors import showable
+from blobstore.s3.bucket import S3Bucket
+from blobstore.s3.errors import showable
 
 _SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
 

@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Final
 
 from blobstore.errors import InvalidRequestError
-from blobstore.local_deleted import DELETED
-from blobstore.local_dirs import StoreDirs
-from blobstore.local_temp import TEMP, is_temp_name
-from blobstore.local_ttl import TTL
+from blobstore.local.deleted import DELETED
+from blobstore.local.dirs import StoreDirs
+from blobstore.local.temp import TEMP, is_temp_name
+from blobstore.local.ttl import TTL
 
 # What `doctor` writes below.
 _DOCTOR: Final = "doctor"

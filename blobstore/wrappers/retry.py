@@ -10,12 +10,12 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from typing_extensions import override
 
 from blobstore.base import BlobStore, Body, Created, CreateOutcome, RequestMetadata, Unknown
-from blobstore.bounded import give_up
+from blobstore.concurrency import give_up
 from blobstore.errors import StoreError, StoreUnavailableError
-from blobstore.forwarding import ForwardingStore
-from blobstore.in_flight import InFlightLimit
-from blobstore.retry_budget import RetryBudget
-from blobstore.sinks import POURED_BYTES, Sink, WatchedSink
+from blobstore.sink import POURED_BYTES, Sink, WatchedSink
+from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.in_flight import InFlightLimit
+from blobstore.wrappers.retry_budget import RetryBudget
 
 T = TypeVar("T")
 

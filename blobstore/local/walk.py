@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from blobstore.base import check_key
 from blobstore.errors import InvalidRequestError
-from blobstore.local_dirs import ReadDirs
+from blobstore.local.dirs import ReadDirs
 
 
 def walk_keys(dirs: ReadDirs, prefix: str, start_after: str, *, links: bool = False) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from typing_extensions import override
 
-from blobstore.bounded import run_blocking
+from blobstore.concurrency import run_blocking
 from blobstore.errors import StoreError
 
 Buffer = bytes | bytearray | memoryview
