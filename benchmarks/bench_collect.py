@@ -31,11 +31,12 @@ from typing_extensions import override
 
 from benchmarks.collect_world import KEEP_LAST, SNAPSHOTS, DoorAccess, Doors, World, build, deleted, load
 from blobstore.opening import StoreSettings
+from engine.blocking import LoopThread
 from engine.collect import CollectReport, Deleted, Listing, Swept
 from engine.repository import Repository
 from engine.roots import References
 from engine.spark.collect_hands import SparkHands
-from engine.sync import LoopThread, SyncRepository
+from engine.sync import SyncRepository
 from engine.transfer_settings import TransferSettings
 from index.plan.collect import DeleteReason
 from index.plan.retention import Retention

@@ -9,15 +9,16 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
+from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from engine.clock import SystemAmbient
 from engine.digest_cache import DigestCache
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
-from engine.repository_reading import ReadingRepository
 from engine.restore import read_index_of, restore_store
 from engine.rocksdb import RocksDbSettings, StoreReader, list_families, open_family
 from engine.staging import remove_tree
+from engine.transfer_settings import TransferSettings
 from index.display import Told
 from index.errors import FormatError
 from index.snapshot.model import SnapshotIndex, StoreReference
@@ -78,7 +79,12 @@ class FoundKeys(Told, msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.asynccontextmanager
 async def opened_snapshot(
-    repository: ReadingRepository, reference: StoreReference, scratch: Path, *, progress: Progress = NO_PROGRESS
+    store: BlobStore,
+    reference: StoreReference,
+    scratch: Path,
+    *,
+    settings: TransferSettings,
+    progress: Progress = NO_PROGRESS,
 ) -> AsyncIterator[Path]:
     """A store of a pinned commit, restored whole to a fresh directory that is removed when the block ends.
 
@@ -87,8 +93,8 @@ async def opened_snapshot(
     Requests: as a restore of the store, and one GET for its index.
 
     Args:
-        repository: Where from.
-        reference: The store.
+        store: Where from.
+        reference: The snapshot.
         scratch: The directory in which the fresh one is made; made if it is not there.
         progress: As of a restore.
 
@@ -96,15 +102,15 @@ async def opened_snapshot(
         NotFoundError: The snapshot is no RocksDB.
         DamagedError, TargetError, StoreError: As `restore_store`.
     """
-    index, _ = await read_index_of(repository.store, reference)
+    index, _ = await read_index_of(store, reference)
     check_is_rocksdb(index)
     directory = await run_blocking(_make_scratch, scratch)
     try:
         await restore_store(
-            repository.store,
+            store,
             reference=reference,
             target=directory / "store",
-            settings=repository.settings,
+            settings=settings,
             ambient=SystemAmbient(),
             # What is learned of a directory that is gone in a moment is of no use to anybody.
             cache=DigestCache(),

@@ -1,205 +1,18 @@
 """The repository for callers without an event loop: scripts, notebooks, Spark workers."""
 
-import asyncio
 import contextlib
-import functools
-import queue
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from types import MethodType, TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar, Unpack
+from typing import Self, Unpack
 
 from blobstore.base import BlobStore
+from engine.blocking import Blocking, Facade
 from engine.clock import Ambient
 from engine.pins import PinLease
 from engine.repository import Choice, Repository
 from engine.transfer_settings import TransferSettings
 from index.plan.commits import Commit
 from index.snapshot.model import RepositoryRecord, Scope
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-# So long does an interrupted caller wait for what it interrupted to clean up.
-CLEANUP_S_MAX: Final = 30
-# And what a second interrupt cancels has so long to end.
-GIVEN_UP_S_MAX: Final = 1
-# Of two signals at once the kernel may give both to another thread, which does not wake this one: it looks by itself.
-LOOK_S: Final = 0.5
-
-
-class LoopThread:
-    """An event loop of its own in a daemon thread, so that a caller's loop (a notebook has one) is never in the way."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tidemark", daemon=True)
-        self._thread.start()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it has not been stopped."""
-        return self._thread.is_alive()
-
-    def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Wait for a coroutine; an interrupt of the waiting thread cancels it and waits for its end, within a bound.
-
-        Nothing that an interrupt could leave locked is shared with the loop: a `concurrent.futures.Future` is, and an
-        interrupt on its way into the lock leaves both threads waiting for ever.
-        """
-        begun: list[asyncio.Task[R]] = []
-        ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-        def begin() -> None:
-            task = self._loop.create_task(work)
-            begun.append(task)
-            task.add_done_callback(lambda _: ended.put(None))
-
-        def cancel() -> None:
-            if not begun:
-                work.close()
-            if not begun or begun[0].done():
-                ended.put(None)
-            else:
-                begun[0].cancel()
-
-        try:
-            self._loop.call_soon_threadsafe(begin)
-            is_ended = False
-            while not is_ended:
-                with contextlib.suppress(queue.Empty):
-                    ended.get(timeout=LOOK_S)
-                    is_ended = True
-        except BaseException as interrupt:
-            try:
-                self._loop.call_soon_threadsafe(cancel)
-                with contextlib.suppress(queue.Empty):
-                    ended.get(timeout=CLEANUP_S_MAX)
-            except BaseException:
-                # A second interrupt does not wait; and it may have come before the first one's cancellation.
-                self._loop.call_soon_threadsafe(cancel)
-                raise
-            for note in _notes_of(begun):
-                interrupt.add_note(note)
-            raise
-        return begun[0].result()
-
-    def stop(self) -> None:
-        """End the loop and its thread."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._end()))
-            self._thread.join()
-            self._loop.close()
-
-    async def _end(self) -> None:
-        """End what a second interrupt has left, which is not to clean up any longer, without a word of asyncio's."""
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=GIVEN_UP_S_MAX)
-        self._loop.set_exception_handler(lambda *_: None)
-        self._loop.stop()
-
-
-def _notes_of(begun: Sequence[asyncio.Task[Any]]) -> list[str]:
-    """What the cleaning up of an interrupted task noted on its error, such as what it has left behind."""
-    try:
-        for task in begun:
-            task.result()
-    except BaseException as error:  # noqa: BLE001  (its own caller is told of the interrupt)
-        return list(getattr(error, "__notes__", ()))
-    return []
-
-
-class Closing(Protocol):
-    """What a `Facade` can stand for."""
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it."""
-        ...
-
-
-A = TypeVar("A", bound=Closing)
-# Covariant, so that a method of a base class is one of the facade's too.
-A_co = TypeVar("A_co", bound=Closing, covariant=True)
-
-
-class Facade(Generic[A_co]):
-    """An asynchronous object for callers without an event loop. Use it as a context manager, or call `close`.
-
-    Attributes:
-        loop: Where its methods run.
-        asynchronous: The object.
-    """
-
-    def __init__(self, loop: LoopThread, asynchronous: A_co) -> None:
-        """Prefer the ways of the class to open one."""
-        self.loop = loop
-        self.asynchronous = asynchronous
-
-    @classmethod
-    def _begin(cls, opening: Coroutine[Any, Any, Any]) -> Self:
-        loop = LoopThread()
-        try:
-            return cls(loop, loop.run(opening))
-        except BaseException:
-            loop.stop()
-            raise
-
-    def close(self) -> None:
-        """Close the object and its loop; once is enough."""
-        self.__exit__(None, None, None)
-
-    def __enter__(self) -> Self:
-        """The object itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close it, as the object does."""
-        if not self.loop.is_running:
-            return
-        try:
-            self.loop.run(self._leave(kind, error, trace))
-        finally:
-            self.loop.stop()
-
-    async def _leave(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.asynchronous.__aexit__(kind, error, trace)
-
-
-class Blocking(Generic[A, P, R]):
-    """Turns a method that waits into one of a `Facade` with the same arguments, result and errors."""
-
-    def __init__(self, method: Callable[Concatenate[A, P], Awaitable[R]]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    def __get__(self, instance: Facade[A] | None, owner: type[Facade[A]]) -> Callable[P, R]:
-        """The bound blocking method; of the class itself, what `help` shows."""
-
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            if instance is None:
-                raise TypeError(f"{owner.__name__}.{call.__name__} needs an object to work on")
-
-            async def work() -> R:
-                return await self._method(instance.asynchronous, *args, **kwargs)
-
-            return instance.loop.run(work())
-
-        # Its name, documentation and arguments are those of the method, for `help` and notebooks.
-        bound: Callable[..., object] = self._method
-        if instance is not None:
-            bound = MethodType(self._method, instance.asynchronous)
-        functools.update_wrapper(call, bound)
-        return call
 
 
 class SyncRepository(Facade[Repository]):
@@ -247,15 +60,6 @@ class SyncRepository(Facade[Repository]):
         with self.inside(self.asynchronous.pinned(commit, purpose)) as lease:
             yield lease
 
-    @contextlib.contextmanager
-    def inside(self, context: contextlib.AbstractAsyncContextManager[R]) -> Iterator[R]:
-        """An asynchronous context, entered and left in the event loop of the repository."""
-        entered = self.loop.run(_enter(context))
-        try:
-            yield entered
-        finally:
-            self.loop.run(_leave(context))
-
     backup = Blocking(Repository.backup)
     plan_backup = Blocking(Repository.plan_backup)
     commit = Blocking(Repository.commit)
@@ -287,11 +91,3 @@ class SyncRepository(Facade[Repository]):
     explain = Blocking(Repository.explain)
     verify_plan = Blocking(Repository.verify_plan)
     verify = Blocking(Repository.verify)
-
-
-async def _enter(context: contextlib.AbstractAsyncContextManager[R]) -> R:
-    return await context.__aenter__()
-
-
-async def _leave(context: contextlib.AbstractAsyncContextManager[R]) -> None:
-    await context.__aexit__(None, None, None)

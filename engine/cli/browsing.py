@@ -142,10 +142,11 @@ def keys(
         repository.find_pinned(scope, purpose="keys", **session.choose(repository, choice)) as (commit, _),
     ):
         reference = _choose_store(commit, task, store)
+        opened = repository.asynchronous
         with (
             session.progress("keys") as progress,
             repository.inside(
-                opened_snapshot(repository.asynchronous, reference, where, progress=progress)
+                opened_snapshot(opened.store, reference, where, settings=opened.settings, progress=progress)
             ) as directory,
         ):
             found = find_keys(

@@ -19,6 +19,7 @@ from blobstore.s3.policy import ROLES, Role, partition_of, role_policy
 from blobstore.s3.profile import StoreProfile
 from blobstore.s3.settings import PUT_BYTES_MAX
 from blobstore.wrappers.retry import RetrySettings
+from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode, choose_exit_code
 from engine.cli.options import Verb, common_options
 from engine.cli.s3_places import is_s3, open_bucket, usage_error
@@ -27,7 +28,6 @@ from engine.clock import SystemAmbient
 from engine.doctor import CLIENTS_COUNT, DoctorReport, examine_store
 from engine.doctor_verdict import Check, Verdict, describe_profile
 from engine.errors import NotFoundError
-from engine.sync import LoopThread
 from engine.words import count, printable, shortened, table
 
 TEXT_SHOWN_MAX: Final = 400

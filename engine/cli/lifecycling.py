@@ -21,12 +21,13 @@ from blobstore.s3.lifecycle import (
     threats,
 )
 from blobstore.s3.profile import PROFILE_BYTES_MAX, PROFILE_KEY, decode_profile
+from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
 from engine.cli.s3_places import open_bucket
 from engine.cli.session import Session, with_session
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
-from engine.sync import LoopThread, SyncRepository
+from engine.sync import SyncRepository
 from engine.verify import ProblemKind
 from engine.words import printable
 

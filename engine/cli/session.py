@@ -15,6 +15,7 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
+from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode
 from engine.cli.failures import describe
 from engine.cli.log_lines import JSON as JSON_LOG
@@ -27,7 +28,7 @@ from engine.config import CommitChoice, Moment, cache_path
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository import Choice, Repository
-from engine.sync import LoopThread, SyncRepository
+from engine.sync import SyncRepository
 from engine.terminal_progress import TerminalProgress
 from engine.views import SCHEMA
 from engine.words import printable

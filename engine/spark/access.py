@@ -9,10 +9,11 @@ from typing import Final
 import msgspec
 
 from blobstore.opening import StoreSettings, open_store
+from engine.blocking import LoopThread
 from engine.errors import UsageError
 from engine.repository import Repository
 from engine.spark.kept_repository import kept_here
-from engine.sync import LoopThread, SyncRepository
+from engine.sync import SyncRepository
 from engine.transfer_settings import TransferSettings
 from index.snapshot.model import RepositoryRecord
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from engine.sync import LoopThread
+from engine.blocking import LoopThread
 from engine.transfer_settings import TransferSettings, share_among
 
 Item = TypeVar("Item")

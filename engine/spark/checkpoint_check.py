@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
+from engine.blocking import LoopThread
 from engine.checkpoint.check import begin_check, finish_check
 from engine.checkpoint.check_contents import StoreWork
 from engine.checkpoint.check_store import check_store
@@ -25,7 +26,6 @@ from engine.spark.frames import frame_of
 from engine.spark.parallel import default_partitions
 from engine.spark.state_places import absolute
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.sync import LoopThread
 
 _WORK: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("work", pa.binary())])
 _CHECKED: Final = pa.schema([pa.field("checked", pa.binary())])

@@ -14,6 +14,7 @@ import msgspec
 
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
+from engine.blocking import LoopThread
 from engine.checkpoint.pictures import find_job, find_picture
 from engine.clock import SystemAmbient
 from engine.digest_cache import DigestCache
@@ -25,7 +26,6 @@ from engine.spark.source_options import SourceOptions
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFiles, as_state_files
 from engine.state.index_files import IndexStateFiles
-from engine.sync import LoopThread
 from index.plan.commits import Commit
 from index.snapshot.reachable import files_of
 from index.snapshot.selection import select_files

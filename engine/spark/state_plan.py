@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from blobstore.errors import BlobNotFoundError
+from engine.blocking import LoopThread
 from engine.errors import NotFoundError, UsageError
 from engine.spark.arrow_types import is_known
 from engine.spark.source_options import SourceOptions
@@ -16,7 +17,6 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
 from engine.state_store import StateStore
-from engine.sync import LoopThread
 from index.errors import BatchLogError
 from index.spark.batch_log import decode_operator
 from index.spark.checkpoint import StoreId

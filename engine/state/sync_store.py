@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from engine.blocking import Blocking, Facade
 from engine.clock import Ambient
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.families import DEFAULT_FAMILY
@@ -12,7 +13,6 @@ from engine.state.metrics import LoadMetrics, SaveMetrics
 from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import open_query_state
 from engine.state_store import StateStore
-from engine.sync import Blocking, Facade
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.batch_log import DEFAULT_STORE
 

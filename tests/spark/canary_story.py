@@ -24,6 +24,7 @@ from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.retry import RetrySettings
+from engine.blocking import LoopThread
 from engine.repository import Repository
 from engine.rocksdb import RocksDbSettings
 from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores
@@ -34,7 +35,7 @@ from engine.spark.collect_listing import ListTask
 from engine.spark.collect_marking import MarkTask, SweepTask
 from engine.spark.parallel import BackupStores, RestoreStores, StoreWork, spread
 from engine.spark.store_task import RESULT_SPARK_SCHEMA, TASK_COLUMN, JobRun, UpdateTask
-from engine.sync import LoopThread, SyncRepository
+from engine.sync import SyncRepository
 from engine.transfer_settings import TransferSettings
 from index.plan.collect import NOTHING_PROTECTED
 from index.plan.commits import Commit

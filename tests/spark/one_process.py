@@ -9,11 +9,12 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings
+from engine.blocking import LoopThread
 from engine.repository import Repository
 from engine.spark.access import Access
 from engine.spark.collect_hands import SparkHands
 from engine.spark.collect_rows import Row, batch_of, rows_of
-from engine.sync import LoopThread, SyncRepository
+from engine.sync import SyncRepository
 from engine.transfer_settings import TransferSettings
 from index.snapshot.model import RepositoryRecord
 

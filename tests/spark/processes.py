@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from engine.sync import LoopThread
+from engine.blocking import LoopThread
 from tests.fault_proxy import FaultProxy
 from tests.fault_rules import Hang, Predicate, Request, Rule, Stage
 

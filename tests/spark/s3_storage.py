@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from blobstore.opening import StoreSettings
 from blobstore.s3.settings import S3Settings
-from engine.sync import LoopThread
+from engine.blocking import LoopThread
 from tests.fault_proxy import FaultProxy
 from tests.servers.s3_server import S3Server
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from engine.sync import Blocking
+from engine.blocking import Blocking
 
 OURS: Final = ("index", "blobstore", "engine")
 # Those with `__all__` export it; of the others all that is defined in them and has no underscore is public.

@@ -14,7 +14,8 @@ from typing_extensions import override
 
 from blobstore.base import LIST_PAGE_MAX, ListPage
 from blobstore.memory import MemoryStore
-from engine.sync import LoopThread, SyncRepository
+from engine.blocking import LoopThread
+from engine.sync import SyncRepository
 from tests.unit.engine.conftest import JOB
 
 
@@ -124,7 +125,7 @@ def test_an_interrupt_that_another_thread_gets_is_heard() -> None:
 
 
 def test_cleaning_up_that_hangs_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.sync.CLEANUP_S_MAX", 0.1)
+    monkeypatch.setattr("engine.blocking.CLEANUP_S_MAX", 0.1)
     loop = LoopThread()
     let_go = asyncio.Event()
 
@@ -178,7 +179,7 @@ def interrupted_at(instruction: int, loop: LoopThread) -> bool:
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_an_interrupt_at_any_instruction_leaves_nothing_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.sync.CLEANUP_S_MAX", 5)
+    monkeypatch.setattr("engine.blocking.CLEANUP_S_MAX", 5)
     loop = LoopThread()
 
     async def answer() -> int:
