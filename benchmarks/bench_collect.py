@@ -33,11 +33,11 @@ from benchmarks.collect_world import KEEP_LAST, SNAPSHOTS, DoorAccess, Doors, Wo
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.collect import CollectReport, Deleted, Listing, Swept
+from engine.records.roots import References
 from engine.repository import Repository
-from engine.roots import References
+from engine.settings import TransferSettings
 from engine.spark.collect_hands import SparkHands
 from engine.sync import SyncRepository
-from engine.transfer_settings import TransferSettings
 from index.plan.collect import DeleteReason
 from index.plan.retention import Retention
 from index.snapshot.keys import BLOBS, INDEXES, RunId

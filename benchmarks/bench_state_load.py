@@ -42,7 +42,7 @@ import pyarrow.parquet as pq
 import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation has it)
 from pyspark.sql import SparkSession
 
-from engine.rocksdb import StoreWriter, spark_settings
+from engine.rocksdb.store import StoreWriter, spark_settings
 from engine.state.changelog_files import ChangelogWriter, open_changelog
 from engine.state.metrics import LoadMetrics
 from engine.state.replay import KeyCounts, count_store, replay

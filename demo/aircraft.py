@@ -18,7 +18,7 @@ from typing import Final, get_args
 import msgspec
 import pyarrow as pa
 
-from engine.rocksdb import StoreReader, StoreWriter
+from engine.rocksdb.store import StoreReader, StoreWriter
 
 ORDER: Final = ("scheduled", "carrier", "flight", "origin", "dest")
 BATCH_ROWS: Final = 10_000

@@ -15,14 +15,14 @@ from blobstore.concurrency import run_blocking
 from engine.backup_facts import Facts, gather_facts
 from engine.backup_source import BackupSource, WholeDirectory
 from engine.clock import Ambient
-from engine.digest_cache import DigestCache
 from engine.errors import UsageError
-from engine.index_io import IndexCache, write_index
+from engine.local.cache import DigestCache
+from engine.local.transfer import SourceDir
 from engine.progress import NO_PROGRESS, Progress
-from engine.transfer import SourceDir
-from engine.transfer_settings import TransferSettings
+from engine.records.indexes import IndexCache, write_index
+from engine.settings import TransferSettings
+from engine.text import human_bytes, printable
 from engine.upload import Uploader, UploadSession
-from engine.words import human_bytes, printable
 from index.display import Told, tell_files, tell_seconds
 from index.errors import FormatError
 from index.plan.backup import BackupPlan, build_snapshot

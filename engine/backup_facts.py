@@ -9,14 +9,14 @@ import msgspec
 
 from blobstore.base import BlobStore
 from engine.backup_source import BackupSource
-from engine.digest_cache import DigestCache
 from engine.errors import DamagedError
-from engine.identify import identify, identify_ssts
-from engine.index_io import IndexCache, StoredSnapshot, read_stored_snapshot
-from engine.local_dir import all_files, file_system_now_ns
-from engine.local_stat import FilePath
-from engine.missing import find_missing, key_of
-from engine.transfer_settings import TransferSettings
+from engine.local.cache import DigestCache
+from engine.local.identify import identify, identify_ssts
+from engine.local.scan import all_files, file_system_now_ns
+from engine.local.stat import FilePath
+from engine.records.indexes import IndexCache, StoredSnapshot, read_stored_snapshot
+from engine.records.missing import find_missing, key_of
+from engine.settings import TransferSettings
 from index.plan.backup import BackupLimits, BackupPlan, plan_backup
 from index.snapshot.dir_diff import DirDiff, diff_dir
 from index.snapshot.local_tree import LocalDir

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from engine.local_dir import find_difference, scan_dir
-from engine.local_stat import changed_error
-from engine.rocksdb_lock import check_not_held
+from engine.local.scan import find_difference, scan_dir
+from engine.local.stat import changed_error
+from engine.rocksdb.lock import check_not_held
 from index.plan.backup import PlannedFile
 from index.snapshot.local_tree import LocalDir
 from index.snapshot.model import SnapshotIndex

@@ -12,13 +12,13 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from engine.clock import SystemAmbient
-from engine.digest_cache import DigestCache
 from engine.errors import NotFoundError, UsageError
+from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.restore import read_index_of, restore_store
-from engine.rocksdb import RocksDbSettings, StoreReader, list_families, open_family
+from engine.rocksdb.store import RocksDbSettings, StoreReader, list_families, open_family
+from engine.settings import TransferSettings
 from engine.staging import remove_tree
-from engine.transfer_settings import TransferSettings
 from index.display import Told
 from index.errors import FormatError
 from index.snapshot.model import SnapshotIndex, StoreReference

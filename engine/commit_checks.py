@@ -15,8 +15,8 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.log_io import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, read_vouched
-from engine.settle import REQUESTS_IN_FLIGHT_MAX, has_ttl
+from engine.records.log import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, read_commit, read_vouched
+from engine.records.settle import REQUESTS_IN_FLIGHT_MAX, has_ttl
 from index.plan.commits import Commit, Verdict, judge_record, valid_commits
 from index.snapshot.keys import LOG, commit_key, encode_component
 from index.snapshot.model import CommitRecord, IndexReference, Scope

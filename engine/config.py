@@ -40,7 +40,7 @@ import msgspec
 
 from blobstore.s3.settings import S3Settings
 from engine.errors import UsageError
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.snapshot.model import UniqueId
 
 CONFIG_BYTES_MAX: Final = 1024 * 1024

@@ -7,7 +7,7 @@ import msgspec
 
 from blobstore.base import BlobStore, Created
 from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
-from engine.log_io import (
+from engine.records.log import (
     Noted,
     ScopeLog,
     find_boundary,
@@ -17,8 +17,8 @@ from engine.log_io import (
     read_commit,
     read_record,
 )
-from engine.names import read_first_name
-from engine.store_checks import check_commits
+from engine.records.names import read_first_name
+from engine.records.store_checks import check_commits
 from engine.verify import verify
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.collect import is_upload_key

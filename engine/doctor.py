@@ -21,7 +21,7 @@ from engine.clock import Ambient
 from engine.doctor_patient import NoTimeError, Patient, S3Powers, failure_of
 from engine.doctor_verdict import Check, Evidence, Row, Verdict, choose_profile, judge
 from engine.errors import UnsafeStoreError
-from engine.store_checks import check_unused
+from engine.records.store_checks import check_unused
 from index.snapshot.keys import REPOSITORY
 
 CLIENTS_COUNT: Final = 16

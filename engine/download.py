@@ -12,6 +12,7 @@ from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import carry_out_all, run_blocking
 from blobstore.errors import BlobCorruptError, InvalidRequestError
 from engine.errors import DamagedError
+from engine.local.transfer import ByteBudget, fetch_right
 from engine.local_writing import (
     FilePlace,
     OwnerPolicy,
@@ -25,9 +26,8 @@ from engine.local_writing import (
 )
 from engine.pack_reading import PackWriter
 from engine.progress import Progress
+from engine.settings import TransferSettings
 from engine.staging import target_errors
-from engine.transfer import ByteBudget, fetch_right
-from engine.transfer_settings import TransferSettings
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, ReusedFile
 from index.snapshot.model import FileBlob, SnapshotMetadata
 

@@ -11,8 +11,8 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import InvalidRequestError
 from engine.clock import read_now_ms
 from engine.errors import DamagedError, UsageError
-from engine.index_io import is_missing, read_index_chain
-from engine.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_scopes, read_roots
+from engine.records.indexes import is_missing, read_index_chain
+from engine.records.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_scopes, read_roots
 from index.display import Told
 from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key

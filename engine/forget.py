@@ -8,10 +8,10 @@ import msgspec
 from blobstore.base import BlobStore, Created, Lost, Unknown
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from engine.errors import NotFoundError
-from engine.log_io import find_boundary, load_log, put_boundary
-from engine.names import list_names
 from engine.naming import release_name
-from engine.store_checks import check_commits
+from engine.records.log import find_boundary, load_log, put_boundary
+from engine.records.names import list_names
+from engine.records.store_checks import check_commits
 from index.display import Told
 from index.plan.commits import Commit
 from index.plan.forgetting import plan_forget

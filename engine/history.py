@@ -14,11 +14,11 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
 from engine.clock import read_now_ms
 from engine.errors import DamagedError
-from engine.index_io import read_index
-from engine.log_io import Noted, list_log, read_boundary, read_commit, read_vouched, repeat_reading
-from engine.names import list_names
 from engine.progress import NO_PROGRESS, Progress
-from engine.roots import read_pins
+from engine.records.indexes import read_index
+from engine.records.log import Noted, list_log, read_boundary, read_commit, read_vouched, repeat_reading
+from engine.records.names import list_names
+from engine.records.roots import read_pins
 from index.display import Told
 from index.errors import FormatError
 from index.plan.commits import NOTHING_VOUCHES, Commit, LogListing, check_dense, commit_of, find_late, is_closed

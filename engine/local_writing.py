@@ -20,8 +20,8 @@ from blobstore.errors import BlobCorruptError
 from blobstore.local.files import flush
 from blobstore.sink import Buffer, Sink
 from engine.errors import TargetError
-from engine.hashing import ContentHasher, hash_content
-from engine.local_stat import READ_FLAGS, is_untouched, local_file
+from engine.local.hashing import ContentHasher, hash_content
+from engine.local.stat import READ_FLAGS, is_untouched, local_file
 from index.plan.restore import RESTORED_MODE, RestoredFile, ReusedFile
 from index.snapshot.local_tree import LocalFile
 from index.snapshot.model import FileIndex, FileMetadata

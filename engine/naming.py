@@ -4,9 +4,9 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import REFUSALS, StoreUnavailableError
 from engine.clock import Ambient
 from engine.errors import LeaseExpiredError, UsageError
-from engine.names import find_name, read_namings, release_naming
-from engine.pins import PinLease, hold_pin
-from engine.settle import settle_record
+from engine.records.names import find_name, read_namings, release_naming
+from engine.records.pins import PinLease, hold_pin
+from engine.records.settle import settle_record
 from index.plan.commits import Commit
 from index.plan.naming import choose_naming
 from index.snapshot.codec import encode_record

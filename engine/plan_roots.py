@@ -1,7 +1,7 @@
 """What is reachable, worked out without the planner: for the check of a collection's plan (design 0006, P6).
 
-This shares with `engine.roots`, `index.plan.commits` and `index.plan.retention` the codecs alone: keys are listed,
-decoded and followed here once more, so that a fault over there does not say of itself that it is right.
+This shares with `engine.records.roots`, `index.plan.commits` and `index.plan.retention` the codecs alone: keys are
+listed, decoded and followed here once more, so that a fault over there does not say of itself that it is right.
 """
 
 import fnmatch

@@ -8,20 +8,18 @@ from typing import Final, Literal, Self, TypeVar
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from engine import index_io
 from engine.backup import BackupResult, backup_source, plan_backup_dir
 from engine.backup_source import BackupSource, WholeDirectory
 from engine.clock import Ambient, SystemAmbient
 from engine.commit import CommitWriter
 from engine.commit_record import ANY
-from engine.digest_cache import DigestCache
 from engine.errors import DamagedError, StaleResultError
 from engine.forget import ForgetReport, forget
-from engine.missing import find_missing, key_of
+from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
-from engine.repository_caring import CaringRepository
-from engine.repository_reading import Choice, require_store
-from engine.repository_record import (
+from engine.records import indexes as index_io
+from engine.records.missing import find_missing, key_of
+from engine.records.repository import (
     DAY_MS,
     HOUR_MS,
     REFUSED_STORE,
@@ -30,8 +28,10 @@ from engine.repository_record import (
     read_repository_record,
     write_repository_record,
 )
+from engine.repository_caring import CaringRepository
+from engine.repository_reading import Choice, require_store
 from engine.repository_restoring import Restored
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit
 from index.snapshot.model import (

@@ -7,12 +7,12 @@ from engine.clock import read_now_ms
 from engine.collect import DELETE_SHARE_MAX, CollectReport, Hands, collect
 from engine.discard import Discarded, discard
 from engine.explain import Explanation, explain
-from engine.log_io import Noted, ScopeLog
 from engine.naming import give_name, release_name
 from engine.plan_check import PlanCheck, verify_plan
 from engine.progress import NO_PROGRESS, Progress
+from engine.records.log import Noted, ScopeLog
+from engine.records.roots import read_pins
 from engine.repository_restoring import RestoringRepository
-from engine.roots import read_pins
 from engine.verify import Level, ProblemKind, VerifyReport, verify, with_logs
 from index.plan.commits import Commit
 from index.plan.retention import Retention, RetentionPolicy

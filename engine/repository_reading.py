@@ -7,24 +7,24 @@ from types import TracebackType
 from typing import Final, Self, TypedDict, Unpack
 
 from blobstore.base import BlobStore
-from engine import index_io
 from engine.clock import Ambient, SystemAmbient
-from engine.digest_cache import DigestCaches
 from engine.errors import (
     CollectedError,
     NotFoundError,
     UsageError,
 )
 from engine.history import ENTRIES_MAX, History, read_history
-from engine.log_io import Noted, ScopeLog, list_scopes, load_log, load_scope
-from engine.missing import Gaps
-from engine.names import list_names, read_name
-from engine.pins import PinLease, hold_pin
+from engine.local.cache import DigestCaches
 from engine.progress import NO_PROGRESS, Progress
+from engine.records import indexes as index_io
+from engine.records.log import Noted, ScopeLog, list_scopes, load_log, load_scope
+from engine.records.missing import Gaps
+from engine.records.names import list_names, read_name
+from engine.records.pins import PinLease, hold_pin
 from engine.restore import read_index_of
+from engine.settings import TransferSettings
 from engine.state.index_files import IndexStateFiles
 from engine.state.restore import find_state_commit
-from engine.transfer_settings import TransferSettings
 from index.plan.commits import Commit, fits
 from index.plan.naming import commit_of_name
 from index.snapshot.index_diff import IndexDifference, diff_indexes

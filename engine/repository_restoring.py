@@ -7,9 +7,9 @@ from typing import Unpack
 
 import msgspec
 
-from engine.complete import find_complete, name_complete, naming_complete
 from engine.errors import DamagedError, IncompleteError, bare_message
 from engine.progress import NO_PROGRESS, Progress
+from engine.records.complete import find_complete, name_complete, naming_complete
 from engine.repository_reading import CHOICES_MAX, Choice, ReadingRepository, require_store
 from engine.restore import OwnerPolicy, RestoreResult, restore_store
 from engine.restore_preview import plan_restore_store
@@ -168,8 +168,8 @@ class RestoringRepository(ReadingRepository):
     async def choose_complete(self, scope: Scope, **choice: Unpack[Choice]) -> Choice:
         """What chooses the same commit, or where something of it is missing the newest one that is whole (M2).
 
-        For whoever restores several stores of one commit; costs what `engine.complete.find_complete` says, and where
-        the commit is not whole the reading of all others of the scope.
+        For whoever restores several stores of one commit; costs what `engine.records.complete.find_complete` says, and
+        where the commit is not whole the reading of all others of the scope.
 
         Raises:
             NotFoundError: None fits.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from blobstore.base import BlobStore
-from engine.digest_cache import DigestCache
+from engine.local.cache import DigestCache
 from engine.restore import (
     OwnerPolicy,
     check_patterns,
@@ -14,8 +14,8 @@ from engine.restore import (
     read_index_of,
     refuse_few_files,
 )
+from engine.settings import TransferSettings
 from engine.staging import look_at_target
-from engine.transfer_settings import TransferSettings
 from index.plan.restore import RestorePlan, plan_restore
 from index.snapshot.model import StoreReference
 

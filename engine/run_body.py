@@ -8,9 +8,9 @@ from blobstore.concurrency import run_blocking
 from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
-from engine.hashing import ContentHasher, Digest, FileHasher
-from engine.local_stat import FilePath, changed_error, check_unchanged, refusing
-from engine.transfer import SourceDir
+from engine.local.hashing import ContentHasher, Digest, FileHasher
+from engine.local.stat import FilePath, changed_error, check_unchanged, refusing
+from engine.local.transfer import SourceDir
 from index.snapshot.local_tree import LocalFile
 
 

@@ -8,9 +8,9 @@ from typing import Self, Unpack
 from blobstore.base import BlobStore
 from engine.blocking import Blocking, Facade
 from engine.clock import Ambient
-from engine.pins import PinLease
+from engine.records.pins import PinLease
 from engine.repository import Choice, Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.plan.commits import Commit
 from index.snapshot.model import RepositoryRecord, Scope
 

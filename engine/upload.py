@@ -9,21 +9,21 @@ import msgspec
 
 from blobstore.base import BlobStore, Body, Created, RequestMetadata
 from blobstore.concurrency import carry_out_all, run_blocking
-from engine.digest_cache import DigestCache
 from engine.errors import UnsafeSourceError
-from engine.hashing import ContentHasher, Digest, hash_bytes
-from engine.identify import parse_sst
-from engine.local_stat import (
+from engine.local.cache import DigestCache
+from engine.local.hashing import ContentHasher, Digest, hash_bytes
+from engine.local.identify import parse_sst
+from engine.local.stat import (
     READ_FLAGS,
     FilePath,
     changed_error,
     is_still,
     unreadable_error,
 )
+from engine.local.transfer import ByteBudget, PartsBody, SourceDir, put_new
 from engine.progress import Progress
 from engine.run_body import FileRunBody, read_twice_error
-from engine.transfer import ByteBudget, PartsBody, SourceDir, put_new
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.plan.backup import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import BlobKey, FileBlob, FileIndex, Pack, Scope, SstIdentity
@@ -109,7 +109,7 @@ class Uploader:
             settings: Limits of memory and parallelism.
             ssts: The identities of those files in blobs of their own that have one; small files are asked here.
             cache: Told the hashes that were taken.
-            looked_at_ns: As `engine.local_dir.file_system_now_ns` said, after the scan.
+            looked_at_ns: As `engine.local.scan.file_system_now_ns` said, after the scan.
             progress: Told files and bytes.
         """
         self._store = store

@@ -14,13 +14,13 @@ from blobstore.base import BlobInfo, BlobStore
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.errors import DamagedError
-from engine.hashing import FileHasher
-from engine.index_io import read_index, read_index_chain
-from engine.inventory import list_room
-from engine.log_io import ScopeLog, Unreadable
+from engine.local.hashing import FileHasher
+from engine.local.transfer import HashingSink
 from engine.progress import NO_PROGRESS, Progress
-from engine.settle import has_ttl, settle_keys
-from engine.transfer import HashingSink
+from engine.records.indexes import read_index, read_index_chain
+from engine.records.inventory import list_room
+from engine.records.log import ScopeLog, Unreadable
+from engine.records.settle import has_ttl, settle_keys
 from index.display import Told, tell_files, tell_texts
 from index.errors import FormatError, UnsafeNameError
 from index.plan.commits import NOTHING_VOUCHES, Commit

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from engine.words import count, human_bytes, iso_time, printable, shortened, table
+from engine.text import count, human_bytes, iso_time, printable, shortened, table
 from index.plan.commits import Commit
 from index.snapshot.index_diff import ComparedFile, IndexDifference
 from index.snapshot.model import FileIndex, NameRecord, Pack, Scope, SnapshotIndex, StoreReference

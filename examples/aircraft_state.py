@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from engine.rocksdb import RocksDbSettings, StoreWriter
+from engine.rocksdb.store import RocksDbSettings, StoreWriter
 
 # Small files, so that a month changes some of them and leaves others as they are, as a large state does.
 SETTINGS: Final = RocksDbSettings(

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
-from engine.rocksdb import StoreWriter, spark_settings
+from engine.rocksdb.store import StoreWriter, spark_settings
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -28,9 +28,9 @@ from engine.clock import Ambient, SystemAmbient
 from engine.errors import SourceChangedError, UnsafeSourceError
 from engine.progress import NO_PROGRESS, Progress, SummedProgress
 from engine.repository import Repository
+from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StoreAt
-from engine.transfer_settings import STORES_AT_ONCE, share_among
 from index.errors import VersionMissingError
 
 __all__ = ["CheckpointBackup", "PictureBegun", "PictureSums", "StoreBackup", "backup_checkpoint", "take_picture"]

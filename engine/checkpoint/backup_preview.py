@@ -12,11 +12,11 @@ from engine.checkpoint.backup_steps import PictureBegun, begin_backup
 from engine.checkpoint.live_files import live_files
 from engine.checkpoint.live_store import LiveStore
 from engine.checkpoint.naming import located
-from engine.index_io import read_index
+from engine.records.indexes import read_index
 from engine.repository import Repository
+from engine.settings import STORES_AT_ONCE
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StoreAt
-from engine.transfer_settings import STORES_AT_ONCE
 
 
 class BackupPreview(msgspec.Struct, frozen=True, kw_only=True):

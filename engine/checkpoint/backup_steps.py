@@ -16,17 +16,17 @@ from engine.checkpoint.live_files import live_files
 from engine.checkpoint.live_store import LiveStore
 from engine.checkpoint.naming import hiding, located
 from engine.checkpoint.query_files import QueryFiles
-from engine.complete import find_complete
 from engine.errors import CommitUnknownError, DamagedError, UsageError
-from engine.hashing import hash_content
-from engine.index_io import read_index
+from engine.local.hashing import hash_content
 from engine.progress import NO_PROGRESS, Progress
+from engine.records.complete import find_complete
+from engine.records.indexes import read_index
 from engine.repository import Repository
+from engine.settings import TransferSettings
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
-from engine.transfer_settings import TransferSettings
-from engine.words import count
+from engine.text import count
 from index.display import Told
 from index.plan.commits import Commit
 from index.snapshot.model import Scope, StoreReference

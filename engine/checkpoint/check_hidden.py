@@ -11,7 +11,7 @@ from typing import Final
 from engine.checkpoint.errors import unreadable
 from engine.checkpoint.findings import DELETE, Finding, damage
 from engine.errors import DamagedError
-from engine.local_stat import READ_FLAGS
+from engine.local.stat import READ_FLAGS
 from index.errors import FileChecksumError
 from index.spark.hadoop_checksum import HadoopSums, hadoop_checksum_bytes, hadoop_checksum_name
 

@@ -4,12 +4,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-from engine.complete import find_complete
 from engine.errors import CollectedError, IncompleteError, NotFoundError, UsageError
-from engine.pins import PinLease
+from engine.records.complete import find_complete
+from engine.records.pins import PinLease
 from engine.repository import Repository
 from engine.repository_reading import CHOICES_MAX
-from engine.words import iso_time
+from engine.text import iso_time
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.spark.checkpoint import Picture, decode_picture

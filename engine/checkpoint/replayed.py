@@ -14,7 +14,7 @@ import msgspec
 from blobstore.concurrency import run_blocking
 from blobstore.local.files import flush
 from engine.clock import Ambient
-from engine.hashing import crc32c
+from engine.local.hashing import crc32c
 from engine.staging import target_errors
 from engine.state.file_checksums import CREATOR
 from engine.state.file_manager import CapturedSnapshot, StateFileManager

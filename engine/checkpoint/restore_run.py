@@ -16,12 +16,12 @@ from engine.checkpoint.pictures import find_job, pinned_picture
 from engine.checkpoint.store_restore import StoreRestored, StoreToRestore
 from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.clock import Ambient
-from engine.complete import name_commit, naming_complete
 from engine.download import Downloader
 from engine.errors import DamagedError, EngineError, UsageError
-from engine.local_stat import DIR_FLAGS
+from engine.local.stat import DIR_FLAGS
 from engine.local_writing import OwnerPolicy
 from engine.progress import NO_PROGRESS
+from engine.records.complete import name_commit, naming_complete
 from engine.repository import Repository
 from engine.repository_reading import require_store
 from engine.restore import read_index_of

@@ -14,8 +14,8 @@ import msgspec
 
 from engine.checkpoint.errors import unreadable
 from engine.errors import DamagedError
-from engine.hashing import BLOCK_SUMS, sum_block
-from engine.local_stat import READ_FLAGS
+from engine.local.hashing import BLOCK_SUMS, sum_block
+from engine.local.stat import READ_FLAGS
 from engine.state.compression import decompress_sst_block
 from index.rocksdb.sst_blocks import (
     CHECKSUM_NAMES,

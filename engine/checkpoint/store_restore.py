@@ -8,16 +8,16 @@ from blobstore.concurrency import run_blocking
 from engine.checkpoint.replayed import replay_store
 from engine.checkpoint.targets import dirs_below
 from engine.clock import Ambient
-from engine.digest_cache import DigestCache
+from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository import Repository
 from engine.restore import read_index_of
+from engine.settings import TransferSettings
 from engine.staging import Staging
 from engine.state.file_manager import StateFileManager
 from engine.state.index_files import IndexStateFiles
 from engine.state.restore import restore_state
 from engine.state.streaming_checkpoint import StoreAt
-from engine.transfer_settings import TransferSettings
 from index.snapshot.model import StoreReference
 from index.spark.checkpoint import StoreId
 from index.spark.lineage import target_in_index

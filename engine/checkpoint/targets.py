@@ -11,9 +11,9 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
-from engine.local_stat import FilePath
+from engine.local.stat import FilePath
 from engine.staging import Staging
-from engine.words import iso_time
+from engine.text import iso_time
 
 _NOT_IN_NAMES: Final = re.compile(r"[^0-9TZ]")
 

@@ -27,8 +27,8 @@ from engine.cli.reading import choose_stores
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice, Moment
 from engine.errors import UsageError
+from engine.text import count, human_bytes, printable, shortened
 from engine.views import CommitView, view_commit
-from engine.words import count, human_bytes, printable, shortened
 from index.plan.commits import Commit
 from index.snapshot.model import StoreReference
 

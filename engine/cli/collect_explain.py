@@ -11,7 +11,7 @@ from engine.cli.retention_options import choose_rules, resolve_rules, retention_
 from engine.cli.session import Session, with_session
 from engine.config import Moment
 from engine.explain import Explanation, Fate, KeyPath, RootKind
-from engine.words import count, human_bytes, human_duration, iso_time, printable
+from engine.text import count, human_bytes, human_duration, iso_time, printable
 from index.plan.retention import RetentionPolicy
 
 

@@ -12,7 +12,7 @@ from engine.cli.retention_options import choose_rules, retention_options
 from engine.cli.session import Session, with_session
 from engine.config import Moment
 from engine.plan_check import PlanCheck
-from engine.words import count, human_bytes, printable, table
+from engine.text import count, human_bytes, printable, table
 
 # Keys of one kind that people are shown; the JSON has more.
 SHOWN_MAX = 20

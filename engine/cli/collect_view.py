@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from engine.collect import CollectReport
-from engine.words import count, human_bytes, human_duration, iso_time, printable, table
+from engine.text import count, human_bytes, human_duration, iso_time, printable, table
 from index.plan.collect import ReasonTotal
 from index.snapshot.keys import audit_key
 

@@ -14,7 +14,7 @@ from engine.cli.session import Session, choose_scope, with_session
 from engine.commit_record import ANY
 from engine.config import CommitChoice
 from engine.errors import CommitUnknownError, UsageError
-from engine.settle import settle_record
+from engine.records.settle import settle_record
 from engine.sync import SyncRepository
 from engine.views import CommitView, committed_line, view_commit
 from index.plan.commits import Commit

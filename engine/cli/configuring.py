@@ -21,8 +21,8 @@ from engine.cli.options import CONFIG_META, Setting, Verb, common_options, setti
 from engine.cli.session import Session, with_session
 from engine.config import S3, S3_KEYS, TRANSFER, TRANSFER_KEYS, Config, Value, config_paths
 from engine.errors import UsageError, bare_message
-from engine.transfer_settings import TransferSettings
-from engine.words import table, without_credentials
+from engine.settings import TransferSettings
+from engine.text import table, without_credentials
 
 DEFAULT: Final = "default"
 ENVIRONMENT: Final = "environment"

@@ -7,7 +7,7 @@ from engine.cli.options import Verb, common_options
 from engine.cli.session import Session, with_session
 from engine.discard import Discarded
 from engine.errors import UsageError
-from engine.words import printable
+from engine.text import printable
 
 
 class DiscardView(msgspec.Struct, frozen=True, kw_only=True):

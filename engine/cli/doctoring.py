@@ -28,7 +28,7 @@ from engine.clock import SystemAmbient
 from engine.doctor import CLIENTS_COUNT, DoctorReport, examine_store
 from engine.doctor_verdict import Check, Verdict, describe_profile
 from engine.errors import NotFoundError
-from engine.words import count, printable, shortened, table
+from engine.text import count, printable, shortened, table
 
 TEXT_SHOWN_MAX: Final = 400
 WIDTH_MIN: Final = 80

@@ -11,7 +11,7 @@ from engine.config import CommitChoice
 from engine.errors import TargetError
 from engine.samza_export import SamzaExport, export_to_samza
 from engine.sync import SyncRepository
-from engine.words import printable
+from engine.text import printable
 from index.plan.commits import Commit
 
 

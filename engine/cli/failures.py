@@ -12,8 +12,8 @@ from engine.cli.exit_codes import ExitCode, choose_exit_code, is_wrong_setting
 from engine.cli.log_lines import log
 from engine.cli.options import origin_hint
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
+from engine.text import printable, without_credentials
 from engine.views import SCHEMA
-from engine.words import printable, without_credentials
 from index.errors import FormatError
 
 CAUSES_TOLD_MAX: Final = 8

@@ -11,8 +11,8 @@ from engine.cli.session import Session, choose_scope, with_session
 from engine.errors import NotFoundError, UsageError
 from engine.forget import ForgetReport
 from engine.sync import SyncRepository
+from engine.text import count, printable
 from engine.views import CommitView, view_commit
-from engine.words import count, printable
 from index.snapshot.model import Scope
 
 

@@ -28,8 +28,8 @@ from engine.cli.s3_places import open_bucket
 from engine.cli.session import Session, with_session
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
 from engine.sync import SyncRepository
+from engine.text import printable
 from engine.verify import ProblemKind
-from engine.words import printable
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store

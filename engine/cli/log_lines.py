@@ -7,8 +7,8 @@ import click
 import msgspec
 
 from engine.clock import SystemAmbient
+from engine.text import iso_time, printable
 from engine.views import SCHEMA
-from engine.words import iso_time, printable
 
 Level = Literal["info", "warning", "error"]
 LogFormat = Literal["text", "json"]

@@ -19,7 +19,7 @@ from engine.metrics.condition import gather_condition
 from engine.metrics.model import Metric, Sample
 from engine.metrics.samples import METRICS, Samples, labels_of
 from engine.metrics.watching import Watched
-from engine.words import count, human_duration, printable, table
+from engine.text import count, human_duration, printable, table
 
 _LOOPBACK: Final = "127.0.0.1"
 _PORT_MAX: Final = 65_535

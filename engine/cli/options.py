@@ -42,7 +42,7 @@ from engine.config import (
     read_config,
 )
 from engine.errors import UsageError
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -11,9 +11,10 @@ from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_opti
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice
 from engine.errors import NotFoundError
-from engine.log_io import load_log
+from engine.records.log import load_log
 from engine.repository import Repository
 from engine.sync import SyncRepository
+from engine.text import printable, shortened
 from engine.views import (
     CommitView,
     ScopeView,
@@ -30,7 +31,6 @@ from engine.views import (
     view_same_store,
     view_store,
 )
-from engine.words import printable, shortened
 from index.plan.commits import NOTHING_VOUCHES, Commit
 from index.snapshot.index_diff import diff_indexes
 from index.snapshot.model import DirIndex, Scope, StoreReference

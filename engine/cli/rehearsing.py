@@ -30,9 +30,9 @@ from engine.rehearsal.telling import (
     slo_line,
     summary_line,
 )
+from engine.settings import STORES_AT_ONCE
 from engine.sync import SyncRepository
-from engine.transfer_settings import STORES_AT_ONCE
-from engine.words import count, human_bytes, printable, shortened, table
+from engine.text import count, human_bytes, printable, shortened, table
 from index.errors import FormatError
 from index.snapshot.model import Scope
 

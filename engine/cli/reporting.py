@@ -13,11 +13,11 @@ from engine.cli.retention_options import choose_rules, resolve_rules, retention_
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import Moment, state_path
 from engine.errors import NotFoundError, TargetError
+from engine.local.atomic_file import write_whole
 from engine.rehearsal.history import HISTORY_NAME, History, read_history
 from engine.report import ReportFacts, gather_report, make_report_page
 from engine.report.gather import ENTRIES_MAX
-from engine.whole_file import write_whole
-from engine.words import count, human_bytes, printable
+from engine.text import count, human_bytes, printable
 
 PAGE_NAME: Final = "report.html"
 

@@ -13,12 +13,12 @@ from engine.cli.reading import choose_stores
 from engine.cli.session import Session
 from engine.config import CommitChoice
 from engine.errors import DamagedError, EngineError
-from engine.pins import PinLease
+from engine.records.pins import PinLease
 from engine.repository import Choice
 from engine.restore import OwnerPolicy
 from engine.sync import SyncRepository
+from engine.text import printable, table
 from engine.views import CommitView
-from engine.words import printable, table
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.keys import encode_component

@@ -34,8 +34,8 @@ from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice, Moment
 from engine.restore import OwnerPolicy, RestoreResult, check_patterns
 from engine.sync import SyncRepository
+from engine.text import human_bytes, human_duration, printable
 from engine.views import CommitView, view_commit
-from engine.words import human_bytes, human_duration, printable
 from index.snapshot.model import StoreReference
 
 

@@ -12,9 +12,9 @@ import msgspec
 from blobstore.concurrency import map_bounded
 from engine.backup import BackupResult
 from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
-from engine.index_io import is_missing
+from engine.local.atomic_file import write_whole
+from engine.records.indexes import is_missing
 from engine.repository import Repository
-from engine.whole_file import write_whole
 from index.errors import FormatError
 from index.snapshot.keys import INDEXES, parse_upload_key
 from index.snapshot.model import NEVER_MS, BlobKey, CommitRecord, SnapshotIndex, WriteId

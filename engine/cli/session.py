@@ -30,8 +30,8 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.repository import Choice, Repository
 from engine.sync import SyncRepository
 from engine.terminal_progress import TerminalProgress
+from engine.text import printable
 from engine.views import SCHEMA
-from engine.words import printable
 from index.errors import UnsafeNameError
 from index.plan.commits import Commit
 from index.snapshot.keys import RunId, encode_component, encode_scope, make_run_id

@@ -31,8 +31,8 @@ from engine.cli.options import (
 from engine.cli.session import Session, with_session
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
 from engine.sync import SyncRepository
+from engine.text import count, human_bytes, human_duration, printable
 from engine.views import CommitView, view_commit
-from engine.words import count, human_bytes, human_duration, printable
 
 if TYPE_CHECKING:
     from engine.spark.session import SparkSession

@@ -30,8 +30,8 @@ from engine.cli.session import Session, with_session
 from engine.config import Moment
 from engine.errors import UsageError
 from engine.sync import SyncRepository
+from engine.text import count, human_bytes, human_duration, printable
 from engine.views import CommitView, view_commit
-from engine.words import count, human_bytes, human_duration, printable
 
 
 class SparkRestoreView(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
 from engine.collect.facts import Facts
 from engine.errors import EngineError
-from engine.words import printable, shortened
+from engine.text import printable, shortened
 from index.errors import FormatError
 from index.plan.audit import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
 from index.plan.commits import Commit

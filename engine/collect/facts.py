@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Listing, Swept
-from engine.damage import Damage
-from engine.roots import Roots
+from engine.records.damage import Damage
+from engine.records.roots import Roots
 from index.plan.collect import (
     DeleteReason,
     PlannedDelete,

@@ -4,7 +4,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from engine.roots import References
+from engine.records.roots import References
 from index.plan.collect import PlannedUpload, ReasonTotal
 from index.snapshot.keys import RunId
 

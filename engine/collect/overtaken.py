@@ -4,8 +4,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from engine.errors import DamagedError
-from engine.index_io import is_missing
-from engine.roots import References, Roots
+from engine.records.indexes import is_missing
+from engine.records.roots import References, Roots
 from index.snapshot.model import IndexReference
 
 # A collector that is overtaken by a commit and another collector plans again this often.

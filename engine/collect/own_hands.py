@@ -7,9 +7,9 @@ from typing_extensions import override
 from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, RequestMetadata
 from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Hands, Listing, Swept
 from engine.collect.plan_writer import PlanLinesWriter
-from engine.inventory import list_room
 from engine.progress import NO_PROGRESS, Progress
-from engine.roots import References, reachable_keys
+from engine.records.inventory import list_room
+from engine.records.roots import References, reachable_keys
 from index.plan.collect import (
     PlannedDelete,
     PlannedUpload,

@@ -24,7 +24,7 @@ import msgspec
 
 from engine.config import Moment, parse_moment
 from engine.errors import UsageError, bare_message
-from engine.words import iso_time
+from engine.text import iso_time
 from index.plan.retention import Retention, RetentionPolicy, RetentionRule, shadows
 
 POLICY_BYTES_MAX: Final = 1024 * 1024

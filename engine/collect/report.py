@@ -5,7 +5,7 @@ from typing_extensions import override
 
 from engine.collect.facts import Facts
 from engine.collect.hands import KEYS_TOLD_MAX
-from engine.words import count, human_bytes
+from engine.text import count, human_bytes
 from index.display import Told, tell_value
 from index.plan.collect import PlannedDelete, ReasonTotal
 from index.plan.retention import KeepReason

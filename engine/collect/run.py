@@ -22,11 +22,11 @@ from engine.collect.own_hands import OwnHands, delete_keys
 from engine.collect.plan_writer import check_place, write_header, write_summary
 from engine.collect.report import CollectReport, make_report
 from engine.collect.unfinished import abort_puts, plan_unfinished
-from engine.damage import Unread, assess, find_broken
 from engine.errors import DamagedError, EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
-from engine.log_io import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
 from engine.progress import NO_PROGRESS, Progress
-from engine.roots import (
+from engine.records.damage import Unread, assess, find_broken
+from engine.records.log import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
+from engine.records.roots import (
     IN_FLIGHT_MAX,
     References,
     Roots,
@@ -37,9 +37,9 @@ from engine.roots import (
     reachable_keys,
     read_roots,
 )
-from engine.settle import settle_record
-from engine.store_checks import check_collects
-from engine.words import count
+from engine.records.settle import settle_record
+from engine.records.store_checks import check_collects
+from engine.text import count
 from index.errors import FormatError, UnknownFormatError
 from index.plan.audit import Outcome
 from index.plan.collect import ScopePlan

@@ -8,12 +8,12 @@ import msgspec
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import carry_out_all
 from engine.errors import DamagedError
-from engine.hashing import ContentHasher
+from engine.local.hashing import ContentHasher
+from engine.local.transfer import ByteBudget, HashingSink, fetch_right
 from engine.pack_reading import PackReader
 from engine.progress import Progress
 from engine.restore import read_index_of
-from engine.transfer import ByteBudget, HashingSink, fetch_right
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, plan_restore
 from index.snapshot.model import FileBlob, StoreReference
 

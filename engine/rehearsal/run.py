@@ -10,16 +10,16 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded, run_blocking
 from engine.clock import Ambient, SystemAmbient
-from engine.complete import naming_complete
-from engine.digest_cache import DigestCache
+from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
+from engine.records.complete import naming_complete
 from engine.rehearsal.model import Measured, Rehearsal
 from engine.rehearsal.nowhere import Fetched, restore_to_nowhere
 from engine.rehearsal.scratch import scratch_directory
 from engine.repository_reading import Choice, ReadingRepository
 from engine.restore import restore_store
-from engine.rocksdb import StoreReader, spark_settings
-from engine.transfer_settings import STORES_AT_ONCE, TransferSettings, share_among
+from engine.rocksdb.store import StoreReader, spark_settings
+from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope, StoreReference
 

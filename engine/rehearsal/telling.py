@@ -5,7 +5,7 @@ from typing import Final
 
 from engine.rehearsal.forecast import EXECUTORS, SIZES, Forecast
 from engine.rehearsal.model import Rehearsal
-from engine.words import count, human_bytes, human_duration
+from engine.text import count, human_bytes, human_duration
 
 # From here on without a fraction; from here on in milliseconds; and in whole ones.
 _WHOLE_S: Final = 100

@@ -12,14 +12,14 @@ from engine.clock import read_now_ms
 from engine.collect import CollectReport, collect
 from engine.errors import EngineError
 from engine.history import History, HistoryEntry, State, damaged_keys, read_history
-from engine.inventory import list_room
-from engine.log_io import list_all_logs
 from engine.progress import NO_PROGRESS, Progress
+from engine.records.inventory import list_room
+from engine.records.log import list_all_logs
+from engine.records.roots import reachable_keys
 from engine.rehearsal.history import History as Rehearsals
 from engine.rehearsal.model import Entry
 from engine.report.model import JobFacts, ReportFacts, Suspects
 from engine.repository_reading import ReadingRepository
-from engine.roots import reachable_keys
 from engine.verify import VerifyReport, verify
 from index.errors import FormatError, UnsafeNameError
 from index.plan.audit import AuditRecord, decode_audit

@@ -11,7 +11,7 @@ from engine.page import framed, tell
 from engine.report.model import JobFacts
 from engine.report.plots import short_time
 from engine.svg import Words
-from engine.words import count, shortened
+from engine.text import count, shortened
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 

@@ -7,7 +7,7 @@ from engine import svg
 from engine.history import HistoryEntry
 from engine.page import framed
 from engine.svg import Words
-from engine.words import count, human_bytes, iso_time
+from engine.text import count, human_bytes, iso_time
 from index.plan.audit import AuditRecord
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

@@ -7,8 +7,8 @@ from engine.collect import CollectReport
 from engine.page import items, paragraph, table, tell
 from engine.report.model import ReportFacts, Suspects
 from engine.report.plots import plot_freed, short_time
+from engine.text import count, human_bytes
 from engine.verify import Problem, ProblemKind, VerifyReport
-from engine.words import count, human_bytes
 from index.plan.audit import AuditRecord
 from index.plan.collect import ReasonTotal
 

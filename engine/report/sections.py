@@ -12,7 +12,7 @@ from engine.report import lineage
 from engine.report.lineage import draw_lineage
 from engine.report.model import JobFacts, ReportFacts
 from engine.report.plots import NEW, RETAINED, plot_commits, plot_shares, short_time
-from engine.words import count, human_bytes
+from engine.text import count, human_bytes
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 

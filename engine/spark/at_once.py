@@ -8,7 +8,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from engine.blocking import LoopThread
-from engine.transfer_settings import TransferSettings, share_among
+from engine.settings import TransferSettings, share_among
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -17,12 +17,12 @@ from engine.checkpoint.backup_steps import OPERATION, PictureBegun, StoreBackup,
 from engine.checkpoint.naming import DAMAGE_HINT, MOVED_HINT
 from engine.errors import ConflictError, DamagedError, SourceChangedError, UnsafeSourceError
 from engine.repository import Repository
+from engine.settings import TransferSettings
 from engine.spark.access import SCHEME, open_on_driver
 from engine.spark.errors import TaskFailedError
 from engine.spark.parallel import CarryOut, StoreOutcome, StoresTask, StoreWork, spread
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StoreAt
-from engine.transfer_settings import TransferSettings
 from index.errors import FormatError, UnknownFormatError
 
 # What the row of a store that failed says of its error, for the driver to know what to do next.

@@ -30,11 +30,11 @@ from engine.checkpoint.targets import DirectoryTarget
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, TargetBusyError
 from engine.repository import Repository
+from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import TaskFailedError
 from engine.spark.parallel import BUSY_WAIT_S, BUSY_WAITS_MAX, StoreOutcome, StoresTask, StoreWork, spread
 from engine.state.checkpoint_dir import CheckpointDir, store_url
-from engine.transfer_settings import TransferSettings
 from index.errors import FormatError
 from index.snapshot.model import Scope
 

@@ -12,7 +12,7 @@ import msgspec
 
 from blobstore.errors import BlobNotFoundError, StoreError
 from engine.errors import DamagedError, EngineError, bare_message
-from engine.index_io import is_missing
+from engine.records.indexes import is_missing
 from engine.spark.collect_rows import FAILED, Row
 from index.errors import FormatError
 

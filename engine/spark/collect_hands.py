@@ -17,7 +17,7 @@ from engine.collect import KEYS_TOLD_MAX, Deleted, Hands, Listing, Swept
 from engine.collect.audit import RELEASE
 from engine.collect.plan_writer import write_lines
 from engine.errors import UnsafeStoreError
-from engine.roots import References
+from engine.records.roots import References
 from engine.runs import Run, end_run, take_up_run
 from engine.spark.access import Access
 from engine.spark.collect_deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask

@@ -9,10 +9,10 @@ from pyspark.sql import SparkSession
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings
 from engine.collect import DELETE_SHARE_MAX, CollectReport
+from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.collect_hands import SparkHands
 from engine.spark.parallel import default_partitions
-from engine.transfer_settings import TransferSettings
 from index.plan.retention import Retention, RetentionPolicy
 
 

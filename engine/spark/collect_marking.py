@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
-from engine.roots import reachable_keys
+from engine.records.roots import reachable_keys
 from engine.spark.access import Access
 from engine.spark.collect_failures import failures_to
 from engine.spark.collect_listing import (

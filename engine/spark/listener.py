@@ -21,9 +21,9 @@ from blobstore.opening import StoreSettings, open_store
 from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
 from engine.errors import NotFoundError, UsageError
 from engine.repository import Repository
+from engine.settings import STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint
-from engine.transfer_settings import STORES_AT_ONCE, TransferSettings
 from index.snapshot.model import Scope
 from index.spark.checkpoint import decode_picture
 

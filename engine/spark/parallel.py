@@ -22,11 +22,12 @@ from blobstore.concurrency import run_blocking
 from blobstore.opening import StoreSettings
 from engine.backup import BackupResult
 from engine.clock import SystemAmbient
-from engine.digest_cache import DigestCache
 from engine.errors import TargetBusyError, TargetError, UsageError
+from engine.local.cache import DigestCache
 from engine.repository import Choice, Repository
 from engine.restore import RestoreResult
 from engine.restore_preview import plan_restore_store
+from engine.settings import TransferSettings
 from engine.spark.access import Access, open_on_driver
 from engine.spark.at_once import carry_out_as_finished, share_settings
 from engine.spark.balancing import assign_by_bytes
@@ -34,7 +35,6 @@ from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.frames import frame_of
 from engine.spark.store_claims import ReadyStore
 from engine.spark.store_task import JobRun, state_of
-from engine.transfer_settings import TransferSettings
 from index.plan.restore import RestorePlan
 from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope, StoreReference

@@ -17,7 +17,7 @@ from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.checkpoint.pictures import find_job, find_picture
 from engine.clock import SystemAmbient
-from engine.digest_cache import DigestCache
+from engine.local.cache import DigestCache
 from engine.repository import Repository
 from engine.repository_reading import require_store
 from engine.restore import ReadIndex, read_index_of, restore_index

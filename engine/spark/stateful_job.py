@@ -17,7 +17,8 @@ from typing_extensions import override
 from blobstore.opening import StoreSettings
 from engine.clock import SystemAmbient
 from engine.errors import CommitLostError, DamagedError, UsageError
-from engine.rocksdb import RocksDbSettings
+from engine.rocksdb.store import RocksDbSettings
+from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import PartitioningError, TaskFailedError, last_error
 from engine.spark.frames import frame_of
@@ -32,7 +33,6 @@ from engine.spark.store_task import (
     UpdateStore,
     UpdateTask,
 )
-from engine.transfer_settings import TransferSettings
 from index.display import Told
 from index.plan.commits import Commit
 from index.snapshot.model import Scope, ScopeLayout

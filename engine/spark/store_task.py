@@ -14,7 +14,7 @@ import pyarrow as pa
 from engine.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, EngineError, UsageError
-from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access
 from engine.spark.errors import PartitioningError
 from engine.spark.store_claims import READERS, Attempt, ReadyStore, StoreClaims, StoreState

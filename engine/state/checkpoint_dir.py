@@ -25,7 +25,7 @@ from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
 from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
-from engine.local_copy import FileBody, copy_file
+from engine.local.copy import FileBody, copy_file
 
 # What a file read into memory may have, unless the caller knows better.
 READ_BYTES_MAX: Final = 64 * 1024 * 1024

@@ -8,7 +8,7 @@ import msgspec
 
 from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
-from engine.rocksdb import RocksDbSettings
+from engine.rocksdb.store import RocksDbSettings
 from engine.state.errors import SnapshotUploadError
 from engine.state.file_manager import StateFileManager
 from engine.state.file_metrics import Deleted, SnapshotUploaded

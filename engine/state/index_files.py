@@ -13,14 +13,14 @@ from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.download import Downloader
 from engine.errors import DamagedError
-from engine.local_stat import DIR_FLAGS
+from engine.local.stat import DIR_FLAGS
+from engine.local.transfer import ByteBudget
 from engine.local_writing import OwnerPolicy
 from engine.progress import NO_PROGRESS
+from engine.settings import TransferSettings
 from engine.staging import target_errors
 from engine.state.checkpoint_dir import READ_BYTES_MAX
 from engine.state.files import StateFiles
-from engine.transfer import ByteBudget
-from engine.transfer_settings import TransferSettings
 from index.errors import VersionMissingError
 from index.plan.restore import plan_restore
 from index.snapshot.model import FileIndex, SnapshotIndex

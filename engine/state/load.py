@@ -15,7 +15,7 @@ from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.clock import Ambient
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
-from engine.rocksdb import RocksDbSettings, StoreWriter
+from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.state.changelog_files import ChangelogReader, open_changelog
 from engine.state.errors import SnapshotRepairError
 from engine.state.families import DEFAULT_FAMILY, ColumnFamilies, ColumnFamily

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import DamagedError, UsageError
-from engine.rocksdb import StoreWriter
+from engine.rocksdb.store import StoreWriter
 from engine.state.changelog_files import ChangelogWriter
 from engine.state.families import DEFAULT_FAMILY, PREFIX_BYTES, ColumnFamilies, after_prefix
 from engine.state.operands import PendingOperands

@@ -6,7 +6,7 @@ would cost what half a million do. Here they wait, and those of a key are joined
 
 from typing import Final
 
-from engine.rocksdb import StoreWriter
+from engine.rocksdb.store import StoreWriter
 
 # They are written when there are so many bytes of them, whoever looks.
 OPERANDS_BYTES_MAX: Final = 4 * 1024 * 1024

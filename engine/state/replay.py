@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from engine.rocksdb import StoreReader, StoreWriter
+from engine.rocksdb.store import StoreReader, StoreWriter
 from engine.state.changelog_files import ChangelogReader
 from index.spark.changelog import DELETE, DELETE_RANGE, MERGE, PUT, Record
 

@@ -10,15 +10,15 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
-from engine.digest_cache import DigestCache
 from engine.errors import NotFoundError
+from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.restore import OwnerPolicy, ReadIndex, RestoreResult, read_index_of, restore_index
+from engine.settings import TransferSettings
 from engine.state.compression import Codec
 from engine.state.file_manager import StateFileManager
 from engine.state.index_files import IndexStateFiles
 from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
-from engine.transfer_settings import TransferSettings
 from index.display import Told
 from index.errors import LineageError, VersionMissingError
 from index.plan.commits import Commit

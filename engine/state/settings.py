@@ -7,7 +7,7 @@ from typing import Final, Literal, Self, TypeVar, cast, get_args
 import msgspec
 
 from engine.errors import UsageError
-from engine.rocksdb import MIB, RocksDbSettings, spark_settings
+from engine.rocksdb.store import MIB, RocksDbSettings, spark_settings
 
 # What the setting `stateStore.providerClass` names.
 ROCKSDB_PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

@@ -23,7 +23,7 @@ LIVE_SHARE_MIN: Final = 2
 
 
 class BackupLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes by which the form of a file is chosen, in bytes; `engine.transfer_settings` says what each means."""
+    """The sizes by which the form of a file is chosen, in bytes; `engine.settings` says what each means."""
 
     blob_bytes_max: int
     pack_file_bytes_max: int

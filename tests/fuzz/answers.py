@@ -18,7 +18,7 @@ from engine.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, writ
 from engine.errors import UsageError
 from engine.metrics import exposition
 from engine.metrics.samples import Samples
-from engine.words import printable
+from engine.text import printable
 from tests.fuzz.target import Target, check_refusal
 
 _NOW_MS: Final = 1_800_000_000_000

@@ -24,7 +24,7 @@ _PARSERS: Final = [
     "engine.cli.result_file",
     "engine.collect.policy_file",
     "engine.config",
-    "engine.digest_cache",
+    "engine.local.cache",
     "engine.rehearsal.history",
     "engine.spark.collect_listing",
     "engine.spark.state_rows",
@@ -33,7 +33,7 @@ _PARSERS: Final = [
     "engine.state.lzf",
     "engine.state.settings",
     "engine.state.zips",
-    "engine.words",
+    "engine.text",
 ]
 
 with atheris.instrument_imports(include=_PARSERS, enable_loader_override=False):

@@ -10,8 +10,8 @@ from blobstore.s3.profile import decode_profile, encode_profile
 from engine.cli.result_file import read_result
 from engine.collect.policy_file import read_policy
 from engine.config import read_config
-from engine.digest_cache import DigestCache
-from engine.hashing import hash_content
+from engine.local.cache import DigestCache
+from engine.local.hashing import hash_content
 from engine.rehearsal.history import decode_line as decode_rehearsal
 from engine.rehearsal.history import read_history
 from index.decoding import decode_json

@@ -17,7 +17,7 @@ from unittest import mock
 from blobstore.base import BytesBody
 from engine.checkpoint.backup import backup_checkpoint
 from engine.repository import Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.plan.commits import Commit
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
@@ -135,7 +135,7 @@ def main(archive: Path) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root, scratch = Path(temporary, "repository"), Path(temporary, "scratch")
         # Indexes as small as these are stored whole otherwise.
-        with mock.patch("engine.index_io.WHOLE_BYTES_MAX", 0):
+        with mock.patch("engine.records.indexes.WHOLE_BYTES_MAX", 0):
             asyncio.run(make(root, scratch))
         with tarfile.open(archive, "x:xz") as tar:
             tar.add(root, "repository", filter=_anonymous)

@@ -15,7 +15,7 @@ from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
-from engine.complete import find_complete
+from engine.records.complete import find_complete
 from engine.repository import Repository
 from engine.verify import Level
 from index.plan.retention import Retention

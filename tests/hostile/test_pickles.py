@@ -19,7 +19,7 @@ import rocksdict
 from blobstore.local.store import LocalStore
 from engine.errors import DamagedError
 from engine.repository import Repository
-from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from index.snapshot.model import Scope
 from tests.hostile.forger import Forger
 from tests.hostile.payloads import Canary, payloads

@@ -18,9 +18,9 @@ from blobstore.opening import open_store
 from engine.backup import backup_source
 from engine.backup_source import WholeDirectory
 from engine.clock import SystemAmbient
-from engine.digest_cache import DigestCache
+from engine.local.cache import DigestCache
 from engine.restore import restore_store
-from engine.transfer_settings import MIB, TransferSettings
+from engine.settings import MIB, TransferSettings
 from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 
 _MAKE = """

@@ -22,7 +22,7 @@ from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.retry import RetrySettings
 from engine.errors import CommitUnknownError
 from engine.repository import Repository
-from engine.transfer_settings import KIB, TransferSettings
+from engine.settings import KIB, TransferSettings
 from index.plan.commits import Commit
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.transfer_settings import KIB, MIB
+from engine.settings import KIB, MIB
 from tests.servers.s3_server import S3Server
 
 ROOT = Path(__file__).resolve().parents[2]

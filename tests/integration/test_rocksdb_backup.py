@@ -12,9 +12,9 @@ import engine.backup_facts
 import engine.backup_source
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
-from engine.index_io import read_index
-from engine.local_dir import scan_dir
-from engine.transfer_settings import TransferSettings
+from engine.local.scan import scan_dir
+from engine.records.indexes import read_index
+from engine.settings import TransferSettings
 from index.snapshot.local_tree import LocalDir
 from index.snapshot.model import SstIdentity, StoreReference
 from index.snapshot.reachable import files_of

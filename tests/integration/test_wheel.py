@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 
 ROOT: Final = Path(__file__).parents[2]
 PACKAGES: Final = ("blobstore", "engine", "index")

@@ -8,7 +8,7 @@ from blobstore.base import BlobInfo
 from blobstore.s3.lifecycle import EXPIRING
 from engine.errors import DamagedError, EngineError
 from engine.repository import Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.plan.retention import Retention
 from index.snapshot.model import PIN_DURATION_MS, CommitRecord, Scope, StoreReference
 from tests.simulation.chronicle import JUDGE, Chronicle, Collecting

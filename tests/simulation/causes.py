@@ -22,7 +22,7 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.pins import RENEWALS_PER_DURATION
+from engine.records.pins import RENEWALS_PER_DURATION
 from index.errors import FormatError
 from index.snapshot.keys import parse_log_key
 from index.snapshot.model import PIN_DURATION_MS, CommitPointer, CommitRecord, IndexReference, Scope

@@ -34,7 +34,7 @@ from blobstore.local.store import LocalStore
 from engine.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.repository import Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
 from tests.walker import expected_keys

@@ -9,7 +9,7 @@ from blobstore.errors import StoreError
 from blobstore.wrappers.hedge import HedgeSettings
 from engine.errors import EngineError
 from engine.repository import Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.errors import FormatError
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

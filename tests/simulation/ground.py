@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from blobstore.base import list_blobs
-from engine import index_io
+from engine.records import indexes as index_io
 from tests.simulation.processes import plain_store
 from tests.simulation.sim_s3 import SimServer
 from tests.walker import expected_keys

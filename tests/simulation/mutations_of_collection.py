@@ -9,14 +9,15 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.errors import StoreError
-from engine import damage, discard, roots, store_checks
+from engine import discard
 from engine.backup import BackupResult
 from engine.clock import Ambient
 from engine.collect import facts, own_hands, run
 from engine.collect.hands import Swept
 from engine.commit import CommitWriter
 from engine.errors import DamagedError, EngineError
-from engine.pins import PinLease, check_open, hold_pin
+from engine.records import damage, roots, store_checks
+from engine.records.pins import PinLease, check_open, hold_pin
 from index.plan import collect as collect_plan
 from index.plan import commits as log
 from index.plan import forgetting

@@ -16,8 +16,8 @@ from engine.backup import BackupResult, backup_source
 from engine.commit import CommitWriter
 from engine.commit_record import Head, Request
 from engine.errors import CommitLostError, DamagedError, StaleResultError
-from engine.log_io import list_log, read_vouched
-from engine.settle import settle_keys
+from engine.records.log import list_log, read_vouched
+from engine.records.settle import settle_keys
 from index.plan import commits as log
 from index.plan.commits import Commit
 from index.snapshot.keys import BLOBS, INDEXES

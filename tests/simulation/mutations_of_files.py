@@ -10,10 +10,13 @@ from unittest import mock
 from blobstore.base import BlobStore
 from blobstore.local import dirs as local_dirs
 from blobstore.local import temp as local_temp
-from engine import identify, local_dir, local_stat, roots
-from engine.digest_cache import DigestCache
-from engine.index_io import read_index_chain
-from engine.local_stat import FilePath
+from engine.local import identify
+from engine.local import scan as local_dir
+from engine.local import stat as local_stat
+from engine.local.cache import DigestCache
+from engine.local.stat import FilePath
+from engine.records import roots
+from engine.records.indexes import read_index_chain
 from engine.spark.store_claims import Attempt, ReadyStore
 from index.plan import backup as backup_plan
 from index.snapshot import dir_diff

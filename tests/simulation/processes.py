@@ -22,7 +22,7 @@ from blobstore.wrappers.limit import LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.clock import Ambient
 from engine.repository import Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.snapshot.model import UniqueId, WriteId
 from tests.simulation.direct_store import DirectStore
 from tests.simulation.sim_s3 import SimServer

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-from engine import index_io
+from engine.records import indexes as index_io
 from tests.simulation.coverage import Coverage
 from tests.simulation.director import World
 from tests.simulation.file_changes import counted_changes

@@ -15,8 +15,8 @@ from engine.errors import (
     EngineError,
     SourceChangedError,
 )
-from engine.hashing import Digest, hash_bytes
-from engine.local_stat import local_file
+from engine.local.hashing import Digest, hash_bytes
+from engine.local.stat import local_file
 from engine.spark.store_claims import StoreClaims, StoreState
 from index.snapshot.local_tree import LocalFile
 from index.snapshot.model import UniqueId

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from engine.errors import UsageError
-from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark import (
     BackupListener,
     StatefulJob,

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from engine.rocksdb import StoreReader, StoreWriter
+from engine.rocksdb.store import StoreReader, StoreWriter
 
 SUMS = pa.schema([("key", pa.string()), ("seen", pa.int64()), ("amount", pa.int64())])
 SUMS_DDL = "key string, seen bigint, amount bigint"

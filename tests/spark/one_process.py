@@ -11,11 +11,11 @@ from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.repository import Repository
+from engine.settings import TransferSettings
 from engine.spark.access import Access
 from engine.spark.collect_hands import SparkHands
 from engine.spark.collect_rows import Row, batch_of, rows_of
 from engine.sync import SyncRepository
-from engine.transfer_settings import TransferSettings
 from index.snapshot.model import RepositoryRecord
 
 # Few, so that the rows of one shard come in several batches.

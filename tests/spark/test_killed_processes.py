@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from blobstore.base import list_blobs
 from blobstore.opening import open_store
 from engine.repository import Repository
-from engine.rocksdb import StoreReader
+from engine.rocksdb.store import StoreReader
 from engine.spark import StatefulJob, collect
 from engine.sync import SyncRepository
 from index.plan.commits import Commit

@@ -7,7 +7,7 @@ import rocksdict
 from typing_extensions import override
 
 from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
-from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 
 SMALL = RocksDbSettings(write_buffer_bytes=64 * 1024, file_bytes=64 * 1024, level_base_bytes=256 * 1024)
 

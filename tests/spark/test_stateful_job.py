@@ -20,13 +20,13 @@ from blobstore.errors import StoreUnavailableError
 from engine import commit
 from engine.backup import BackupResult
 from engine.errors import CommitLostError, ConflictError, DamagedError, UsageError
-from engine.rocksdb import StoreWriter
+from engine.rocksdb.store import StoreWriter
+from engine.settings import TransferSettings
 from engine.spark import stateful_job
 from engine.spark.errors import PartitioningError, TaskFailedError
 from engine.spark.stateful_job import PINS_MAX, StatefulJob
 from engine.spark.store_task import UpdateTask
 from engine.sync import SyncRepository
-from engine.transfer_settings import TransferSettings
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
 from index.snapshot.keys import PINS
 from index.snapshot.model import Scope, StoreReference

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from engine.errors import StaleResultError, UsageError
-from engine.rocksdb import RocksDbSettings, StoreReader, StoreWriter
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access, open_on_driver
 from engine.spark.errors import PartitioningError
 from engine.spark.store_claims import StoreClaims

@@ -16,7 +16,7 @@ from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.meter import Meter
 from engine.repository import Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.snapshot.model import Scope
 
 SCOPE: Final = Scope("bench")

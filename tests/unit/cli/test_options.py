@@ -15,7 +15,7 @@ from engine.cli.options import (
     table_name,
     walk_verbs,
 )
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from tests.unit.cli.conftest import Run
 
 # The source of a value by its rank; what has a higher rank wins whatever the lower ones say.

@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 
 from engine import SyncRepository
-from engine.rocksdb import StoreWriter
+from engine.rocksdb.store import StoreWriter
 from index.snapshot.model import Scope
 from tests.unit.cli.conftest import Run
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from engine.index_io import read_index
+from engine.records.indexes import read_index
 from index.snapshot.reachable import files_of
 from tests.unit.engine.workbench import Tree, Workbench, read_tree, stamps
 

@@ -15,13 +15,14 @@ from typing_extensions import override
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
 from blobstore.local.files import LocalFile as OpenFile
-from engine import identify, run_body
+from engine import run_body
 from engine.backup import plan_backup_dir
 from engine.clock import SystemAmbient
-from engine.digest_cache import DigestCache
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
-from engine.hashing import FileHasher, hash_bytes
-from engine.index_io import IndexCache, read_index
+from engine.local import identify
+from engine.local.cache import DigestCache
+from engine.local.hashing import FileHasher, hash_bytes
+from engine.records.indexes import IndexCache, read_index
 from index.snapshot.model import FileIndex, LineageItem, SstIdentity, StoreReference, UniqueId
 from index.snapshot.reachable import blob_keys, files_of, new_blob_keys
 from tests.unit.engine.workbench import REPOSITORY, SCOPE, Tree, Workbench, open_descriptors, read_tree
@@ -295,7 +296,7 @@ class TestNext:
     ) -> None:
         """A page that is dirty takes more writes without moving a stat (I1)."""
         # As if every file had been quiet for long.
-        monkeypatch.setattr("engine.digest_cache.SETTLING_TIME_NS", -(10**9))
+        monkeypatch.setattr("engine.local.cache.SETTLING_TIME_NS", -(10**9))
         bench.cache = DigestCache(trust_stat=trust_stat)
         bench.write({"lmdb": bytes(5000)})
         path = bench.directory / "lmdb"

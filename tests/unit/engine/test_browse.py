@@ -20,7 +20,7 @@ from engine.browse import (
     write_place,
 )
 from engine.errors import DamagedError, NotFoundError, UsageError
-from engine.rocksdb import StoreWriter
+from engine.rocksdb.store import StoreWriter
 from index.spark.checkpoint import Picture
 from tests.unit.engine.conftest import JOB, World
 

@@ -18,8 +18,8 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.log_io import read_commit
-from engine.words import iso_time
+from engine.records.log import read_commit
+from engine.text import iso_time
 from index.plan.retention import Retention
 from index.snapshot.codec import decode_pin, encode_record
 from index.snapshot.keys import PINS, boundary_key, commit_key

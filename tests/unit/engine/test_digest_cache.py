@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine import digest_cache
-from engine.digest_cache import DigestCache
-from engine.hashing import Digest
+from engine.local import cache as digest_cache
+from engine.local.cache import DigestCache
+from engine.local.hashing import Digest
 from index.snapshot.local_tree import LocalFile
 from index.snapshot.model import FileMetadata, SstIdentity
 

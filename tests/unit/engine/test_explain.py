@@ -137,8 +137,8 @@ async def test_paths_are_bounded_and_those_that_keep_come_first(world: World) ->
 
 
 async def test_the_base_of_a_delta_is_reached_through_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.index_io.WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr("engine.index_io.DELTA_GAIN_MIN", 0)
+    monkeypatch.setattr("engine.records.indexes.WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr("engine.records.indexes.DELTA_GAIN_MIN", 0)
     repository = await world.process()
     uploads = await history(world, repository, "one", "two", "three")
     told = await repository.explain(index_of(uploads["one"]), Retention(keep_last=1))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from engine import identify as module
-from engine.digest_cache import DigestCache
 from engine.errors import UnsafeSourceError
-from engine.hashing import hash_bytes
-from engine.identify import StoppedError, find_present, identify, identify_ssts
-from engine.local_dir import scan_dir
+from engine.local import identify as module
+from engine.local.cache import DigestCache
+from engine.local.hashing import hash_bytes
+from engine.local.identify import StoppedError, find_present, identify, identify_ssts
+from engine.local.scan import scan_dir
 from index.rocksdb.sst import MoreBytesNeeded
 from index.snapshot.local_tree import LocalDir, LocalFile
 from index.snapshot.model import DirIndex, FileIndex, FileMetadata, SstIdentity

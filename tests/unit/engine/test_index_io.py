@@ -10,9 +10,9 @@ import pytest
 from blobstore.base import BytesBody
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
 from blobstore.memory import MemoryStore
-from engine import index_io
 from engine.errors import DamagedError
-from engine.index_io import (
+from engine.records import indexes as index_io
+from engine.records.indexes import (
     IndexCache,
     StoredSnapshot,
     delta_pays,

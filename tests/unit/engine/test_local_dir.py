@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from engine.errors import TargetError, UnsafeSourceError
-from engine.local_dir import file_system_now_ns, find_difference, scan_dir
-from engine.local_stat import is_untouched
+from engine.local.scan import file_system_now_ns, find_difference, scan_dir
+from engine.local.stat import is_untouched
 from engine.staging import target_errors
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.local_tree import LocalDir

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from engine.log_io import read_record
+from engine.records.log import read_record
 from index.errors import FormatError, UnknownFormatError
 from index.snapshot.codec import decode_pin, encode_record
 from index.snapshot.model import CommitPointer, Pin, Scope, WriteId

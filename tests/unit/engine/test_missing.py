@@ -6,13 +6,16 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
-from engine import commit, identify, index_io, missing
+from engine import commit
 from engine.backup import BackupResult
-from engine.complete import find_complete
 from engine.errors import DamagedError, IncompleteError, NotFoundError, UnsafeSourceError
-from engine.missing import Gaps
+from engine.local import identify
+from engine.records import indexes as index_io
+from engine.records import missing
+from engine.records.complete import find_complete
+from engine.records.missing import Gaps
 from engine.repository import Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from engine.verify import Level, ProblemKind, verify
 from index.plan.commits import Commit
 from index.plan.retention import Retention

@@ -256,8 +256,8 @@ async def test_an_index_that_is_only_a_delta_s_base_is_healed_after_blobs_of_its
 ) -> None:
     """Nothing brings this about (T2); healing must not make the base vouch for blobs that it has not looked at."""
     world = opaque_world
-    monkeypatch.setattr("engine.index_io.delta_pays", lambda **sizes: True)
-    monkeypatch.setattr("engine.index_io.WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr("engine.records.indexes.delta_pays", lambda **sizes: True)
+    monkeypatch.setattr("engine.records.indexes.WHOLE_BYTES_MAX", 0)
     repository = await world.process()
     first = await world.backup(repository, "one")
     await repository.commit(JOB, [first])

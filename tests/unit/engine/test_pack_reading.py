@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from blobstore.errors import BlobCorruptError
 from engine.cores import cores_count
-from engine.hashing import hash_content
+from engine.local.hashing import hash_content
 from engine.local_writing import OwnerPolicy
 from engine.pack_reading import PackReader, PackWriter
 from index.plan.restore import FetchedRun, RestoredFile

@@ -8,8 +8,8 @@ import pytest
 from blobstore.base import BytesBody, list_blobs, read_blob
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, UsageError
-from engine.index_io import read_index_chain
 from engine.plan_check import PlanCheck, WrongKind, verify_plan
+from engine.records.indexes import read_index_chain
 from engine.repository import Repository
 from index.errors import PlanFileError, UnknownFormatError
 from index.plan.collect import DeleteReason, PlannedUpload, Upload, sum_deletes
@@ -340,8 +340,8 @@ async def test_a_plan_of_another_repository_is_refused(planned: Planned) -> None
 async def test_a_planner_that_forgets_the_bases_of_deltas_is_found_out(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.index_io.WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr("engine.index_io.DELTA_GAIN_MIN", 0)
+    monkeypatch.setattr("engine.records.indexes.WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr("engine.records.indexes.DELTA_GAIN_MIN", 0)
     repository = await world.process()
     for text in ("one", "two", "three"):
         await repository.commit(JOB, [await world.backup(repository, text)])
@@ -354,7 +354,7 @@ async def test_a_planner_that_forgets_the_bases_of_deltas_is_found_out(
         index, chain = await read_index_chain(*arguments, **options)  # type: ignore[arg-type]
         return index, chain[:1]
 
-    monkeypatch.setattr("engine.roots.read_index_chain", without_bases)
+    monkeypatch.setattr("engine.records.roots.read_index_chain", without_bases)
     faulty = Planned(world, repository)
     await faulty.make(Retention(keep_last=1))
     check = await faulty.check()

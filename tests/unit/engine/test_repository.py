@@ -58,7 +58,7 @@ async def test_a_name_and_another_choice_do_not_go_together(world: World) -> Non
 async def test_hashes_are_remembered_of_the_directories_used_last(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.digest_cache.DIRECTORIES_REMEMBERED_MAX", 2)
+    monkeypatch.setattr("engine.local.cache.DIRECTORIES_REMEMBERED_MAX", 2)
     repository = await world.process()
     trees = [world.tree({"f": b"x"}) for _ in range(4)]
     for tree in (*trees, trees[2]):

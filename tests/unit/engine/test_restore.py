@@ -12,9 +12,10 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
-from engine import index_io, local_stat
 from engine.errors import DamagedError, EngineError, NotFoundError, TargetBusyError, TargetError, UsageError
-from engine.index_io import IndexCache, read_index
+from engine.local import stat as local_stat
+from engine.records import indexes as index_io
+from engine.records.indexes import IndexCache, read_index
 from engine.restore import OwnerPolicy
 from index.errors import FormatError
 from index.snapshot.envelope import KIND_INDEX, seal

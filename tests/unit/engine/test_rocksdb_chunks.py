@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import DamagedError, UsageError
-from engine.rocksdb import StoreReader, StoreWriter, spark_settings
+from engine.rocksdb.store import StoreReader, StoreWriter, spark_settings
 from engine.state_store import StateStore
 from tests.unit.engine.state.state_store_kit import settings_of
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import rocksdict
 
-from engine import rocksdb_lock
 from engine.errors import UnsafeSourceError
-from engine.local_dir import scan_dir
-from engine.rocksdb_lock import check_not_held
+from engine.local.scan import scan_dir
+from engine.rocksdb import lock as rocksdb_lock
+from engine.rocksdb.lock import check_not_held
 
 WAYS = ["table", "child"]
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from engine.errors import EngineError, UsageError
-from engine.rocksdb import MIB, RocksDbSettings, StoreReader, StoreWriter, spark_settings
+from engine.rocksdb.store import MIB, RocksDbSettings, StoreReader, StoreWriter, spark_settings
 
 # RocksDB directories that Spark 4.3 has written, with operands in three SST files (WriteOperands.java beside them).
 OPERANDS = Path(__file__).parents[2] / "golden" / "spark_operands"

@@ -9,10 +9,10 @@ import pytest
 from blobstore.local.files import LocalFile as OpenFile
 from engine import run_body
 from engine.errors import UnsafeSourceError
-from engine.hashing import ContentHasher, hash_bytes, hash_content
-from engine.local_dir import scan_dir
+from engine.local.hashing import ContentHasher, hash_bytes, hash_content
+from engine.local.scan import scan_dir
+from engine.local.transfer import SourceDir
 from engine.run_body import FileRunBody
-from engine.transfer import SourceDir
 from tests.unit.engine.workbench import open_descriptors
 
 

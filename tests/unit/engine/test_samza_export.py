@@ -6,7 +6,7 @@ from blobstore.base import read_blob
 from engine.errors import NotFoundError
 from engine.repository import Repository
 from engine.samza_export import export_to_samza
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.errors import SamzaFormatError
 from index.plan.retention import Retention
 from index.samza.format import decode_samza_index, from_samza

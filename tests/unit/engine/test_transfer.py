@@ -13,11 +13,11 @@ from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.errors import DamagedError, LeaseExpiredError, UsageError
-from engine.hashing import FileHasher, hash_bytes
-from engine.local_dir import scan_dir
+from engine.local.hashing import FileHasher, hash_bytes
+from engine.local.scan import scan_dir
+from engine.local.transfer import ByteBudget, PartsBody, SourceDir, put_new
 from engine.run_body import FileRunBody
-from engine.transfer import ByteBudget, PartsBody, SourceDir, put_new
-from engine.transfer_settings import TransferSettings, share_among
+from engine.settings import TransferSettings, share_among
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.words import without_credentials
+from engine.text import without_credentials
 
 SECRET = "hunter2"
 

@@ -9,9 +9,9 @@ from blobstore.wrappers.meter import MeteredStore
 from engine.backup import BackupResult, backup_source
 from engine.backup_source import WholeDirectory
 from engine.clock import SystemAmbient
-from engine.digest_cache import DigestCache
+from engine.local.cache import DigestCache
 from engine.restore import RestoreResult, restore_store
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 from tests.doubles import InterposedStore
 

@@ -20,8 +20,8 @@ from engine import Repository
 from engine.errors import DamagedError, EngineError, IncompleteError, NotFoundError, TargetError
 from engine.rehearsal.run import rehearse
 from engine.rehearsal.scratch import SCRATCH_PREFIX
-from engine.rocksdb import StoreWriter
-from engine.transfer_settings import KIB, TransferSettings
+from engine.rocksdb.store import StoreWriter
+from engine.settings import KIB, TransferSettings
 from index.snapshot.model import Scope
 
 SCOPE = Scope("flights")

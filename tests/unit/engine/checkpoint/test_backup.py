@@ -13,9 +13,9 @@ from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
 from engine.checkpoint.backup_preview import preview_backup
 from engine.checkpoint.naming import DAMAGE_HINT
 from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
-from engine.index_io import read_index
+from engine.records.indexes import read_index
 from engine.repository import Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.errors import FileChecksumError, FormatError, UnsafeNameError
 from index.snapshot.model import FileIndex, Scope
 from index.snapshot.reachable import files_of

@@ -12,9 +12,9 @@ from engine.checkpoint.backup import ATTEMPTS_MAX, backup_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.live_store import LiveStore
 from engine.errors import ConflictError, UnsafeSourceError
-from engine.hashing import crc32c
+from engine.local.hashing import crc32c
 from engine.repository import Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.errors import VersionMissingError
 from index.spark.checkpoint import QUERY_TASK
 from index.spark.file_checksum import FileChecksum, encode_file_checksum

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine import rocksdb as rocksdb_module
 from engine.checkpoint import check_store as check_store_module
 from engine.checkpoint.check import begin_check, check_checkpoint, finish_check
 from engine.checkpoint.check_store import check_store
 from engine.checkpoint.findings import CheckReport, Finding
 from engine.clock import SystemAmbient
 from engine.errors import NotFoundError, ProviderError, TargetError
+from engine.rocksdb import store as rocksdb_module
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from index.spark.hadoop_checksum import hadoop_checksum_name

@@ -8,7 +8,7 @@ import pytest
 
 from engine import StateStore
 from engine.repository import Repository
-from engine.transfer_settings import TransferSettings
+from engine.settings import TransferSettings
 from index.plan.commits import Commit
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.names import StateVersion

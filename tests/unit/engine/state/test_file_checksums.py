@@ -8,7 +8,7 @@ from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.memory import MemoryStore
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError
-from engine.hashing import crc32c
+from engine.local.hashing import crc32c
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_checksums import CREATOR, fetch_checked, publish_checked, read_checked
 from engine.state.files import DirectoryStateFiles

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import DamagedError
-from engine.rocksdb import RocksDbSettings, StoreWriter, spark_settings
+from engine.rocksdb.store import RocksDbSettings, StoreWriter, spark_settings
 from engine.state import replay as replay_module
 from engine.state.changelog_files import ChangelogReader, ChangelogWriter, open_changelog
 from engine.state.replay import KeyCounts, Replayed, count_store, replay

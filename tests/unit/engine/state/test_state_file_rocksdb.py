@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.memory import MemoryStore
-from engine.rocksdb import StoreReader, StoreWriter
+from engine.rocksdb.store import StoreReader, StoreWriter
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.local_files import list_shared, look_at, look_at_all
 from index.snapshot.model import SstIdentity

@@ -7,7 +7,7 @@ import pytest
 
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, UnsafeSourceError
-from engine.rocksdb import StoreReader, StoreWriter
+from engine.rocksdb.store import StoreReader, StoreWriter
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_manager import CapturedSnapshot
 from index.spark.metadata import StateMetadata

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from blobstore.errors import StoreUnavailableError
-from engine import StateStore, rocksdb
+from engine import StateStore
 from engine.errors import DamagedError, EngineError
-from engine.rocksdb import RocksDbSettings, StoreWriter
+from engine.rocksdb import store as rocksdb
+from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.state import file_manager
 from engine.state.changelog_files import ChangelogReader, open_changelog
 from engine.state.errors import NotLoadedError, SnapshotUploadError

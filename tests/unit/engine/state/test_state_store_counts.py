@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.rocksdb import RocksDbSettings, StoreWriter
+from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.state import operands as merging
 from engine.state.loaded import RunningCounts
 from engine.state.operands import PendingOperands

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.rocksdb import StoreWriter
+from engine.rocksdb.store import StoreWriter
 from engine.state.changelog_files import ChangelogWriter, open_changelog
 from engine.state.errors import SnapshotUploadError
 from index.errors import RowChecksumError

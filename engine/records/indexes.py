@@ -10,7 +10,7 @@ from blobstore.base import BlobStore, BytesBody, Created, RequestMetadata, read_
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.errors import DamagedError
-from engine.transfer import put_new
+from engine.local.transfer import put_new
 from index.errors import IndexInvariantError
 from index.snapshot.bounds import HASH_BYTES
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index

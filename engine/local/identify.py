@@ -14,10 +14,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from engine.digest_cache import DigestCache
 from engine.errors import UnsafeSourceError
-from engine.hashing import Digest, FileHasher
-from engine.local_stat import (
+from engine.local.cache import DigestCache
+from engine.local.hashing import Digest, FileHasher
+from engine.local.stat import (
     DIR_FLAGS,
     READ_FLAGS,
     FilePath,
@@ -72,7 +72,7 @@ def identify(
         local: The scan.
         remote: The previous snapshot.
         cache: Asked first, and told what was read.
-        looked_at_ns: As `engine.local_dir.file_system_now_ns` said, after the scan.
+        looked_at_ns: As `engine.local.scan.file_system_now_ns` said, after the scan.
         stop: Set by a caller that does not want the result any more.
 
     Returns:
@@ -114,7 +114,7 @@ def identify_ssts(
         root: Where the files were scanned.
         files: By path; those whose name does not end in `.sst` are passed over.
         cache: Asked first, and told what was read.
-        looked_at_ns: As `engine.local_dir.file_system_now_ns` said, after the scan.
+        looked_at_ns: As `engine.local.scan.file_system_now_ns` said, after the scan.
         stop: Set by a caller that does not want the result any more.
 
     Raises:

@@ -9,9 +9,9 @@ from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
 from engine.clock import Ambient
 from engine.errors import CollectedError
-from engine.log_io import list_log, read_boundaries, repeat_reading
-from engine.names import read_name
-from engine.store_checks import check_pins
+from engine.records.log import list_log, read_boundaries, repeat_reading
+from engine.records.names import read_name
+from engine.records.store_checks import check_pins
 from index.plan.commits import Commit, is_closed
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import pin_key

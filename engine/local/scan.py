@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from engine.errors import UnsafeSourceError
-from engine.local_stat import (
+from engine.local.stat import (
     DIR_FLAGS,
     FilePath,
     is_unchanged,

@@ -11,8 +11,8 @@ from typing import Final, Self
 
 import msgspec
 
-from engine.hashing import BLAKE3_BYTES, Digest, hash_content
-from engine.local_stat import is_written_once
+from engine.local.hashing import BLAKE3_BYTES, Digest, hash_content
+from engine.local.stat import is_written_once
 from index.decoding import UNDECODABLE
 from index.snapshot.local_tree import LocalFile
 from index.snapshot.model import SstIdentity

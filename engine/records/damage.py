@@ -7,8 +7,8 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError
-from engine.index_io import is_missing, read_index_chain
-from engine.roots import IN_FLIGHT_MAX, References, Roots
+from engine.records.indexes import is_missing, read_index_chain
+from engine.records.roots import IN_FLIGHT_MAX, References, Roots
 from index.errors import FormatError, UnsafeNameError
 from index.plan.collect import NOTHING_PROTECTED, Protection
 from index.plan.commits import NOTHING_VOUCHES

@@ -8,8 +8,8 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.opening import open_store
 from engine.errors import NotFoundError, UnsafeStoreError, UsageError
-from engine.log_io import read_record
-from engine.store_checks import check_commits, check_unused
+from engine.records.log import read_record
+from engine.records.store_checks import check_commits, check_unused
 from index.snapshot.codec import decode_repository, encode_record
 from index.snapshot.keys import PREFIXES, REPOSITORY
 from index.snapshot.model import RepositoryRecord

@@ -8,9 +8,9 @@ import msgspec
 from blobstore.base import BlobStore, list_blobs
 from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError
-from engine.index_io import is_missing, read_index_chain
-from engine.log_io import Noted, ScopeLog, Unreadable, list_all_logs, read_record, read_scope, repeat_reading
-from engine.names import read_all_namings
+from engine.records.indexes import is_missing, read_index_chain
+from engine.records.log import Noted, ScopeLog, Unreadable, list_all_logs, read_record, read_scope, repeat_reading
+from engine.records.names import read_all_namings
 from index.plan.collect import (
     NOTHING_PROTECTED,
     DeleteReason,

@@ -7,8 +7,8 @@ from typing import Final
 from blobstore.base import BlobStore
 from blobstore.errors import StoreError
 from engine.errors import DamagedError, EngineError, IncompleteError, bare_message
-from engine.index_io import is_missing, read_index
-from engine.missing import find_missing
+from engine.records.indexes import is_missing, read_index
+from engine.records.missing import find_missing
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.reachable import blobs_needed

@@ -7,7 +7,7 @@ from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
-from engine.index_io import read_index
+from engine.records.indexes import read_index
 from index.snapshot.keys import INDEXES
 from index.snapshot.model import BlobKey, CommitRecord, IndexReference
 from index.snapshot.reachable import new_blob_keys

@@ -11,7 +11,7 @@ import msgspec
 from blobstore.base import BlobStore, BytesBody, list_blobs
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from engine.errors import NotFoundError
-from engine.log_io import Noted, Unreadable, read_record
+from engine.records.log import Noted, Unreadable, read_record
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.naming import Naming, choose_naming
 from index.snapshot.codec import decode_name, encode_record

@@ -1,4 +1,4 @@
-"""The one door to rocksdict, with `engine.rocksdb_options`: RocksDB directories opened in raw mode only.
+"""The one door to rocksdict, with `engine.rocksdb.options`: RocksDB directories opened in raw mode only.
 
 Outside raw mode rocksdict unpickles what it reads, which runs code from restored data. And every open here
 passes its own options, so that an `OPTIONS` file that came with restored data decides nothing: its `wal_dir`,
@@ -22,9 +22,9 @@ import rocksdict
 from typing_extensions import override
 
 from engine.errors import DamagedError, EngineError, NotFoundError, TargetError, UnsafeSourceError, UsageError
-from engine.local_stat import LACKING
-from engine.rocksdb_chunks import ChunkLimits, ChunkScan
-from engine.rocksdb_options import KIB, MIB, RocksDbSettings, make_options, spark_settings
+from engine.local.stat import LACKING
+from engine.rocksdb.options import KIB, MIB, RocksDbSettings, make_options, spark_settings
+from engine.rocksdb.scan import ChunkLimits, ChunkScan
 
 __all__ = [
     "KIB",

@@ -10,7 +10,7 @@ from blobstore.base import BlobStore, BytesBody, CreateOutcome, list_blobs, read
 from blobstore.concurrency import map_bounded
 from blobstore.errors import REFUSALS, BlobNotFoundError, InvalidRequestError, StoreError, StoreUnavailableError
 from engine.errors import UnsafeStoreError
-from engine.settle import has_ttl, new_indexes_of
+from engine.records.settle import has_ttl, new_indexes_of
 from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnsafeNameError
 from index.plan.collect import choose_superseded_boundaries
 from index.plan.commits import (

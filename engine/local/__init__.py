@@ -1,0 +1,1 @@
+"""Files of this machine, and bytes between them and a store."""

@@ -1,0 +1,1 @@
+"""What a repository stores beside blobs: log, indexes, names, pins, and what follows from them."""

@@ -1,0 +1,1 @@
+"""RocksDB directories, opened in raw mode only: the only importer of rocksdict."""
