@@ -6,7 +6,7 @@ query's checkpoint as a whole. Results are frozen structs: their fields are for 
 notebook, their table are for people.
 """
 
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
@@ -14,7 +14,7 @@ from engine.collect import CollectReport
 from engine.history import History
 from engine.repository import Repository
 from engine.repository_restoring import Restored
-from engine.restore import RestoreResult
+from engine.restore.restore import RestoreResult
 from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
 from engine.state.sync_store import SyncStateStore

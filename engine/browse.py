@@ -15,10 +15,10 @@ from engine.clock import SystemAmbient
 from engine.errors import NotFoundError, UsageError
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
-from engine.restore import read_index_of, restore_store
+from engine.restore.restore import read_index_of, restore_store
+from engine.restore.staging import remove_tree
 from engine.rocksdb.store import RocksDbSettings, StoreReader, list_families, open_family
 from engine.settings import TransferSettings
-from engine.staging import remove_tree
 from index.display import Told
 from index.errors import FormatError
 from index.snapshot.model import SnapshotIndex, StoreReference

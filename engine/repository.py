@@ -8,13 +8,13 @@ from typing import Final, Literal, Self, TypeVar
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from engine.backup import BackupResult, backup_source, plan_backup_dir
-from engine.backup_source import BackupSource, WholeDirectory
+from engine.backup.backup import BackupResult, backup_source, plan_backup_dir
+from engine.backup.source import BackupSource, WholeDirectory
 from engine.clock import Ambient, SystemAmbient
-from engine.commit import CommitWriter
-from engine.commit_record import ANY
+from engine.commit.forget import ForgetReport, forget
+from engine.commit.record import ANY
+from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, StaleResultError
-from engine.forget import ForgetReport, forget
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.records import indexes as index_io
@@ -331,7 +331,7 @@ class Repository(CaringRepository):
     # ------------------------------------------------------------------ care
 
     async def forget(self, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
-        """Close every commit of a job or task for ever; see `engine.forget.forget`."""
+        """Close every commit of a job or task for ever; see `engine.commit.forget.forget`."""
         report = await forget(self.store, scope, with_names=with_names, dry_run=dry_run)
         if not dry_run:
             # What its writer remembers is below the boundary, answered or not: the next one begins anew. Where no

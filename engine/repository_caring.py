@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from blobstore.base import BlobStore
 from engine.clock import read_now_ms
 from engine.collect import DELETE_SHARE_MAX, CollectReport, Hands, collect
+from engine.commit.naming import give_name, release_name
 from engine.discard import Discarded, discard
 from engine.explain import Explanation, explain
-from engine.naming import give_name, release_name
 from engine.plan_check import PlanCheck, verify_plan
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.log import Noted, ScopeLog
@@ -23,11 +23,11 @@ class CaringRepository(RestoringRepository):
     """What of a `Repository` needs no writer and changes what is kept, or says what is."""
 
     async def name(self, commit: Commit, name: str) -> NameRecord:
-        """Keep a commit under a name until the name is released; see `engine.naming.give_name`."""
+        """Keep a commit under a name until the name is released; see `engine.commit.naming.give_name`."""
         return await give_name(self.store, self.record, self._ambient, commit, name)
 
     async def release_name(self, scope: Scope, name: str) -> None:
-        """Give up a name; see `engine.naming.release_name`."""
+        """Give up a name; see `engine.commit.naming.release_name`."""
         await release_name(self.store, scope, name)
 
     async def collect(

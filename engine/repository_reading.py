@@ -21,7 +21,7 @@ from engine.records.log import Noted, ScopeLog, list_scopes, load_log, load_scop
 from engine.records.missing import Gaps
 from engine.records.names import list_names, read_name
 from engine.records.pins import PinLease, hold_pin
-from engine.restore import read_index_of
+from engine.restore.restore import read_index_of
 from engine.settings import TransferSettings
 from engine.state.index_files import IndexStateFiles
 from engine.state.restore import find_state_commit

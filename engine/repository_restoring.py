@@ -11,8 +11,8 @@ from engine.errors import DamagedError, IncompleteError, bare_message
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.complete import find_complete, name_complete, naming_complete
 from engine.repository_reading import CHOICES_MAX, Choice, ReadingRepository, require_store
-from engine.restore import OwnerPolicy, RestoreResult, restore_store
-from engine.restore_preview import plan_restore_store
+from engine.restore.preview import plan_restore_store
+from engine.restore.restore import OwnerPolicy, RestoreResult, restore_store
 from engine.state.compression import Codec
 from engine.state.restore import RestoredState, restore_state
 from index.display import Told

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from blobstore.errors import BlobNotFoundError
-from engine.backup import BackupResult, BackupStats
+from engine.backup.backup import BackupResult, BackupStats
 from engine.checkpoint.live_files import live_files
 from engine.checkpoint.live_store import LiveStore
 from engine.checkpoint.naming import hiding, located

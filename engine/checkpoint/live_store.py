@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.concurrency import carry_out_all, run_blocking
-from engine.backup_source import BackupSource
+from engine.backup.source import BackupSource
 from engine.checkpoint.live_files import LiveFiles, read_small
 from engine.checkpoint.naming import located, told_of
 from engine.checkpoint.sst_check import check_sst

@@ -15,7 +15,7 @@ from blobstore.concurrency import run_blocking
 from blobstore.local.files import flush
 from engine.clock import Ambient
 from engine.local.hashing import crc32c
-from engine.staging import target_errors
+from engine.restore.staging import target_errors
 from engine.state.file_checksums import CREATOR
 from engine.state.file_manager import CapturedSnapshot, StateFileManager
 from engine.state.index_files import IndexStateFiles

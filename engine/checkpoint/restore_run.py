@@ -16,16 +16,16 @@ from engine.checkpoint.pictures import find_job, pinned_picture
 from engine.checkpoint.store_restore import StoreRestored, StoreToRestore
 from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.clock import Ambient
-from engine.download import Downloader
 from engine.errors import DamagedError, EngineError, UsageError
 from engine.local.stat import DIR_FLAGS
-from engine.local_writing import OwnerPolicy
 from engine.progress import NO_PROGRESS
 from engine.records.complete import name_commit, naming_complete
 from engine.repository import Repository
 from engine.repository_reading import require_store
-from engine.restore import read_index_of
-from engine.staging import target_errors
+from engine.restore.download import Downloader
+from engine.restore.restore import read_index_of
+from engine.restore.staging import target_errors
+from engine.restore.write import OwnerPolicy
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from index.display import Told
 from index.errors import FormatError

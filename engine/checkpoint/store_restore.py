@@ -11,9 +11,9 @@ from engine.clock import Ambient
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository import Repository
-from engine.restore import read_index_of
+from engine.restore.restore import read_index_of
+from engine.restore.staging import Staging
 from engine.settings import TransferSettings
-from engine.staging import Staging
 from engine.state.file_manager import StateFileManager
 from engine.state.index_files import IndexStateFiles
 from engine.state.restore import restore_state

@@ -12,7 +12,7 @@ from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
 from engine.local.stat import FilePath
-from engine.staging import Staging
+from engine.restore.staging import Staging
 from engine.text import iso_time
 
 _NOT_IN_NAMES: Final = re.compile(r"[^0-9TZ]")

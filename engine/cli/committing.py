@@ -7,11 +7,11 @@ from typing import Final, Literal
 import click
 import msgspec
 
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.cli.options import STORE, Verb, common_options, figures_option, scope_options
 from engine.cli.result_file import check_uploaded, read_result
 from engine.cli.session import Session, choose_scope, with_session
-from engine.commit_record import ANY
+from engine.commit.record import ANY
 from engine.config import CommitChoice
 from engine.errors import CommitUnknownError, UsageError
 from engine.records.settle import settle_record

@@ -8,8 +8,8 @@ import msgspec
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Setting, Verb, common_options
 from engine.cli.session import Session, choose_scope, with_session
+from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
-from engine.forget import ForgetReport
 from engine.sync import SyncRepository
 from engine.text import count, printable
 from engine.views import CommitView, view_commit

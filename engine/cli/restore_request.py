@@ -15,7 +15,7 @@ from engine.config import CommitChoice
 from engine.errors import DamagedError, EngineError
 from engine.records.pins import PinLease
 from engine.repository import Choice
-from engine.restore import OwnerPolicy
+from engine.restore.restore import OwnerPolicy
 from engine.sync import SyncRepository
 from engine.text import printable, table
 from engine.views import CommitView

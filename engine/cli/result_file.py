@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from blobstore.concurrency import map_bounded
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
 from engine.local.atomic_file import write_whole
 from engine.records.indexes import is_missing

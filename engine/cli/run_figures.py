@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.backup import BackupStats
+from engine.backup.backup import BackupStats
 from engine.checkpoint.backup import PictureSums
 from engine.cli.caring import VerifyView
 from engine.cli.collect_view import CollectView
@@ -18,7 +18,7 @@ from engine.cli.spark_restore import SparkRestoreView
 from engine.cli.writing import BackupView
 from engine.errors import CommitUnknownError
 from engine.metrics.samples import Samples
-from engine.restore import RestoreResult
+from engine.restore.restore import RestoreResult
 from engine.verify import ProblemKind
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from engine.backup import BackupResult, BackupStats
+from engine.backup.backup import BackupResult, BackupStats
 from engine.cli.committing import commit_until_known
 from engine.cli.options import (
     CHECK_RETAINED_HELP,

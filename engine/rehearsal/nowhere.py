@@ -10,9 +10,9 @@ from blobstore.concurrency import carry_out_all
 from engine.errors import DamagedError
 from engine.local.hashing import ContentHasher
 from engine.local.transfer import ByteBudget, HashingSink, fetch_right
-from engine.pack_reading import PackReader
 from engine.progress import Progress
-from engine.restore import read_index_of
+from engine.restore.packs import PackReader
+from engine.restore.restore import read_index_of
 from engine.settings import TransferSettings
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, plan_restore
 from index.snapshot.model import FileBlob, StoreReference

@@ -17,7 +17,7 @@ from engine.rehearsal.model import Measured, Rehearsal
 from engine.rehearsal.nowhere import Fetched, restore_to_nowhere
 from engine.rehearsal.scratch import scratch_directory
 from engine.repository_reading import Choice, ReadingRepository
-from engine.restore import restore_store
+from engine.restore.restore import restore_store
 from engine.rocksdb.store import StoreReader, spark_settings
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from index.snapshot.keys import encode_component

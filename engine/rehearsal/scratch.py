@@ -9,7 +9,7 @@ from typing import Final
 from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
-from engine.staging import remove_tree, target_errors
+from engine.restore.staging import remove_tree, target_errors
 from index.plan.commits import Commit
 
 SCRATCH_PREFIX: Final = "tidemark-rehearsal-"

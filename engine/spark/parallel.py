@@ -20,13 +20,13 @@ from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
 from blobstore.opening import StoreSettings
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.local.cache import DigestCache
 from engine.repository import Choice, Repository
-from engine.restore import RestoreResult
-from engine.restore_preview import plan_restore_store
+from engine.restore.preview import plan_restore_store
+from engine.restore.restore import RestoreResult
 from engine.settings import TransferSettings
 from engine.spark.access import Access, open_on_driver
 from engine.spark.at_once import carry_out_as_finished, share_settings

@@ -20,7 +20,7 @@ from engine.clock import SystemAmbient
 from engine.local.cache import DigestCache
 from engine.repository import Repository
 from engine.repository_reading import require_store
-from engine.restore import ReadIndex, read_index_of, restore_index
+from engine.restore.restore import ReadIndex, read_index_of, restore_index
 from engine.spark.access import SCHEME, Access, open_on_driver
 from engine.spark.source_options import SourceOptions
 from engine.state.checkpoint_dir import CheckpointDir

@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 import pyarrow as pa
 
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, EngineError, UsageError
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter

@@ -11,14 +11,14 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
-from engine.download import Downloader
 from engine.errors import DamagedError
 from engine.local.stat import DIR_FLAGS
 from engine.local.transfer import ByteBudget
-from engine.local_writing import OwnerPolicy
 from engine.progress import NO_PROGRESS
+from engine.restore.download import Downloader
+from engine.restore.staging import target_errors
+from engine.restore.write import OwnerPolicy
 from engine.settings import TransferSettings
-from engine.staging import target_errors
 from engine.state.checkpoint_dir import READ_BYTES_MAX
 from engine.state.files import StateFiles
 from index.errors import VersionMissingError

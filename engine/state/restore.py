@@ -13,7 +13,7 @@ from engine.clock import Ambient
 from engine.errors import NotFoundError
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
-from engine.restore import OwnerPolicy, ReadIndex, RestoreResult, read_index_of, restore_index
+from engine.restore.restore import OwnerPolicy, ReadIndex, RestoreResult, read_index_of, restore_index
 from engine.settings import TransferSettings
 from engine.state.compression import Codec
 from engine.state.file_manager import StateFileManager

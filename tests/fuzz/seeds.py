@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from blobstore.s3.profile import StoreProfile, encode_profile
-from engine.backup import BackupResult, BackupStats
+from engine.backup.backup import BackupResult, BackupStats
 from engine.cli.result_file import ResultFile
 from engine.metrics.exposition import expose
 from engine.metrics.samples import Samples

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from blobstore.opening import open_store
-from engine.backup import backup_source
-from engine.backup_source import WholeDirectory
+from engine.backup.backup import backup_source
+from engine.backup.source import WholeDirectory
 from engine.clock import SystemAmbient
 from engine.local.cache import DigestCache
-from engine.restore import restore_store
+from engine.restore.restore import restore_store
 from engine.settings import MIB, TransferSettings
 from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 

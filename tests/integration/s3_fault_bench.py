@@ -36,7 +36,7 @@ from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.hedge import HedgeSettings
 from blobstore.wrappers.retry import RetrySettings
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.collect import CollectReport, Listing, OwnHands
 from engine.repository import Repository
 from index.plan.commits import Commit

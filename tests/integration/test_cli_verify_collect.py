@@ -71,7 +71,7 @@ def test_a_ttl_that_is_left_is_told_and_healed(two_commits: Shell, monkeypatch: 
         raise StoreUnavailableError("no answer", operation="remove_ttl")
 
     with monkeypatch.context() as broken:
-        broken.setattr("engine.commit.settle_keys", fail)
+        broken.setattr("engine.commit.writer.settle_keys", fail)
         told = shell.told("backup", str(shell.tree("source", FIRST)))
         assert not told["settled"]
     report = shell.told("verify", code=3)

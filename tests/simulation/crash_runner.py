@@ -31,7 +31,7 @@ from typing_extensions import override
 
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.repository import Repository
 from engine.settings import TransferSettings

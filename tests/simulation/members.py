@@ -7,7 +7,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from index.snapshot.model import PIN_DURATION_MS, Scope
 from tests.simulation.chronicle import StoreName, Tree
 from tests.simulation.coverage import Moment

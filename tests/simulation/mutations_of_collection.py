@@ -10,11 +10,11 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.errors import StoreError
 from engine import discard
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.clock import Ambient
 from engine.collect import facts, own_hands, run
 from engine.collect.hands import Swept
-from engine.commit import CommitWriter
+from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.records import damage, roots, store_checks
 from engine.records.pins import PinLease, check_open, hold_pin

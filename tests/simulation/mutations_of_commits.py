@@ -11,10 +11,11 @@ from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata
 from blobstore.errors import BlobNotFoundError
 from blobstore.s3 import lifecycle as s3_lifecycle
 from blobstore.wrappers.retry import RetryingStore
-from engine import commit_checks, commit_record
-from engine.backup import BackupResult, backup_source
-from engine.commit import CommitWriter
-from engine.commit_record import Head, Request
+from engine.backup.backup import BackupResult, backup_source
+from engine.commit import checks as commit_checks
+from engine.commit import record as commit_record
+from engine.commit.record import Head, Request
+from engine.commit.writer import CommitWriter
 from engine.errors import CommitLostError, DamagedError, StaleResultError
 from engine.records.log import list_log, read_vouched
 from engine.records.settle import settle_keys

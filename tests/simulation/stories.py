@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.errors import (
     EngineError,
 )

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.errors import CommitLostError, EngineError, NotFoundError, StaleResultError, UsageError
 from engine.repository import Repository
 from index.plan.retention import Retention

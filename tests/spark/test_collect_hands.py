@@ -12,7 +12,7 @@ from blobstore.base import BlobStore, BytesBody, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import ForwardingStore
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.collect import CollectReport, collect
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError
 from engine.repository import Repository

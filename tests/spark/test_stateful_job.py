@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from blobstore.base import list_blobs, read_blob
 from blobstore.errors import StoreUnavailableError
-from engine import commit
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
+from engine.commit import writer as commit
 from engine.errors import CommitLostError, ConflictError, DamagedError, UsageError
 from engine.rocksdb.store import StoreWriter
 from engine.settings import TransferSettings

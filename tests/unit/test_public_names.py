@@ -46,8 +46,8 @@ def test_what_is_returned_cannot_be_changed() -> None:
     changeable = [name for name, kind in structs().items() if not kind.__struct_config__.frozen]
     assert changeable == []
     assert {
-        "engine.backup.BackupResult",
-        "engine.restore.RestoreResult",
+        "engine.backup.backup.BackupResult",
+        "engine.restore.restore.RestoreResult",
         "index.plan.commits.Commit",
     } <= structs().keys()
 

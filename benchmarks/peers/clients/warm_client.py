@@ -14,7 +14,7 @@ import msgspec
 
 from benchmarks.peers.clients.job import Job, main
 from benchmarks.peers.clients.tidemark_client import SCOPE, open_repository
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.repository import Repository
 
 STATUS: Final = Path("/proc/self/status")

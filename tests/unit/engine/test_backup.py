@@ -15,8 +15,8 @@ from typing_extensions import override
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
 from blobstore.local.files import LocalFile as OpenFile
-from engine import run_body
-from engine.backup import plan_backup_dir
+from engine.backup import run_body
+from engine.backup.backup import plan_backup_dir
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.local import identify
@@ -351,7 +351,7 @@ async def test_file_of_several_blobs_whose_second_reading_said_nothing_of_them_i
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.write({"big": os.urandom(20_000)})
-    monkeypatch.setattr("engine.upload._RunHasher.update", lambda *_: None)
+    monkeypatch.setattr("engine.backup.upload._RunHasher.update", lambda *_: None)
     with pytest.raises(UnsafeSourceError, match="read twice"):
         await bench.backup()
 

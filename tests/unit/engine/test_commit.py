@@ -356,7 +356,7 @@ async def test_a_rewind_that_fails_before_it_sends_anything_lets_go_of_its_pin(
     async def refuse(*_: object) -> None:
         raise DamagedError("injected", operation="rewind")
 
-    monkeypatch.setattr("engine.commit.CommitWriter._settle_parent", refuse)
+    monkeypatch.setattr("engine.commit.writer.CommitWriter._settle_parent", refuse)
     with pytest.raises(DamagedError):
         await repository.rewind(first)
     assert {await held_ms(world, key) for key in await world.keys(PINS)} == {0}

@@ -11,7 +11,7 @@ import pytest
 from blobstore.base import BytesBody, Lost
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.memory import MemoryStore
-from engine import forget as forgetting
+from engine.commit import forget as forgetting
 from engine.errors import (
     CollectedError,
     CommitUnknownError,

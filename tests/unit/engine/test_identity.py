@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.base import list_blobs
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.errors import CommitUnknownError, StaleResultError
 from engine.repository import Repository
 from index.plan.retention import Retention

@@ -6,8 +6,8 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
-from engine import commit
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
+from engine.commit import writer as commit
 from engine.errors import DamagedError, IncompleteError, NotFoundError, UnsafeSourceError
 from engine.local import identify
 from engine.records import indexes as index_io

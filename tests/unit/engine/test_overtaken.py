@@ -4,7 +4,7 @@ import pytest
 
 from blobstore.base import BlobStore
 from blobstore.errors import BlobNotFoundError
-from engine.commit import COMMIT_ATTEMPTS_MAX
+from engine.commit.writer import COMMIT_ATTEMPTS_MAX
 from engine.errors import (
     CommitLostError,
     ConflictError,
@@ -92,7 +92,7 @@ async def test_a_writer_that_is_overtaken_again_and_again_says_so(
             await other.commit(JOB, [], offsets=str(overtaken))
             raise DamagedError("is gone", operation="settle") from BlobNotFoundError("is gone", operation="stat")
 
-    monkeypatch.setattr("engine.commit.settle_record", overtake)
+    monkeypatch.setattr("engine.commit.writer.settle_record", overtake)
     with pytest.raises(CommitLostError, match="other writers keep committing"):
         await mine.commit(JOB, [], offsets="mine")
     assert overtaken == COMMIT_ATTEMPTS_MAX

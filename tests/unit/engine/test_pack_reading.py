@@ -16,8 +16,8 @@ from typing_extensions import override
 from blobstore.errors import BlobCorruptError
 from engine.cores import cores_count
 from engine.local.hashing import hash_content
-from engine.local_writing import OwnerPolicy
-from engine.pack_reading import PackReader, PackWriter
+from engine.restore.packs import PackReader, PackWriter
+from engine.restore.write import OwnerPolicy
 from index.plan.restore import FetchedRun, RestoredFile
 from index.snapshot.keys import BLOBS, upload_key
 from index.snapshot.model import FileBlob, FileIndex, FileMetadata, Scope

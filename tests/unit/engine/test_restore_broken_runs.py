@@ -9,7 +9,7 @@ from blobstore.base import BlobStore, RequestMetadata
 from blobstore.errors import BlobCorruptError, InvalidRequestError, StoreError
 from blobstore.sink import Buffer, Sink
 from engine.errors import DamagedError
-from engine.restore import RestoreResult
+from engine.restore.restore import RestoreResult
 from tests.doubles import InterposedStore
 from tests.unit.engine.restore_kit import backed_up, blob_of, restored_whole
 

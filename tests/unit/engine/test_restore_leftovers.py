@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import engine.staging
+import engine.restore.staging
 from blobstore.local import files as local_files
 from engine.errors import EngineError, TargetError
-from engine.staging import Staging
+from engine.restore.staging import Staging
 from tests.unit.engine.restore_kit import backed_up, restored_whole
 from tests.unit.engine.workbench import Workbench, read_tree
 
@@ -169,7 +169,7 @@ class TestLeftovers:
                 raise OSError(5, "Input/output error")
             real(directory)
 
-        monkeypatch.setattr(engine.staging, "sync_dir", fail_last)
+        monkeypatch.setattr(engine.restore.staging, "sync_dir", fail_last)
         with pytest.raises(TargetError, match="Input/output"):
             await bench.restore(replace=True)
         assert read_tree(bench.target) == {"old": b"old"}

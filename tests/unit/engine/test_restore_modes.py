@@ -137,7 +137,7 @@ async def test_swap_of_read_only_directories_that_fails_is_undone(
             raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("engine.staging.sync_dir", fail_last)
+        patch.setattr("engine.restore.staging.sync_dir", fail_last)
         with pytest.raises(TargetError, match="Input/output"):
             await bench.restore(replace=True)
     assert [path.name for path in bench.target.iterdir()] == ["old"]

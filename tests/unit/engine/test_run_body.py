@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from blobstore.local.files import LocalFile as OpenFile
-from engine import run_body
+from engine.backup import run_body
+from engine.backup.run_body import FileRunBody
 from engine.errors import UnsafeSourceError
 from engine.local.hashing import ContentHasher, hash_bytes, hash_content
 from engine.local.scan import scan_dir
 from engine.local.transfer import SourceDir
-from engine.run_body import FileRunBody
 from tests.unit.engine.workbench import open_descriptors
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from blobstore.base import Body, BytesBody, CreateOutcome
 from blobstore.errors import AccessDeniedError, StoreError
-from engine.backup import BackupResult
-from engine.commit import CommitWriter
+from engine.backup.backup import BackupResult
+from engine.commit.writer import CommitWriter
 from engine.errors import (
     CommitUnknownError,
     ConflictError,
@@ -342,7 +342,7 @@ async def test_the_newest_commit_answers_whoever_asks_for_its_results_again(worl
 async def test_a_writer_remembers_a_bounded_number_of_records_without_an_answer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.commit.UNRESOLVED_MAX", 2)
+    monkeypatch.setattr("engine.commit.writer.UNRESOLVED_MAX", 2)
     writer = await world.process()
     for text in ("one", "two", "three", "four"):
         await unconfirmed(world, writer, text)

@@ -1,7 +1,7 @@
 import pytest
 
 from blobstore.base import BytesBody, list_blobs, read_blob
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.repository import Repository
 from engine.verify import Level, ProblemKind
 from index.plan.retention import Retention

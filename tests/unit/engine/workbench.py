@@ -6,11 +6,11 @@ from typing import Any
 from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.meter import MeteredStore
-from engine.backup import BackupResult, backup_source
-from engine.backup_source import WholeDirectory
+from engine.backup.backup import BackupResult, backup_source
+from engine.backup.source import WholeDirectory
 from engine.clock import SystemAmbient
 from engine.local.cache import DigestCache
-from engine.restore import RestoreResult, restore_store
+from engine.restore.restore import RestoreResult, restore_store
 from engine.settings import TransferSettings
 from index.snapshot.model import RepositoryRecord, Scope, StoreReference
 from tests.doubles import InterposedStore

@@ -18,7 +18,7 @@ from engine.checkpoint.restore import RestoreChoice, plan_checkpoint_restore, re
 from engine.cli import tidemark
 from engine.errors import DamagedError, NotFoundError, TargetError, UsageError
 from engine.repository import Repository
-from engine.staging import Staging
+from engine.restore.staging import Staging
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.spark.batch_log import decode_operator

@@ -8,7 +8,7 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.errors import DamagedError, UnsafeStoreError
 from index.errors import UnknownFormatError
 from index.plan.audit import decode_audit

@@ -9,6 +9,7 @@ import msgspec
 
 from blobstore.base import BlobStore, Body, Created, RequestMetadata
 from blobstore.concurrency import carry_out_all, run_blocking
+from engine.backup.run_body import FileRunBody, read_twice_error
 from engine.errors import UnsafeSourceError
 from engine.local.cache import DigestCache
 from engine.local.hashing import ContentHasher, Digest, hash_bytes
@@ -22,7 +23,6 @@ from engine.local.stat import (
 )
 from engine.local.transfer import ByteBudget, PartsBody, SourceDir, put_new
 from engine.progress import Progress
-from engine.run_body import FileRunBody, read_twice_error
 from engine.settings import TransferSettings
 from index.plan.backup import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
 from index.snapshot.keys import BLOBS, upload_key

@@ -12,19 +12,19 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
-from engine.download import Downloaded, Downloader
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest
 from engine.local.identify import find_present
 from engine.local.scan import scan_dir
 from engine.local.stat import DIR_FLAGS, FilePath
-from engine.local_writing import OwnerPolicy, stat_again
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, read_stored_snapshot
+from engine.restore.download import Downloaded, Downloader
+from engine.restore.staging import Staging, target_errors
+from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
 from engine.settings import TransferSettings
-from engine.staging import Staging, target_errors
 from index.display import Told, tell_files, tell_seconds, tell_texts
 from index.plan.restore import RestorePlan, choose_candidates, plan_restore
 from index.snapshot.chosen_files import choose_files, is_empty

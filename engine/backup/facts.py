@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from blobstore.base import BlobStore
-from engine.backup_source import BackupSource
+from engine.backup.source import BackupSource
 from engine.errors import DamagedError
 from engine.local.cache import DigestCache
 from engine.local.identify import identify, identify_ssts
@@ -71,7 +71,7 @@ async def gather_facts(
     missing: frozenset[str],
     check_retained: bool,
 ) -> Facts:
-    """Look at everything; arguments and errors as `engine.backup.backup_source`."""
+    """Look at everything; arguments and errors as `engine.backup.backup.backup_source`."""
     found = _Base() if base is None else await _find_base(store, base, indexes, missing, check_retained=check_retained)
     previous = found.snapshot.index if found.snapshot is not None else None
     requests = found.requests

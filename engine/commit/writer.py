@@ -11,10 +11,10 @@ import msgspec
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.clock import Ambient
-from engine.commit_checks import acknowledge, check_granularity, find_committed
-from engine.commit_record import (
+from engine.commit.checks import acknowledge, check_granularity, find_committed
+from engine.commit.record import (
     ANY,
     Head,
     Request,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from blobstore.base import BlobStore
 from engine.local.cache import DigestCache
-from engine.restore import (
+from engine.restore.restore import (
     OwnerPolicy,
     check_patterns,
     choose_or_refuse,
@@ -14,8 +14,8 @@ from engine.restore import (
     read_index_of,
     refuse_few_files,
 )
+from engine.restore.staging import look_at_target
 from engine.settings import TransferSettings
-from engine.staging import look_at_target
 from index.plan.restore import RestorePlan, plan_restore
 from index.snapshot.model import StoreReference
 

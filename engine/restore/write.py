@@ -1,7 +1,7 @@
 """Writing the files of a restore: made anew, verified, given their metadata, synced.
 
-Everything here blocks and is made for a thread. A directory that is being built is private (`engine.staging`), and
-every path is relative to its descriptor.
+Everything here blocks and is made for a thread. A directory that is being built is private (`engine.restore.staging`),
+and every path is relative to its descriptor.
 """
 
 import functools

@@ -15,7 +15,7 @@ from blobstore.errors import BlobCorruptError
 from blobstore.sink import Buffer, Sink
 from engine.cores import cores_count
 from engine.local.hashing import ContentHasher, hash_content
-from engine.local_writing import SYNC_GROUP_MAX, OwnerPolicy, WrittenFile, create_file, seal_file, write_at
+from engine.restore.write import SYNC_GROUP_MAX, OwnerPolicy, WrittenFile, create_file, seal_file, write_at
 from index.plan.restore import FetchedRun, RestoredFile
 
 

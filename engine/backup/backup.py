@@ -12,8 +12,9 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from engine.backup_facts import Facts, gather_facts
-from engine.backup_source import BackupSource, WholeDirectory
+from engine.backup.facts import Facts, gather_facts
+from engine.backup.source import BackupSource, WholeDirectory
+from engine.backup.upload import Uploader, UploadSession
 from engine.clock import Ambient
 from engine.errors import UsageError
 from engine.local.cache import DigestCache
@@ -22,7 +23,6 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, write_index
 from engine.settings import TransferSettings
 from engine.text import human_bytes, printable
-from engine.upload import Uploader, UploadSession
 from index.display import Told, tell_files, tell_seconds
 from index.errors import FormatError
 from index.plan.backup import BackupPlan, build_snapshot

@@ -13,7 +13,10 @@ from blobstore.concurrency import carry_out_all, run_blocking
 from blobstore.errors import BlobCorruptError, InvalidRequestError
 from engine.errors import DamagedError
 from engine.local.transfer import ByteBudget, fetch_right
-from engine.local_writing import (
+from engine.progress import Progress
+from engine.restore.packs import PackWriter
+from engine.restore.staging import target_errors
+from engine.restore.write import (
     FilePlace,
     OwnerPolicy,
     WrittenFile,
@@ -24,10 +27,7 @@ from engine.local_writing import (
     seal_file,
     write_files,
 )
-from engine.pack_reading import PackWriter
-from engine.progress import Progress
 from engine.settings import TransferSettings
-from engine.staging import target_errors
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, ReusedFile
 from index.snapshot.model import FileBlob, SnapshotMetadata
 

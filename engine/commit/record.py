@@ -5,7 +5,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from engine.backup import BackupResult
+from engine.backup.backup import BackupResult
 from engine.errors import CommitLostError, NotFoundError, StaleResultError, UsageError
 from index.errors import FormatError
 from index.plan.commits import Commit

@@ -7,8 +7,8 @@ import msgspec
 
 from blobstore.base import BlobStore, Created, Lost, Unknown
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
+from engine.commit.naming import release_name
 from engine.errors import NotFoundError
-from engine.naming import release_name
 from engine.records.log import find_boundary, load_log, put_boundary
 from engine.records.names import list_names
 from engine.records.store_checks import check_commits

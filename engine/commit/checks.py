@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from blobstore.base import BlobStore, list_blobs
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
-from engine.backup import BackupResult
-from engine.commit_record import Head
+from engine.backup.backup import BackupResult
+from engine.commit.record import Head
 from engine.errors import (
     CommitLostError,
     EngineError,

@@ -1,0 +1,1 @@
+"""From a directory to a reference that can be committed."""

@@ -1,0 +1,1 @@
+"""From references to a commit, and the end of one."""

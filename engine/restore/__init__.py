@@ -1,0 +1,1 @@
+"""From a commit to a directory: whole, verified and synced, or not at all."""
