@@ -32,7 +32,8 @@ from typing_extensions import override
 from benchmarks.collect_world import KEEP_LAST, SNAPSHOTS, DoorAccess, Doors, World, build, deleted, load
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
-from engine.collect import CollectReport, Deleted, Listing, Swept
+from engine.collect.backend import Deleted, Listing, Swept
+from engine.collect.report import CollectReport
 from engine.records.roots import References
 from engine.repository import Repository
 from engine.settings import TransferSettings

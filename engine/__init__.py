@@ -10,7 +10,7 @@ from engine.backup.backup import BackupResult
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
-from engine.collect import CollectReport
+from engine.collect.report import CollectReport
 from engine.history import History
 from engine.repository import Repository
 from engine.repository_restoring import Restored

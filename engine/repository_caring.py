@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 
 from blobstore.base import BlobStore
 from engine.clock import read_now_ms
-from engine.collect import DELETE_SHARE_MAX, CollectReport, Hands, collect
+from engine.collect.backend import Hands
+from engine.collect.check.plan import PlanCheck, verify_plan
+from engine.collect.collect import DELETE_SHARE_MAX, collect
+from engine.collect.report import CollectReport
 from engine.commit.naming import give_name, release_name
 from engine.discard import Discarded, discard
 from engine.explain import Explanation, explain
-from engine.plan_check import PlanCheck, verify_plan
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.log import Noted, ScopeLog
 from engine.records.roots import read_pins
@@ -62,7 +64,7 @@ class CaringRepository(RestoringRepository):
         return await discard(self.store, key, dry_run=dry_run)
 
     async def verify_plan(self, plan: BlobStore, *, meant: Callable[[int], RetentionPolicy] | None = None) -> PlanCheck:
-        """Check the plan of a collection by deriving it another way; see `engine.plan_check.verify_plan`."""
+        """Check the plan of a collection by deriving it another way; see `engine.collect.check.plan.verify_plan`."""
         return await verify_plan(self.store, self.record, plan, meant=meant)
 
     async def verify(

@@ -10,8 +10,8 @@ from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
 from engine.cli.retention_options import choose_rules, retention_options
 from engine.cli.session import Session, with_session
+from engine.collect.check.plan import PlanCheck
 from engine.config import Moment
-from engine.plan_check import PlanCheck
 from engine.text import count, human_bytes, printable, table
 
 # Keys of one kind that people are shown; the JSON has more.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.collect import CollectReport
+from engine.collect.report import CollectReport
 from engine.text import count, human_bytes, human_duration, iso_time, printable, table
 from index.plan.collect import ReasonTotal
 from index.snapshot.keys import audit_key

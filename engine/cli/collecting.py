@@ -19,7 +19,8 @@ from engine.cli.options import SHARE, Verb, VerbGroup, common_options, figures_o
 from engine.cli.plan_places import choose_plan_dir, name_after_run
 from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
 from engine.cli.session import Session, some, with_session
-from engine.collect import DELETE_SHARE_MAX, CollectReport
+from engine.collect.collect import DELETE_SHARE_MAX
+from engine.collect.report import CollectReport
 from engine.config import Moment
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.sync import SyncRepository

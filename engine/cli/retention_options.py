@@ -7,7 +7,7 @@ import click
 
 from engine.cli.options import MOMENT, Decorated
 from engine.clock import read_now_ms
-from engine.collect.policy_file import PolicyEntry, PolicyFile, check_since, read_policy
+from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.config import Moment
 from engine.errors import UsageError
 from engine.sync import SyncRepository

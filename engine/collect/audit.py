@@ -5,7 +5,7 @@ from typing import Final
 
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
-from engine.collect.facts import Facts
+from engine.collect.state import Facts
 from engine.errors import EngineError
 from engine.text import printable, shortened
 from index.errors import FormatError

@@ -4,8 +4,8 @@ from itertools import groupby
 from typing import Final
 
 from blobstore.base import BlobStore, list_blobs
-from engine.collect.hands import DeleteTally
-from engine.collect.own_hands import delete_keys
+from engine.collect.backend import DeleteTally
+from engine.collect.in_process import delete_keys
 from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, PlannedDelete
 from index.plan.run_file import ENDED, HEADER

@@ -3,8 +3,8 @@
 import msgspec
 from typing_extensions import override
 
-from engine.collect.facts import Facts
-from engine.collect.hands import KEYS_TOLD_MAX
+from engine.collect.backend import KEYS_TOLD_MAX
+from engine.collect.state import Facts
 from engine.text import count, human_bytes
 from index.display import Told, tell_value
 from index.plan.collect import PlannedDelete, ReasonTotal

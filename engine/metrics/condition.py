@@ -7,7 +7,7 @@ from typing import Final
 from blobstore.base import list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, BlobNotFoundError
 from engine.clock import read_now_ms
-from engine.collect import CollectReport
+from engine.collect.report import CollectReport
 from engine.errors import UnsafeStoreError
 from engine.metrics.samples import Samples
 from engine.repository import Repository

@@ -9,7 +9,8 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from blobstore.wrappers.meter import MeteredStore
 from engine.clock import read_now_ms
-from engine.collect import CollectReport, collect
+from engine.collect.collect import collect
+from engine.collect.report import CollectReport
 from engine.errors import EngineError
 from engine.history import History, HistoryEntry, State, damaged_keys, read_history
 from engine.progress import NO_PROGRESS, Progress

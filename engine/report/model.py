@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 from typing_extensions import override
 
-from engine.collect import CollectReport
+from engine.collect.report import CollectReport
 from engine.history import History
 from engine.rehearsal.model import Entry
 from engine.verify import VerifyReport

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from engine.collect import CollectReport
+from engine.collect.report import CollectReport
 from engine.page import items, paragraph, table, tell
 from engine.report.model import ReportFacts, Suspects
 from engine.report.plots import plot_freed, short_time

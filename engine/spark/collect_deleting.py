@@ -6,8 +6,9 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody
-from engine.collect import KEYS_TOLD_MAX, delete_keys
-from engine.runs import COLLECT
+from engine.collect.backend import KEYS_TOLD_MAX
+from engine.collect.in_process import delete_keys
+from engine.collect.runs import COLLECT
 from engine.spark.collect_plans import encode_plan, read_plan, write_plan
 from engine.spark.collect_rows import ANSWER, Row
 from engine.spark.collect_shard_task import ShardTask

@@ -13,12 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from engine.collect import KEYS_TOLD_MAX, Deleted, Hands, Listing, Swept
 from engine.collect.audit import RELEASE
+from engine.collect.backend import KEYS_TOLD_MAX, Deleted, Hands, Listing, Swept
 from engine.collect.plan_writer import write_lines
+from engine.collect.runs import Run, end_run, take_up_run
 from engine.errors import UnsafeStoreError
 from engine.records.roots import References
-from engine.runs import Run, end_run, take_up_run
 from engine.spark.access import Access
 from engine.spark.collect_deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask
 from engine.spark.collect_failures import raise_failures

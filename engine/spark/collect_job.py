@@ -8,7 +8,8 @@ from pyspark.sql import SparkSession
 
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings
-from engine.collect import DELETE_SHARE_MAX, CollectReport
+from engine.collect.collect import DELETE_SHARE_MAX
+from engine.collect.report import CollectReport
 from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.collect_hands import SparkHands

@@ -9,9 +9,10 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, Created, Unknown, read_blob
 from blobstore.errors import BlobNotFoundError
-from engine.collect import KEYS_TOLD_MAX, list_uploads
+from engine.collect.backend import KEYS_TOLD_MAX
+from engine.collect.in_process import list_uploads
+from engine.collect.runs import COLLECT
 from engine.errors import DamagedError, UnsafeStoreError
-from engine.runs import COLLECT
 from engine.spark.collect_rows import ANSWER, INVENTORY, Row
 from engine.spark.collect_shard_task import ShardTask
 from engine.spark.errors import RunEndedError

@@ -22,7 +22,7 @@ _PARSERS: Final = [
     "engine.checkpoint.sst_check",
     "engine.checkpoint.state_file_check",
     "engine.cli.result_file",
-    "engine.collect.policy_file",
+    "engine.collect.policy",
     "engine.config",
     "engine.local.cache",
     "engine.rehearsal.history",

@@ -8,7 +8,7 @@ import msgspec
 
 from blobstore.s3.profile import decode_profile, encode_profile
 from engine.cli.result_file import read_result
-from engine.collect.policy_file import read_policy
+from engine.collect.policy import read_policy
 from engine.config import read_config
 from engine.local.cache import DigestCache
 from engine.local.hashing import hash_content

@@ -56,7 +56,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.records.names.read_first_name",
             "engine.records.names.read_name",
             "engine.records.names.read_namings",
-            "engine.plan_roots.read_now_roots",
+            "engine.collect.check.roots.read_now_roots",
             "engine.repository_reading.ReadingRepository.read_index",
             "engine.records.repository.read_repository_record",
             "engine.restore.restore.read_index_of",

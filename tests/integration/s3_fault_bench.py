@@ -37,7 +37,9 @@ from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.hedge import HedgeSettings
 from blobstore.wrappers.retry import RetrySettings
 from engine.backup.backup import BackupResult
-from engine.collect import CollectReport, Listing, OwnHands
+from engine.collect.backend import Listing
+from engine.collect.in_process import OwnHands
+from engine.collect.report import CollectReport
 from engine.repository import Repository
 from index.plan.commits import Commit
 from index.plan.retention import Retention

@@ -12,8 +12,10 @@ from blobstore.errors import StoreError
 from engine import discard
 from engine.backup.backup import BackupResult
 from engine.clock import Ambient
-from engine.collect import facts, own_hands, run
-from engine.collect.hands import Swept
+from engine.collect import in_process as own_hands
+from engine.collect import state as facts
+from engine.collect.backend import Swept
+from engine.collect.collect import collect as run
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.records import damage, roots, store_checks

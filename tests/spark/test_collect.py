@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from blobstore.base import list_blobs
-from engine.collect import CollectReport
+from engine.collect.report import CollectReport
 from engine.errors import DamagedError
 from engine.spark import collect
 from engine.sync import SyncRepository

@@ -13,10 +13,11 @@ from blobstore.errors import AccessDeniedError, StoreError, StoreUnavailableErro
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine.backup.backup import BackupResult
-from engine.collect import CollectReport, collect
+from engine.collect.collect import collect
+from engine.collect.report import CollectReport
+from engine.collect.runs import end_run, take_up_run
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError
 from engine.repository import Repository
-from engine.runs import end_run, take_up_run
 from engine.spark.collect_hands import TASKS_PER_CORE
 from engine.spark.collect_listing import NOTHING, encode_inventory
 from engine.spark.errors import RunEndedError

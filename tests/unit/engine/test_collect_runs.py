@@ -13,14 +13,16 @@ from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.wrappers.forwarding import ForwardingStore
-from engine.collect import Deleted, Hands, Listing, OwnHands, collect
 from engine.collect.audit import POINTERS_TOLD_MAX, RELEASE, make_audit
-from engine.collect.facts import Facts
+from engine.collect.backend import Deleted, Hands, Listing
+from engine.collect.collect import collect
+from engine.collect.in_process import OwnHands
 from engine.collect.leftovers import AUDITS_KEPT_MAX
 from engine.collect.plan_writer import PlanLinesWriter
+from engine.collect.runs import end_run, take_up_run
+from engine.collect.state import Facts
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
 from engine.repository import Repository
-from engine.runs import end_run, take_up_run
 from index.errors import CorruptIndexError, UnknownFormatError
 from index.plan.audit import AuditRecord, decode_audit, encode_audit
 from index.plan.collect import DeleteReason, PlannedUpload
@@ -279,7 +281,7 @@ async def test_a_run_that_fails_leaves_a_record_too(world: World, operation: str
 async def test_what_is_gone_when_a_deletion_fails_is_told_and_of_what_nobody_knows(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.collect.own_hands.DELETE_BATCH_MAX", 1)
+    monkeypatch.setattr("engine.collect.in_process.DELETE_BATCH_MAX", 1)
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three", "four", "five")
     told: list[tuple[dict[DeleteReason, int], int, int]] = []
@@ -581,7 +583,7 @@ class _Hands(OwnHands):
 async def test_what_the_store_would_not_delete_is_counted_and_no_later_room_is_begun(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.collect.own_hands.KEYS_TOLD_MAX", 1)
+    monkeypatch.setattr("engine.collect.in_process.KEYS_TOLD_MAX", 1)
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three", "four")
     hands = _Hands(_Refusing(world.store, INDEXES))

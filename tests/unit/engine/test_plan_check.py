@@ -7,8 +7,8 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs, read_blob
 from blobstore.memory import MemoryStore
+from engine.collect.check.plan import PlanCheck, WrongKind, verify_plan
 from engine.errors import DamagedError, UsageError
-from engine.plan_check import PlanCheck, WrongKind, verify_plan
 from engine.records.indexes import read_index_chain
 from engine.repository import Repository
 from index.errors import PlanFileError, UnknownFormatError
@@ -389,7 +389,7 @@ async def test_a_planner_that_takes_what_has_not_expired_is_found_out(
         )
         return tuple(planned)
 
-    monkeypatch.setattr("engine.collect.own_hands.choose_uploads", everything)
+    monkeypatch.setattr("engine.collect.in_process.choose_uploads", everything)
     planned.plan = MemoryStore(clock=planned.world.clock)
     await planned.make()
     assert WrongKind.UNEXPIRED in {wrong.kind for wrong in (await planned.check()).wrong}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.collect.policy_file import read_policy
+from engine.collect.policy import read_policy
 from engine.errors import UsageError
 from index.plan.retention import Retention, RetentionPolicy, RetentionRule
 

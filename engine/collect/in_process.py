@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing_extensions import override
 
 from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, RequestMetadata
-from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Hands, Listing, Swept
+from engine.collect.backend import KEYS_TOLD_MAX, Deleted, DeleteTally, Hands, Listing, Swept
 from engine.collect.plan_writer import PlanLinesWriter
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.inventory import list_room

@@ -1,7 +1,7 @@
 """Check the plan of a collection by deriving it another way (design 0006, P6). Nothing is written to the repository.
 
-Uploads are listed, then roots are read and followed (`engine.plan_roots`); what nothing keeps is compared with the
-plan's lines, in memory. The repository may have moved on since the plan was made: what only newer roots reach, what
+Uploads are listed, then roots are read and followed (`engine.collect.check.roots`); what nothing keeps is compared with
+the plan's lines, in memory. The repository may have moved on since the plan was made: what only newer roots reach, what
 came later and what is gone is counted, and makes no plan wrong.
 """
 
@@ -15,8 +15,8 @@ import msgspec
 from blobstore.base import BlobInfo, BlobStore, Capabilities, list_blobs, read_blob
 from blobstore.errors import BlobNotFoundError
 from engine.clock import read_now_ms
+from engine.collect.check.roots import OPERATION, Reach, compare_roots, follow, read_now_roots
 from engine.errors import DamagedError, UnsafeStoreError, UsageError
-from engine.plan_roots import OPERATION, Reach, compare_roots, follow, read_now_roots
 from index.display import Told
 from index.errors import PlanFileError, UnsafeNameError
 from index.plan.collect import PlannedUpload

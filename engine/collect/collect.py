@@ -14,13 +14,13 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import StoreError
 from engine.clock import Ambient, SystemAmbient, read_now_ms
 from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit
-from engine.collect.facts import Facts
-from engine.collect.hands import KEYS_TOLD_MAX, Deleted, Hands
+from engine.collect.backend import KEYS_TOLD_MAX, Deleted, Hands
+from engine.collect.in_process import OwnHands, delete_keys
 from engine.collect.leftovers import delete_leftovers, plan_leftovers
 from engine.collect.overtaken import PLANS_MAX, read_until_not_overtaken
-from engine.collect.own_hands import OwnHands, delete_keys
 from engine.collect.plan_writer import check_place, write_header, write_summary
 from engine.collect.report import CollectReport, make_report
+from engine.collect.state import Facts
 from engine.collect.unfinished import abort_puts, plan_unfinished
 from engine.errors import DamagedError, EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
 from engine.progress import NO_PROGRESS, Progress

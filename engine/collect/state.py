@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from engine.collect.hands import KEYS_TOLD_MAX, Deleted, DeleteTally, Listing, Swept
+from engine.collect.backend import KEYS_TOLD_MAX, Deleted, DeleteTally, Listing, Swept
 from engine.records.damage import Damage
 from engine.records.roots import Roots
 from index.plan.collect import (
@@ -24,7 +24,7 @@ from index.snapshot.model import Boundary, RepositoryRecord
 
 
 class Facts(msgspec.Struct, kw_only=True):
-    """One run, as far as it has come; only `engine.collect.run` changes it."""
+    """One run, as far as it has come; only `engine.collect.collect` changes it."""
 
     run: RunId
     repository: RepositoryRecord

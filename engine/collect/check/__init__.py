@@ -1,0 +1,1 @@
+"""The check of a collection's plan, derived another way."""
