@@ -42,8 +42,8 @@ from benchmarks.bench_state_load import (
     write_state,
 )
 from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
+from engine.repository.sync import SyncRepository
 from engine.spark import restore_checkpoint
-from engine.sync import SyncRepository
 
 STEPS = ("restore", "restore, replayed", "start, original", "start, restored", "start, replayed")
 POLL_S = 0.002

@@ -35,10 +35,10 @@ from engine.blocking import LoopThread
 from engine.collect.backend import Deleted, Listing, Swept
 from engine.collect.report import CollectReport
 from engine.records.roots import References
-from engine.repository import Repository
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.collect_hands import SparkHands
-from engine.sync import SyncRepository
 from index.plan.collect import DeleteReason
 from index.plan.retention import Retention
 from index.snapshot.keys import BLOBS, INDEXES, RunId

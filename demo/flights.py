@@ -33,9 +33,9 @@ from blobstore.base import list_blobs
 from demo import aircraft
 from demo.picture import MonthBar, draw
 from demo.server import serving
+from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import RocksDbSettings
 from engine.spark import JobCommit, StatefulJob, collect
-from engine.sync import SyncRepository
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
 

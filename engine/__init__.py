@@ -11,16 +11,16 @@ from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.check import check_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
 from engine.collect.report import CollectReport
-from engine.history import History
-from engine.repository import Repository
-from engine.repository_restoring import Restored
+from engine.inspect.history import History
+from engine.inspect.verify import VerifyReport
+from engine.repository.repository import Repository
+from engine.repository.restoring import Restored
+from engine.repository.sync import SyncRepository
 from engine.restore.restore import RestoreResult
 from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
 from engine.state.sync_store import SyncStateStore
 from engine.state_store import StateStore
-from engine.sync import SyncRepository
-from engine.verify import VerifyReport
 from index.plan.commits import Commit
 from index.snapshot.index_diff import IndexDifference
 

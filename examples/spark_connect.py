@@ -17,6 +17,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from engine.repository.sync import SyncRepository
 from engine.spark import (
     backup_checkpoint,
     check_checkpoint,
@@ -24,7 +25,6 @@ from engine.spark import (
     register_sources,
     restore_checkpoint,
 )
-from engine.sync import SyncRepository
 from index.plan.retention import Retention
 
 BATCHES: Final = 2

@@ -27,7 +27,7 @@ from engine.checkpoint.errors import QueryMovedOnError
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import SourceChangedError, UnsafeSourceError
 from engine.progress import NO_PROGRESS, Progress, SummedProgress
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StoreAt

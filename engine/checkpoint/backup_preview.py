@@ -13,7 +13,7 @@ from engine.checkpoint.live_files import live_files
 from engine.checkpoint.live_store import LiveStore
 from engine.checkpoint.naming import located
 from engine.records.indexes import read_index
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StoreAt

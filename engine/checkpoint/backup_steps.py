@@ -21,7 +21,7 @@ from engine.local.hashing import hash_content
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.complete import find_complete
 from engine.records.indexes import read_index
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir

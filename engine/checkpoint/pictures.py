@@ -7,8 +7,8 @@ from typing import Final
 from engine.errors import CollectedError, IncompleteError, NotFoundError, UsageError
 from engine.records.complete import find_complete
 from engine.records.pins import PinLease
-from engine.repository import Repository
-from engine.repository_reading import CHOICES_MAX
+from engine.repository.reading import CHOICES_MAX
+from engine.repository.repository import Repository
 from engine.text import iso_time
 from index.plan.commits import Commit
 from index.snapshot.model import Scope

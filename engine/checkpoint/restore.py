@@ -17,7 +17,7 @@ from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import TargetError
 from engine.progress import NO_PROGRESS, Progress
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import store_url
 from engine.state.restore import choose_state

@@ -20,8 +20,8 @@ from engine.errors import DamagedError, EngineError, UsageError
 from engine.local.stat import DIR_FLAGS
 from engine.progress import NO_PROGRESS
 from engine.records.complete import name_commit, naming_complete
-from engine.repository import Repository
-from engine.repository_reading import require_store
+from engine.repository.reading import require_store
+from engine.repository.repository import Repository
 from engine.restore.download import Downloader
 from engine.restore.restore import read_index_of
 from engine.restore.staging import target_errors

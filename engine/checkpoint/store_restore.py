@@ -10,7 +10,7 @@ from engine.checkpoint.targets import dirs_below
 from engine.clock import Ambient
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of
 from engine.restore.staging import Staging
 from engine.settings import TransferSettings

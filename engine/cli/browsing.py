@@ -8,7 +8,13 @@ from typing import Final
 import click
 import msgspec
 
-from engine.browse import (
+from engine.cli.commit_options import choose_commit, commit_options
+from engine.cli.options import Parsed, Verb, common_options, scope_options, store_options, transfer_options
+from engine.cli.reading import choose_stores
+from engine.cli.session import Session, choose_scope, with_session
+from engine.config import CommitChoice, Moment
+from engine.errors import UsageError
+from engine.inspect.browse import (
     FoundKey,
     FoundKeys,
     KeyPlace,
@@ -21,12 +27,6 @@ from engine.browse import (
     parse_place,
     write_place,
 )
-from engine.cli.commit_options import choose_commit, commit_options
-from engine.cli.options import Parsed, Verb, common_options, scope_options, store_options, transfer_options
-from engine.cli.reading import choose_stores
-from engine.cli.session import Session, choose_scope, with_session
-from engine.config import CommitChoice, Moment
-from engine.errors import UsageError
 from engine.text import count, human_bytes, printable, shortened
 from engine.views import CommitView, view_commit
 from index.plan.commits import Commit

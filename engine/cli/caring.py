@@ -8,8 +8,8 @@ from engine.cli.options import COMMIT, SHARE, Setting, Verb, common_options, fig
 from engine.cli.session import Session, check_component, choose_scope, with_session
 from engine.config import CommitChoice, check_new_name
 from engine.errors import UsageError
+from engine.inspect.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.text import count, human_bytes, iso_time, printable, table
-from engine.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.views import CommitView, committed_line, view_commit
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope

@@ -23,7 +23,7 @@ from engine.collect.collect import DELETE_SHARE_MAX
 from engine.collect.report import CollectReport
 from engine.config import Moment
 from engine.errors import TooMuchToDeleteError, UsageError, restated
-from engine.sync import SyncRepository
+from engine.repository.sync import SyncRepository
 from index.plan.retention import RetentionPolicy
 
 

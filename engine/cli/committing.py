@@ -15,7 +15,7 @@ from engine.commit.record import ANY
 from engine.config import CommitChoice
 from engine.errors import CommitUnknownError, UsageError
 from engine.records.settle import settle_record
-from engine.sync import SyncRepository
+from engine.repository.sync import SyncRepository
 from engine.views import CommitView, committed_line, view_commit
 from index.plan.commits import Commit
 from index.snapshot.model import CommitPointer, Scope

@@ -5,8 +5,8 @@ import msgspec
 
 from engine.cli.options import Verb, common_options
 from engine.cli.session import Session, with_session
-from engine.discard import Discarded
 from engine.errors import UsageError
+from engine.inspect.discard import Discarded
 from engine.text import printable
 
 

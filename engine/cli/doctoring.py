@@ -25,8 +25,8 @@ from engine.cli.options import Verb, common_options
 from engine.cli.s3_places import is_s3, open_bucket, usage_error
 from engine.cli.session import Session, with_session
 from engine.clock import SystemAmbient
-from engine.doctor import CLIENTS_COUNT, DoctorReport, examine_store
-from engine.doctor_verdict import Check, Verdict, describe_profile
+from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
+from engine.doctor.verdict import Check, Verdict, describe_profile
 from engine.errors import NotFoundError
 from engine.text import count, printable, shortened, table
 

@@ -9,8 +9,8 @@ from engine.cli.options import COMMIT, Verb, common_options, scope_options, stor
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice
 from engine.errors import TargetError
-from engine.samza_export import SamzaExport, export_to_samza
-from engine.sync import SyncRepository
+from engine.repository.samza_export import SamzaExport, export_to_samza
+from engine.repository.sync import SyncRepository
 from engine.text import printable
 from index.plan.commits import Commit
 

@@ -10,7 +10,7 @@ from engine.cli.options import Setting, Verb, common_options
 from engine.cli.session import Session, choose_scope, with_session
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
-from engine.sync import SyncRepository
+from engine.repository.sync import SyncRepository
 from engine.text import count, printable
 from engine.views import CommitView, view_commit
 from index.snapshot.model import Scope

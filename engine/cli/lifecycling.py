@@ -27,9 +27,9 @@ from engine.cli.options import Verb, common_options
 from engine.cli.s3_places import open_bucket
 from engine.cli.session import Session, with_session
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
-from engine.sync import SyncRepository
+from engine.inspect.verify import ProblemKind
+from engine.repository.sync import SyncRepository
 from engine.text import printable
-from engine.verify import ProblemKind
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store

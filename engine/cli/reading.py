@@ -12,8 +12,8 @@ from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice
 from engine.errors import NotFoundError
 from engine.records.log import load_log
-from engine.repository import Repository
-from engine.sync import SyncRepository
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
 from engine.text import printable, shortened
 from engine.views import (
     CommitView,

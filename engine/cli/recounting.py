@@ -10,7 +10,7 @@ from engine.cli.options import MOMENT, Setting, Verb, common_options, scope_opti
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import Moment
 from engine.errors import NotFoundError
-from engine.history import ENTRIES_MAX, History, HistoryEntry, State, tell_offsets
+from engine.inspect.history import ENTRIES_MAX, History, HistoryEntry, State, tell_offsets
 from engine.text import count, human_bytes, iso_time, printable, shortened, table
 from index.snapshot.model import Scope
 

@@ -30,8 +30,8 @@ from engine.rehearsal.telling import (
     slo_line,
     summary_line,
 )
+from engine.repository.sync import SyncRepository
 from engine.settings import STORES_AT_ONCE
-from engine.sync import SyncRepository
 from engine.text import count, human_bytes, printable, shortened, table
 from index.errors import FormatError
 from index.snapshot.model import Scope

@@ -18,8 +18,8 @@ from engine.cli.restore_request import (
 )
 from engine.cli.session import Session
 from engine.records.complete import find_complete
-from engine.repository import Choice
-from engine.sync import SyncRepository
+from engine.repository.repository import Choice
+from engine.repository.sync import SyncRepository
 from engine.text import human_bytes, printable
 from engine.views import CommitView, view_commit
 from index.plan.restore import RestorePlan, ReusedFile

@@ -14,9 +14,9 @@ from engine.cli.session import Session
 from engine.config import CommitChoice
 from engine.errors import DamagedError, EngineError
 from engine.records.pins import PinLease
-from engine.repository import Choice
+from engine.repository.repository import Choice
+from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy
-from engine.sync import SyncRepository
 from engine.text import printable, table
 from engine.views import CommitView
 from index.errors import FormatError

@@ -32,8 +32,8 @@ from engine.cli.restore_request import (
 )
 from engine.cli.session import Session, choose_scope, with_session
 from engine.config import CommitChoice, Moment
+from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy, RestoreResult, check_patterns
-from engine.sync import SyncRepository
 from engine.text import human_bytes, human_duration, printable
 from engine.views import CommitView, view_commit
 from index.snapshot.model import StoreReference

@@ -14,7 +14,7 @@ from engine.backup.backup import BackupResult
 from engine.errors import DamagedError, LeaseExpiredError, StaleResultError, UsageError
 from engine.local.atomic_file import write_whole
 from engine.records.indexes import is_missing
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.errors import FormatError
 from index.snapshot.keys import INDEXES, parse_upload_key
 from index.snapshot.model import NEVER_MS, BlobKey, CommitRecord, SnapshotIndex, WriteId

@@ -10,7 +10,7 @@ from engine.clock import read_now_ms
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.config import Moment
 from engine.errors import UsageError
-from engine.sync import SyncRepository
+from engine.repository.sync import SyncRepository
 from index.plan.retention import RetentionPolicy
 
 

@@ -17,9 +17,9 @@ from engine.cli.spark_backup import SparkBackupView
 from engine.cli.spark_restore import SparkRestoreView
 from engine.cli.writing import BackupView
 from engine.errors import CommitUnknownError
+from engine.inspect.verify import ProblemKind
 from engine.metrics.samples import Samples
 from engine.restore.restore import RestoreResult
-from engine.verify import ProblemKind
 
 
 def figures_of(

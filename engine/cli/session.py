@@ -27,8 +27,8 @@ from engine.clock import SystemAmbient, read_now_ms
 from engine.config import CommitChoice, Moment, cache_path
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
-from engine.repository import Choice, Repository
-from engine.sync import SyncRepository
+from engine.repository.repository import Choice, Repository
+from engine.repository.sync import SyncRepository
 from engine.terminal_progress import TerminalProgress
 from engine.text import printable
 from engine.views import SCHEMA

@@ -30,7 +30,7 @@ from engine.cli.options import (
 )
 from engine.cli.session import Session, with_session
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
-from engine.sync import SyncRepository
+from engine.repository.sync import SyncRepository
 from engine.text import count, human_bytes, human_duration, printable
 from engine.views import CommitView, view_commit
 

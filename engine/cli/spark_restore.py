@@ -29,7 +29,7 @@ from engine.cli.options import (
 from engine.cli.session import Session, with_session
 from engine.config import Moment
 from engine.errors import UsageError
-from engine.sync import SyncRepository
+from engine.repository.sync import SyncRepository
 from engine.text import count, human_bytes, human_duration, printable
 from engine.views import CommitView, view_commit
 

@@ -9,9 +9,9 @@ from blobstore.errors import AccessDeniedError, BlobNotFoundError
 from engine.clock import read_now_ms
 from engine.collect.report import CollectReport
 from engine.errors import UnsafeStoreError
+from engine.inspect.verify import ProblemKind, VerifyReport
 from engine.metrics.samples import Samples
-from engine.repository import Repository
-from engine.verify import ProblemKind, VerifyReport
+from engine.repository.repository import Repository
 from index.errors import FormatError
 from index.plan.audit import AuditRecord, decode_audit
 from index.plan.collect import DeleteReason

@@ -16,7 +16,7 @@ from engine.records.complete import naming_complete
 from engine.rehearsal.model import Measured, Rehearsal
 from engine.rehearsal.nowhere import Fetched, restore_to_nowhere
 from engine.rehearsal.scratch import scratch_directory
-from engine.repository_reading import Choice, ReadingRepository
+from engine.repository.reading import Choice, ReadingRepository
 from engine.restore.restore import restore_store
 from engine.rocksdb.store import StoreReader, spark_settings
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among

@@ -12,7 +12,8 @@ from engine.clock import read_now_ms
 from engine.collect.collect import collect
 from engine.collect.report import CollectReport
 from engine.errors import EngineError
-from engine.history import History, HistoryEntry, State, damaged_keys, read_history
+from engine.inspect.history import History, HistoryEntry, State, damaged_keys, read_history
+from engine.inspect.verify import VerifyReport, verify
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.inventory import list_room
 from engine.records.log import list_all_logs
@@ -20,8 +21,7 @@ from engine.records.roots import reachable_keys
 from engine.rehearsal.history import History as Rehearsals
 from engine.rehearsal.model import Entry
 from engine.report.model import JobFacts, ReportFacts, Suspects
-from engine.repository_reading import ReadingRepository
-from engine.verify import VerifyReport, verify
+from engine.repository.reading import ReadingRepository
 from index.errors import FormatError, UnsafeNameError
 from index.plan.audit import AuditRecord, decode_audit
 from index.plan.commits import Commit

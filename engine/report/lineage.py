@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from engine import svg
-from engine.history import HistoryEntry
+from engine.inspect.history import HistoryEntry
 from engine.page import framed, tell
 from engine.report.model import JobFacts
 from engine.report.plots import short_time

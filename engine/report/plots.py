@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from engine import svg
-from engine.history import HistoryEntry
+from engine.inspect.history import HistoryEntry
 from engine.page import framed
 from engine.svg import Words
 from engine.text import count, human_bytes, iso_time

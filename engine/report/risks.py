@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from engine.collect.report import CollectReport
+from engine.inspect.verify import Problem, ProblemKind, VerifyReport
 from engine.page import items, paragraph, table, tell
 from engine.report.model import ReportFacts, Suspects
 from engine.report.plots import plot_freed, short_time
 from engine.text import count, human_bytes
-from engine.verify import Problem, ProblemKind, VerifyReport
 from index.plan.audit import AuditRecord
 from index.plan.collect import ReasonTotal
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from engine.history import HistoryEntry, State, tell_offsets
+from engine.inspect.history import HistoryEntry, State, tell_offsets
 from engine.page import items, key, paragraph, table, tell
 from engine.rehearsal.forecast import EXECUTORS, forecast
 from engine.rehearsal.model import Entry, Rehearsal

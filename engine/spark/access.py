@@ -11,10 +11,10 @@ import msgspec
 from blobstore.opening import StoreSettings, open_store
 from engine.blocking import LoopThread
 from engine.errors import UsageError
-from engine.repository import Repository
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.kept_repository import kept_here
-from engine.sync import SyncRepository
 from index.snapshot.model import RepositoryRecord
 
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")

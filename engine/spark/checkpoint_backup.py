@@ -16,7 +16,7 @@ from engine.checkpoint.backup import MOVED, CheckpointBackup, opened_checkpoint,
 from engine.checkpoint.backup_steps import OPERATION, PictureBegun, StoreBackup, backup_store
 from engine.checkpoint.naming import DAMAGE_HINT, MOVED_HINT
 from engine.errors import ConflictError, DamagedError, SourceChangedError, UnsafeSourceError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from engine.spark.access import SCHEME, open_on_driver
 from engine.spark.errors import TaskFailedError

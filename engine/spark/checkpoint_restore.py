@@ -29,7 +29,7 @@ from engine.checkpoint.store_restore import StoreRestored, StoreToRestore, resto
 from engine.checkpoint.targets import DirectoryTarget
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, TargetBusyError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import TaskFailedError

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Final
 
-from engine.sync import SyncRepository
+from engine.repository.sync import SyncRepository
 
 KEPT_MAX: Final = 8
 

@@ -20,7 +20,7 @@ from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings, open_store
 from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
 from engine.errors import NotFoundError, UsageError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint

@@ -24,7 +24,7 @@ from engine.backup.backup import BackupResult
 from engine.clock import SystemAmbient
 from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.local.cache import DigestCache
-from engine.repository import Choice, Repository
+from engine.repository.repository import Choice, Repository
 from engine.restore.preview import plan_restore_store
 from engine.restore.restore import RestoreResult
 from engine.settings import TransferSettings

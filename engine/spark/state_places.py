@@ -18,8 +18,8 @@ from engine.blocking import LoopThread
 from engine.checkpoint.pictures import find_job, find_picture
 from engine.clock import SystemAmbient
 from engine.local.cache import DigestCache
-from engine.repository import Repository
-from engine.repository_reading import require_store
+from engine.repository.reading import require_store
+from engine.repository.repository import Repository
 from engine.restore.restore import ReadIndex, read_index_of, restore_index
 from engine.spark.access import SCHEME, Access, open_on_driver
 from engine.spark.source_options import SourceOptions

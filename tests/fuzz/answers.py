@@ -14,8 +14,8 @@ from blobstore.s3.errors import BrokenError
 from blobstore.s3.lifecycle import backstop_rules, plan_lifecycle, threats
 from blobstore.s3.store import S3Store
 from engine import config
-from engine.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, write_place
 from engine.errors import UsageError
+from engine.inspect.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, write_place
 from engine.metrics import exposition
 from engine.metrics.samples import Samples
 from engine.text import printable

@@ -17,7 +17,7 @@ _PARSERS: Final = [
     "blobstore.s3.client",
     "blobstore.s3.lifecycle",
     "blobstore.s3.profile",
-    "engine.browse",
+    "engine.inspect.browse",
     "engine.checkpoint.check_entries",
     "engine.checkpoint.sst_check",
     "engine.checkpoint.state_file_check",

@@ -37,8 +37,8 @@ UNFUZZED: Final[dict[str, str]] = {
     **dict.fromkeys(
         (
             "blobstore.s3.store.S3Store.read_lifecycle",
-            "engine.doctor_patient.S3Powers.read_lifecycle",
-            "engine.history.read_history",
+            "engine.doctor.probe.S3Powers.read_lifecycle",
+            "engine.inspect.history.read_history",
             "engine.local.identify.parse_sst",
             "engine.local.identify.read_sst",
             "engine.records.indexes.read_index",
@@ -57,7 +57,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.records.names.read_name",
             "engine.records.names.read_namings",
             "engine.collect.check.roots.read_now_roots",
-            "engine.repository_reading.ReadingRepository.read_index",
+            "engine.repository.reading.ReadingRepository.read_index",
             "engine.records.repository.read_repository_record",
             "engine.restore.restore.read_index_of",
             "engine.records.roots.read_pins",

@@ -16,7 +16,7 @@ from unittest import mock
 
 from blobstore.base import BytesBody
 from engine.checkpoint.backup import backup_checkpoint
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.commits import Commit
 from index.plan.retention import Retention

@@ -15,9 +15,9 @@ from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
+from engine.inspect.verify import Level
 from engine.records.complete import find_complete
-from engine.repository import Repository
-from engine.verify import Level
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
 from index.snapshot.keys import pin_key

@@ -18,7 +18,7 @@ import rocksdict
 
 from blobstore.local.store import LocalStore
 from engine.errors import DamagedError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from index.snapshot.model import Scope
 from tests.hostile.forger import Forger

@@ -40,7 +40,7 @@ from engine.backup.backup import BackupResult
 from engine.collect.backend import Listing
 from engine.collect.in_process import OwnHands
 from engine.collect.report import CollectReport
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from index.plan.retention import Retention
 from index.snapshot.keys import RunId

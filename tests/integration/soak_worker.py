@@ -21,7 +21,7 @@ from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.retry import RetrySettings
 from engine.errors import CommitUnknownError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import KIB, TransferSettings
 from index.plan.commits import Commit
 from index.plan.retention import Retention

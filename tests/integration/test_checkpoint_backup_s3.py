@@ -7,7 +7,7 @@ import pytest
 
 from blobstore.opening import open_store
 from engine.checkpoint.backup import backup_checkpoint
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from tests.servers.s3_server import S3Server
 from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, names_below, restore_picture
 

@@ -16,7 +16,7 @@ from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice, Rest
 from engine.checkpoint.store_restore import StoreRestored, StoreToRestore
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, TargetError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.spark import checkpoint_restore
 from engine.spark.access import Access
 from engine.spark.checkpoint_restore import RestoreCheckpointStores, restored_of

@@ -9,7 +9,7 @@ import rocksdict
 
 from blobstore.opening import open_store
 from blobstore.wrappers.meter import MeteredStore
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.rocksdb.store import StoreWriter
 from index.snapshot.model import Scope
 from tests.integration.conftest import FIRST, SECOND, Shell, content

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
 from engine.cli import tidemark
 from engine.errors import CommitUnknownError, TargetError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.restore import staging
 from index.plan.commits import Commit
 from index.plan.retention import Retention

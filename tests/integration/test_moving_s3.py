@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.errors import UnsafeStoreError
-from engine.repository import Repository
-from engine.verify import Level
+from engine.inspect.verify import Level
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope

@@ -18,8 +18,8 @@ from engine.errors import (
     LeaseExpiredError,
     UnsafeStoreError,
 )
-from engine.repository import Repository
-from engine.verify import ProblemKind
+from engine.inspect.verify import ProblemKind
+from engine.repository.repository import Repository
 from index.snapshot.keys import commit_key
 from tests.fault_rules import (
     Answer,

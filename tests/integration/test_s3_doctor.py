@@ -16,9 +16,9 @@ from blobstore.s3.client import S3Client
 from blobstore.s3.lifecycle import backstop_rules, plan_lifecycle
 from blobstore.s3.profile import PROFILE_KEY, StoreProfile, decode_profile, encode_profile
 from blobstore.s3.store import S3Store
-from engine import doctor
 from engine.cli import tidemark
 from engine.cli.session import Session
+from engine.doctor import doctor
 from tests.fault_proxy import FaultProxy
 from tests.fault_rules import Rule, every, on, shifted_range, slow_down
 from tests.servers.ceph_rgw import CephRgw

@@ -11,8 +11,8 @@ from blobstore.base import list_blobs
 from blobstore.opening import open_s3
 from blobstore.s3.lifecycle import backstop_rules, plan_lifecycle
 from blobstore.s3.store import S3Store
-from engine.repository import Repository
-from engine.verify import Level
+from engine.inspect.verify import Level
+from engine.repository.repository import Repository
 from index.snapshot.model import Scope
 from tests.conftest import ceph_or_skip
 from tests.servers.ceph_rgw import CephRgw

@@ -13,7 +13,7 @@ from engine.errors import (
     CommitLostError,
     CommitUnknownError,
 )
-from engine.verify import ProblemKind
+from engine.inspect.verify import ProblemKind
 from tests.fault_rules import (
     Answer,
     Break,

@@ -9,7 +9,7 @@ import pytest
 
 from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import S3Settings
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import KIB, TransferSettings
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

@@ -13,7 +13,7 @@ from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import MIB, S3Settings
 from blobstore.s3.store import S3Store
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from tests.contract.pouring_contract import Collecting, poured
 from tests.contract.store_calls import HOUR_MS, KEY, get_bytes, keys_of, stat_there
 from tests.servers.ceph_rgw import CephRgw

@@ -13,7 +13,7 @@ from blobstore.errors import StoreUnavailableError
 from engine.errors import (
     DamagedError,
 )
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.errors import FormatError
 from tests.fault_rules import (
     Answer,

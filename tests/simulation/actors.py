@@ -20,8 +20,8 @@ from engine.errors import (
     StaleResultError,
     UnsafeStoreError,
 )
-from engine.repository import Repository
-from engine.verify import ProblemKind
+from engine.inspect.verify import ProblemKind
+from engine.repository.repository import Repository
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.retention import Retention

@@ -7,7 +7,7 @@ from typing import Final
 from blobstore.base import BlobInfo
 from blobstore.s3.lifecycle import EXPIRING
 from engine.errors import DamagedError, EngineError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.retention import Retention
 from index.snapshot.model import PIN_DURATION_MS, CommitRecord, Scope, StoreReference

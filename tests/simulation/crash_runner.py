@@ -33,7 +33,7 @@ from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
 from engine.backup.backup import BackupResult
 from engine.clock import SystemAmbient
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

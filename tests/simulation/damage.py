@@ -5,8 +5,8 @@ from pathlib import Path
 
 from blobstore.s3.lifecycle import EXPIRING
 from engine.errors import EngineError
-from engine.repository import Repository
-from engine.verify import Level
+from engine.inspect.verify import Level
+from engine.repository.repository import Repository
 from index.errors import FormatError
 from index.plan.retention import Retention
 from index.snapshot.keys import commit_key, log_prefix

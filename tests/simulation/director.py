@@ -8,7 +8,7 @@ from typing import Final
 from blobstore.errors import StoreError
 from blobstore.wrappers.hedge import HedgeSettings
 from engine.errors import EngineError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.errors import FormatError
 from index.plan.retention import Retention

@@ -32,7 +32,7 @@ import msgspec
 
 from blobstore.errors import StoreError
 from engine.errors import CommitUnknownError, NotFoundError, UnsafeStoreError
-from engine.verify import Level
+from engine.inspect.verify import Level
 from index.plan.retention import Retention
 from tests.simulation.faults import Fault, Request, matching
 from tests.simulation.ground import check_keys, read_tree, small_deltas, tree

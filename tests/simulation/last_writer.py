@@ -1,7 +1,7 @@
 """The writer that comes after everybody: whatever has happened, it can commit."""
 
 from engine.errors import EngineError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from tests.simulation.actors import TASK, make_tree
 from tests.simulation.judge import Ledger
 from tests.simulation.members import Member

@@ -9,7 +9,6 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.errors import StoreError
-from engine import discard
 from engine.backup.backup import BackupResult
 from engine.clock import Ambient
 from engine.collect import in_process as own_hands
@@ -18,6 +17,7 @@ from engine.collect.backend import Swept
 from engine.collect.collect import collect as run
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
+from engine.inspect import discard
 from engine.records import damage, roots, store_checks
 from engine.records.pins import PinLease, check_open, hold_pin
 from index.plan import collect as collect_plan

@@ -21,7 +21,7 @@ from blobstore.wrappers.in_flight import InFlightLimit
 from blobstore.wrappers.limit import LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.clock import Ambient
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.snapshot.model import UniqueId, WriteId
 from tests.simulation.direct_store import DirectStore

@@ -14,8 +14,8 @@ from engine.backup.backup import BackupResult
 from engine.errors import (
     EngineError,
 )
-from engine.repository import Repository
-from engine.verify import Level
+from engine.inspect.verify import Level
+from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from index.plan.retention import Retention
 from index.snapshot.model import Scope, UniqueId

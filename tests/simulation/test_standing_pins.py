@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from blobstore.base import list_blobs, read_blob
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.model import BlobKey, CommitPointer, IndexReference, Pin, Scope, StoreReference, UniqueId, WriteId
 from tests.simulation.ground import check_keys, tree, write_tree

@@ -10,7 +10,7 @@ import msgspec
 
 from engine.backup.backup import BackupResult
 from engine.errors import CommitLostError, EngineError, NotFoundError, StaleResultError, UsageError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
 from tests.simulation.faults import FaultPlan, Request

@@ -25,7 +25,8 @@ from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
-from engine.repository import Repository
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import RocksDbSettings
 from engine.settings import TransferSettings
 from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores
@@ -36,7 +37,6 @@ from engine.spark.collect_listing import ListTask
 from engine.spark.collect_marking import MarkTask, SweepTask
 from engine.spark.parallel import BackupStores, RestoreStores, StoreWork, spread
 from engine.spark.store_task import RESULT_SPARK_SCHEMA, TASK_COLUMN, JobRun, UpdateTask
-from engine.sync import SyncRepository
 from index.plan.collect import NOTHING_PROTECTED
 from index.plan.commits import Commit
 from index.plan.retention import Retention

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from engine.errors import UsageError
+from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark import (
     BackupListener,
@@ -31,7 +32,6 @@ from engine.spark import (
 )
 from engine.spark.errors import TaskFailedError
 from engine.spark.parallel import default_partitions
-from engine.sync import SyncRepository
 from examples import spark_connect
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

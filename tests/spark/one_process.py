@@ -10,12 +10,12 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
-from engine.repository import Repository
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.access import Access
 from engine.spark.collect_hands import SparkHands
 from engine.spark.collect_rows import Row, batch_of, rows_of
-from engine.sync import SyncRepository
 from index.snapshot.model import RepositoryRecord
 
 # Few, so that the rows of one shard come in several batches.

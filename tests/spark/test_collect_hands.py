@@ -17,7 +17,7 @@ from engine.collect.collect import collect
 from engine.collect.report import CollectReport
 from engine.collect.runs import end_run, take_up_run
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.spark.collect_hands import TASKS_PER_CORE
 from engine.spark.collect_listing import NOTHING, encode_inventory
 from engine.spark.errors import RunEndedError

@@ -19,13 +19,13 @@ from typing_extensions import override
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.errors import UsageError
-from engine.repository import Repository
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
 from engine.settings import MIB, TransferSettings
 from engine.spark.access import Access, open_on_driver
 from engine.spark.at_once import STORES_AT_ONCE_MAX, carry_out_as_finished, share_settings
 from engine.spark.kept_repository import KeptRepositories, kept_here
 from engine.spark.parallel import WORK, StoreOutcome, StoresTask, StoreWork
-from engine.sync import SyncRepository
 from index.snapshot.model import Scope
 
 SCOPE = Scope("job")

@@ -25,10 +25,10 @@ from pyspark.sql import SparkSession
 
 from blobstore.base import list_blobs
 from blobstore.opening import open_store
-from engine.repository import Repository
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import StoreReader
 from engine.spark import StatefulJob, collect
-from engine.sync import SyncRepository
 from index.plan.commits import Commit
 from index.plan.retention import Retention
 from tests.fault_rules import Predicate, Stage, on

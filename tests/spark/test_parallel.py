@@ -11,13 +11,13 @@ from pyspark.sql import SparkSession
 from blobstore.opening import StoreSettings
 from engine import Repository
 from engine.errors import NotFoundError, UsageError
+from engine.repository.sync import SyncRepository
 from engine.restore.staging import Staging
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.settings import TransferSettings
 from engine.spark import backup_results, backup_stores, restore_stores
 from engine.spark.access import Access
 from engine.spark.parallel import OUTCOME_SCHEMA, RestoreStores, StoreOutcome, StoreWork
-from engine.sync import SyncRepository
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 

@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 from typing_extensions import override
 
 from blobstore.wrappers.retry import RetrySettings
-from engine.repository import Repository
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
 from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import open_on_driver
 from engine.spark.parallel import RestoreStores, StoreOutcome, StoreWork, spread
-from engine.sync import SyncRepository
 from index.plan.commits import Commit
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

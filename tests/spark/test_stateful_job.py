@@ -20,13 +20,13 @@ from blobstore.errors import StoreUnavailableError
 from engine.backup.backup import BackupResult
 from engine.commit import writer as commit
 from engine.errors import CommitLostError, ConflictError, DamagedError, UsageError
+from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import StoreWriter
 from engine.settings import TransferSettings
 from engine.spark import stateful_job
 from engine.spark.errors import PartitioningError, TaskFailedError
 from engine.spark.stateful_job import PINS_MAX, StatefulJob
 from engine.spark.store_task import UpdateTask
-from engine.sync import SyncRepository
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
 from index.snapshot.keys import PINS
 from index.snapshot.model import Scope, StoreReference

@@ -15,7 +15,7 @@ from blobstore.s3.profile import PROFILE_KEY, StoreProfile, encode_profile
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.meter import Meter
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.snapshot.model import Scope
 

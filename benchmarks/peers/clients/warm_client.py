@@ -15,7 +15,7 @@ import msgspec
 from benchmarks.peers.clients.job import Job, main
 from benchmarks.peers.clients.tidemark_client import SCOPE, open_repository
 from engine.backup.backup import BackupResult
-from engine.repository import Repository
+from engine.repository.repository import Repository
 
 STATUS: Final = Path("/proc/self/status")
 # Writing a 5 makes the kernel forget the peak of memory so far.

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from blobstore.local.store import LocalStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
-from engine.sync import SyncRepository
+from engine.repository.sync import SyncRepository
 from index.snapshot.model import Scope
 from index.spark.checkpoint import decode_picture
 from tests.doubles import InterposedStore

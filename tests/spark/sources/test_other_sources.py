@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from engine.checkpoint.backup import backup_checkpoint
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.state.file_manager import StateFileManager
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from tests.spark.sources.reading import by_us, ran, reading_session

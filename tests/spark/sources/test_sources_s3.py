@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from engine.checkpoint.backup import backup_checkpoint
-from engine.repository import Repository
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.sync import SyncRepository
 from tests.servers.s3_server import S3Server
 from tests.spark.s3_storage import workers_sign_as
 from tests.spark.sources.reading import by_us, ran, reading_session, rows_of

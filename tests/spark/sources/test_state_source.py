@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from engine.checkpoint.backup import backup_checkpoint
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.spark.sources import register_sources
 from index.spark.batch_log import JOIN_STORES
 from index.spark.checkpoint import decode_picture

@@ -7,7 +7,7 @@ from blobstore.errors import StoreFullError
 from blobstore.memory import MemoryStore
 from engine.cli.retention_options import choose_rules, resolve_rules
 from engine.config import parse_moment
-from engine.sync import SyncRepository
+from engine.repository.sync import SyncRepository
 
 
 class FullStore(MemoryStore):

@@ -6,7 +6,7 @@ import pytest
 from blobstore.base import BlobStore, list_blobs
 from blobstore.memory import MemoryStore
 from engine.backup.backup import BackupResult
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore, SteppedClock

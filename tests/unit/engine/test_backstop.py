@@ -8,7 +8,7 @@ import pytest
 from blobstore.base import list_blobs
 from blobstore.memory import MemoryStore
 from blobstore.s3.lifecycle import DAY_MS, backstop_days
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore, SteppedClock

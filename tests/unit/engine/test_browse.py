@@ -7,7 +7,8 @@ import rocksdict
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.browse import (
+from engine.errors import DamagedError, NotFoundError, UsageError
+from engine.inspect.browse import (
     SCRATCH_PREFIX,
     KeyPlace,
     KeyRange,
@@ -19,7 +20,6 @@ from engine.browse import (
     parse_place,
     write_place,
 )
-from engine.errors import DamagedError, NotFoundError, UsageError
 from engine.rocksdb.store import StoreWriter
 from index.spark.checkpoint import Picture
 from tests.unit.engine.conftest import JOB, World

@@ -22,7 +22,7 @@ from engine.collect.plan_writer import PlanLinesWriter
 from engine.collect.runs import end_run, take_up_run
 from engine.collect.state import Facts
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError
 from index.plan.audit import AuditRecord, decode_audit, encode_audit
 from index.plan.collect import DeleteReason, PlannedUpload

@@ -15,8 +15,8 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.repository import Repository
-from engine.verify import ProblemKind
+from engine.inspect.verify import ProblemKind
+from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError
 from index.plan.retention import Retention
 from index.snapshot.keys import BLOBS, INDEXES, NAMES, PINS, boundary_key, commit_key

@@ -23,11 +23,12 @@ from blobstore.errors import (
 from blobstore.memory import MemoryStore
 from blobstore.s3.lifecycle import DAY_MS, Rule, backstop_rules
 from blobstore.s3.profile import PROFILE_KEY, StoreProfile, decode_profile
-from engine import doctor_abilities, doctor_patient
 from engine.clock import SystemAmbient
-from engine.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store
-from engine.doctor_checks import choose_list_rounds
-from engine.doctor_verdict import (
+from engine.doctor import abilities as doctor_abilities
+from engine.doctor import probe as doctor_patient
+from engine.doctor.checks import choose_list_rounds
+from engine.doctor.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store
+from engine.doctor.verdict import (
     Check,
     Evidence,
     Failure,

@@ -4,8 +4,8 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs
 from engine.errors import UnsafeStoreError
-from engine.explain import PATHS_TOLD_MAX, Explanation, Fate, KeyKind, RootKind, kind_of
-from engine.repository import Repository
+from engine.inspect.explain import PATHS_TOLD_MAX, Explanation, Fate, KeyKind, RootKind, kind_of
+from engine.repository.repository import Repository
 from index.plan.collect import DeleteReason
 from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule
 from index.snapshot.keys import BLOBS, audit_key, boundary_key, commit_key, run_key, upload_key

@@ -22,7 +22,7 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.commits import LogListing
 from index.plan.forgetting import FORGOTTEN_AHEAD, plan_forget
 from index.plan.retention import Retention

@@ -2,7 +2,7 @@
 
 from blobstore.base import BytesBody
 from blobstore.wrappers.meter import MeteredStore
-from engine.history import History, State, read_history, tell_offsets
+from engine.inspect.history import History, State, read_history, tell_offsets
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import boundary_key, commit_key

@@ -7,7 +7,7 @@ import pytest
 from blobstore.base import list_blobs
 from engine.backup.backup import BackupResult
 from engine.errors import CommitUnknownError, StaleResultError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.model import UniqueId
 from tests.unit.engine.conftest import JOB, World, text_tree

@@ -9,14 +9,14 @@ from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from engine.backup.backup import BackupResult
 from engine.commit import writer as commit
 from engine.errors import DamagedError, IncompleteError, NotFoundError, UnsafeSourceError
+from engine.inspect.verify import Level, ProblemKind, verify
 from engine.local import identify
 from engine.records import indexes as index_io
 from engine.records import missing
 from engine.records.complete import find_complete
 from engine.records.missing import Gaps
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
-from engine.verify import Level, ProblemKind, verify
 from index.plan.commits import Commit
 from index.plan.retention import Retention
 from index.snapshot.model import IndexDelta, Scope, SstIdentity

@@ -9,8 +9,8 @@ import pytest
 
 from blobstore.memory import MemoryStore
 from engine.errors import LeaseExpiredError
-from engine.repository import Repository
-from engine.verify import Level, ProblemKind
+from engine.inspect.verify import Level, ProblemKind
+from engine.repository.repository import Repository
 from index.plan.retention import Retention, as_policy
 from index.snapshot.keys import REPOSITORY, commit_key
 from index.snapshot.model import Scope

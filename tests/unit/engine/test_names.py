@@ -7,7 +7,7 @@ import pytest
 from blobstore.base import Body, Unknown, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from engine.errors import LeaseExpiredError, NotFoundError, UsageError
-from engine.repository import Choice
+from engine.repository.repository import Choice
 from index.plan.collect import DeleteReason
 from index.plan.retention import Retention
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_name

@@ -4,7 +4,7 @@ import pytest
 
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreUnavailableError
 from engine.collect.unfinished import ABORT_BATCH_MAX
-from engine.verify import Level, ProblemKind
+from engine.inspect.verify import Level, ProblemKind
 from index.plan.collect import DeleteReason
 from index.plan.retention import Retention
 from index.snapshot.keys import AUDIT, BLOBS, INDEXES, upload_key

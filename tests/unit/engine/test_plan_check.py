@@ -10,7 +10,7 @@ from blobstore.memory import MemoryStore
 from engine.collect.check.plan import PlanCheck, WrongKind, verify_plan
 from engine.errors import DamagedError, UsageError
 from engine.records.indexes import read_index_chain
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.errors import PlanFileError, UnknownFormatError
 from index.plan.collect import DeleteReason, PlannedUpload, Upload, sum_deletes
 from index.plan.commits import Commit

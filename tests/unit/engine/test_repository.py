@@ -10,7 +10,7 @@ from blobstore.errors import StoreUnavailableError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, NotFoundError, StaleResultError, UnsafeStoreError, UsageError
-from engine.repository import REFUSED_STORE, Repository
+from engine.repository.repository import REFUSED_STORE, Repository
 from index.plan.retention import Retention
 from index.snapshot.keys import PREFIXES, REPOSITORY
 from index.snapshot.model import Scope

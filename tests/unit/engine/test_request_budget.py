@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.retention import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World

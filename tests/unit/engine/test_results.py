@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.verify import Level
+from engine.inspect.verify import Level
 from index.display import Told
 from index.plan.retention import Retention
 from tests.unit.engine.conftest import JOB, World

@@ -4,8 +4,8 @@ import pytest
 
 from blobstore.base import read_blob
 from engine.errors import NotFoundError
-from engine.repository import Repository
-from engine.samza_export import export_to_samza
+from engine.repository.repository import Repository
+from engine.repository.samza_export import export_to_samza
 from engine.settings import TransferSettings
 from index.errors import SamzaFormatError
 from index.plan.retention import Retention

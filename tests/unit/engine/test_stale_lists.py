@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from engine.errors import UnsafeStoreError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from index.snapshot.keys import PINS
 from index.snapshot.model import Scope

@@ -19,7 +19,7 @@ from engine.errors import (
     StaleResultError,
     UsageError,
 )
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import boundary_key, commit_key

@@ -2,8 +2,8 @@ import pytest
 
 from blobstore.base import BytesBody, list_blobs, read_blob
 from engine.backup.backup import BackupResult
-from engine.repository import Repository
-from engine.verify import Level, ProblemKind
+from engine.inspect.verify import Level, ProblemKind
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blobstore.memory import MemoryStore
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.live_query import LiveQuery, NewQuery
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from blobstore.base import BlobStore
 from engine import StateStore
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import ROCKSDB_PROVIDER
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state

@@ -14,7 +14,7 @@ from engine.checkpoint.backup_preview import preview_backup
 from engine.checkpoint.naming import DAMAGE_HINT
 from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
 from engine.records.indexes import read_index
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.errors import FileChecksumError, FormatError, UnsafeNameError
 from index.snapshot.model import FileIndex, Scope

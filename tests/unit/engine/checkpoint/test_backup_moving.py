@@ -13,7 +13,7 @@ from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.live_store import LiveStore
 from engine.errors import ConflictError, UnsafeSourceError
 from engine.local.hashing import crc32c
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.errors import VersionMissingError
 from index.spark.checkpoint import QUERY_TASK

@@ -8,7 +8,7 @@ from blobstore.base import list_blobs
 from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
 from engine.errors import CommitDamagedError, DamagedError, IncompleteError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.snapshot.reachable import blob_keys, files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK

@@ -9,7 +9,7 @@ from blobstore.memory import MemoryStore
 from engine import StateStore
 from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import RestoredCheckpoint, restore_checkpoint
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_manager import StateFileManager
 from engine.state.streaming_checkpoint import StoreAt, StreamingCheckpoint

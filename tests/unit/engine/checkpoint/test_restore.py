@@ -17,7 +17,7 @@ from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import RestoreChoice, plan_checkpoint_restore, restore_checkpoint
 from engine.cli import tidemark
 from engine.errors import DamagedError, NotFoundError, TargetError, UsageError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.restore.staging import Staging
 from index.plan.commits import Commit
 from index.snapshot.model import Scope

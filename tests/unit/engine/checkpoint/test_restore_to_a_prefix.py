@@ -20,7 +20,7 @@ from engine.checkpoint.targets import check_apart
 from engine.cli.failures import describe
 from engine.clock import SystemAmbient
 from engine.errors import TargetError, UsageError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.spark.batch_log import decode_operator
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of

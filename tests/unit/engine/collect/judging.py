@@ -1,7 +1,7 @@
 """The judges of what a collection leaves; the walker of tests/walker.py says what that should be."""
 
-from engine.repository import Repository
-from engine.verify import Level
+from engine.inspect.verify import Level
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.keys import AUDIT
 from tests.unit.engine.conftest import World

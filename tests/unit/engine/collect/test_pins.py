@@ -12,7 +12,7 @@ from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
 from engine.clock import SystemAmbient
 from engine.errors import CollectedError, DamagedError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.collect import DeleteReason
 from index.plan.commits import Commit
 from index.snapshot.codec import encode_record

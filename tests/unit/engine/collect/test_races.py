@@ -9,7 +9,7 @@ from blobstore.base import BytesBody, Created, read_blob
 from blobstore.errors import StoreUnavailableError
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, EngineError, UnsafeStoreError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.audit import decode_audit
 from index.plan.collect import DeleteReason
 from index.plan.retention import Retention

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.errors import NotFoundError, StaleResultError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from tests.unit.engine.collect.judging import LAST, check_exact, check_kept
 from tests.unit.engine.conftest import JOB, TTL_MS, World

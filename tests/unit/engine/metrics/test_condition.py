@@ -10,7 +10,7 @@ from engine.errors import TooMuchToDeleteError
 from engine.metrics.condition import gather_condition
 from engine.metrics.of_state import state_samples
 from engine.metrics.samples import labels_of
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.state.metrics import LoadMetrics, SaveMetrics
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

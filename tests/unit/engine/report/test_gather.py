@@ -1,9 +1,9 @@
 """What a report is made of: bounded, and past what is damaged."""
 
 from blobstore.base import BytesBody
+from engine.inspect.verify import ProblemKind
 from engine.report import gather_report, make_report_page
 from engine.report.gather import AUDITS_MAX, JOBS_MAX
-from engine.verify import ProblemKind
 from index.plan.retention import Retention
 from index.snapshot.keys import audit_key, commit_key, make_run_id
 from index.snapshot.model import Scope

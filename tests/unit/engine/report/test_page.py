@@ -9,11 +9,11 @@ import pytest
 from typing_extensions import override
 
 from engine.collect.report import CollectReport
-from engine.history import History, HistoryEntry, State
+from engine.inspect.history import History, HistoryEntry, State
+from engine.inspect.verify import Level, Problem, ProblemKind, VerifyReport
 from engine.report.model import JobFacts, ReportFacts, Suspects
 from engine.report.page import make_report_page
 from engine.report.plots import choose_unit
-from engine.verify import Level, Problem, ProblemKind, VerifyReport
 from index.errors import FormatError
 from index.plan.audit import AuditRecord
 from index.plan.collect import DeleteReason, PlannedDelete, ReasonTotal

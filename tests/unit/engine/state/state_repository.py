@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine import StateStore
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.commits import Commit
 from index.snapshot.model import LineageItem, UniqueId

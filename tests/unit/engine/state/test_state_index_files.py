@@ -11,7 +11,7 @@ from blobstore.base import BytesBody
 from blobstore.errors import BlobNotFoundError
 from engine import StateStore
 from engine.errors import CollectedError, DamagedError, NotFoundError, UsageError
-from engine.repository import Repository
+from engine.repository.repository import Repository
 from engine.state.index_files import IndexStateFiles
 from engine.state.zips import read_state_zip
 from index.errors import VersionMissingError

@@ -10,7 +10,7 @@ import msgspec
 from engine.errors import DamagedError, IncompleteError, bare_message
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.complete import find_complete, name_complete, naming_complete
-from engine.repository_reading import CHOICES_MAX, Choice, ReadingRepository, require_store
+from engine.repository.reading import CHOICES_MAX, Choice, ReadingRepository, require_store
 from engine.restore.preview import plan_restore_store
 from engine.restore.restore import OwnerPolicy, RestoreResult, restore_store
 from engine.state.compression import Codec

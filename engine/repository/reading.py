@@ -13,7 +13,7 @@ from engine.errors import (
     NotFoundError,
     UsageError,
 )
-from engine.history import ENTRIES_MAX, History, read_history
+from engine.inspect.history import ENTRIES_MAX, History, read_history
 from engine.local.cache import DigestCaches
 from engine.progress import NO_PROGRESS, Progress
 from engine.records import indexes as index_io
@@ -136,7 +136,7 @@ class ReadingRepository:
         shares: bool = True,
         progress: Progress = NO_PROGRESS,
     ) -> History:
-        """The newest records of a scope, with what each brought and what became of it; see `engine.history`."""
+        """The newest records of a scope, with what each brought and what became of it; see `engine.inspect.history`."""
         return await read_history(
             self.store,
             self.record,

@@ -15,11 +15,10 @@ from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, list_blobs
 from blobstore.concurrency import first_error
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.s3.profile import PROFILE_KEY, StoreProfile, encode_profile
-from engine import doctor_abilities as abilities
-from engine import doctor_checks as checks
 from engine.clock import Ambient
-from engine.doctor_patient import NoTimeError, Patient, S3Powers, failure_of
-from engine.doctor_verdict import Check, Evidence, Row, Verdict, choose_profile, judge
+from engine.doctor import abilities, checks
+from engine.doctor.probe import NoTimeError, Patient, S3Powers, failure_of
+from engine.doctor.verdict import Check, Evidence, Row, Verdict, choose_profile, judge
 from engine.errors import UnsafeStoreError
 from engine.records.store_checks import check_unused
 from index.snapshot.keys import REPOSITORY

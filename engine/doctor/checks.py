@@ -13,8 +13,8 @@ from blobstore.base import BytesBody, Created, CreateOutcome, Lost
 from blobstore.concurrency import map_bounded
 from blobstore.errors import AccessDeniedError, InvalidRequestError, StoreError, StoreUnavailableError
 from blobstore.s3.settings import KIB, MIB
-from engine.doctor_patient import SMALL_BYTES, TTL_MS, NotApplicableError, Patient, pattern
-from engine.doctor_verdict import Check, Evidence, judge_clock
+from engine.doctor.probe import SMALL_BYTES, TTL_MS, NotApplicableError, Patient, pattern
+from engine.doctor.verdict import Check, Evidence, judge_clock
 
 RACES_COUNT: Final = 6
 # A race that fewer answers than this say anything about is none.

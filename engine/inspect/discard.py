@@ -7,6 +7,7 @@ import msgspec
 
 from blobstore.base import BlobStore, Created
 from engine.errors import DamagedError, NotFoundError, UnsafeStoreError, UsageError
+from engine.inspect.verify import verify
 from engine.records.log import (
     Noted,
     ScopeLog,
@@ -19,7 +20,6 @@ from engine.records.log import (
 )
 from engine.records.names import read_first_name
 from engine.records.store_checks import check_commits
-from engine.verify import verify
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.collect import is_upload_key
 from index.plan.commits import Commit, is_number_closed

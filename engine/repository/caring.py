@@ -9,13 +9,13 @@ from engine.collect.check.plan import PlanCheck, verify_plan
 from engine.collect.collect import DELETE_SHARE_MAX, collect
 from engine.collect.report import CollectReport
 from engine.commit.naming import give_name, release_name
-from engine.discard import Discarded, discard
-from engine.explain import Explanation, explain
+from engine.inspect.discard import Discarded, discard
+from engine.inspect.explain import Explanation, explain
+from engine.inspect.verify import Level, ProblemKind, VerifyReport, verify, with_logs
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.log import Noted, ScopeLog
 from engine.records.roots import read_pins
-from engine.repository_restoring import RestoringRepository
-from engine.verify import Level, ProblemKind, VerifyReport, verify, with_logs
+from engine.repository.restoring import RestoringRepository
 from index.plan.commits import Commit
 from index.plan.retention import Retention, RetentionPolicy
 from index.snapshot.model import NameRecord, Scope
@@ -56,11 +56,11 @@ class CaringRepository(RestoringRepository):
         )
 
     async def explain(self, key: str, retention: Retention | RetentionPolicy) -> Explanation:
-        """Say what leads to a key, and what a collection would do with it; see `engine.explain.explain`."""
+        """Say what leads to a key, and what a collection would do with it; see `engine.inspect.explain.explain`."""
         return await explain(self.store, self.record, retention, key)
 
     async def discard(self, key: str, *, dry_run: bool = False) -> Discarded:
-        """Remove one object that cannot be read; see `engine.discard.discard`."""
+        """Remove one object that cannot be read; see `engine.inspect.discard.discard`."""
         return await discard(self.store, key, dry_run=dry_run)
 
     async def verify_plan(self, plan: BlobStore, *, meant: Callable[[int], RetentionPolicy] | None = None) -> PlanCheck:
@@ -78,7 +78,7 @@ class CaringRepository(RestoringRepository):
         heal: bool = False,
         progress: Progress = NO_PROGRESS,
     ) -> VerifyReport:
-        """Check commits, or all of a scope or of the repository with names and logs; see `engine.verify`.
+        """Check commits, or all of a scope or of the repository with names and logs; see `engine.inspect.verify`.
 
         Where damage is found and commits were collected meanwhile, those that are left are checked again: what a
         collection took is no damage.

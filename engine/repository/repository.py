@@ -28,9 +28,9 @@ from engine.records.repository import (
     read_repository_record,
     write_repository_record,
 )
-from engine.repository_caring import CaringRepository
-from engine.repository_reading import Choice, require_store
-from engine.repository_restoring import Restored
+from engine.repository.caring import CaringRepository
+from engine.repository.reading import Choice, require_store
+from engine.repository.restoring import Restored
 from engine.settings import TransferSettings
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit

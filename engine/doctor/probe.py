@@ -18,7 +18,7 @@ from blobstore.base import (
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from blobstore.s3.lifecycle import Rule
 from blobstore.s3.settings import KIB, MIB
-from engine.doctor_verdict import Failure
+from engine.doctor.verdict import Failure
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.s3.lifecycle import DAYS_MIN, backstop_days, is_backstop, threats
 from blobstore.s3.settings import KIB, PART_BYTES_MIN
-from engine.doctor_patient import ATTEMPTS_MAX, PAUSE_S, TTL_MS, Patient, pattern
-from engine.doctor_verdict import BACKSTOPS, Check, Evidence
+from engine.doctor.probe import ATTEMPTS_MAX, PAUSE_S, TTL_MS, Patient, pattern
+from engine.doctor.verdict import BACKSTOPS, Check, Evidence
 from index.errors import FormatError
 from index.snapshot.codec import decode_repository
 from index.snapshot.keys import REPOSITORY

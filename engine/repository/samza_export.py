@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from engine.repository import Repository, require_store
+from engine.repository.repository import Repository, require_store
 from index.plan.commits import Commit
 from index.samza.format import encode_samza_index, samza_checkpoint_id, to_samza
 from index.snapshot.model import Scope, StoreReference

@@ -9,7 +9,7 @@ from blobstore.base import BlobStore
 from engine.blocking import Blocking, Facade
 from engine.clock import Ambient
 from engine.records.pins import PinLease
-from engine.repository import Choice, Repository
+from engine.repository.repository import Choice, Repository
 from engine.settings import TransferSettings
 from index.plan.commits import Commit
 from index.snapshot.model import RepositoryRecord, Scope

@@ -1,0 +1,1 @@
+"""Examine what a store really does."""

@@ -1,0 +1,1 @@
+"""The public API: a repository, with and without an event loop."""
