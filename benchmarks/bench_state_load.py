@@ -47,7 +47,7 @@ from engine.state.changelog_files import ChangelogWriter, open_changelog
 from engine.state.metrics import LoadMetrics
 from engine.state.replay import KeyCounts, count_store, replay
 from engine.state.settings import StateStoreSettings
-from engine.state_store import StateStore
+from engine.state.store import StateStore
 
 STATE_MB = int(os.environ.get("TIDEMARK_BENCH_STATE_MB", "1200"))
 ROUNDS = int(os.environ.get("TIDEMARK_BENCH_ROUNDS", "5"))

@@ -8,7 +8,7 @@ notebook, their table are for people.
 
 from engine.backup.backup import BackupResult
 from engine.checkpoint.backup import backup_checkpoint
-from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.check.check import check_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
 from engine.collect.report import CollectReport
 from engine.inspect.history import History
@@ -18,9 +18,9 @@ from engine.repository.restoring import Restored
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import RestoreResult
 from engine.state.settings import StateStoreSettings
+from engine.state.store import StateStore
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
 from engine.state.sync_store import SyncStateStore
-from engine.state_store import StateStore
 from index.plan.commits import Commit
 from index.snapshot.index_diff import IndexDifference
 

@@ -9,8 +9,8 @@ from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint
 from engine.checkpoint.backup_steps import PictureBegun, begin_backup
+from engine.checkpoint.live import LiveStore
 from engine.checkpoint.live_files import live_files
-from engine.checkpoint.live_store import LiveStore
 from engine.checkpoint.naming import located
 from engine.records.indexes import read_index
 from engine.repository.repository import Repository

@@ -12,8 +12,8 @@ import msgspec
 
 from blobstore.errors import BlobNotFoundError
 from engine.backup.backup import BackupResult, BackupStats
+from engine.checkpoint.live import LiveStore
 from engine.checkpoint.live_files import live_files
-from engine.checkpoint.live_store import LiveStore
 from engine.checkpoint.naming import hiding, located
 from engine.checkpoint.query_files import QueryFiles
 from engine.errors import CommitUnknownError, DamagedError, UsageError

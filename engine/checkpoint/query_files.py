@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
 from engine.backup.source import BackupSource
-from engine.checkpoint.check_hidden import check_hidden
+from engine.checkpoint.hidden import check_hidden
 from engine.checkpoint.live_files import LiveFiles, read_small
 from engine.checkpoint.naming import DAMAGE_HINT, located
 from engine.errors import DamagedError

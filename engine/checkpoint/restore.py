@@ -12,7 +12,7 @@ from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.opening import StoreSettings, local_path_of
 from engine.checkpoint.object_target import ObjectTarget, directory_of
 from engine.checkpoint.restore_run import CheckpointRestore, CheckpointRestorePlan, RestoreChoice, RestoredCheckpoint
-from engine.checkpoint.store_restore import StoreRestored, StoreToRestore, restore_store
+from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget
 from engine.clock import Ambient, SystemAmbient
 from engine.errors import TargetError

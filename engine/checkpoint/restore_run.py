@@ -12,8 +12,8 @@ import msgspec
 from blobstore.concurrency import run_blocking
 from blobstore.errors import StoreError
 from engine.checkpoint.adapting import cut_source_log, relocate
-from engine.checkpoint.pictures import find_job, pinned_picture
-from engine.checkpoint.store_restore import StoreRestored, StoreToRestore
+from engine.checkpoint.catalog import find_job, pinned_picture
+from engine.checkpoint.store import StoreRestored, StoreToRestore
 from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.clock import Ambient
 from engine.errors import DamagedError, EngineError, UsageError

@@ -8,7 +8,7 @@ from typing import Final
 import click
 import msgspec
 
-from engine.checkpoint.check import check_checkpoint
+from engine.checkpoint.check.check import check_checkpoint
 from engine.checkpoint.findings import CheckLevel, CheckReport, Finding
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session

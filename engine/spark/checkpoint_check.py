@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
-from engine.checkpoint.check import begin_check, finish_check
-from engine.checkpoint.check_contents import StoreWork
-from engine.checkpoint.check_store import check_store
+from engine.checkpoint.check.check import begin_check, finish_check
+from engine.checkpoint.check.contents import StoreWork
+from engine.checkpoint.check.stores import check_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.clock import SystemAmbient
 from engine.spark.errors import TaskFailedError, last_error
@@ -79,14 +79,14 @@ def check_checkpoint(
     Args:
         spark: The session.
         location: A directory that every executor sees under this path, or a URL.
-        level: As `engine.checkpoint.check.check_checkpoint`.
+        level: As `engine.checkpoint.check.check.check_checkpoint`.
         scratch: As there, on each executor.
         partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
         store_settings: How the checkpoint's store is asked.
 
     Raises:
         TaskFailedError: A store could not be looked at as often as Spark tried, or Spark itself gave up.
-        NotFoundError, ProviderError, StoreError: As `engine.checkpoint.check.check_checkpoint`.
+        NotFoundError, ProviderError, StoreError: As `engine.checkpoint.check.check.check_checkpoint`.
     """
     task = CheckStores(
         location=absolute(location),

@@ -25,7 +25,7 @@ from blobstore.opening import StoreSettings
 from engine.checkpoint.object_target import ObjectTarget, files_below, publish_files
 from engine.checkpoint.restore import make_target
 from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice, RestoredCheckpoint
-from engine.checkpoint.store_restore import StoreRestored, StoreToRestore, restore_store
+from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import DirectoryTarget
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, TargetBusyError

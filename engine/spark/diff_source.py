@@ -26,7 +26,7 @@ from engine.spark.state_rows import (
     store_columns,
 )
 from engine.spark.unsafe_rows import decode_rows
-from engine.state_store import StateStore
+from engine.state.store import StateStore
 from index.spark.checkpoint import StoreId
 
 NAME: Final = "tidemark_state_diff"

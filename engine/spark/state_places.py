@@ -15,7 +15,7 @@ import msgspec
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
-from engine.checkpoint.pictures import find_job, find_picture
+from engine.checkpoint.catalog import find_job, find_picture
 from engine.clock import SystemAmbient
 from engine.local.cache import DigestCache
 from engine.repository.reading import require_store

@@ -15,8 +15,8 @@ from engine.spark.state_places import CheckpointPlace, PicturePlace, Place, find
 from engine.state.batch_logs import ENTRY_BYTES_MAX
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import StateStoreSettings
+from engine.state.store import StateStore
 from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
-from engine.state_store import StateStore
 from index.errors import BatchLogError
 from index.spark.batch_log import decode_operator
 from index.spark.checkpoint import StoreId

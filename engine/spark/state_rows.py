@@ -11,7 +11,7 @@ import pyspark.sql.types as spark
 from engine.spark.arrow_types import arrow_type, spark_type
 from engine.spark.state_plan import StoreRead, Table
 from engine.spark.unsafe_rows import RowBuffer, decode_pairs, decode_rows, rows_array
-from engine.state_store import StateStore
+from engine.state.store import StateStore
 from index.spark.checkpoint import StoreId
 from index.spark.schema import StructType
 

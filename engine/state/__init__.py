@@ -1,1 +1,1 @@
-"""Spark's RocksDB state: what `engine.state_store` is made of (design 0004)."""
+"""Spark's RocksDB state: what `engine.state.store` is made of (design 0004)."""

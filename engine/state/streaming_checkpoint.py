@@ -16,7 +16,7 @@ from engine.errors import DamagedError, NotFoundError, ProviderError, UsageError
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS, CommitLog, OffsetLog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, SPARK_OLD_CHECKPOINT, StateStoreSettings
-from engine.state_store import StateStore
+from engine.state.store import StateStore
 from index.errors import BatchLogError, FormatError
 from index.spark.batch_log import (
     DEFAULT_STORE,

@@ -11,8 +11,8 @@ from engine.state.families import DEFAULT_FAMILY
 from engine.state.files import StateFiles
 from engine.state.metrics import LoadMetrics, SaveMetrics
 from engine.state.settings import StateStoreSettings
+from engine.state.store import StateStore
 from engine.state.streaming_checkpoint import open_query_state
-from engine.state_store import StateStore
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.batch_log import DEFAULT_STORE
 

@@ -16,8 +16,8 @@ from engine.state.changelog_files import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.compression import Codec, decompress_chunks
 from engine.state.file_manager import StateFileManager
+from engine.state.store import StateStore
 from engine.state.streaming_checkpoint import HDFS_PROVIDER, StreamingCheckpoint
-from engine.state_store import StateStore
 from index.errors import LineageError, VersionMissingError
 from index.snapshot.model import LineageItem
 from index.spark.batch_log import (

@@ -13,7 +13,7 @@ from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.object_target import ObjectTarget
 from engine.checkpoint.restore import make_target, restore_checkpoint
 from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice, RestoredCheckpoint
-from engine.checkpoint.store_restore import StoreRestored, StoreToRestore
+from engine.checkpoint.store import StoreRestored, StoreToRestore
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from engine.state.commit import Committed
 from engine.state.settings import StateStoreSettings
+from engine.state.store import StateStore
 from engine.state.streaming_checkpoint import StreamingCheckpoint
-from engine.state_store import StateStore
 from index.spark.batch_log import BatchCommit
 from index.spark.names import StateFileName, parse_state_name
 from tests.spark.state.oracle import our_rows, spark_rows

@@ -7,7 +7,7 @@ import pytest
 
 from engine.errors import DamagedError, UsageError
 from engine.rocksdb.store import StoreReader, StoreWriter, spark_settings
-from engine.state_store import StateStore
+from engine.state.store import StateStore
 from tests.unit.engine.state.state_store_kit import settings_of
 
 SETTINGS = spark_settings(b"")

@@ -10,7 +10,7 @@ import pytest
 from blobstore.errors import StoreUnavailableError
 from engine.checkpoint.backup import ATTEMPTS_MAX, backup_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
-from engine.checkpoint.live_store import LiveStore
+from engine.checkpoint.live import LiveStore
 from engine.errors import ConflictError, UnsafeSourceError
 from engine.local.hashing import crc32c
 from engine.repository.repository import Repository

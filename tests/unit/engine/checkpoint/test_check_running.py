@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.checkpoint import check_store as check_store_module
-from engine.checkpoint.check import begin_check, check_checkpoint, finish_check
-from engine.checkpoint.check_store import check_store
+from engine.checkpoint.check import stores as check_store_module
+from engine.checkpoint.check.check import begin_check, check_checkpoint, finish_check
+from engine.checkpoint.check.stores import check_store
 from engine.checkpoint.findings import CheckReport, Finding
 from engine.clock import SystemAmbient
 from engine.errors import NotFoundError, ProviderError, TargetError

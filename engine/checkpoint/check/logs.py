@@ -8,8 +8,8 @@ import msgspec
 from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
-from engine.checkpoint.check_contents import StoreWork
-from engine.checkpoint.check_entries import (
+from engine.checkpoint.check.contents import StoreWork
+from engine.checkpoint.check.entries import (
     EntryFields,
     entry_fields,
     find_altered,
@@ -17,8 +17,8 @@ from engine.checkpoint.check_entries import (
     is_cut_json,
     judge_watermarks,
 )
-from engine.checkpoint.check_hidden import find_hidden_misfits
 from engine.checkpoint.findings import DELETE, MEND_HINT, Finding, damage
+from engine.checkpoint.hidden import find_hidden_misfits
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir

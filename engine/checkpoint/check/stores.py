@@ -9,12 +9,12 @@ import msgspec
 
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
-from engine.checkpoint.check_contents import StoreContents, StoreWork
-from engine.checkpoint.check_load import check_load
-from engine.checkpoint.check_waste import find_unnamed, find_waste
+from engine.checkpoint.check.contents import StoreContents, StoreWork
+from engine.checkpoint.check.load import check_load
+from engine.checkpoint.check.waste import find_unnamed, find_waste
 from engine.checkpoint.errors import lacks
 from engine.checkpoint.findings import CheckLevel, Finding, StoreChecked
-from engine.checkpoint.state_file_check import check_zip_file
+from engine.checkpoint.state_files import check_zip_file
 from engine.errors import EngineError, TargetError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import DirectoryStateFiles

@@ -13,7 +13,7 @@ from engine.backup.source import BackupSource
 from engine.checkpoint.live_files import LiveFiles, read_small
 from engine.checkpoint.naming import located, told_of
 from engine.checkpoint.sst_check import check_sst
-from engine.checkpoint.state_file_check import check_changelog_file, check_zip_file
+from engine.checkpoint.state_files import check_changelog_file, check_zip_file
 from engine.errors import EngineError
 from engine.local.stat import FilePath, changed_error, refusing
 from engine.state.changelog_files import open_changelog

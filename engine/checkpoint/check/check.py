@@ -12,11 +12,11 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.opening import StoreSettings
-from engine.checkpoint.check_contents import StoreWork
-from engine.checkpoint.check_hidden import find_left_overs
-from engine.checkpoint.check_logs import LogsChecked, check_logs
-from engine.checkpoint.check_store import check_store
+from engine.checkpoint.check.contents import StoreWork
+from engine.checkpoint.check.logs import LogsChecked, check_logs
+from engine.checkpoint.check.stores import check_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, Finding, StoreChecked
+from engine.checkpoint.hidden import find_left_overs
 from engine.clock import Ambient, SystemAmbient
 from engine.progress import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir

@@ -8,10 +8,10 @@ import msgspec
 
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
-from engine.checkpoint.check_hidden import check_hidden
 from engine.checkpoint.findings import CheckLevel, Finding, damage
+from engine.checkpoint.hidden import check_hidden
 from engine.checkpoint.sst_check import check_sst
-from engine.checkpoint.state_file_check import ChangelogReport, check_changelog_file, check_zip_file
+from engine.checkpoint.state_files import ChangelogReport, check_changelog_file, check_zip_file
 from engine.errors import DamagedError, EngineError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.local_files import shared_path
