@@ -187,7 +187,7 @@ def _take_on_spark(
     moved: bool,
 ) -> CheckpointBackup:
     # With PySpark and a JVM, for those who asked for them.
-    from engine.spark import checkpoint_backup  # noqa: PLC0415
+    from engine.spark.checkpoint import backup as checkpoint_backup
 
     return checkpoint_backup.backup_checkpoint(
         spark,

@@ -85,7 +85,7 @@ def spark_check(
     settings = session.store_settings()
     if on_spark:
         # PySpark takes a second to import, which a check without it need not wait for.
-        from engine.spark.checkpoint_check import check_checkpoint as check_on_spark  # noqa: PLC0415
+        from engine.spark.checkpoint.check import check_checkpoint as check_on_spark  # noqa: PLC0415
 
         with spark_session() as spark:
             report = check_on_spark(spark, checkpoint, level=level, scratch=scratch, store_settings=settings)

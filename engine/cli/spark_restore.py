@@ -177,7 +177,7 @@ def _restore(
 def _restore_on_spark(session: Session, checkpoint: str, choice: RestoreChoice) -> RestoredCheckpoint:
     with spark_session() as spark:
         # With PySpark and a JVM, for those who asked for them.
-        from engine.spark import checkpoint_restore  # noqa: PLC0415
+        from engine.spark.checkpoint import restore as checkpoint_restore
 
         return checkpoint_restore.restore_checkpoint(
             spark,

@@ -22,7 +22,6 @@ from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import PartitioningError, TaskFailedError, last_error
 from engine.spark.frames import frame_of
-from engine.spark.parallel import PURPOSE, RestoreForRun, StoreWork, spread
 from engine.spark.store_task import (
     RESULT_SPARK_SCHEMA,
     TASK_COLUMN,
@@ -33,6 +32,7 @@ from engine.spark.store_task import (
     UpdateStore,
     UpdateTask,
 )
+from engine.spark.tasks import PURPOSE, RestoreForRun, StoreWork, spread
 from index.display import Told
 from index.plan.commits import Commit
 from index.snapshot.model import Scope, ScopeLayout

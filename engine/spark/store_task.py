@@ -16,8 +16,8 @@ from engine.clock import SystemAmbient
 from engine.errors import DamagedError, EngineError, UsageError
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access
+from engine.spark.claims import READERS, Attempt, ReadyStore, StoreClaims, StoreState
 from engine.spark.errors import PartitioningError
-from engine.spark.store_claims import READERS, Attempt, ReadyStore, StoreClaims, StoreState
 from index.snapshot.model import Scope, StoreReference
 
 TASK_COLUMN: Final = "__tidemark_task"

@@ -18,7 +18,7 @@ from engine.cli.result_file import ResultFile
 from engine.metrics.exposition import expose
 from engine.metrics.samples import Samples
 from engine.rehearsal.model import FailedRehearsal
-from engine.spark.collect_listing import encode_inventory
+from engine.spark.collect.listing import encode_inventory
 from engine.state.compression import CODECS, Compressor
 from engine.state.lzf import compress_block
 from index.plan import plan_file

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from engine.spark.collect_listing import decode_inventory
-from engine.spark.state_plan import Table
-from engine.spark.state_rows import decode_keys, split_bytes, split_typed
-from engine.spark.unsafe_rows import decode_pairs, decode_rows
+from engine.spark.collect.listing import decode_inventory
+from engine.spark.sources.plan import Table
+from engine.spark.sources.rows import decode_keys, split_bytes, split_typed
+from engine.spark.sources.unsafe_rows import decode_pairs, decode_rows
 from index.plan import run_file
 from index.spark import schema as state_schema
 from index.spark.checkpoint import StoreId

@@ -17,11 +17,11 @@ from engine.checkpoint.store import StoreRestored, StoreToRestore
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
-from engine.spark import checkpoint_restore
 from engine.spark.access import Access
-from engine.spark.checkpoint_restore import RestoreCheckpointStores, restored_of
-from engine.spark.checkpoint_restore import restore_checkpoint as restore_on_spark
-from engine.spark.parallel import StoreWork
+from engine.spark.checkpoint import restore as checkpoint_restore
+from engine.spark.checkpoint.restore import RestoreCheckpointStores, restored_of
+from engine.spark.checkpoint.restore import restore_checkpoint as restore_on_spark
+from engine.spark.tasks import StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import FormatError
 from index.snapshot.model import Scope
@@ -99,7 +99,7 @@ async def test_a_checkpoint_comes_back_to_a_prefix_and_again_over_it(world: Worl
 
 @pytest.mark.parametrize("replayed", [False, True], ids=["as it is", "replayed"])
 async def test_executors_publish_their_stores_and_may_be_repeated(world: World, replayed: bool) -> None:
-    """What `engine.spark.checkpoint_restore` does, without Spark."""
+    """What `engine.spark.checkpoint.restore` does, without Spark."""
     target = f"{world.bucket}/checkpoints/here"
     async with await Repository.open(f"{world.bucket}/repository") as repository:
         place = make_target(target, SystemAmbient(), move_aside=False)

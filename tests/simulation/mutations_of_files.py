@@ -17,7 +17,7 @@ from engine.local.cache import DigestCache
 from engine.local.stat import FilePath
 from engine.records import roots
 from engine.records.indexes import read_index_chain
-from engine.spark.store_claims import Attempt, ReadyStore
+from engine.spark.claims import Attempt, ReadyStore
 from index.plan import backup as backup_plan
 from index.snapshot import dir_diff
 from index.snapshot.local_tree import LocalFile

@@ -17,7 +17,7 @@ from engine.errors import (
 )
 from engine.local.hashing import Digest, hash_bytes
 from engine.local.stat import local_file
-from engine.spark.store_claims import StoreClaims, StoreState
+from engine.spark.claims import StoreClaims, StoreState
 from index.snapshot.local_tree import LocalFile
 from index.snapshot.model import UniqueId
 from tests.simulation.ground import read_tree, tree, write_tree

@@ -20,8 +20,8 @@ from engine.checkpoint.backup_steps import begin_backup
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.errors import ConflictError, DamagedError, NotFoundError, StaleResultError, UnsafeSourceError
 from engine.repository.repository import Repository
-from engine.spark.checkpoint_backup import BackupLiveStores, _results, _told, backup_checkpoint
-from engine.spark.parallel import StoreOutcome, StoreWork
+from engine.spark.checkpoint.backup import BackupLiveStores, _results, _told, backup_checkpoint
+from engine.spark.tasks import StoreOutcome, StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
 from index.plan.commits import Commit

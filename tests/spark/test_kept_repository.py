@@ -25,7 +25,7 @@ from engine.settings import MIB, TransferSettings
 from engine.spark.access import Access, open_on_driver
 from engine.spark.at_once import STORES_AT_ONCE_MAX, carry_out_as_finished, share_settings
 from engine.spark.kept_repository import KeptRepositories, kept_here
-from engine.spark.parallel import WORK, StoreOutcome, StoresTask, StoreWork
+from engine.spark.tasks import WORK, StoreOutcome, StoresTask, StoreWork
 from index.snapshot.model import Scope
 
 SCOPE = Scope("job")

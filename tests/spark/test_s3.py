@@ -18,7 +18,7 @@ from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import open_on_driver
-from engine.spark.parallel import RestoreStores, StoreOutcome, StoreWork, spread
+from engine.spark.tasks import RestoreStores, StoreOutcome, StoreWork, spread
 from index.plan.commits import Commit
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

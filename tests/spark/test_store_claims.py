@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from engine.errors import TargetError, UsageError
-from engine.spark import store_claims
-from engine.spark.store_claims import READERS, ReadyStore, StoreClaims, StoreState
+from engine.spark import claims as store_claims
+from engine.spark.claims import READERS, ReadyStore, StoreClaims, StoreState
 from engine.spark.store_task import state_of
 from index.snapshot.model import BlobKey, IndexReference, Scope, StoreReference, UniqueId
 

@@ -13,8 +13,8 @@ from engine.errors import StaleResultError, UsageError
 from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access, open_on_driver
+from engine.spark.claims import StoreClaims
 from engine.spark.errors import PartitioningError
-from engine.spark.store_claims import StoreClaims
 from engine.spark.store_task import TASK_COLUMN, JobRun, ReadStore, ReadTask, TaskReport, UpdateStore, UpdateTask
 from index.plan.commits import Commit
 from index.snapshot.model import Scope

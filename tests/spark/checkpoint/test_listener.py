@@ -24,7 +24,7 @@ from blobstore.errors import StoreFullError
 from blobstore.local.store import LocalStore
 from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
-from engine.spark.listener import BackupListener
+from engine.spark.checkpoint.listener import BackupListener
 from index.spark.batch_log import decode_query_id, encode_query_id
 from index.spark.checkpoint import decode_picture
 from tests.doubles import InterposedStore

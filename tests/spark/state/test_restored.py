@@ -13,7 +13,7 @@ from engine.checkpoint.restore import RestoredCheckpoint, restore_checkpoint
 from engine.errors import DamagedError
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
-from engine.spark.checkpoint_restore import restore_checkpoint as restore_on_spark
+from engine.spark.checkpoint.restore import restore_checkpoint as restore_on_spark
 from tests.spark.state.oracle import our_rows, spark_rows
 from tests.spark.state.queries import (
     AGGREGATION,

@@ -19,9 +19,9 @@ from pyspark.sql.datasource import (
 )
 
 from engine.errors import UsageError
-from engine.spark.diff_source import diff_pairs
-from engine.spark.source_filters import StoreFilters
-from engine.spark.source_options import STATE_OPTIONS, SourceOptions
+from engine.spark.sources.diff import diff_pairs
+from engine.spark.sources.filters import StoreFilters
+from engine.spark.sources.options import STATE_OPTIONS, SourceOptions
 from index.spark.checkpoint import StoreId
 
 

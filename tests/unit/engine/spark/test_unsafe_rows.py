@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import DamagedError
-from engine.spark.arrow_types import arrow_type, is_known
-from engine.spark.unsafe_rows import decode_pairs, decode_rows
+from engine.spark.sources.arrow_types import arrow_type, is_known
+from engine.spark.sources.unsafe_rows import decode_pairs, decode_rows
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, Field, MapType, StructType
 from tests.unit.engine.spark.unsafe_row_writer import encode_row
 

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyspark.sql.types as spark
 
-from engine.spark.arrow_types import arrow_type, spark_type
-from engine.spark.state_plan import StoreRead, Table
-from engine.spark.unsafe_rows import RowBuffer, decode_pairs, decode_rows, rows_array
+from engine.spark.sources.arrow_types import arrow_type, spark_type
+from engine.spark.sources.plan import StoreRead, Table
+from engine.spark.sources.unsafe_rows import RowBuffer, decode_pairs, decode_rows, rows_array
 from engine.state.store import StateStore
 from index.spark.checkpoint import StoreId
 from index.spark.schema import StructType

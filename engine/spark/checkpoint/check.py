@@ -23,8 +23,8 @@ from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.clock import SystemAmbient
 from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.frames import frame_of
-from engine.spark.parallel import default_partitions
-from engine.spark.state_places import absolute
+from engine.spark.places import absolute
+from engine.spark.tasks import default_partitions
 from engine.state.checkpoint_dir import CheckpointDir
 
 _WORK: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("work", pa.binary())])

@@ -4,9 +4,9 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from engine.spark.diff_source import DiffSource, PushingDiffSource
-from engine.spark.files_source import FilesSource
-from engine.spark.state_source import PushingStateSource, StateSource
+from engine.spark.sources.diff import DiffSource, PushingDiffSource
+from engine.spark.sources.files import FilesSource
+from engine.spark.sources.state import PushingStateSource, StateSource
 
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from blobstore.checkpoint_files import FileStatus
 from engine.errors import EngineError
-from engine.spark.source_options import FILES_OPTIONS, SourceOptions, hints_told
-from engine.spark.state_places import CheckpointPlace, PicturePlace
-from engine.spark.state_plan import plan_state
+from engine.spark.places import CheckpointPlace, PicturePlace
+from engine.spark.sources.options import FILES_OPTIONS, SourceOptions, hints_told
+from engine.spark.sources.plan import plan_state
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_manager import StateFileManager
 from engine.state.files import StateFiles, as_state_files

@@ -9,9 +9,9 @@ import msgspec
 from blobstore.errors import BlobNotFoundError
 from engine.blocking import LoopThread
 from engine.errors import NotFoundError, UsageError
-from engine.spark.arrow_types import is_known
-from engine.spark.source_options import SourceOptions
-from engine.spark.state_places import CheckpointPlace, PicturePlace, Place, find_place, read_schema, scratch_dir
+from engine.spark.places import CheckpointPlace, PicturePlace, Place, find_place, read_schema, scratch_dir
+from engine.spark.sources.arrow_types import is_known
+from engine.spark.sources.options import SourceOptions
 from engine.state.batch_logs import ENTRY_BYTES_MAX
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import StateStoreSettings

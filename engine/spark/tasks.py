@@ -31,9 +31,9 @@ from engine.settings import TransferSettings
 from engine.spark.access import Access, open_on_driver
 from engine.spark.at_once import carry_out_as_finished, share_settings
 from engine.spark.balancing import assign_by_bytes
+from engine.spark.claims import ReadyStore
 from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.frames import frame_of
-from engine.spark.store_claims import ReadyStore
 from engine.spark.store_task import JobRun, state_of
 from index.plan.restore import RestorePlan
 from index.snapshot.keys import encode_component

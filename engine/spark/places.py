@@ -22,7 +22,7 @@ from engine.repository.reading import require_store
 from engine.repository.repository import Repository
 from engine.restore.restore import ReadIndex, read_index_of, restore_index
 from engine.spark.access import SCHEME, Access, open_on_driver
-from engine.spark.source_options import SourceOptions
+from engine.spark.sources.options import SourceOptions
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFiles, as_state_files
 from engine.state.index_files import IndexStateFiles

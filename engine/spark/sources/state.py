@@ -8,10 +8,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from pyspark.sql.types import StructType
 from typing_extensions import override
 
-from engine.spark.source_filters import StoreFilters
-from engine.spark.source_options import STATE_OPTIONS, SourceOptions, hints_told
-from engine.spark.state_plan import StatePlan, StoreRead, Table, load_store, plan_state
-from engine.spark.state_rows import STORE_COLUMNS, spark_schema, state_batches
+from engine.spark.sources.filters import StoreFilters
+from engine.spark.sources.options import STATE_OPTIONS, SourceOptions, hints_told
+from engine.spark.sources.plan import StatePlan, StoreRead, Table, load_store, plan_state
+from engine.spark.sources.rows import STORE_COLUMNS, spark_schema, state_batches
 
 NAME = "tidemark_state"
 

@@ -14,10 +14,10 @@ from pyspark.sql.types import StructType
 from typing_extensions import override
 
 from engine.errors import UsageError
-from engine.spark.source_filters import StoreFilters
-from engine.spark.source_options import DIFF_OPTIONS, SourceOptions, hints_told
-from engine.spark.state_plan import StoreRead, Table, load_store, plan_state
-from engine.spark.state_rows import (
+from engine.spark.sources.filters import StoreFilters
+from engine.spark.sources.options import DIFF_OPTIONS, SourceOptions, hints_told
+from engine.spark.sources.plan import StoreRead, Table, load_store, plan_state
+from engine.spark.sources.rows import (
     BATCH_BYTES_MAX,
     BATCH_ROWS_MAX,
     decode_keys,
@@ -25,7 +25,7 @@ from engine.spark.state_rows import (
     spark_schema,
     store_columns,
 )
-from engine.spark.unsafe_rows import decode_rows
+from engine.spark.sources.unsafe_rows import decode_rows
 from engine.state.store import StateStore
 from index.spark.checkpoint import StoreId
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from engine.errors import DamagedError
-from engine.spark.arrow_types import arrow_type, is_wide
+from engine.spark.sources.arrow_types import arrow_type, is_wide
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -230,7 +230,7 @@ def decode_rows(of: StructType, rows: Sequence[bytes] | Iterable[bytes], *, subj
     """Encoded rows as an array of structs.
 
     Args:
-        of: What they are, of types that `engine.spark.arrow_types.is_known` knows.
+        of: What they are, of types that `engine.spark.sources.arrow_types.is_known` knows.
         rows: As they stand in RocksDB.
         subject: What errors call them.
 

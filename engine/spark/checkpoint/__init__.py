@@ -1,0 +1,1 @@
+"""A streaming query's checkpoint as a whole, in parallel on Spark."""

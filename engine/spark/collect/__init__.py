@@ -1,0 +1,1 @@
+"""Collection in Spark's tasks."""

@@ -1,0 +1,1 @@
+"""The data sources: state, its changes, and files as DataFrames."""
