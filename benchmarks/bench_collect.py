@@ -38,7 +38,7 @@ from engine.records.roots import References
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
-from engine.spark.collect.backend import SparkHands
+from engine.spark.collection.backend import SparkHands
 from index.plan.collect import DeleteReason
 from index.plan.retention import Retention
 from index.snapshot.keys import BLOBS, INDEXES, RunId

@@ -9,10 +9,11 @@ import click
 import msgspec
 
 from engine.cli.commit_options import choose_commit, commit_options
+from engine.cli.config import CommitChoice, Moment
 from engine.cli.options import Parsed, Verb, common_options, scope_options, store_options, transfer_options
 from engine.cli.reading import choose_stores
 from engine.cli.session import Session, choose_scope, with_session
-from engine.config import CommitChoice, Moment
+from engine.cli.views import CommitView, view_commit
 from engine.errors import UsageError
 from engine.inspect.browse import (
     FoundKey,
@@ -28,7 +29,6 @@ from engine.inspect.browse import (
     write_place,
 )
 from engine.text import count, human_bytes, printable, shortened
-from engine.views import CommitView, view_commit
 from index.plan.commits import Commit
 from index.snapshot.model import StoreReference
 

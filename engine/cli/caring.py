@@ -3,14 +3,14 @@
 import click
 import msgspec
 
+from engine.cli.config import CommitChoice, check_new_name
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import COMMIT, SHARE, Setting, Verb, common_options, figures_option, scope_options
 from engine.cli.session import Session, check_component, choose_scope, with_session
-from engine.config import CommitChoice, check_new_name
+from engine.cli.views import CommitView, committed_line, view_commit
 from engine.errors import UsageError
 from engine.inspect.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.text import count, human_bytes, iso_time, printable, table
-from engine.views import CommitView, committed_line, view_commit
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
 

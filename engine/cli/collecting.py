@@ -13,6 +13,7 @@ from blobstore.opening import open_store
 from engine.cli.collect_explain import explain
 from engine.cli.collect_verify import verify_plan
 from engine.cli.collect_view import CollectView, collect_lines, summary_line, view_collect
+from engine.cli.config import Moment
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
 from engine.cli.options import SHARE, Verb, VerbGroup, common_options, figures_option, on_spark_option
@@ -21,7 +22,6 @@ from engine.cli.retention_options import choose_rules, resolve_rules, retention_
 from engine.cli.session import Session, some, with_session
 from engine.collect.collect import DELETE_SHARE_MAX
 from engine.collect.report import CollectReport
-from engine.config import Moment
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.repository.sync import SyncRepository
 from index.plan.retention import RetentionPolicy

@@ -1,9 +1,9 @@
-"""Options that choose one commit of a scope, one by one; `engine.config.parse_commit` reads the same from one word."""
+"""Options that choose one commit of a scope, one by one; `config.parse_commit` reads the same from one word."""
 
 import click
 
+from engine.cli.config import CommitChoice, Moment, check_new_name
 from engine.cli.options import MOMENT, VERSION, Decorated
-from engine.config import CommitChoice, Moment, check_new_name
 from engine.errors import UsageError
 
 

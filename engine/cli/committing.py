@@ -8,15 +8,15 @@ import click
 import msgspec
 
 from engine.backup.backup import BackupResult
+from engine.cli.config import CommitChoice
 from engine.cli.options import STORE, Verb, common_options, figures_option, scope_options
 from engine.cli.result_file import check_uploaded, read_result
 from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.views import CommitView, committed_line, view_commit
 from engine.commit.record import ANY
-from engine.config import CommitChoice
 from engine.errors import CommitUnknownError, UsageError
 from engine.records.settle import settle_record
 from engine.repository.sync import SyncRepository
-from engine.views import CommitView, committed_line, view_commit
 from index.plan.commits import Commit
 from index.snapshot.model import CommitPointer, Scope
 

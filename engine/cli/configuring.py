@@ -16,10 +16,10 @@ from typing_extensions import override
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import check_url
 from blobstore.s3.settings import S3Settings
+from engine.cli.config import S3, S3_KEYS, TRANSFER, TRANSFER_KEYS, Config, Value, config_paths
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import CONFIG_META, Setting, Verb, common_options, setting_keys, table_name, walk_verbs
 from engine.cli.session import Session, with_session
-from engine.config import S3, S3_KEYS, TRANSFER, TRANSFER_KEYS, Config, Value, config_paths
 from engine.errors import UsageError, bare_message
 from engine.settings import TransferSettings
 from engine.text import table, without_credentials

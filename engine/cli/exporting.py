@@ -5,9 +5,9 @@ from pathlib import Path
 import click
 import msgspec
 
+from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Verb, common_options, scope_options, store_options
 from engine.cli.session import Session, choose_scope, with_session
-from engine.config import CommitChoice
 from engine.errors import TargetError
 from engine.repository.samza_export import SamzaExport, export_to_samza
 from engine.repository.sync import SyncRepository

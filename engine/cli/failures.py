@@ -11,9 +11,9 @@ from blobstore.errors import InvalidRequestError, StoreError
 from engine.cli.exit_codes import ExitCode, choose_exit_code, is_wrong_setting
 from engine.cli.log_lines import log
 from engine.cli.options import origin_hint
+from engine.cli.views import SCHEMA
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
 from engine.text import printable, without_credentials
-from engine.views import SCHEMA
 from index.errors import FormatError
 
 CAUSES_TOLD_MAX: Final = 8

@@ -8,11 +8,11 @@ import msgspec
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Setting, Verb, common_options
 from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.views import CommitView, view_commit
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
 from engine.repository.sync import SyncRepository
 from engine.text import count, printable
-from engine.views import CommitView, view_commit
 from index.snapshot.model import Scope
 
 

@@ -6,9 +6,9 @@ from typing import Any, Final, Literal
 import click
 import msgspec
 
+from engine.cli.views import SCHEMA
 from engine.clock import SystemAmbient
 from engine.text import iso_time, printable
-from engine.views import SCHEMA
 
 Level = Literal["info", "warning", "error"]
 LogFormat = Literal["text", "json"]

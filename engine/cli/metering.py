@@ -15,9 +15,9 @@ from engine.cli.options import DURATION, Verb, common_options
 from engine.cli.session import Session, with_session
 from engine.clock import SystemAmbient
 from engine.errors import UsageError
-from engine.metrics.condition import gather_condition
 from engine.metrics.model import Metric, Sample
 from engine.metrics.samples import METRICS, Samples, labels_of
+from engine.metrics.status import gather_condition
 from engine.metrics.watching import Watched
 from engine.text import count, human_duration, printable, table
 

@@ -22,10 +22,7 @@ from typing_extensions import override
 
 from blobstore.opening import BYTES_PER_S_MIN
 from blobstore.s3.settings import S3Settings
-from engine.cli.log_lines import JSON as JSON_LOG
-from engine.cli.log_lines import TEXT, LogFormat
-from engine.cli.run_refused import readable_values, write_refused
-from engine.config import (
+from engine.cli.config import (
     S3,
     S3_KEYS,
     TRANSFER,
@@ -41,6 +38,9 @@ from engine.config import (
     parse_version,
     read_config,
 )
+from engine.cli.log_lines import JSON as JSON_LOG
+from engine.cli.log_lines import TEXT, LogFormat
+from engine.cli.run_refused import readable_values, write_refused
 from engine.errors import UsageError
 from engine.settings import TransferSettings
 
@@ -55,7 +55,7 @@ _EVERY_VERB: Final = "Every verb: -r --repository URL, --config, --json, -q --qu
 
 
 class Parsed(click.ParamType[Any, str]):
-    """A word that a function of `engine.config` reads."""
+    """A word that a function of `engine.cli.config` reads."""
 
     def __init__(self, name: str, parse: Callable[[str], object]) -> None:
         self.name = name

@@ -7,15 +7,10 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
+from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_options, store_options
 from engine.cli.session import Session, choose_scope, with_session
-from engine.config import CommitChoice
-from engine.errors import NotFoundError
-from engine.records.log import load_log
-from engine.repository.repository import Repository
-from engine.repository.sync import SyncRepository
-from engine.text import printable, shortened
-from engine.views import (
+from engine.cli.views import (
     CommitView,
     ScopeView,
     StoreDifferenceView,
@@ -31,6 +26,11 @@ from engine.views import (
     view_same_store,
     view_store,
 )
+from engine.errors import NotFoundError
+from engine.records.log import load_log
+from engine.repository.repository import Repository
+from engine.repository.sync import SyncRepository
+from engine.text import printable, shortened
 from index.plan.commits import NOTHING_VOUCHES, Commit
 from index.snapshot.index_diff import diff_indexes
 from index.snapshot.model import DirIndex, Scope, StoreReference

@@ -6,9 +6,9 @@ from typing import Final
 import click
 import msgspec
 
+from engine.cli.config import Moment
 from engine.cli.options import MOMENT, Setting, Verb, common_options, scope_options
 from engine.cli.session import Session, choose_scope, with_session
-from engine.config import Moment
 from engine.errors import NotFoundError
 from engine.inspect.history import ENTRIES_MAX, History, HistoryEntry, State, tell_offsets
 from engine.text import count, human_bytes, iso_time, printable, shortened, table

@@ -11,17 +11,16 @@ import msgspec
 
 from blobstore.errors import StoreError
 from engine.cli.commit_options import choose_commit, commit_options
+from engine.cli.config import CommitChoice, Moment, state_path
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import DURATION, Setting, Verb, common_options, figures_option, scope_options, transfer_options
 from engine.cli.session import Session, choose_scope, with_session
 from engine.clock import SystemAmbient
-from engine.config import CommitChoice, Moment, state_path
-from engine.errors import EngineError, NotFoundError, UsageError
-from engine.rehearsal.forecast import EXECUTORS, Forecast, forecast
-from engine.rehearsal.history import HISTORY_NAME, append
-from engine.rehearsal.model import MESSAGE_LENGTH_MAX, Entry, FailedRehearsal, Rehearsal
-from engine.rehearsal.run import rehearse
-from engine.rehearsal.telling import (
+from engine.drill.drill import rehearse
+from engine.drill.forecast import EXECUTORS, Forecast, forecast
+from engine.drill.history import HISTORY_NAME, append
+from engine.drill.model import MESSAGE_LENGTH_MAX, Entry, FailedRehearsal, Rehearsal
+from engine.drill.telling import (
     ASSUMPTIONS,
     forecast_rows,
     headline,
@@ -30,6 +29,7 @@ from engine.rehearsal.telling import (
     slo_line,
     summary_line,
 )
+from engine.errors import EngineError, NotFoundError, UsageError
 from engine.repository.sync import SyncRepository
 from engine.settings import STORES_AT_ONCE
 from engine.text import count, human_bytes, printable, shortened, table
@@ -196,7 +196,7 @@ def _rehearse(
     """Rehearse; an error goes down in the history, unless there was nothing to rehearse.
 
     Raises:
-        Exception: As `engine.rehearsal.run.rehearse`.
+        Exception: As `engine.drill.drill.rehearse`.
     """
     ambient = SystemAmbient()
     began_at_ms = ambient.local_now_ms()

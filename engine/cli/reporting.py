@@ -7,16 +7,17 @@ from typing import Final
 import click
 import msgspec
 
+from engine.cli.config import Moment, state_path
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Setting, Verb, common_options, scope_options
 from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
 from engine.cli.session import Session, choose_scope, with_session
-from engine.config import Moment, state_path
+from engine.drill.history import HISTORY_NAME, History, read_history
 from engine.errors import NotFoundError, TargetError
 from engine.local.atomic_file import write_whole
-from engine.rehearsal.history import HISTORY_NAME, History, read_history
-from engine.report import ReportFacts, gather_report, make_report_page
-from engine.report.gather import ENTRIES_MAX
+from engine.report.gather import ENTRIES_MAX, gather_report
+from engine.report.model import ReportFacts
+from engine.report.page import make_report_page
 from engine.text import count, human_bytes, printable
 
 PAGE_NAME: Final = "report.html"

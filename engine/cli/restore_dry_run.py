@@ -17,11 +17,11 @@ from engine.cli.restore_request import (
     the_store,
 )
 from engine.cli.session import Session
+from engine.cli.views import CommitView, view_commit
 from engine.records.complete import find_complete
 from engine.repository.repository import Choice
 from engine.repository.sync import SyncRepository
 from engine.text import human_bytes, printable
-from engine.views import CommitView, view_commit
 from index.plan.restore import RestorePlan, ReusedFile
 from index.snapshot.model import StoreReference
 

@@ -8,17 +8,17 @@ from typing import TypeVar
 import msgspec
 
 from blobstore.errors import StoreError
+from engine.cli.config import CommitChoice
 from engine.cli.failures import Failure, describe
 from engine.cli.reading import choose_stores
 from engine.cli.session import Session
-from engine.config import CommitChoice
+from engine.cli.views import CommitView
 from engine.errors import DamagedError, EngineError
 from engine.records.pins import PinLease
 from engine.repository.repository import Choice
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy
 from engine.text import printable, table
-from engine.views import CommitView
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.keys import encode_component

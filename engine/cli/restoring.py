@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from engine.cli.commit_options import choose_commit, commit_options
+from engine.cli.config import CommitChoice, Moment
 from engine.cli.exit_codes import ExitCode
 from engine.cli.failures import Failure
 from engine.cli.options import (
@@ -31,11 +32,10 @@ from engine.cli.restore_request import (
     the_store,
 )
 from engine.cli.session import Session, choose_scope, with_session
-from engine.config import CommitChoice, Moment
+from engine.cli.views import CommitView, view_commit
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy, RestoreResult, check_patterns
 from engine.text import human_bytes, human_duration, printable
-from engine.views import CommitView, view_commit
 from index.snapshot.model import StoreReference
 
 

@@ -16,6 +16,7 @@ from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
 from engine.blocking import LoopThread
+from engine.cli.config import CommitChoice, Moment, cache_path
 from engine.cli.exit_codes import ExitCode
 from engine.cli.failures import describe
 from engine.cli.log_lines import JSON as JSON_LOG
@@ -23,15 +24,14 @@ from engine.cli.log_lines import Level, log
 from engine.cli.options import Common, Verb, take_common
 from engine.cli.run_record import RunRecord
 from engine.cli.run_refused import figures_verb, write_refused
+from engine.cli.terminal_progress import TerminalProgress
+from engine.cli.views import SCHEMA
 from engine.clock import SystemAmbient, read_now_ms
-from engine.config import CommitChoice, Moment, cache_path
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository.repository import Choice, Repository
 from engine.repository.sync import SyncRepository
-from engine.terminal_progress import TerminalProgress
 from engine.text import printable
-from engine.views import SCHEMA
 from index.errors import UnsafeNameError
 from index.plan.commits import Commit
 from index.snapshot.keys import RunId, encode_component, encode_scope, make_run_id

@@ -29,10 +29,10 @@ from engine.cli.options import (
     transfer_options,
 )
 from engine.cli.session import Session, with_session
+from engine.cli.views import CommitView, view_commit
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
 from engine.repository.sync import SyncRepository
 from engine.text import count, human_bytes, human_duration, printable
-from engine.views import CommitView, view_commit
 
 if TYPE_CHECKING:
     from engine.spark.session import SparkSession
@@ -187,7 +187,7 @@ def _take_on_spark(
     moved: bool,
 ) -> CheckpointBackup:
     # With PySpark and a JVM, for those who asked for them.
-    from engine.spark.checkpoint import backup as checkpoint_backup
+    from engine.spark.checkpoint import backup as checkpoint_backup  # noqa: PLC0415
 
     return checkpoint_backup.backup_checkpoint(
         spark,

@@ -13,6 +13,7 @@ from engine.checkpoint.restore import (
     plan_checkpoint_restore,
     restore_checkpoint,
 )
+from engine.cli.config import Moment
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
 from engine.cli.options import (
@@ -27,11 +28,10 @@ from engine.cli.options import (
     transfer_options,
 )
 from engine.cli.session import Session, with_session
-from engine.config import Moment
+from engine.cli.views import CommitView, view_commit
 from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
 from engine.text import count, human_bytes, human_duration, printable
-from engine.views import CommitView, view_commit
 
 
 class SparkRestoreView(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +177,7 @@ def _restore(
 def _restore_on_spark(session: Session, checkpoint: str, choice: RestoreChoice) -> RestoredCheckpoint:
     with spark_session() as spark:
         # With PySpark and a JVM, for those who asked for them.
-        from engine.spark.checkpoint import restore as checkpoint_restore
+        from engine.spark.checkpoint import restore as checkpoint_restore  # noqa: PLC0415
 
         return checkpoint_restore.restore_checkpoint(
             spark,

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.config import Moment, parse_moment
+from engine.cli.config import Moment, parse_moment
 from engine.errors import UsageError, bare_message
 from engine.text import iso_time
 from index.plan.retention import Retention, RetentionPolicy, RetentionRule, shadows

@@ -11,6 +11,8 @@ from blobstore.wrappers.meter import MeteredStore
 from engine.clock import read_now_ms
 from engine.collect.collect import collect
 from engine.collect.report import CollectReport
+from engine.drill.history import History as Rehearsals
+from engine.drill.model import Entry
 from engine.errors import EngineError
 from engine.inspect.history import History, HistoryEntry, State, damaged_keys, read_history
 from engine.inspect.verify import VerifyReport, verify
@@ -18,8 +20,6 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.records.inventory import list_room
 from engine.records.log import list_all_logs
 from engine.records.roots import reachable_keys
-from engine.rehearsal.history import History as Rehearsals
-from engine.rehearsal.model import Entry
 from engine.report.model import JobFacts, ReportFacts, Suspects
 from engine.repository.reading import ReadingRepository
 from index.errors import FormatError, UnsafeNameError

@@ -5,12 +5,12 @@ from typing import Final
 
 import msgspec
 
-from engine import svg
 from engine.inspect.history import HistoryEntry
-from engine.page import framed, tell
+from engine.report import svg
+from engine.report.html import framed, tell
 from engine.report.model import JobFacts
 from engine.report.plots import short_time
-from engine.svg import Words
+from engine.report.svg import Words
 from engine.text import count, shortened
 from index.plan.commits import Commit
 from index.snapshot.model import Scope

@@ -6,9 +6,9 @@ import msgspec
 from typing_extensions import override
 
 from engine.collect.report import CollectReport
+from engine.drill.model import Entry
 from engine.inspect.history import History
 from engine.inspect.verify import VerifyReport
-from engine.rehearsal.model import Entry
 from index.display import Told
 from index.errors import FormatError
 from index.plan.audit import AuditRecord

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from engine.page import make_page, paragraph, tell
+from engine.report.html import make_page, paragraph, tell
 from engine.report.model import ReportFacts
 from engine.report.risks import tell_collections, tell_risks
 from engine.report.sections import tell_all_rehearsals, tell_commits, tell_jobs, tell_lineage, tell_shares

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Final
 
-from engine import svg
 from engine.inspect.history import HistoryEntry
-from engine.page import framed
-from engine.svg import Words
+from engine.report import svg
+from engine.report.html import framed
+from engine.report.svg import Words
 from engine.text import count, human_bytes, iso_time
 from index.plan.audit import AuditRecord
 

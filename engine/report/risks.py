@@ -5,7 +5,7 @@ from typing import Final
 
 from engine.collect.report import CollectReport
 from engine.inspect.verify import Problem, ProblemKind, VerifyReport
-from engine.page import items, paragraph, table, tell
+from engine.report.html import items, paragraph, table, tell
 from engine.report.model import ReportFacts, Suspects
 from engine.report.plots import plot_freed, short_time
 from engine.text import count, human_bytes

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from engine.drill.forecast import EXECUTORS, forecast
+from engine.drill.model import Entry, Rehearsal
+from engine.drill.telling import ASSUMPTIONS, forecast_rows, seconds, slo_line
 from engine.inspect.history import HistoryEntry, State, tell_offsets
-from engine.page import items, key, paragraph, table, tell
-from engine.rehearsal.forecast import EXECUTORS, forecast
-from engine.rehearsal.model import Entry, Rehearsal
-from engine.rehearsal.telling import ASSUMPTIONS, forecast_rows, seconds, slo_line
 from engine.report import lineage
+from engine.report.html import items, key, paragraph, table, tell
 from engine.report.lineage import draw_lineage
 from engine.report.model import JobFacts, ReportFacts
 from engine.report.plots import NEW, RETAINED, plot_commits, plot_shares, short_time

@@ -17,8 +17,8 @@ import msgspec
 
 import blobstore.errors
 import engine
+import engine.drill
 import engine.errors
-import engine.rehearsal
 import engine.spark
 import index.errors
 from engine.cli.app import tidemark
@@ -26,7 +26,7 @@ from engine.cli.exit_codes import CODES, MEANINGS
 from engine.cli.failures import Failure
 from engine.cli.log_lines import LogLineView
 from engine.cli.options import Setting, Verb, table_name, walk_verbs
-from engine.views import SCHEMA
+from engine.cli.views import SCHEMA
 from tests.docs.console import PROJECT
 
 REFERENCE: Final = PROJECT / "docs" / "reference"
@@ -247,7 +247,7 @@ def _comments(struct: type[msgspec.Struct]) -> dict[str, str]:
 def _python() -> str:
     """The public names with their signatures and docstrings."""
     lines = ["# Python", "", MADE, "", "What is not listed here may change with any release."]
-    for module in (engine, engine.spark, engine.rehearsal):
+    for module in (engine, engine.spark, engine.drill):
         lines += ["", f"## `{module.__name__}`", "", *_docstring(module)]
         for name in sorted(module.__all__):
             lines += list(_name(module, name))

@@ -13,7 +13,7 @@ from blobstore.s3.client import _failure, read_time
 from blobstore.s3.errors import BrokenError
 from blobstore.s3.lifecycle import backstop_rules, plan_lifecycle, threats
 from blobstore.s3.store import S3Store
-from engine import config
+from engine.cli import config
 from engine.errors import UsageError
 from engine.inspect.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, write_place
 from engine.metrics import exposition

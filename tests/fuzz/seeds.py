@@ -15,10 +15,10 @@ import pyarrow as pa
 from blobstore.s3.profile import StoreProfile, encode_profile
 from engine.backup.backup import BackupResult, BackupStats
 from engine.cli.result_file import ResultFile
+from engine.drill.model import FailedRehearsal
 from engine.metrics.exposition import expose
 from engine.metrics.samples import Samples
-from engine.rehearsal.model import FailedRehearsal
-from engine.spark.collect.listing import encode_inventory
+from engine.spark.collection.listing import encode_inventory
 from engine.state.compression import CODECS, Compressor
 from engine.state.lzf import compress_block
 from index.plan import plan_file

@@ -7,13 +7,13 @@ from typing import Any, Final
 import msgspec
 
 from blobstore.s3.profile import decode_profile, encode_profile
+from engine.cli.config import read_config
 from engine.cli.result_file import read_result
 from engine.collect.policy import read_policy
-from engine.config import read_config
+from engine.drill.history import decode_line as decode_rehearsal
+from engine.drill.history import read_history
 from engine.local.cache import DigestCache
 from engine.local.hashing import hash_content
-from engine.rehearsal.history import decode_line as decode_rehearsal
-from engine.rehearsal.history import read_history
 from index.decoding import decode_json
 from index.errors import FormatError, SamzaFormatError, UnsafeNameError
 from index.plan import audit, plan_file, run_file

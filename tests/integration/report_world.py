@@ -2,7 +2,7 @@
 
 import msgspec
 
-from engine.rehearsal.history import HISTORY_NAME, append
+from engine.drill.history import HISTORY_NAME, append
 from tests.integration.conftest import FIRST, SECOND, Shell
 from tests.unit.rehearsal.builders import failed, rehearsal
 

@@ -31,10 +31,10 @@ from engine.rocksdb.store import RocksDbSettings
 from engine.settings import TransferSettings
 from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import Access, open_on_driver
-from engine.spark.collect.backend import SparkHands
-from engine.spark.collect.deleting import DeleteTask, SpareTask
-from engine.spark.collect.listing import ListTask
-from engine.spark.collect.marking import MarkTask, SweepTask
+from engine.spark.collection.backend import SparkHands
+from engine.spark.collection.deleting import DeleteTask, SpareTask
+from engine.spark.collection.listing import ListTask
+from engine.spark.collection.marking import MarkTask, SweepTask
 from engine.spark.store_task import RESULT_SPARK_SCHEMA, TASK_COLUMN, JobRun, UpdateTask
 from engine.spark.tasks import BackupStores, RestoreStores, StoreWork, spread
 from index.plan.collect import NOTHING_PROTECTED

@@ -14,8 +14,8 @@ from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.access import Access
-from engine.spark.collect.backend import SparkHands
-from engine.spark.collect.rows import Row, batch_of, rows_of
+from engine.spark.collection.backend import SparkHands
+from engine.spark.collection.rows import Row, batch_of, rows_of
 from index.snapshot.model import RepositoryRecord
 
 # Few, so that the rows of one shard come in several batches.

@@ -18,8 +18,8 @@ from engine.collect.report import CollectReport
 from engine.collect.runs import end_run, take_up_run
 from engine.errors import ConflictError, DamagedError, UnsafeStoreError
 from engine.repository.repository import Repository
-from engine.spark.collect.backend import TASKS_PER_CORE
-from engine.spark.collect.listing import NOTHING, encode_inventory
+from engine.spark.collection.backend import TASKS_PER_CORE
+from engine.spark.collection.listing import NOTHING, encode_inventory
 from engine.spark.errors import RunEndedError
 from index.plan.audit import decode_audit
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_deletes, sum_totals
@@ -143,8 +143,8 @@ async def test_a_dry_run_foresees_it_and_writes_its_plan_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if there were many: the keys of a shard are told in several rows.
-    monkeypatch.setattr("engine.spark.collect.backend.REFERENCES_PER_ITEM", 1)
-    monkeypatch.setattr("engine.spark.collect.marking.KEYS_HELD_MAX", 2)
+    monkeypatch.setattr("engine.spark.collection.backend.REFERENCES_PER_ITEM", 1)
+    monkeypatch.setattr("engine.spark.collection.marking.KEYS_HELD_MAX", 2)
     bench, elsewhere = await Bench(tmp_path).fill(), MemoryStore()
     before = await bench.keys()
     record = bench.repository.record

@@ -23,7 +23,7 @@ MODULES: Final = (
     "engine",
     "engine.collect",
     "engine.errors",
-    "engine.rehearsal",
+    "engine.drill",
     "engine.rocksdb.store",
     "engine.spark",
     "engine.spark.errors",

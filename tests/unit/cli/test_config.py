@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import (
+from engine.cli.config import (
     CommitChoice,
     Config,
     Moment,

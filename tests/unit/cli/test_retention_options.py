@@ -5,8 +5,8 @@ from typing_extensions import override
 
 from blobstore.errors import StoreFullError
 from blobstore.memory import MemoryStore
+from engine.cli.config import parse_moment
 from engine.cli.retention_options import choose_rules, resolve_rules
-from engine.config import parse_moment
 from engine.repository.sync import SyncRepository
 
 

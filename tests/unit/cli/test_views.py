@@ -1,7 +1,7 @@
 import pytest
 
+from engine.cli.views import view_store
 from engine.text import human_bytes, human_duration, iso_time, printable, shortened, table
-from engine.views import view_store
 from index.snapshot.model import (
     BlobKey,
     DirIndex,

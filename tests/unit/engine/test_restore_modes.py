@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from blobstore.base import BytesBody
+from engine.drill.scratch import _remove
 from engine.errors import TargetError
-from engine.rehearsal.scratch import _remove
 from index.snapshot.envelope import KIND_INDEX, seal, unseal
 from index.snapshot.keys import INDEXES, upload_key
 from index.snapshot.model import IndexReference

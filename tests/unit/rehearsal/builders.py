@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from engine.rehearsal.model import FailedRehearsal, Measured, Rehearsal
+from engine.drill.model import FailedRehearsal, Measured, Rehearsal
 
 MIB = 1024 * 1024
 

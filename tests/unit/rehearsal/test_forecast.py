@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from engine.rehearsal.forecast import EXECUTORS, SIZES, Forecast, forecast
+from engine.drill.forecast import EXECUTORS, SIZES, Forecast, forecast
 from tests.unit.rehearsal.builders import MIB, rehearsal
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.rehearsal.history import LINE_BYTES_MAX, append, decode_line, read_history
+from engine.drill.history import LINE_BYTES_MAX, append, decode_line, read_history
 from index.errors import FormatError, UnknownFormatError
 from tests.unit.rehearsal.builders import failed, rehearsal
 

@@ -17,9 +17,9 @@ from blobstore.memory import MemoryStore
 from blobstore.sink import Sink, pour_chunks
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine import Repository
+from engine.drill.drill import rehearse
+from engine.drill.scratch import SCRATCH_PREFIX
 from engine.errors import DamagedError, EngineError, IncompleteError, NotFoundError, TargetError
-from engine.rehearsal.run import rehearse
-from engine.rehearsal.scratch import SCRATCH_PREFIX
 from engine.rocksdb.store import StoreWriter
 from engine.settings import KIB, TransferSettings
 from index.snapshot.model import Scope

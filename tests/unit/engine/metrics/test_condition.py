@@ -7,9 +7,9 @@ import pytest
 from blobstore.base import BytesBody
 from blobstore.errors import AccessDeniedError
 from engine.errors import TooMuchToDeleteError
-from engine.metrics.condition import gather_condition
 from engine.metrics.of_state import state_samples
 from engine.metrics.samples import labels_of
+from engine.metrics.status import gather_condition
 from engine.repository.repository import Repository
 from engine.state.metrics import LoadMetrics, SaveMetrics
 from index.plan.retention import Retention

@@ -2,8 +2,8 @@
 
 from blobstore.base import BytesBody
 from engine.inspect.verify import ProblemKind
-from engine.report import gather_report, make_report_page
-from engine.report.gather import AUDITS_MAX, JOBS_MAX
+from engine.report.gather import AUDITS_MAX, JOBS_MAX, gather_report
+from engine.report.page import make_report_page
 from index.plan.retention import Retention
 from index.snapshot.keys import audit_key, commit_key, make_run_id
 from index.snapshot.model import Scope

@@ -12,7 +12,7 @@ from engine.collect.collect import DELETE_SHARE_MAX
 from engine.collect.report import CollectReport
 from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
-from engine.spark.collect.backend import SparkHands
+from engine.spark.collection.backend import SparkHands
 from engine.spark.tasks import default_partitions
 from index.plan.retention import Retention, RetentionPolicy
 

@@ -9,9 +9,9 @@ from blobstore.base import BlobStore, BytesBody
 from engine.collect.backend import KEYS_TOLD_MAX
 from engine.collect.in_process import delete_keys
 from engine.collect.runs import COLLECT
-from engine.spark.collect.plans import encode_plan, read_plan, write_plan
-from engine.spark.collect.rows import ANSWER, Row
-from engine.spark.collect.shard_task import ShardTask
+from engine.spark.collection.plans import encode_plan, read_plan, write_plan
+from engine.spark.collection.rows import ANSWER, Row
+from engine.spark.collection.shard_task import ShardTask
 from index.plan.collect import ReasonTotal, sum_deletes
 from index.plan.run_file import Shard, digest_of
 from index.snapshot.keys import RunId, run_key

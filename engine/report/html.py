@@ -72,7 +72,7 @@ def make_page(title: str, body: Iterable[str]) -> str:
 
     Args:
         title: A text of ours or anybody's.
-        body: HTML, of the functions here and in `engine.svg`.
+        body: HTML, of the functions here and in `engine.report.svg`.
     """
     return _HEAD.format(title=tell(title)) + "\n".join(body) + "\n</body></html>\n"
 

@@ -20,12 +20,12 @@ from engine.collect.runs import Run, end_run, take_up_run
 from engine.errors import UnsafeStoreError
 from engine.records.roots import References
 from engine.spark.access import Access
-from engine.spark.collect.deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask
-from engine.spark.collect.failures import raise_failures
-from engine.spark.collect.listing import ListedShard, ListTask
-from engine.spark.collect.marking import REFERENCES_PER_ITEM, MarkTask, SweepTask, SweptShard
-from engine.spark.collect.plans import read_plan
-from engine.spark.collect.rows import (
+from engine.spark.collection.deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask
+from engine.spark.collection.failures import raise_failures
+from engine.spark.collection.listing import ListedShard, ListTask
+from engine.spark.collection.marking import REFERENCES_PER_ITEM, MarkTask, SweepTask, SweptShard
+from engine.spark.collection.plans import read_plan
+from engine.spark.collection.rows import (
     ANSWER,
     FAILED,
     INVENTORY,

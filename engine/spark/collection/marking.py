@@ -13,15 +13,15 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
 from engine.records.roots import reachable_keys
 from engine.spark.access import Access
-from engine.spark.collect.failures import failures_to
-from engine.spark.collect.listing import (
+from engine.spark.collection.failures import failures_to
+from engine.spark.collection.listing import (
     NOTHING_DIGEST,
     decode_inventory,
     read_inventory,
     run_has_ended,
 )
-from engine.spark.collect.plans import encode_plan, read_plan, write_plan
-from engine.spark.collect.rows import ANSWER, FAILED, LIVE, PLAN, SHARDS_AT_ONCE, Row, batch_of, rows_of
+from engine.spark.collection.plans import encode_plan, read_plan, write_plan
+from engine.spark.collection.rows import ANSWER, FAILED, LIVE, PLAN, SHARDS_AT_ONCE, Row, batch_of, rows_of
 from engine.spark.errors import RunEndedError
 from index.plan.collect import Protection, ReasonTotal, Upload, choose_uploads, sum_deletes, waiting_until_ms
 from index.plan.run_file import SHARDS, Shard, digest_of, group_by_shard

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from engine.rehearsal.model import Rehearsal
+from engine.drill.model import Rehearsal
 
 SIZES: Final = (1, 2, 10)
 EXECUTORS: Final = (1, 2, 4, 8, 16)

@@ -10,12 +10,12 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded, run_blocking
 from engine.clock import Ambient, SystemAmbient
+from engine.drill.model import Measured, Rehearsal
+from engine.drill.nowhere import Fetched, restore_to_nowhere
+from engine.drill.scratch import scratch_directory
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.complete import naming_complete
-from engine.rehearsal.model import Measured, Rehearsal
-from engine.rehearsal.nowhere import Fetched, restore_to_nowhere
-from engine.rehearsal.scratch import scratch_directory
 from engine.repository.reading import Choice, ReadingRepository
 from engine.restore.restore import restore_store
 from engine.rocksdb.store import StoreReader, spark_settings

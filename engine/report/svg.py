@@ -1,4 +1,4 @@
-"""Plots as SVG inside a page of `engine.page`: no script, no link, every text escaped, colours of that page.
+"""Plots as SVG inside a page of `engine.report.html`: no script, no link, every text escaped, colours of that page.
 
 Each plot has a title and a description for who cannot see it, and its figures stand in a table beside it.
 """
@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from engine.page import tell
+from engine.report.html import tell
 
 WIDTH: Final = 720
 LEFT: Final = 64

@@ -13,8 +13,8 @@ from engine.collect.backend import KEYS_TOLD_MAX
 from engine.collect.in_process import list_uploads
 from engine.collect.runs import COLLECT
 from engine.errors import DamagedError, UnsafeStoreError
-from engine.spark.collect.rows import ANSWER, INVENTORY, Row
-from engine.spark.collect.shard_task import ShardTask
+from engine.spark.collection.rows import ANSWER, INVENTORY, Row
+from engine.spark.collection.shard_task import ShardTask
 from engine.spark.errors import RunEndedError
 from index.plan.collect import Upload
 from index.plan.run_file import Shard, digest_of

@@ -13,7 +13,7 @@ import msgspec
 from blobstore.errors import BlobNotFoundError, StoreError
 from engine.errors import DamagedError, EngineError, bare_message
 from engine.records.indexes import is_missing
-from engine.spark.collect.rows import FAILED, Row
+from engine.spark.collection.rows import FAILED, Row
 from index.errors import FormatError
 
 # What a task tells of instead of dying of it.

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from engine.rehearsal.forecast import EXECUTORS, SIZES, Forecast
-from engine.rehearsal.model import Rehearsal
+from engine.drill.forecast import EXECUTORS, SIZES, Forecast
+from engine.drill.model import Rehearsal
 from engine.text import count, human_bytes, human_duration
 
 # From here on without a fraction; from here on in milliseconds; and in whole ones.

@@ -7,7 +7,7 @@ from blobstore.base import BlobStore, BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError
 from engine.collect.runs import COLLECT
 from engine.errors import DamagedError
-from engine.spark.collect.listing import INVENTORY_BYTES_MAX, run_has_ended
+from engine.spark.collection.listing import INVENTORY_BYTES_MAX, run_has_ended
 from index.plan.collect import PlannedUpload
 from index.plan.plan_file import decode_lines, encode_line
 from index.plan.run_file import Shard, digest_of

@@ -9,8 +9,8 @@ import pyarrow as pa
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
 from engine.spark.access import Access
-from engine.spark.collect.failures import failures_to
-from engine.spark.collect.rows import SHARDS_AT_ONCE, Row, batch_of, rows_of
+from engine.spark.collection.failures import failures_to
+from engine.spark.collection.rows import SHARDS_AT_ONCE, Row, batch_of, rows_of
 from index.plan.run_file import SHARDS, Shard
 
 

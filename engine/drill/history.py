@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from engine.rehearsal.model import SCHEMA, Entry
+from engine.drill.model import SCHEMA, Entry
 from index.errors import FormatError, UnknownFormatError
 
 HISTORY_NAME: Final = "rehearsals.jsonl"
