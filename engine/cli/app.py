@@ -12,29 +12,29 @@ from typing import Any, Final, cast
 import click
 from typing_extensions import override
 
-from engine.cli.browsing import keys
-from engine.cli.caring import fork, name, rewind, unname, verify
-from engine.cli.collecting import collect
-from engine.cli.committing import commit
-from engine.cli.completing import completion
-from engine.cli.configuring import config
-from engine.cli.discarding import discard
-from engine.cli.doctoring import doctor
+from engine.cli.cmd.backup import backup, init
+from engine.cli.cmd.bench_restore import bench
+from engine.cli.cmd.collect import collect
+from engine.cli.cmd.commit import commit
+from engine.cli.cmd.completion import completion
+from engine.cli.cmd.config_show import config
+from engine.cli.cmd.discard import discard
+from engine.cli.cmd.doctor import doctor
+from engine.cli.cmd.export import export
+from engine.cli.cmd.forget import forget
+from engine.cli.cmd.history import history
+from engine.cli.cmd.keys import keys
+from engine.cli.cmd.lifecycle import lifecycle
+from engine.cli.cmd.metrics import metrics
+from engine.cli.cmd.report import report as report_verb
+from engine.cli.cmd.restore import restore
+from engine.cli.cmd.show import diff, list_, show
+from engine.cli.cmd.verify import fork, name, rewind, unname, verify
+from engine.cli.errors import close_quietly, describe, interrupted_by, report, trace_of
 from engine.cli.exit_codes import MEANINGS, ExitCode
-from engine.cli.exporting import export
-from engine.cli.failures import close_quietly, describe, interrupted_by, report, trace_of
-from engine.cli.forgetting import forget
-from engine.cli.lifecycling import lifecycle
 from engine.cli.log_lines import JSON as JSON_LOG
-from engine.cli.metering import metrics
 from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, LOG_META, help_sections
-from engine.cli.reading import diff, list_, show
-from engine.cli.recounting import history
-from engine.cli.rehearsing import bench
-from engine.cli.reporting import report as report_verb
-from engine.cli.restoring import restore
 from engine.cli.spark_verbs import spark
-from engine.cli.writing import backup, init
 
 GROUPS_HELP: Final = {
     "A commit is": [

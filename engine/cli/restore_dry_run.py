@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from engine.cli.errors import Failure
 from engine.cli.exit_codes import ExitCode
-from engine.cli.failures import Failure
 from engine.cli.restore_request import (
     RestoreRequest,
     choose_complete,

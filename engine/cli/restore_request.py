@@ -8,9 +8,9 @@ from typing import TypeVar
 import msgspec
 
 from blobstore.errors import StoreError
+from engine.cli.cmd.show import choose_stores
 from engine.cli.config import CommitChoice
-from engine.cli.failures import Failure, describe
-from engine.cli.reading import choose_stores
+from engine.cli.errors import Failure, describe
 from engine.cli.session import Session
 from engine.cli.views import CommitView
 from engine.errors import DamagedError, EngineError

@@ -6,16 +6,16 @@ import msgspec
 
 from engine.backup.backup import BackupStats
 from engine.checkpoint.backup import PictureSums
-from engine.cli.caring import VerifyView
+from engine.cli.cmd.backup import BackupView
+from engine.cli.cmd.bench_restore import RehearsalView
+from engine.cli.cmd.commit import CommitResultView
+from engine.cli.cmd.restore import RestoreView
+from engine.cli.cmd.spark_backup import SparkBackupView
+from engine.cli.cmd.spark_restore import SparkRestoreView
+from engine.cli.cmd.verify import VerifyView
 from engine.cli.collect_view import CollectView
-from engine.cli.committing import CommitResultView
 from engine.cli.exit_codes import ExitCode
-from engine.cli.rehearsing import RehearsalView
-from engine.cli.restoring import RestoreView
 from engine.cli.run_record import RunRecord
-from engine.cli.spark_backup import SparkBackupView
-from engine.cli.spark_restore import SparkRestoreView
-from engine.cli.writing import BackupView
 from engine.errors import CommitUnknownError
 from engine.inspect.verify import ProblemKind
 from engine.metrics.samples import Samples

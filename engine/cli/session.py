@@ -17,8 +17,8 @@ from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
 from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, Moment, cache_path
+from engine.cli.errors import describe
 from engine.cli.exit_codes import ExitCode
-from engine.cli.failures import describe
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.log_lines import Level, log
 from engine.cli.options import Common, Verb, take_common

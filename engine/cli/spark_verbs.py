@@ -5,9 +5,9 @@ from typing import cast
 import click
 from typing_extensions import override
 
-from engine.cli.spark_backup import spark_backup
-from engine.cli.spark_check import spark_check
-from engine.cli.spark_restore import spark_restore
+from engine.cli.cmd.spark_backup import spark_backup
+from engine.cli.cmd.spark_check import spark_check
+from engine.cli.cmd.spark_restore import spark_restore
 
 
 class SparkGroup(click.Group):

@@ -22,8 +22,8 @@ import engine.errors
 import engine.spark
 import index.errors
 from engine.cli.app import tidemark
+from engine.cli.errors import Failure
 from engine.cli.exit_codes import CODES, MEANINGS
-from engine.cli.failures import Failure
 from engine.cli.log_lines import LogLineView
 from engine.cli.options import Setting, Verb, table_name, walk_verbs
 from engine.cli.views import SCHEMA

@@ -8,7 +8,7 @@ from typing import Any, Self
 import pytest
 from pyspark.errors import PySparkException
 
-from engine.cli.failures import describe, trace_of
+from engine.cli.errors import describe, trace_of
 from engine.errors import UsageError
 from engine.spark import session as sessions
 from engine.spark.session import open_session

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from blobstore.errors import StoreUnavailableError
 from engine.checkpoint.backup import CheckpointBackup
 from engine.checkpoint.errors import QueryMovedOnError
-from engine.cli import spark_backup as spark_backup_module
 from engine.cli import tidemark
+from engine.cli.cmd import spark_backup as spark_backup_module
 from engine.cli.exit_codes import ExitCode
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UnsafeSourceError
 from index.errors import VersionMissingError

@@ -17,7 +17,7 @@ from engine.checkpoint.object_target import ObjectTarget
 from engine.checkpoint.restore import RestoredCheckpoint, make_target, plan_checkpoint_restore, restore_checkpoint
 from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice
 from engine.checkpoint.targets import check_apart
-from engine.cli.failures import describe
+from engine.cli.errors import describe
 from engine.clock import SystemAmbient
 from engine.errors import TargetError, UsageError
 from engine.repository.repository import Repository

@@ -10,8 +10,8 @@ import click
 
 from blobstore.base import BlobStore
 from blobstore.opening import open_store
-from engine.cli.collect_explain import explain
-from engine.cli.collect_verify import verify_plan
+from engine.cli.cmd.collect_explain import explain
+from engine.cli.cmd.collect_verify_plan import verify_plan
 from engine.cli.collect_view import CollectView, collect_lines, summary_line, view_collect
 from engine.cli.config import Moment
 from engine.cli.exit_codes import ExitCode

@@ -9,8 +9,8 @@ from typing import Final
 import click
 import msgspec
 
+from engine.cli.errors import describe
 from engine.cli.exit_codes import ExitCode
-from engine.cli.failures import describe
 from engine.cli.options import DURATION, Verb, common_options
 from engine.cli.session import Session, with_session
 from engine.clock import SystemAmbient

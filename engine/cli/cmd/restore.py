@@ -7,8 +7,8 @@ import msgspec
 
 from engine.cli.commit_options import choose_commit, commit_options
 from engine.cli.config import CommitChoice, Moment
+from engine.cli.errors import Failure
 from engine.cli.exit_codes import ExitCode
-from engine.cli.failures import Failure
 from engine.cli.options import (
     OR_NEWEST_COMPLETE_HELP,
     Setting,

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from engine.backup.backup import BackupResult, BackupStats
-from engine.cli.committing import commit_until_known
+from engine.cli.cmd.commit import commit_until_known
 from engine.cli.options import (
     CHECK_RETAINED_HELP,
     DURATION,

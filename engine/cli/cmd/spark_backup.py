@@ -14,8 +14,8 @@ from blobstore.errors import StoreUnavailableError
 from engine.checkpoint.backup import MOVED, CheckpointBackup, PictureSums, backup_checkpoint
 from engine.checkpoint.backup_preview import BackupPreview, preview_backup
 from engine.checkpoint.errors import QueryMovedOnError
+from engine.cli.errors import describe
 from engine.cli.exit_codes import ExitCode
-from engine.cli.failures import describe
 from engine.cli.on_spark import spark_session
 from engine.cli.options import (
     CHECK_RETAINED_HELP,

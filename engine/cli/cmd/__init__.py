@@ -1,0 +1,1 @@
+"""The verbs of `tidemark`: one file each, named like the verb."""
