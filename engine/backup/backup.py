@@ -22,7 +22,6 @@ from engine.local.transfer import SourceDir
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, write_index
 from engine.settings import TransferSettings
-from engine.text import human_bytes, printable
 from index.display import Told, tell_files, tell_seconds
 from index.errors import FormatError
 from index.plan.backup import BackupPlan, build_snapshot
@@ -40,6 +39,7 @@ from index.snapshot.model import (
     UniqueId,
 )
 from index.spark.names import parse_state_name
+from index.text import human_bytes, printable
 
 # An index carries this many of its ancestors. Whoever needs more reads the oldest of them.
 LINEAGE_KEPT_MAX: Final = 100

@@ -26,13 +26,13 @@ from engine.settings import TransferSettings
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
-from engine.text import count
 from index.display import Told
 from index.plan.commits import Commit
 from index.snapshot.model import Scope, StoreReference
 from index.snapshot.reachable import files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
 from index.spark.lineage import Lineage
+from index.text import count
 
 OPERATION: Final = "backup checkpoint"
 # The writer that got no answer is the only one that can find out at once what happened.

@@ -9,11 +9,11 @@ from engine.records.complete import find_complete
 from engine.records.pins import PinLease
 from engine.repository.reading import CHOICES_MAX
 from engine.repository.repository import Repository
-from engine.text import iso_time
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.spark.checkpoint import Picture, decode_picture
 from index.spark.checkpoint_selection import Taken, choose_picture
+from index.text import iso_time
 
 _FIND: Final = "find picture"
 _HINT: Final = "take one with `tidemark spark backup`"

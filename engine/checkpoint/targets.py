@@ -13,7 +13,7 @@ from engine.clock import Ambient
 from engine.errors import TargetError
 from engine.local.stat import FilePath
 from engine.restore.staging import Staging
-from engine.text import iso_time
+from index.text import iso_time
 
 _NOT_IN_NAMES: Final = re.compile(r"[^0-9TZ]")
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import msgspec
 
 from engine.collect.report import CollectReport
-from engine.text import count, human_bytes, human_duration, iso_time, printable, table
+from engine.text import table
 from index.plan.collect import ReasonTotal
 from index.snapshot.keys import audit_key
+from index.text import count, human_bytes, human_duration, iso_time, printable
 
 
 class DeleteView(msgspec.Struct, frozen=True, kw_only=True):

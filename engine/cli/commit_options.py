@@ -2,9 +2,10 @@
 
 import click
 
-from engine.cli.config import CommitChoice, Moment, check_new_name
+from engine.cli.config import CommitChoice, check_new_name
 from engine.cli.options import MOMENT, VERSION, Decorated
 from engine.errors import UsageError
+from engine.text import Moment
 
 
 def commit_options(function: Decorated) -> Decorated:

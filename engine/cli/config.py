@@ -1,4 +1,4 @@
-"""Settings from files and the words that people write them in: times, durations, sizes and shares.
+"""Settings from files, and the words that people choose commits with.
 
 A settings file is TOML. A key at its top is an option of every verb that has it, a table named after a verb is for
 that verb alone, `[transfer]` has the fields of `TransferSettings`, and `[s3]` those of `S3Settings`:
@@ -32,7 +32,6 @@ import re
 import stat
 import tomllib
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +40,7 @@ import msgspec
 from blobstore.s3.settings import S3Settings
 from engine.errors import UsageError
 from engine.settings import TransferSettings
+from engine.text import Moment, parse_moment
 from index.snapshot.model import UniqueId
 
 CONFIG_BYTES_MAX: Final = 1024 * 1024
@@ -54,37 +54,11 @@ Scalar = str | int | float | bool
 # Several: of an option that may be repeated.
 Value = Scalar | tuple[Scalar, ...]
 
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
-_ONE_MS: Final = timedelta(milliseconds=1)
-_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_DURATION: Final = re.compile(r"(?:[0-9]{1,9}(?:ms|[wdhms]))+")
-_DURATION_PART: Final = re.compile(r"([0-9]+)(ms|[wdhms])")
-_DAYS_AGO: Final = {"today": 0, "yesterday": 1}
-_DAY: Final = re.compile(r"(today|yesterday) ([01]?[0-9]|2[0-3]):([0-5][0-9])")
-_UNIT_BYTES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3, "t": 1024**4}
-_SIZE: Final = re.compile(r"([0-9]{1,12}) ?([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_SHARE: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)(%?)")
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _VERSION: Final = re.compile(r"v([0-9]{1,18})")
 _VERSION_UNIQUE_ID: Final = re.compile(r"([0-9]{1,18})_(.+)")
 # What people call a credential: aws_access_key_id, secret_key, session_token, password, credential_process, ...
 _CREDENTIAL: Final = re.compile(r"access_?key|secret|session_?token|^token|passw|passphrase|credential", re.IGNORECASE)
-
-
-class Moment(msgspec.Struct, frozen=True):
-    """A time that somebody asked for: absolute, so long before the store's present, or a time of a day before it."""
-
-    at_ms: int | None = None
-    ago_ms: int = 0
-    # So long after the beginning of that day, `ago_ms` being whole days; None: no time of day was named.
-    of_day_ms: int | None = None
-
-    def resolve_ms(self, now_ms: int) -> int:
-        """The time in milliseconds since the epoch, given the store's clock. Days are those of UTC."""
-        if self.at_ms is not None:
-            return self.at_ms
-        begin_ms = now_ms if self.of_day_ms is None else now_ms - now_ms % _UNIT_MS["d"] + self.of_day_ms
-        return max(0, begin_ms - self.ago_ms)
 
 
 class CommitChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,68 +229,6 @@ def _scalar(path: Path, key: str, value: object) -> Scalar:
 
 
 # ---------------------------------------------------------------------- words
-
-
-def parse_duration_ms(text: str) -> int:
-    """Milliseconds of a duration such as `36h`, `7d` or `1d12h`.
-
-    Raises:
-        UsageError: It is none.
-    """
-    if _DURATION.fullmatch(text) is None:
-        raise UsageError(
-            "is no duration", operation="read", subject=repr(text), hint="write it as 30m, 36h, 7d or 1d12h"
-        )
-    return sum(int(count) * _UNIT_MS[unit] for count, unit in _DURATION_PART.findall(text))
-
-
-def parse_moment(text: str) -> Moment:
-    """A time in ISO 8601, UTC unless it names a zone; a duration, which means so long ago; or `yesterday 18:00` (UTC).
-
-    Raises:
-        UsageError: It is none of these.
-    """
-    if _DURATION.fullmatch(text) is not None:
-        return Moment(ago_ms=parse_duration_ms(text))
-    if (day := _DAY.fullmatch(text)) is not None:
-        of_day_ms = int(day[2]) * _UNIT_MS["h"] + int(day[3]) * _UNIT_MS["m"]
-        return Moment(ago_ms=_DAYS_AGO[day[1]] * _UNIT_MS["d"], of_day_ms=of_day_ms)
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(
-            "is neither a time nor a duration",
-            operation="read",
-            subject=repr(text),
-            hint="write 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00'; a time without a zone is UTC",
-        ) from None
-    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-    return Moment(at_ms=(at - _EPOCH) // _ONE_MS)
-
-
-def parse_size_bytes(text: str) -> int:
-    """Bytes of a size such as `4096`, `64MiB` or `1g`; units are powers of 1,024.
-
-    Raises:
-        UsageError: It is none.
-    """
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise UsageError("is no size", operation="read", subject=repr(text), hint="write it as 4096, 256KiB or 64MiB")
-    return int(match[1]) * _UNIT_BYTES[match[2].lower()]
-
-
-def parse_share(text: str) -> float:
-    """A share above 0 and up to 1, of `10%` or `0.1`.
-
-    Raises:
-        UsageError: It is none.
-    """
-    match = _SHARE.fullmatch(text)
-    share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
-    if not 0 < share <= 1:
-        raise UsageError("is no share of a whole", operation="read", subject=repr(text), hint="write it as 10% or 0.1")
-    return share
 
 
 def parse_store(text: str) -> tuple[str, str]:

@@ -13,8 +13,9 @@ from engine.cli.log_lines import log
 from engine.cli.options import origin_hint
 from engine.cli.views import SCHEMA
 from engine.errors import CommitUnknownError, EngineError, TargetError, UsageError
-from engine.text import printable, without_credentials
+from engine.text import without_credentials
 from index.errors import FormatError
+from index.text import printable
 
 CAUSES_TOLD_MAX: Final = 8
 

@@ -8,7 +8,7 @@ import msgspec
 
 from engine.cli.views import SCHEMA
 from engine.clock import SystemAmbient
-from engine.text import iso_time, printable
+from index.text import iso_time, printable
 
 Level = Literal["info", "warning", "error"]
 LogFormat = Literal["text", "json"]

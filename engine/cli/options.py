@@ -30,10 +30,6 @@ from engine.cli.config import (
     Config,
     config_paths,
     parse_commit,
-    parse_duration_ms,
-    parse_moment,
-    parse_share,
-    parse_size_bytes,
     parse_store,
     parse_version,
     read_config,
@@ -43,6 +39,7 @@ from engine.cli.log_lines import TEXT, LogFormat
 from engine.cli.run_refused import readable_values, write_refused
 from engine.errors import UsageError
 from engine.settings import TransferSettings
+from engine.text import parse_duration_ms, parse_moment, parse_share, parse_size_bytes
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 

@@ -21,9 +21,9 @@ from engine.cli.views import CommitView, view_commit
 from engine.records.complete import find_complete
 from engine.repository.repository import Choice
 from engine.repository.sync import SyncRepository
-from engine.text import human_bytes, printable
 from index.plan.restore import RestorePlan, ReusedFile
 from index.snapshot.model import StoreReference
+from index.text import human_bytes, printable
 
 
 class PlannedStoreView(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,11 +18,12 @@ from engine.records.pins import PinLease
 from engine.repository.repository import Choice
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy
-from engine.text import printable, table
+from engine.text import table
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope, StoreReference
+from index.text import printable
 
 Done = TypeVar("Done")
 # Of a store where it belongs, and what was done or why it was not.

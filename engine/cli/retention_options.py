@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from engine.cli.config import Moment
 from engine.cli.options import MOMENT, Decorated
 from engine.clock import read_now_ms
 from engine.collect.policy import PolicyEntry, PolicyFile, check_since, read_policy
 from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
+from engine.text import Moment
 from index.plan.retention import RetentionPolicy
 
 

@@ -10,7 +10,7 @@ from engine.cli.exit_codes import ExitCode
 from engine.cli.log_lines import JSON, log
 from engine.cli.run_record import RunRecord
 from engine.clock import SystemAmbient
-from engine.text import printable
+from index.text import printable
 
 
 def figures_verb(words: str, values: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
 from engine.blocking import LoopThread
-from engine.cli.config import CommitChoice, Moment, cache_path
+from engine.cli.config import CommitChoice, cache_path
 from engine.cli.errors import describe
 from engine.cli.exit_codes import ExitCode
 from engine.cli.log_lines import JSON as JSON_LOG
@@ -31,11 +31,12 @@ from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository.repository import Choice, Repository
 from engine.repository.sync import SyncRepository
-from engine.text import printable
+from engine.text import Moment
 from index.errors import UnsafeNameError
 from index.plan.commits import Commit
 from index.snapshot.keys import RunId, encode_component, encode_scope, make_run_id
 from index.snapshot.model import Scope
+from index.text import printable
 
 SCOPES_TOLD_MAX: Final = 8
 

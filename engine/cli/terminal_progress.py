@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Self, TextIO
 
-from engine.text import human_bytes, human_duration
+from index.text import human_bytes, human_duration
 
 Tell = Callable[[str, Mapping[str, int]], None]
 

@@ -9,11 +9,12 @@ from typing import Final
 
 import msgspec
 
-from engine.text import count, human_bytes, iso_time, printable, shortened, table
+from engine.text import table
 from index.plan.commits import Commit
 from index.snapshot.index_diff import ComparedFile, IndexDifference
 from index.snapshot.model import FileIndex, NameRecord, Pack, Scope, SnapshotIndex, StoreReference
 from index.snapshot.reachable import files_of
+from index.text import count, human_bytes, iso_time, printable, shortened
 
 SCHEMA: Final = 1
 OFFSETS_SHOWN_MAX: Final = 32

@@ -7,13 +7,13 @@ from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
 from engine.collect.state import Facts
 from engine.errors import EngineError
-from engine.text import printable, shortened
 from index.errors import FormatError
 from index.plan.audit import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
 from index.plan.commits import Commit
 from index.plan.retention import KeepReason
 from index.snapshot.keys import audit_key
 from index.snapshot.model import Scope
+from index.text import printable, shortened
 
 # Of many scopes, boundaries and failures these are told one by one.
 SCOPES_TOLD_MAX: Final = 1000

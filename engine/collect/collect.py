@@ -39,7 +39,6 @@ from engine.records.roots import (
 )
 from engine.records.settle import settle_record
 from engine.records.store_checks import check_collects
-from engine.text import count
 from index.errors import FormatError, UnknownFormatError
 from index.plan.audit import Outcome
 from index.plan.collect import ScopePlan
@@ -47,6 +46,7 @@ from index.plan.plan_file import PlanHeader, PlanSummary, RootCommit, RootName, 
 from index.plan.retention import Retention, RetentionPolicy, as_policy
 from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
 from index.snapshot.model import Boundary, IndexReference, RepositoryRecord, Scope
+from index.text import count
 
 # The share of all bytes of blobs and indexes that one run may delete unless it is told another.
 DELETE_SHARE_MAX: Final = 0.2

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.cli.config import Moment, parse_moment
 from engine.errors import UsageError, bare_message
-from engine.text import iso_time
+from engine.text import Moment, parse_moment
 from index.plan.retention import Retention, RetentionPolicy, RetentionRule, shadows
+from index.text import iso_time
 
 POLICY_BYTES_MAX: Final = 1024 * 1024
 # What may stand in a rule, and what to write there.

@@ -5,12 +5,12 @@ from typing_extensions import override
 
 from engine.collect.backend import KEYS_TOLD_MAX
 from engine.collect.state import Facts
-from engine.text import count, human_bytes
 from index.display import Told, tell_value
 from index.plan.collect import PlannedDelete, ReasonTotal
 from index.plan.retention import KeepReason
 from index.snapshot.keys import RunId
 from index.snapshot.model import Boundary, Scope
+from index.text import count, human_bytes
 
 
 class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Final
 
 from engine.drill.forecast import EXECUTORS, SIZES, Forecast
 from engine.drill.model import Rehearsal
-from engine.text import count, human_bytes, human_duration
+from index.text import count, human_bytes, human_duration
 
 # From here on without a fraction; from here on in milliseconds; and in whole ones.
 _WHOLE_S: Final = 100

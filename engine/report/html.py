@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from html import escape
 from typing import Final
 
-from engine.text import printable, shortened
+from index.text import printable, shortened
 
 TEXT_LENGTH_MAX: Final = 400
 # A text of a table that is not longer stands in one line.

@@ -11,9 +11,9 @@ from engine.report.html import framed, tell
 from engine.report.model import JobFacts
 from engine.report.plots import short_time
 from engine.report.svg import Words
-from engine.text import count, shortened
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
+from index.text import count, shortened
 
 # Of each job the newest, and of jobs the first in the order of the report.
 NODES_MAX: Final = 40

@@ -7,7 +7,7 @@ from engine.report.html import make_page, paragraph, tell
 from engine.report.model import ReportFacts
 from engine.report.risks import tell_collections, tell_risks
 from engine.report.sections import tell_all_rehearsals, tell_commits, tell_jobs, tell_lineage, tell_shares
-from engine.text import count, human_bytes, iso_time
+from index.text import count, human_bytes, iso_time
 
 TITLE: Final = "State of a repository"
 

@@ -12,9 +12,9 @@ from engine.report.html import items, key, paragraph, table, tell
 from engine.report.lineage import draw_lineage
 from engine.report.model import JobFacts, ReportFacts
 from engine.report.plots import NEW, RETAINED, plot_commits, plot_shares, short_time
-from engine.text import count, human_bytes
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
+from index.text import count, human_bytes
 
 OFFSETS_SHOWN_MAX: Final = 40
 # Of the stores of a commit, whose unique ids are told.

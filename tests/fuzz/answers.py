@@ -18,16 +18,17 @@ from engine.errors import UsageError
 from engine.inspect.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, write_place
 from engine.metrics import exposition
 from engine.metrics.samples import Samples
-from engine.text import printable
+from engine.text import Moment, parse_duration_ms, parse_moment, parse_share, parse_size_bytes
+from index.text import printable
 from tests.fuzz.target import Target, check_refusal
 
 _NOW_MS: Final = 1_800_000_000_000
 _RANGE_BYTES: Final = 100
 _WORDS: Final[tuple[Callable[[str], Any], ...]] = (
-    config.parse_duration_ms,
-    config.parse_moment,
-    config.parse_size_bytes,
-    config.parse_share,
+    parse_duration_ms,
+    parse_moment,
+    parse_size_bytes,
+    parse_share,
     config.parse_store,
     config.parse_version,
     config.parse_commit,
@@ -47,7 +48,7 @@ def run_words(data: bytes) -> None:
         except UsageError as error:
             check_refusal(error)
             continue
-        if isinstance(found, config.Moment):
+        if isinstance(found, Moment):
             found.resolve_ms(_NOW_MS)
         elif isinstance(found, bytes):
             assert parse_bytes(escape_bytes(found)) == found

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from blobstore.wrappers.retry import RetryingStore
 from engine.metrics.repository_names import REPOSITORY_METRICS
 from engine.metrics.run_names import RUN_METRICS
-from engine.text import printable
+from index.text import printable
 from tests.integration.conftest import FIRST, SECOND, Shell
 from tests.integration.test_cli_process import HANGING, ROOT, source
 from tests.integration.test_cli_spark import AGGREGATION

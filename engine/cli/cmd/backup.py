@@ -22,10 +22,11 @@ from engine.cli.result_file import ResultFile, write_result
 from engine.cli.session import Session, check_component, choose_scope, with_session
 from engine.cli.views import CommitView, committed_line, view_commit
 from engine.errors import DamagedError, UsageError
-from engine.text import count, human_bytes, human_duration, printable, table
+from engine.text import table
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit
 from index.snapshot.model import UniqueId
+from index.text import count, human_bytes, human_duration, printable
 
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, path_type=Path)

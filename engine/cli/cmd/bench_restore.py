@@ -11,7 +11,7 @@ import msgspec
 
 from blobstore.errors import StoreError
 from engine.cli.commit_options import choose_commit, commit_options
-from engine.cli.config import CommitChoice, Moment, state_path
+from engine.cli.config import CommitChoice, state_path
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import DURATION, Setting, Verb, common_options, figures_option, scope_options, transfer_options
 from engine.cli.session import Session, choose_scope, with_session
@@ -32,9 +32,10 @@ from engine.drill.telling import (
 from engine.errors import EngineError, NotFoundError, UsageError
 from engine.repository.sync import SyncRepository
 from engine.settings import STORES_AT_ONCE
-from engine.text import count, human_bytes, printable, shortened, table
+from engine.text import Moment, table
 from index.errors import FormatError
 from index.snapshot.model import Scope
+from index.text import count, human_bytes, printable, shortened
 
 
 class RehearsalView(msgspec.Struct, frozen=True, kw_only=True):

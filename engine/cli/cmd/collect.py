@@ -13,7 +13,6 @@ from blobstore.opening import open_store
 from engine.cli.cmd.collect_explain import explain
 from engine.cli.cmd.collect_verify_plan import verify_plan
 from engine.cli.collect_view import CollectView, collect_lines, summary_line, view_collect
-from engine.cli.config import Moment
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
 from engine.cli.options import SHARE, Verb, VerbGroup, common_options, figures_option, on_spark_option
@@ -24,6 +23,7 @@ from engine.collect.collect import DELETE_SHARE_MAX
 from engine.collect.report import CollectReport
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.repository.sync import SyncRepository
+from engine.text import Moment
 from index.plan.retention import RetentionPolicy
 
 

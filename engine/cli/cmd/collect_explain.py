@@ -5,14 +5,14 @@ from pathlib import Path
 import click
 import msgspec
 
-from engine.cli.config import Moment
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
 from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
 from engine.cli.session import Session, with_session
 from engine.inspect.explain import Explanation, Fate, KeyPath, RootKind
-from engine.text import count, human_bytes, human_duration, iso_time, printable
+from engine.text import Moment
 from index.plan.retention import RetentionPolicy
+from index.text import count, human_bytes, human_duration, iso_time, printable
 
 
 class PathView(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,13 +6,13 @@ import click
 import msgspec
 
 from blobstore.opening import open_store
-from engine.cli.config import Moment
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
 from engine.cli.retention_options import choose_rules, retention_options
 from engine.cli.session import Session, with_session
 from engine.collect.check.plan import PlanCheck
-from engine.text import count, human_bytes, printable, table
+from engine.text import Moment, table
+from index.text import count, human_bytes, printable
 
 # Keys of one kind that people are shown; the JSON has more.
 SHOWN_MAX = 20

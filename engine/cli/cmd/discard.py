@@ -7,7 +7,7 @@ from engine.cli.options import Verb, common_options
 from engine.cli.session import Session, with_session
 from engine.errors import UsageError
 from engine.inspect.discard import Discarded
-from engine.text import printable
+from index.text import printable
 
 
 class DiscardView(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,8 @@ from engine.cli.session import Session, choose_scope, with_session
 from engine.errors import TargetError
 from engine.repository.samza_export import SamzaExport, export_to_samza
 from engine.repository.sync import SyncRepository
-from engine.text import printable
 from index.plan.commits import Commit
+from index.text import printable
 
 
 class ExportView(msgspec.Struct, frozen=True, kw_only=True):

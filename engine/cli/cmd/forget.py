@@ -12,8 +12,8 @@ from engine.cli.views import CommitView, view_commit
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
 from engine.repository.sync import SyncRepository
-from engine.text import count, printable
 from index.snapshot.model import Scope
+from index.text import count, printable
 
 
 class ForgottenView(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,13 +6,13 @@ from typing import Final
 import click
 import msgspec
 
-from engine.cli.config import Moment
 from engine.cli.options import MOMENT, Setting, Verb, common_options, scope_options
 from engine.cli.session import Session, choose_scope, with_session
 from engine.errors import NotFoundError
 from engine.inspect.history import ENTRIES_MAX, History, HistoryEntry, State, tell_offsets
-from engine.text import count, human_bytes, iso_time, printable, shortened, table
+from engine.text import Moment, table
 from index.snapshot.model import Scope
+from index.text import count, human_bytes, iso_time, printable, shortened
 
 OFFSETS_SHOWN_MAX: Final = 24
 NAMES_SHOWN_MAX: Final = 32

@@ -10,7 +10,7 @@ import msgspec
 
 from engine.cli.cmd.show import choose_stores
 from engine.cli.commit_options import choose_commit, commit_options
-from engine.cli.config import CommitChoice, Moment
+from engine.cli.config import CommitChoice
 from engine.cli.options import Parsed, Verb, common_options, scope_options, store_options, transfer_options
 from engine.cli.session import Session, choose_scope, with_session
 from engine.cli.views import CommitView, view_commit
@@ -28,9 +28,10 @@ from engine.inspect.browse import (
     parse_place,
     write_place,
 )
-from engine.text import count, human_bytes, printable, shortened
+from engine.text import Moment
 from index.plan.commits import Commit
 from index.snapshot.model import StoreReference
+from index.text import count, human_bytes, printable, shortened
 
 KEYS_MAX: Final = 100
 VALUE_SHOWN_MAX: Final = 160

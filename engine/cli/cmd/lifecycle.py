@@ -29,7 +29,7 @@ from engine.cli.session import Session, with_session
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import ProblemKind
 from engine.repository.sync import SyncRepository
-from engine.text import printable
+from index.text import printable
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store

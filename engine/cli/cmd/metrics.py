@@ -19,7 +19,8 @@ from engine.metrics.model import Metric, Sample
 from engine.metrics.samples import METRICS, Samples, labels_of
 from engine.metrics.status import gather_condition
 from engine.metrics.watching import Watched
-from engine.text import count, human_duration, printable, table
+from engine.text import table
+from index.text import count, human_duration, printable
 
 _LOOPBACK: Final = "127.0.0.1"
 _PORT_MAX: Final = 65_535

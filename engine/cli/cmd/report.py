@@ -7,7 +7,7 @@ from typing import Final
 import click
 import msgspec
 
-from engine.cli.config import Moment, state_path
+from engine.cli.config import state_path
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Setting, Verb, common_options, scope_options
 from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
@@ -18,7 +18,8 @@ from engine.local.atomic_file import write_whole
 from engine.report.gather import ENTRIES_MAX, gather_report
 from engine.report.model import ReportFacts
 from engine.report.page import make_report_page
-from engine.text import count, human_bytes, printable
+from engine.text import Moment
+from index.text import count, human_bytes, printable
 
 PAGE_NAME: Final = "report.html"
 

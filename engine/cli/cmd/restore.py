@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from engine.cli.commit_options import choose_commit, commit_options
-from engine.cli.config import CommitChoice, Moment
+from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import (
@@ -35,8 +35,9 @@ from engine.cli.session import Session, choose_scope, with_session
 from engine.cli.views import CommitView, view_commit
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy, RestoreResult, check_patterns
-from engine.text import human_bytes, human_duration, printable
+from engine.text import Moment
 from index.snapshot.model import StoreReference
+from index.text import human_bytes, human_duration, printable
 
 
 class RestoredStoreView(msgspec.Struct, frozen=True, kw_only=True):

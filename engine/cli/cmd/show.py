@@ -30,10 +30,10 @@ from engine.errors import NotFoundError
 from engine.records.log import load_log
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
-from engine.text import printable, shortened
 from index.plan.commits import NOTHING_VOUCHES, Commit
 from index.snapshot.index_diff import diff_indexes
 from index.snapshot.model import DirIndex, Scope, StoreReference
+from index.text import printable, shortened
 
 INDEXES_IN_FLIGHT_MAX: Final = 8
 LOGS_IN_FLIGHT_MAX: Final = 16

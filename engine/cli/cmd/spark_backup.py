@@ -32,7 +32,7 @@ from engine.cli.session import Session, with_session
 from engine.cli.views import CommitView, view_commit
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
 from engine.repository.sync import SyncRepository
-from engine.text import count, human_bytes, human_duration, printable
+from index.text import count, human_bytes, human_duration, printable
 
 if TYPE_CHECKING:
     from engine.spark.session import SparkSession

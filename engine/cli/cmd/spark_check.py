@@ -14,7 +14,8 @@ from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
 from engine.cli.options import Verb, common_options, on_spark_option
 from engine.cli.session import Session, with_session
-from engine.text import count, human_bytes, human_duration, printable, table
+from engine.text import table
+from index.text import count, human_bytes, human_duration, printable
 
 # Of each kind, so many findings are printed; JSON has all of them.
 FINDINGS_TOLD_MAX: Final = 50

@@ -13,7 +13,6 @@ from engine.checkpoint.restore import (
     plan_checkpoint_restore,
     restore_checkpoint,
 )
-from engine.cli.config import Moment
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
 from engine.cli.options import (
@@ -31,7 +30,8 @@ from engine.cli.session import Session, with_session
 from engine.cli.views import CommitView, view_commit
 from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
-from engine.text import count, human_bytes, human_duration, printable
+from engine.text import Moment
+from index.text import count, human_bytes, human_duration, printable
 
 
 class SparkRestoreView(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,9 +10,10 @@ from engine.cli.session import Session, check_component, choose_scope, with_sess
 from engine.cli.views import CommitView, committed_line, view_commit
 from engine.errors import UsageError
 from engine.inspect.verify import GONE, Level, ProblemKind, VerifyReport
-from engine.text import count, human_bytes, iso_time, printable, table
+from engine.text import table
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
+from index.text import count, human_bytes, iso_time, printable
 
 _TASK_HELP = "With --commit-per-task: whose commits.  [default: 0]"
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from engine.cli.collect_view import collect_lines, summary_line, view_collect
-from engine.cli.config import Moment
 from engine.cli.plan_places import PLANS_KEPT_MAX, choose_plan_dir, name_after_run
 from engine.cli.retention_options import choose_rules
 from engine.collect.report import CollectReport
 from engine.errors import UsageError
+from engine.text import Moment
 from index.plan.collect import DeleteReason, PlannedDelete, ReasonTotal
 from index.snapshot.keys import RunId, make_run_id
 

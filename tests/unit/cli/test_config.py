@@ -6,19 +6,15 @@ import pytest
 from engine.cli.config import (
     CommitChoice,
     Config,
-    Moment,
     cache_path,
     check_new_name,
     config_paths,
     parse_commit,
-    parse_duration_ms,
-    parse_moment,
-    parse_share,
-    parse_size_bytes,
     parse_version,
     read_config,
 )
 from engine.errors import UsageError
+from engine.text import Moment, parse_duration_ms, parse_moment, parse_share, parse_size_bytes
 from index.snapshot.model import UniqueId
 
 SHARED = frozenset({"repository", "job", "json"})

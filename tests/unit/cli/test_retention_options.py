@@ -5,9 +5,9 @@ from typing_extensions import override
 
 from blobstore.errors import StoreFullError
 from blobstore.memory import MemoryStore
-from engine.cli.config import parse_moment
 from engine.cli.retention_options import choose_rules, resolve_rules
 from engine.repository.sync import SyncRepository
+from engine.text import parse_moment
 
 
 class FullStore(MemoryStore):

@@ -1,7 +1,7 @@
 import pytest
 
 from engine.cli.views import view_store
-from engine.text import human_bytes, human_duration, iso_time, printable, shortened, table
+from engine.text import table
 from index.snapshot.model import (
     BlobKey,
     DirIndex,
@@ -16,6 +16,7 @@ from index.snapshot.model import (
     StoreReference,
     UniqueId,
 )
+from index.text import human_bytes, human_duration, iso_time, printable, shortened
 
 PACK, LONE = BlobKey("blobs/00/j/pack"), BlobKey("blobs/00/j/lone")
 
