@@ -13,10 +13,14 @@ from typing_extensions import override
 
 from blobstore.errors import BlobCorruptError
 from blobstore.sink import Buffer, Sink
-from engine.cores import cores_count
 from engine.local.hashing import ContentHasher, hash_content
 from engine.restore.write import SYNC_GROUP_MAX, OwnerPolicy, WrittenFile, create_file, seal_file, write_at
 from index.plan.restore import FetchedRun, RestoredFile
+
+
+def cores_count() -> int:
+    """Processors that this process may use: of a container or a task set, its share."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _AtWork:

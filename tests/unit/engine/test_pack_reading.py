@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from blobstore.errors import BlobCorruptError
-from engine.cores import cores_count
 from engine.local.hashing import hash_content
-from engine.restore.packs import PackReader, PackWriter
+from engine.restore.packs import PackReader, PackWriter, cores_count
 from engine.restore.write import OwnerPolicy
 from index.plan.restore import FetchedRun, RestoredFile
 from index.snapshot.keys import BLOBS, upload_key
@@ -196,3 +195,15 @@ def test_a_reader_tells_the_wrong_ones(
     for piece in pieces(altered, piece_bytes):
         reader.write(piece)
     assert reader.wrong == tuple(f for f in files if content(run, data, f) != content(run, altered, f))
+
+
+def test_the_cores_that_count_are_the_share_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False)
+    assert cores_count() == 3
+
+
+def test_where_nobody_tells_shares_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    for count, expected in ((6, 6), (None, 1)):
+        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
+        assert cores_count() == expected
