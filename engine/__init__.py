@@ -1,28 +1,49 @@
-"""The engine: backs up, commits, restores and collects. `from engine import Repository` is where to begin.
+"""Back up, commit, restore and collect: the use cases. Begin with `from engine import Repository`.
 
-`from engine import StateStore` is the state store of a Spark query, on its own directories, and `StreamingCheckpoint`
-tells which of its versions are committed. `backup_checkpoint`, `restore_checkpoint` and `check_checkpoint` are for a
-query's checkpoint as a whole. Results are frozen structs: their fields are for programs, their `repr` and, in a
-notebook, their table are for people.
+How the package is laid out, from the bottom up; a room imports only rooms above it in this list, and import-linter
+keeps that:
+
+    errors, clock, progress, text, settings, blocking    what every room needs
+    local                  files of this machine, and bytes between them and a store
+    rocksdb                RocksDB directories, opened in raw mode only
+    records                what a repository stores beside blobs: log, indexes, names, pins
+    backup, commit         a directory becomes references; references become a commit
+    restore                a commit becomes a directory
+    collect                what nothing reaches is deleted
+    inspect, doctor        verify, history, explain, browse; what a store really does
+    state                  Spark's RocksDB state store
+    repository             the public API over all of these
+    checkpoint             a streaming query's checkpoint as a whole
+    spark                  the same work on executors, and data sources
+    metrics, drill, report what Prometheus reads; how long a restore takes; one page
+    cli                    `tidemark`; each verb is cli/cmd/<verb>.py
+
+The file named like its room is the door: `engine/backup/backup.py`. A module that one other module imports, and that
+hides nothing, belongs into that other one. Results are frozen structs: their fields are for programs, their `repr` and,
+in a notebook, their table are for people.
 """
 
-from engine.backup.backup import BackupResult
-from engine.checkpoint.backup import backup_checkpoint
-from engine.checkpoint.check.check import check_checkpoint
-from engine.checkpoint.restore import restore_checkpoint
-from engine.collect.report import CollectReport
-from engine.inspect.history import History
-from engine.inspect.verify import VerifyReport
-from engine.repository.repository import Repository
-from engine.repository.restoring import Restored
-from engine.repository.sync import SyncRepository
-from engine.restore.restore import RestoreResult
-from engine.state.settings import StateStoreSettings
-from engine.state.store import StateStore
-from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
-from engine.state.sync_store import SyncStateStore
-from index.plan.commits import Commit
-from index.snapshot.index_diff import IndexDifference
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.backup.backup import BackupResult
+    from engine.checkpoint.backup import backup_checkpoint
+    from engine.checkpoint.check.check import check_checkpoint
+    from engine.checkpoint.restore import restore_checkpoint
+    from engine.collect.report import CollectReport
+    from engine.inspect.history import History
+    from engine.inspect.verify import VerifyReport
+    from engine.repository.repository import Repository
+    from engine.repository.restoring import Restored
+    from engine.repository.sync import SyncRepository
+    from engine.restore.restore import RestoreResult
+    from engine.state.settings import StateStoreSettings
+    from engine.state.store import StateStore
+    from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
+    from engine.state.sync_store import SyncStateStore
+    from index.plan.commits import Commit
+    from index.snapshot.index_diff import IndexDifference
 
 __all__ = [
     "BackupResult",
@@ -44,3 +65,35 @@ __all__ = [
     "open_query_state",
     "restore_checkpoint",
 ]
+
+# Where each name is defined: it is imported when somebody asks for it (PEP 562), so that a use of one loads no other.
+_MODULES = {
+    "BackupResult": "engine.backup.backup",
+    "CollectReport": "engine.collect.report",
+    "Commit": "index.plan.commits",
+    "History": "engine.inspect.history",
+    "IndexDifference": "index.snapshot.index_diff",
+    "Repository": "engine.repository.repository",
+    "RestoreResult": "engine.restore.restore",
+    "Restored": "engine.repository.restoring",
+    "StateStore": "engine.state.store",
+    "StateStoreSettings": "engine.state.settings",
+    "StreamingCheckpoint": "engine.state.streaming_checkpoint",
+    "SyncRepository": "engine.repository.sync",
+    "SyncStateStore": "engine.state.sync_store",
+    "VerifyReport": "engine.inspect.verify",
+    "backup_checkpoint": "engine.checkpoint.backup",
+    "check_checkpoint": "engine.checkpoint.check.check",
+    "open_query_state": "engine.state.streaming_checkpoint",
+    "restore_checkpoint": "engine.checkpoint.restore",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

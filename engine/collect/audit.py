@@ -1,12 +1,12 @@
 """Writing down what a collection did, however it ended (design 0006, A1)."""
 
-from importlib.metadata import version
 from typing import Final
 
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
 from engine.collect.state import Facts
 from engine.errors import EngineError
+from engine.release import read_release
 from index.errors import FormatError
 from index.plan.audit import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
 from index.plan.commits import Commit
@@ -21,7 +21,6 @@ FAILED_TOLD_MAX: Final = 100
 # Of a boundary's records the newest.
 POINTERS_TOLD_MAX: Final = 30
 ERROR_LENGTH_MAX: Final = 1000
-RELEASE: Final = version("tidemark")
 
 
 def make_audit(facts: Facts, *, seconds: float, outcome: Outcome, error: str = "") -> AuditRecord:
@@ -31,7 +30,7 @@ def make_audit(facts: Facts, *, seconds: float, outcome: Outcome, error: str = "
     swept = facts.swept
     return AuditRecord(
         run=facts.run,
-        release=RELEASE,
+        release=read_release(),
         began_at_ms=facts.now_ms,
         listed_at_ms=facts.listing.listed_at_ms,
         clock_ahead_ms=facts.clock_ahead_ms,

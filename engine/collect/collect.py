@@ -13,7 +13,7 @@ from blobstore.base import BlobStore, Created, Lost
 from blobstore.concurrency import map_bounded
 from blobstore.errors import StoreError
 from engine.clock import Ambient, SystemAmbient, read_now_ms
-from engine.collect.audit import RELEASE, make_audit, tell_error, write_audit
+from engine.collect.audit import make_audit, tell_error, write_audit
 from engine.collect.backend import KEYS_TOLD_MAX, Deleted, Hands
 from engine.collect.in_process import OwnHands, delete_keys
 from engine.collect.leftovers import delete_leftovers, plan_leftovers
@@ -39,6 +39,7 @@ from engine.records.roots import (
 )
 from engine.records.settle import settle_record
 from engine.records.store_checks import check_collects
+from engine.release import read_release
 from index.errors import FormatError, UnknownFormatError
 from index.plan.audit import Outcome
 from index.plan.collect import ScopePlan
@@ -328,7 +329,7 @@ def make_header(facts: Facts) -> PlanHeader:
     return PlanHeader(
         run=facts.run,
         repository_id=facts.repository.id,
-        release=RELEASE,
+        release=read_release(),
         ttl_ms=facts.repository.ttl_ms,
         now_ms=facts.now_ms,
         listed_at_ms=facts.listing.listed_at_ms,

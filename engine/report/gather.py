@@ -1,7 +1,6 @@
 """Gathering what a report tells: bounded, and past what is damaged."""
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Final
 
 from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
@@ -20,6 +19,7 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.records.inventory import list_room
 from engine.records.log import list_all_logs
 from engine.records.roots import reachable_keys
+from engine.release import read_release
 from engine.report.model import JobFacts, ReportFacts, Suspects
 from engine.repository.reading import ReadingRepository
 from index.errors import FormatError, UnsafeNameError
@@ -81,7 +81,7 @@ async def gather_report(
     return ReportFacts(
         repository_id=repository.record.id,
         location=location,
-        release=version("tidemark"),
+        release=read_release(),
         made_at_ms=await read_now_ms(store),
         jobs=tuple(
             JobFacts(

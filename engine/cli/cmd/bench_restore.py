@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from importlib.metadata import version as release_of
 from pathlib import Path
 from typing import cast
 
@@ -30,6 +29,7 @@ from engine.drill.telling import (
     summary_line,
 )
 from engine.errors import EngineError, NotFoundError, UsageError
+from engine.release import read_release
 from engine.repository.sync import SyncRepository
 from engine.settings import STORES_AT_ONCE
 from engine.text import Moment, table
@@ -224,7 +224,7 @@ def _rehearse(
     except (StoreError, EngineError, FormatError, OSError) as error:
         failed = FailedRehearsal(
             began_at_ms=began_at_ms,
-            release=release_of("tidemark"),
+            release=read_release(),
             repository_id=repository.record.id,
             job=request.scope.job,
             task=request.scope.task,

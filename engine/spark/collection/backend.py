@@ -13,12 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from engine.collect.audit import RELEASE
 from engine.collect.backend import KEYS_TOLD_MAX, Deleted, Hands, Listing, Swept
 from engine.collect.plan_writer import write_lines
 from engine.collect.runs import Run, end_run, take_up_run
 from engine.errors import UnsafeStoreError
 from engine.records.roots import References
+from engine.release import read_release
 from engine.spark.access import Access
 from engine.spark.collection.deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask
 from engine.spark.collection.failures import raise_failures
@@ -105,7 +105,7 @@ class SparkHands(Hands):
     async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
         listed_at_ms = now_ms
         if not self._dry_run:
-            self._run = await take_up_run(self._store, self._access.record, run, now_ms, RELEASE)
+            self._run = await take_up_run(self._store, self._access.record, run, now_ms, read_release())
             listed_at_ms = self._run.began_at_ms
         listed = await asyncio.to_thread(self._list)
         self._digests = tuple(shard.digest for shard in listed)

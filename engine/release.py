@@ -1,0 +1,11 @@
+"""Which release of Tidemark runs."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def read_release() -> str:
+    """Return the installed version; "unknown" in a checkout that is not installed."""
+    try:
+        return version("tidemark")
+    except PackageNotFoundError:
+        return "unknown"
