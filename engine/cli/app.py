@@ -6,36 +6,49 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import click
 from typing_extensions import override
 
-from engine.cli.cmd.backup import backup, init
-from engine.cli.cmd.bench_restore import bench
-from engine.cli.cmd.collect import collect
-from engine.cli.cmd.commit import commit
-from engine.cli.cmd.completion import completion
-from engine.cli.cmd.config_show import config
-from engine.cli.cmd.discard import discard
-from engine.cli.cmd.doctor import doctor
-from engine.cli.cmd.export import export
-from engine.cli.cmd.forget import forget
-from engine.cli.cmd.history import history
-from engine.cli.cmd.keys import keys
-from engine.cli.cmd.lifecycle import lifecycle
-from engine.cli.cmd.metrics import metrics
-from engine.cli.cmd.report import report as report_verb
-from engine.cli.cmd.restore import restore
-from engine.cli.cmd.show import diff, list_, show
-from engine.cli.cmd.verify import fork, name, rewind, unname, verify
 from engine.cli.errors import close_quietly, describe, interrupted_by, report, trace_of
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, LOG_META, help_sections
-from engine.cli.spark_verbs import spark
+from engine.cli.verbs import Verbs
 from engine.release import read_release
 
+VERBS: Final = {
+    name: f"engine.cli.cmd.{place}"
+    for name, place in {
+        "init": "backup:init",
+        "backup": "backup:backup",
+        "commit": "commit:commit",
+        "restore": "restore:restore",
+        "list": "show:list_",
+        "history": "history:history",
+        "show": "show:show",
+        "diff": "show:diff",
+        "keys": "keys:keys",
+        "verify": "verify:verify",
+        "collect": "collect:collect",
+        "rewind": "verify:rewind",
+        "fork": "verify:fork",
+        "name": "verify:name",
+        "unname": "verify:unname",
+        "forget": "forget:forget",
+        "discard": "discard:discard",
+        "export": "export:export",
+        "report": "report:report",
+        "doctor": "doctor:doctor",
+        "metrics": "metrics:metrics",
+        "lifecycle": "lifecycle:lifecycle",
+        "bench": "bench_restore:bench",
+        "spark": "spark:spark",
+        "config": "config_show:config",
+        "completion": "completion:completion",
+    }.items()
+}
 GROUPS_HELP: Final = {
     "A commit is": [
         ("latest", "the newest"),
@@ -142,6 +155,7 @@ def _log_format(words: Sequence[str]) -> str:
 
 @click.group(
     cls=Tidemark,
+    commands=Verbs(VERBS),
     invoke_without_command=True,
     subcommand_metavar="VERB [ARGS]...",
     context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
@@ -155,14 +169,6 @@ def tidemark(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-
-
-for _verb in (
-    *(init, backup, commit, restore, list_, history, show, diff, keys, verify, collect, rewind, fork, name, unname),
-    *(forget, discard, export, report_verb),
-    *(doctor, metrics, lifecycle, bench, spark, config, completion),
-):
-    tidemark.add_command(cast("click.Command", _verb))
 
 
 def main() -> int:

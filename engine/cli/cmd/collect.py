@@ -10,15 +10,14 @@ import click
 
 from blobstore.base import BlobStore
 from blobstore.opening import open_store
-from engine.cli.cmd.collect_explain import explain
-from engine.cli.cmd.collect_verify_plan import verify_plan
 from engine.cli.collect_view import CollectView, collect_lines, summary_line, view_collect
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
-from engine.cli.options import SHARE, Verb, VerbGroup, common_options, figures_option, on_spark_option
+from engine.cli.options import SHARE, VerbGroup, common_options, figures_option, on_spark_option
 from engine.cli.plan_places import choose_plan_dir, name_after_run
 from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
 from engine.cli.session import Session, some, with_session
+from engine.cli.verbs import Verbs
 from engine.collect.collect import DELETE_SHARE_MAX
 from engine.collect.report import CollectReport
 from engine.errors import TooMuchToDeleteError, UsageError, restated
@@ -35,12 +34,17 @@ class _Limits(TypedDict):
     plan_to: BlobStore | None
 
 
+VERBS: Final = {
+    "explain": "engine.cli.cmd.collect_explain:explain",
+    "verify-plan": "engine.cli.cmd.collect_verify_plan:verify_plan",
+}
 _TOO_MUCH_HINT: Final = "look at the plan with -n; if it is right, say --delete-at-most 100%"
 
 
 @click.command(
     "collect",
     cls=VerbGroup,
+    commands=Verbs(VERBS),
     short_help="Delete what no commit, name or reader needs.",
     prints=(CollectView,),
     example="tidemark collect -r file:///backups --keep-last 30 --keep-since 7d -n",
@@ -156,8 +160,3 @@ def _collect_on_spark(session: Session, retention: RetentionPolicy, **limits: Un
             store_settings=session.store_settings(),
             **limits,
         )
-
-
-_VERBS: Final[tuple[Verb, ...]] = (explain, verify_plan)
-for _verb in _VERBS:
-    collect.add_command(_verb)

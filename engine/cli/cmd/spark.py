@@ -1,13 +1,15 @@
 """The group `spark`: verbs for the checkpoints of streaming queries (design 0005)."""
 
-from typing import cast
-
 import click
 from typing_extensions import override
 
-from engine.cli.cmd.spark_backup import spark_backup
-from engine.cli.cmd.spark_check import spark_check
-from engine.cli.cmd.spark_restore import spark_restore
+from engine.cli.verbs import Verbs
+
+VERBS = {
+    "backup": "engine.cli.cmd.spark_backup:spark_backup",
+    "restore": "engine.cli.cmd.spark_restore:spark_restore",
+    "check": "engine.cli.cmd.spark_check:spark_check",
+}
 
 
 class SparkGroup(click.Group):
@@ -21,6 +23,7 @@ class SparkGroup(click.Group):
 @click.group(
     "spark",
     cls=SparkGroup,
+    commands=Verbs(VERBS),
     invoke_without_command=True,
     subcommand_metavar="VERB [ARGS]...",
     short_help="Care for Spark's checkpoints: backup, restore, check.",
@@ -34,7 +37,3 @@ def spark(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-
-
-for _verb in (spark_backup, spark_restore, spark_check):
-    spark.add_command(cast("click.Command", _verb))
