@@ -2,7 +2,7 @@
 
 ```
 <root>/<key>            a blob, byte for byte
-<root>/.ttl/<key>       its TTL, see `local_ttl`
+<root>/.ttl/<key>       its TTL, see `ttl`
 <root>/.deleted/<key>   a deleted blob, where the store is asked to keep them
 <root>/.tmp/            files that are being written, and probes of the clock
 ```

@@ -1,4 +1,4 @@
-"""Talking to an S3 server: with `s3_threads` the one door to aiobotocore, botocore, aiohttp and urllib3.
+"""Talking to an S3 server: with `threads` the one door to aiobotocore, botocore, aiohttp and urllib3.
 
 One client for one event loop. It signs, sends, and tells refusals and broken connections apart. It does not try again,
 but for the HTTP client, which may repeat a request without a body once. And it lets nothing out that could hold a
@@ -238,7 +238,7 @@ class S3Client:
             IN_THREAD.reset(way)
 
     async def pour(self, answer: Answer, sink: Sink, *, size_bytes: int) -> None:
-        """Give the body of an answer of `fetch` to a sink; errors as `s3_threads.pour`."""
+        """Give the body of an answer of `fetch` to a sink; errors as `threads.pour`."""
         await pour(answer["Body"].raw_stream, sink, size_bytes=size_bytes)
 
     async def _renew(self, client: Any) -> bool:
@@ -272,7 +272,7 @@ class S3Client:
         config = AioConfig(
             signature_version=_SIGNATURE,
             user_agent=f"tidemark/{version('tidemark')} {session.user_agent()}",
-            # `retrying` is the one layer that tries again. The hash of a body is signed: no second checksum is needed.
+            # `wrappers.retry` alone tries again. The hash of a body is signed: no second checksum is needed.
             retries={"total_max_attempts": 1},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",

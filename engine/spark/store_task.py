@@ -52,7 +52,7 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     store: str
     local_root: str
-    # Tells the states that this run makes from those of others (`store_claims`, rule 4).
+    # Tells the states that this run makes from those of others (`claims`, rule 4).
     id: str
     # The store of each task at the commit that the run builds on.
     bases: dict[str, StoreReference]

@@ -1,7 +1,8 @@
 """Whether everything that a streaming checkpoint has committed is there and is what was written (design 0005, 4).
 
 Three moves, so that the middle one can be spread over executors: `begin_check` reads the logs and says which stores
-there are, `check_store` reads one, `finish_check` puts it together. Each looks again at what a running query has moved.
+there are, `stores.check_store` reads one, `finish_check` puts it together. Each looks again at what a running query has
+moved.
 """
 
 from collections.abc import Iterable, Sequence
