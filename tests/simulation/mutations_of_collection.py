@@ -11,10 +11,10 @@ from blobstore.base import BlobStore
 from blobstore.errors import StoreError
 from engine.backup.backup import BackupResult
 from engine.clock import Ambient
+from engine.collect import collect as run
 from engine.collect import in_process as own_hands
 from engine.collect import state as facts
 from engine.collect.backend import Swept
-from engine.collect.collect import collect as run
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.inspect import discard
