@@ -3,7 +3,7 @@
 from importlib.metadata import PackageNotFoundError, version
 
 
-def read_release() -> str:
+def installed_release() -> str:
     """Return the installed version; "unknown" in a checkout that is not installed."""
     try:
         return version("tidemark")

@@ -16,7 +16,7 @@ from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, LOG_META, help_sections
 from engine.cli.verbs import Verbs
-from engine.release import read_release
+from engine.release import installed_release
 
 VERBS: Final = {
     name: f"engine.cli.cmd.{place}"
@@ -160,7 +160,7 @@ def _log_format(words: Sequence[str]) -> str:
     subcommand_metavar="VERB [ARGS]...",
     context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
 )
-@click.version_option(read_release(), prog_name="tidemark")
+@click.version_option(installed_release(), prog_name="tidemark")
 @click.pass_context
 def tidemark(ctx: click.Context) -> None:
     """Back up RocksDB state to a blob store and bring it back at the version that was committed.

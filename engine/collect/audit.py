@@ -6,7 +6,7 @@ from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
 from engine.collect.state import Facts
 from engine.errors import EngineError
-from engine.release import read_release
+from engine.release import installed_release
 from index.errors import FormatError
 from index.plan.audit import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
 from index.plan.commits import Commit
@@ -30,7 +30,7 @@ def make_audit(facts: Facts, *, seconds: float, outcome: Outcome, error: str = "
     swept = facts.swept
     return AuditRecord(
         run=facts.run,
-        release=read_release(),
+        release=installed_release(),
         began_at_ms=facts.now_ms,
         listed_at_ms=facts.listing.listed_at_ms,
         clock_ahead_ms=facts.clock_ahead_ms,

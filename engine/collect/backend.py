@@ -8,6 +8,8 @@ from engine.records.roots import References
 from index.plan.collect import PlannedUpload, ReasonTotal
 from index.snapshot.keys import RunId
 
+__all__ = ["KEYS_TOLD_MAX", "Deleted", "Hands", "Listing", "Swept"]
+
 # So many keys of a kind are told one by one; of the others there are counts, and the plan.
 KEYS_TOLD_MAX: Final = 1000
 

@@ -39,7 +39,7 @@ from engine.records.roots import (
 )
 from engine.records.settle import settle_record
 from engine.records.store_checks import check_collects
-from engine.release import read_release
+from engine.release import installed_release
 from index.errors import FormatError, UnknownFormatError
 from index.plan.audit import Outcome
 from index.plan.collect import ScopePlan
@@ -329,7 +329,7 @@ def make_header(facts: Facts) -> PlanHeader:
     return PlanHeader(
         run=facts.run,
         repository_id=facts.repository.id,
-        release=read_release(),
+        release=installed_release(),
         ttl_ms=facts.repository.ttl_ms,
         now_ms=facts.now_ms,
         listed_at_ms=facts.listing.listed_at_ms,

@@ -15,7 +15,7 @@ from engine.drill.scratch import scratch_directory
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.complete import naming_complete
-from engine.release import read_release
+from engine.release import installed_release
 from engine.repository.reading import Choice, ReadingRepository
 from engine.restore.restore import restore_store
 from engine.rocksdb.store import StoreReader, spark_settings
@@ -84,7 +84,7 @@ async def rehearse(
                 open_s = ambient.monotonic_s() - began_s if databases else 0.0
     return Rehearsal(
         began_at_ms=began_at_ms,
-        release=read_release(),
+        release=installed_release(),
         repository_id=repository.record.id,
         job=scope.job,
         task=scope.task,

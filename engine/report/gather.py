@@ -19,7 +19,7 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.records.inventory import list_room
 from engine.records.log import list_all_logs
 from engine.records.roots import reachable_keys
-from engine.release import read_release
+from engine.release import installed_release
 from engine.report.model import JobFacts, ReportFacts, Suspects
 from engine.repository.reading import ReadingRepository
 from index.errors import FormatError, UnsafeNameError
@@ -81,7 +81,7 @@ async def gather_report(
     return ReportFacts(
         repository_id=repository.record.id,
         location=location,
-        release=read_release(),
+        release=installed_release(),
         made_at_ms=await read_now_ms(store),
         jobs=tuple(
             JobFacts(

@@ -21,7 +21,8 @@ OURS: Final = ("index", "blobstore", "engine")
 # Those with `__all__` export it; of the others all that is defined in them and has no underscore is public.
 MODULES: Final = (
     "engine",
-    "engine.collect",
+    "engine.collect.backend",
+    "engine.collect.report",
     "engine.errors",
     "engine.drill",
     "engine.rocksdb.store",

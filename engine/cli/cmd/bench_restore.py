@@ -29,7 +29,7 @@ from engine.drill.telling import (
     summary_line,
 )
 from engine.errors import EngineError, NotFoundError, UsageError
-from engine.release import read_release
+from engine.release import installed_release
 from engine.repository.sync import SyncRepository
 from engine.settings import STORES_AT_ONCE
 from engine.text import Moment, table
@@ -224,7 +224,7 @@ def _rehearse(
     except (StoreError, EngineError, FormatError, OSError) as error:
         failed = FailedRehearsal(
             began_at_ms=began_at_ms,
-            release=read_release(),
+            release=installed_release(),
             repository_id=repository.record.id,
             job=request.scope.job,
             task=request.scope.task,

@@ -27,7 +27,7 @@ from engine.clock import SystemAmbient
 from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
 from engine.doctor.verdict import Check, Verdict, describe_profile
 from engine.errors import NotFoundError
-from engine.release import read_release
+from engine.release import installed_release
 from engine.text import table
 from index.text import count, printable, shortened
 
@@ -151,7 +151,7 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
     loop = LoopThread()
     try:
         return loop.run(
-            examine_store(open_client, ambient=SystemAmbient(), release=read_release(), save=save, told=told)
+            examine_store(open_client, ambient=SystemAmbient(), release=installed_release(), save=save, told=told)
         )
     finally:
         if shows:

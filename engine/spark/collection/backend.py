@@ -18,7 +18,7 @@ from engine.collect.plan_writer import write_lines
 from engine.collect.runs import Run, end_run, take_up_run
 from engine.errors import UnsafeStoreError
 from engine.records.roots import References
-from engine.release import read_release
+from engine.release import installed_release
 from engine.spark.access import Access
 from engine.spark.collection.deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask
 from engine.spark.collection.failures import raise_failures
@@ -105,7 +105,7 @@ class SparkHands(Hands):
     async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
         listed_at_ms = now_ms
         if not self._dry_run:
-            self._run = await take_up_run(self._store, self._access.record, run, now_ms, read_release())
+            self._run = await take_up_run(self._store, self._access.record, run, now_ms, installed_release())
             listed_at_ms = self._run.began_at_ms
         listed = await asyncio.to_thread(self._list)
         self._digests = tuple(shard.digest for shard in listed)

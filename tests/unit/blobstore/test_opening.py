@@ -63,7 +63,7 @@ def test_a_url_of_another_store_is_no_s3_store(tmp_path: Path) -> None:
 
 
 def test_without_its_libraries_s3_is_refused_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("blobstore.s3.store")]:
+    for name in [name for name in sys.modules if name.startswith("blobstore.s3.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "aiobotocore", None)
     monkeypatch.setitem(sys.modules, "aiobotocore.config", None)

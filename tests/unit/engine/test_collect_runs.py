@@ -22,7 +22,7 @@ from engine.collect.plan_writer import PlanLinesWriter
 from engine.collect.runs import end_run, take_up_run
 from engine.collect.state import Facts
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
-from engine.release import read_release
+from engine.release import installed_release
 from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError
 from index.plan.audit import AuditRecord, decode_audit, encode_audit
@@ -171,7 +171,7 @@ async def test_a_dry_run_writes_its_plan_and_nothing_in_the_repository(world: Wo
     header = decode_header(await read_blob(plan, HEADER_NAME, size_bytes_max=10**6), subject=HEADER_NAME)
     summary = decode_summary(await read_blob(plan, SUMMARY_NAME, size_bytes_max=10**6), subject=SUMMARY_NAME)
     lines = await planned_keys(plan)
-    assert (header.run, header.repository_id, header.release) == (report.run, repository.record.id, read_release())
+    assert (header.run, header.repository_id, header.release) == (report.run, repository.record.id, installed_release())
     assert [(c.number, c.kept) for c in header.commits] == [
         (1, KeepReason.NAMED),
         (2, None),
@@ -252,7 +252,7 @@ async def test_each_run_leaves_a_record_of_what_it_did(world: World) -> None:
     report = await repository.collect(LAST, delete_share_max=1)
     (audit,) = await audits(world)
     assert await keys(world.store.inner, AUDIT) == [audit_key(report.run)]
-    assert (audit.run, audit.outcome, audit.error, audit.release) == (report.run, "done", "", read_release())
+    assert (audit.run, audit.outcome, audit.error, audit.release) == (report.run, "done", "", installed_release())
     assert audit.retention.choose("job") == LAST
     assert [(s.scope, s.newest, s.kept_count) for s in audit.scopes] == [(JOB, 3, 1)]
     assert [(b.scope, b.number) for b in audit.boundaries] == [(JOB, 2)]
@@ -497,14 +497,14 @@ async def test_runs_that_began_a_ttl_ago_go_header_last_and_younger_ones_stay(wo
 async def test_a_run_that_has_ended_is_not_taken_up_and_what_is_left_of_it_goes(world: World) -> None:
     repository = await world.process()
     store, now_ms = world.store.inner, world.clock.now_ms
-    begun = (await take_up_run(store, repository.record, make_run_id(now_ms, "c" * 20), now_ms, read_release())).id
+    begun = (await take_up_run(store, repository.record, make_run_id(now_ms, "c" * 20), now_ms, installed_release())).id
     await leave_run(world, now_ms, "unrelated")
     await store.put(run_key(begun, "plan-of-yesterday"), BytesBody(b"x"))
     world.store.fail("delete", RUNS)
     with pytest.raises(StoreUnavailableError):
         await end_run(world.store, begun)
     again = make_run_id(now_ms, "d" * 20)
-    assert (await take_up_run(store, repository.record, again, now_ms, read_release())).id == again
+    assert (await take_up_run(store, repository.record, again, now_ms, installed_release())).id == again
     world.store.requests.clear()
     await repository.collect(LAST)
     deleted = [key for operation, key in world.store.requests if operation == "delete"]
@@ -524,7 +524,7 @@ async def test_of_an_ended_run_nothing_goes_before_what_has_to_go_first(
     assert report.failed_count == len(left)
     assert sorted(report.failed) == await keys(world.store.inner, RUNS)
     again = make_run_id(now_ms, "d" * 20)
-    assert (await take_up_run(world.store, repository.record, again, now_ms, read_release())).id == again
+    assert (await take_up_run(world.store, repository.record, again, now_ms, installed_release())).id == again
     assert (await repository.collect(LAST)).failed == ()
 
 
@@ -543,7 +543,7 @@ async def test_an_audit_record_that_stays_keeps_no_run(world: World, monkeypatch
 
 
 async def test_of_many_keys_some_are_told_and_all_are_counted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("facts", "own_hands"):
+    for module in ("state", "in_process"):
         monkeypatch.setattr(f"engine.collect.{module}.KEYS_TOLD_MAX", 2)
     repository = await world.process()
     await world.old_history(repository, *(f"text {n}" for n in range(6)))
