@@ -116,10 +116,9 @@ class World:
         for at in range(LENGTHENING_MAX):
             if self.server.effects + self._changes.count >= self._schedule.effects_min:
                 return
-            # Some may stand still, and some stores be gone.
-            step = Do(
-                process=at % PROCESSES_IN_USE, verb=verbs[at % 2], scope=TASK_SCOPE if self._schedule.is_of_task else 0
-            )
+            # Some may stand still, and some stores be gone. A job whose log has rotted takes no push: another does.
+            scope = 1 if at >= LENGTHENING_MAX // 2 else TASK_SCOPE if self._schedule.is_of_task else 0
+            step = Do(process=at % PROCESSES_IN_USE, verb=verbs[at % 2], scope=scope)
             await self.run((step,))
 
     def begin(self) -> None:
@@ -413,8 +412,9 @@ class World:
         return True
 
     def flip(self, choice: int, prefix: str = "") -> bool:
-        """Let a byte of an object outside `blobs/` rot; False if there is none."""
-        names = [n for n in self.server.objects if n.startswith(ROOT + prefix) and not n.startswith(f"{ROOT}blobs/")]
+        """Let a byte of an object outside `blobs/` rot, below the prefix if one is there; False if there is none."""
+        names = [n for n in self.server.objects if n.startswith(ROOT) and not n.startswith(f"{ROOT}blobs/")]
+        names = [n for n in names if n.startswith(ROOT + prefix)] or names
         if not names:
             return False
         name = names[choice % len(names)]
