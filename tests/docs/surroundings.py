@@ -5,11 +5,14 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from tests.docs.console import PROJECT
 from tests.servers.moto_server import MotoServer
+from tests.spark.short_lived import SHORT_LIVED
 
 _NEEDS: Final = re.compile(r"^<!-- needs: (?P<what>[\w, ]+) -->$", re.MULTILINE)
 
@@ -25,7 +28,7 @@ def surroundings_of(text: str) -> Iterator[dict[str, str]]:
                 case "s3":
                     variables |= stack.enter_context(_bucket())
                 case "java":
-                    variables |= _java()
+                    variables |= stack.enter_context(_java())
                 case _:
                     raise ValueError(f"a document needs {what}")
         yield variables
@@ -39,7 +42,18 @@ def _bucket() -> Iterator[dict[str, str]]:
         yield server.environment()
 
 
-def _java() -> dict[str, str]:
+@contextlib.contextmanager
+def _java() -> Iterator[dict[str, str]]:
+    """Yield the variables of a Java whose JVMs are cheap to start and to end."""
     command = [sys.executable, str(PROJECT / "scripts" / "java_home.py")]
     found = os.environ.get("JAVA_HOME") or subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {"JAVA_HOME": found.strip(), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+    with tempfile.TemporaryDirectory() as settings:
+        Path(settings, "spark-defaults.conf").write_text(f"spark.driver.extraJavaOptions {SHORT_LIVED}\n")
+        yield {
+            "JAVA_HOME": found.strip(),
+            "SPARK_CONF_DIR": settings,
+            # The JVM that puts the command line of the driver's JVM together.
+            "SPARK_LAUNCHER_OPTS": SHORT_LIVED,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
