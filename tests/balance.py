@@ -24,7 +24,7 @@ LONGEST_FIRST: Final = (
     "tests/integration/test_s3_wire_faults.py",
     "tests/contract/test_s3.py",
     "tests/integration/test_s3_doctor.py",
-    "tests/simulation/test_crash_points.py",
+    "tests/simulation/faults/test_crash_points.py",
     "tests/spark/test_canary.py",
     "tests/unit/engine/checkpoint/test_check.py",
     "tests/unit/engine/checkpoint/test_check_running.py",

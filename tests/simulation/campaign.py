@@ -1,4 +1,4 @@
-"""Runs many schedules, on all cores, and says what they have met: `make simulate SEED=1 RUNS=100000`.
+"""Run seeded schedules on all cores and count the rare moments they met: `make simulate SEED=1 RUNS=100000`.
 
 ```
 python -m tests.simulation.campaign --seed 1 --runs 100000 --processes 2     a campaign: seeds 1 to 100000
@@ -21,12 +21,12 @@ from typing import Final, TextIO
 
 import msgspec
 
-from tests.simulation.coverage import Coverage
-from tests.simulation.outcome import Outcome
-from tests.simulation.schedule import Schedule, decode_schedule, encode_schedule, show_schedule
+from tests.simulation.checks.coverage import Coverage
+from tests.simulation.model.outcome import Outcome
+from tests.simulation.scenarios.random_schedules import EFFECTS_MIN, make_schedule
+from tests.simulation.scenarios.schedule import Schedule, decode_schedule, encode_schedule, show_schedule
 from tests.simulation.shrink import code_of, shrink
 from tests.simulation.simulate import simulate
-from tests.simulation.themes import EFFECTS_MIN, make_schedule
 
 BATCH: Final = 100
 # Schedules after which garbage is collected.

@@ -1,4 +1,4 @@
-"""What the simulations' tests share."""
+"""Fixtures of all tests of the simulation."""
 
 import shutil
 import tempfile

@@ -1,4 +1,4 @@
-"""Makes a schedule that fails short: steps and faults are left out as long as it still fails (design 0007, S6)."""
+"""Shorten a schedule that fails: leave steps and faults out as long as it still fails (design 0007, S6)."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from tests.simulation.schedule import Advance, Schedule, Step, Trap
+from tests.simulation.scenarios.schedule import Advance, Schedule, Step, Trap
 
 # Runs of the schedule; each takes some hundredths of a second.
 ATTEMPTS_MAX: Final = 2_000

@@ -1,4 +1,4 @@
-"""Carries out one schedule: from its seed to a verdict."""
+"""Run one schedule, from its seed to a verdict."""
 
 import contextlib
 import functools
@@ -11,15 +11,15 @@ from typing import Final
 from unittest import mock
 
 from engine.records import indexes as index_io
-from tests.simulation.coverage import Coverage
-from tests.simulation.director import World
-from tests.simulation.file_changes import counted_changes
-from tests.simulation.outcome import Beginning, Outcome
-from tests.simulation.plot import BEGINNINGS_COUNT
-from tests.simulation.processes import EPOCH_S, watched_locks
-from tests.simulation.remembering import remembered
-from tests.simulation.schedule import Advance, Do, Schedule, Step, StoreKind
-from tests.simulation.virtual_loop import DeadlockError, run_virtual
+from tests.simulation.checks.coverage import Coverage
+from tests.simulation.faults.file_effects import counted_changes
+from tests.simulation.model.decode_cache import remembered
+from tests.simulation.model.outcome import Beginning, Outcome
+from tests.simulation.model.processes import EPOCH_S, watched_locks
+from tests.simulation.model.scheduler import World
+from tests.simulation.model.virtual_loop import DeadlockError, run_virtual
+from tests.simulation.scenarios.builder import BEGINNINGS_COUNT
+from tests.simulation.scenarios.schedule import Advance, Do, Schedule, Step, StoreKind
 
 _BUILT_S: Final = 3600.0
 # What the repositories look like that schedules begin with; the first is empty.

@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from tests.simulation.campaign import main, run_batch
-from tests.simulation.coverage import Coverage, Moment
-from tests.simulation.plot import COLLECTOR, KEEPER, OTHER, READER, WRITER
-from tests.simulation.schedule import (
+from tests.simulation.checks.coverage import Coverage, Moment
+from tests.simulation.scenarios.builder import COLLECTOR, KEEPER, OTHER, READER, WRITER
+from tests.simulation.scenarios.random_schedules import make_schedule
+from tests.simulation.scenarios.schedule import (
     Advance,
     Do,
     Schedule,
@@ -18,7 +19,6 @@ from tests.simulation.schedule import (
 )
 from tests.simulation.shrink import shrink
 from tests.simulation.simulate import simulate
-from tests.simulation.themes import make_schedule
 
 EMPTY = Schedule(seed=1, store="memory", beginning=0, faults_per_mille=0, deltas=False, themes=(), steps=())
 

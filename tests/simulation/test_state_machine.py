@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from typing_extensions import override
 
-from tests.simulation.coverage import Coverage
-from tests.simulation.director import World
-from tests.simulation.plot import DAY_MS, TTL_MS
-from tests.simulation.processes import EPOCH_S, watched_locks
-from tests.simulation.schedule import Advance, Control, Do, Effect, Schedule, Step, StoreKind, Trap, Verb
-from tests.simulation.virtual_loop import VirtualLoop
+from tests.simulation.checks.coverage import Coverage
+from tests.simulation.model.processes import EPOCH_S, watched_locks
+from tests.simulation.model.scheduler import World
+from tests.simulation.model.virtual_loop import VirtualLoop
+from tests.simulation.scenarios.builder import DAY_MS, TTL_MS
+from tests.simulation.scenarios.schedule import Advance, Control, Do, Effect, Schedule, Step, StoreKind, Trap, Verb
 
 PROCESSES = st.integers(0, 3)
 CHOICES = st.integers(0, 3)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from blobstore.wrappers.bandwidth import BURST_S, PIECE_BYTES, Bandwidth, pieces, shared_bandwidth
-from tests.simulation.virtual_loop import run_jumping
+from tests.simulation.model.virtual_loop import run_jumping
 
 MIB = 1024 * 1024
 

@@ -17,7 +17,7 @@ from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
 from blobstore.wrappers.limit import LimitedStore
 from blobstore.wrappers.retry import RetryingStore
 from tests.contract.pouring_contract import Collecting
-from tests.simulation.virtual_loop import run_jumping
+from tests.simulation.model.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, ScriptedStore, Step
 
 DATA = b"0123456789"

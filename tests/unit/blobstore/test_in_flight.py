@@ -5,7 +5,7 @@ import pytest
 
 from blobstore.errors import InvalidRequestError
 from blobstore.wrappers.in_flight import InFlightLimit
-from tests.simulation.virtual_loop import run_jumping
+from tests.simulation.model.virtual_loop import run_jumping
 
 
 async def hold(limit: InFlightLimit, seconds_s: float = 1e6) -> None:

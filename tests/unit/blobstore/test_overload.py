@@ -16,7 +16,7 @@ from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.in_flight import InFlightLimit
 from blobstore.wrappers.limit import LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
-from tests.simulation.virtual_loop import run_jumping
+from tests.simulation.model.virtual_loop import run_jumping
 
 IN_FLIGHT = 16
 

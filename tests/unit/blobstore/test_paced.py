@@ -17,7 +17,7 @@ from blobstore.wrappers.meter import Meter, MeteredStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from blobstore.wrappers.throttle import PacedStore
 from tests.contract.pouring_contract import Collecting
-from tests.simulation.virtual_loop import run_jumping
+from tests.simulation.model.virtual_loop import run_jumping
 
 MIB = 1024 * 1024
 DATA = bytes(4 * MIB)

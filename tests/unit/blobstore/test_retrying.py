@@ -22,7 +22,7 @@ from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.bodies import ChunkedBody, FailingBody
 from tests.contract.pouring_contract import Collecting
-from tests.simulation.virtual_loop import run_jumping
+from tests.simulation.model.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, LostAnswer, ScriptedStore, Step
 
 EXACT = RetrySettings(attempts_max=4, first_wait_s=1, factor=2, wait_max_s=3, jitter=0, deadline_s=50)

@@ -14,7 +14,7 @@ from blobstore.memory import MemoryStore
 from blobstore.wrappers.in_flight import InFlightLimit
 from blobstore.wrappers.limit import LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
-from tests.simulation.virtual_loop import run_jumping
+from tests.simulation.model.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, ScriptedStore
 
 DATA = bytes(number % 251 for number in range(3000))

@@ -12,7 +12,7 @@ from blobstore.memory import MemoryStore
 from blobstore.sink import POURED_BYTES, Sink
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.pouring_contract import Collecting
-from tests.simulation.virtual_loop import run_jumping
+from tests.simulation.model.virtual_loop import run_jumping
 
 PIECE_BYTES = POURED_BYTES // 8
 DATA = bytes(number % 251 for number in range(2 * POURED_BYTES))

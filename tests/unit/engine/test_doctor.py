@@ -42,7 +42,7 @@ from engine.doctor.verdict import (
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import REPOSITORY
 from index.snapshot.model import RepositoryRecord
-from tests.simulation.virtual_loop import run_jumping
+from tests.simulation.model.virtual_loop import run_jumping
 from tests.unit.engine.lying_stores import (
     CompletesTwice,
     CutsRanges,

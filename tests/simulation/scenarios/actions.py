@@ -1,0 +1,368 @@
+"""The actions of a schedule: each is what a user of `Repository` would do, and records the answer.
+
+An action runs within its process, so that it ends or stands still with it. What may go wrong in it is listed here;
+anything else is a violation of invariant 7.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from blobstore.errors import StoreError
+from engine.errors import (
+    CommitLostError,
+    CommitUnknownError,
+    EngineError,
+    FencedError,
+    LeaseExpiredError,
+    NotFoundError,
+    StaleResultError,
+    UnsafeStoreError,
+)
+from engine.inspect.verify import ProblemKind
+from engine.repository.repository import Repository
+from index.errors import FormatError
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.keys import commit_key
+from index.snapshot.model import Scope, UniqueId
+from tests.simulation.checks.coverage import Coverage, Moment
+from tests.simulation.checks.error_causes import Asked, Causes
+from tests.simulation.checks.history import Collecting, Tree
+from tests.simulation.checks.judge import Acknowledged, Ledger, Releases, index_keys, read_tree
+from tests.simulation.faults.file_effects import changing_files
+from tests.simulation.model.participants import Member, Results, Wanted
+from tests.simulation.model.world import WatchedServer
+from tests.simulation.scenarios.builder import USUAL
+from tests.simulation.scenarios.schedule import TASK_SCOPE, Do, Times, Verb
+
+TASK: Final = "0"
+_AGAINST_COLLECT: Final[dict[Verb, Moment]] = {
+    "fork": Moment.FORK_AGAINST_COLLECT,
+    "name": Moment.NAME_AGAINST_COLLECT,
+    "rewind": Moment.REWIND_AGAINST_COLLECT,
+    "restore": Moment.RESTORE_AGAINST_COLLECT,
+    "release": Moment.RELEASE_AGAINST_COLLECT,
+}
+_ERRORS: Final[tuple[tuple[type[Exception], Moment], ...]] = (
+    (FencedError, Moment.FENCED),
+    (CommitLostError, Moment.COMMIT_LOST),
+    (StaleResultError, Moment.STALE_RESULT),
+    (LeaseExpiredError, Moment.TOO_OLD),
+)
+
+
+class Actions:
+    """What can be done.
+
+    Args:
+        server: The bucket.
+        ledger: Where everybody says what they asked for and what they were told.
+        coverage: Where rare moments are counted.
+        times: Of the repository.
+
+    Attributes:
+        causes: Says which errors may happen.
+    """
+
+    def __init__(self, server: WatchedServer, ledger: Ledger, coverage: Coverage, *, times: Times = USUAL) -> None:
+        self._server = server
+        self._ledger = ledger
+        self._met = coverage.met
+        self.causes = Causes(server, ledger, times=times)
+        # By the name of their process.
+        self._asked: dict[str, Asked] = {}
+        self._members: list[Member] = []
+        # Beyond what a repository may begin with.
+        self._counter = len(ledger.trees) + len(ledger.requests)
+        self._forks: list[Scope] = []
+        self._verbs: dict[Verb, Callable[[Member, Repository, Do], Awaitable[None]]] = {
+            "backup": self._backup,
+            "commit": self._commit,
+            "push": self._push,
+            "again": self._again,
+            "hand": self._hand,
+            "restore": self._restore,
+            "fork": self._fork,
+            "rewind": self._rewind,
+            "name": self._name,
+            "release": self._release,
+            "collect": self._collect,
+            "heal": self._heal,
+            "drop": self._drop,
+            "forget": self._forget,
+        }
+
+    def join(self, members: list[Member]) -> None:
+        """Who takes part."""
+        self._members = members
+
+    async def perform(self, member: Member, repository: Repository, step: Do) -> None:
+        """One action, to its end. Errors that have a cause are noted and end here."""
+        assert member.process is not None
+        now_s, server = asyncio.get_running_loop().time, self._server
+        asked = self._asked[member.process.name] = self.causes.begin(member, step.verb, self._scope(step), now_s())
+        collections = server.collections.copy()
+        try:
+            await self._verbs[step.verb](member, repository, step)
+        except (EngineError, FormatError, StoreError) as error:
+            for kind, moment in _ERRORS:
+                self._met(moment, int(isinstance(error, kind)))
+            if not self.causes.explains(asked, member, error):
+                self._ledger.errors.append(f"7: p{member.number} {step.verb} ends without a cause with {error!r}")
+        if self.causes.takes_too_long(asked, member, now_s()):
+            self._ledger.errors.append(f"7: p{member.number} {step.verb} took {now_s() - asked.began_s:.0f} s")
+        if step.verb in _AGAINST_COLLECT and server.collections[asked.scope] > collections[asked.scope]:
+            self._met(_AGAINST_COLLECT[step.verb])
+
+    def _next(self) -> int:
+        self._counter += 1
+        return self._counter
+
+    def _scope(self, step: Do) -> Scope:
+        if step.scope < 2:  # two jobs from the start
+            return Scope(("alpha", "beta")[step.scope])
+        if step.scope == TASK_SCOPE:
+            return Scope("alpha", TASK)
+        return self._forks[-1] if self._forks else Scope("alpha")
+
+    # ------------------------------------------------------------------ writing
+
+    async def _backup(self, member: Member, repository: Repository, step: Do) -> None:
+        scope, store = self._scope(step), f"s{step.store}"
+        number = self._next()
+        unique_id = UniqueId(f"{step.label or number:08x}-0000-4000-8000-{0 if step.label else member.number:012x}")
+        tree = make_tree(number)
+        result = await repository.backup(scope, member.write(tree), task=TASK, store=store, unique_id=unique_id)
+        key = result.reference.index.key
+        self._ledger.trees[key] = tree
+        self._server.chronicle.bases[key] = result.base.key if result.base is not None else None
+        member.results.setdefault(scope, {})[TASK, store] = result
+        self._met(Moment.REPACKED, int(result.stats.files_repacked > 0))
+        if result.stats.files_repacked and any(m.is_busy and m.verb == "restore" for m in self._members):
+            self._met(Moment.REPACK_AGAINST_RESTORE)
+
+    async def _push(self, member: Member, repository: Repository, step: Do) -> None:
+        await self._backup(member, repository, step)
+        await self._commit(member, repository, step)
+
+    async def _commit(self, member: Member, repository: Repository, step: Do) -> None:
+        for scope in sorted({*member.results, *member.unanswered}, key=str):
+            if scope in member.unanswered and not (step.label and scope in member.results):
+                offsets, results, dropped = member.unanswered.pop(scope)
+            else:
+                # Who makes a backup once more may ask with the same words: the offsets that have no answer yet.
+                unanswered = member.unanswered.pop(scope, None)
+                offsets = unanswered[0] if unanswered is not None else f"r{self._next()}"
+                results, dropped = member.results.pop(scope), frozenset()
+                self._want(offsets, results)
+            await self._ask(member, repository, scope, (offsets, results, dropped))
+
+    async def _again(self, member: Member, repository: Repository, step: Do) -> None:
+        """Commit a result a second time, as a driver does that tries again, or that has it in a file."""
+        scope = self._scope(step)
+        results = member.committed.get(scope)
+        if results is not None:
+            offsets = f"r{self._next()}"
+            self._want(offsets, results)
+            await self._ask(member, repository, scope, (offsets, results, frozenset()))
+            self._met(Moment.COMMITTED_AGAIN)
+
+    def _want(self, offsets: str, results: Results) -> None:
+        brought = index_keys([result.reference for result in results.values()])
+        self._ledger.requests.setdefault(offsets, []).append(brought)
+
+    async def _ask(self, member: Member, repository: Repository, scope: Scope, wanted: Wanted) -> None:
+        assert member.process is not None
+        offsets, results, dropped = wanted
+        asked = self._asked_by(member)
+        self.causes.aim(asked, scope)
+        asked.offsets, asked.results, asked.dropped = offsets, results, dropped
+        server = self._server
+        stood_before = {w.record.pointer for w in server.chronicle.records.get(scope, {}).values()}
+        try:
+            commit = await repository.commit(scope, list(results.values()), offsets=offsets, dropped=dropped)
+        except CommitUnknownError:
+            member.unanswered[scope] = wanted
+            raise
+        self._acknowledge(scope, commit, offsets)
+        brought = index_keys([result.reference for result in results.values()])
+        if not brought.items() <= index_keys(commit.record.stores).items():
+            self._ledger.errors.append(f"3: {brought} was asked for, and {commit.record} acknowledged")
+        if results:
+            member.committed[scope] = results
+        # It stood before this was asked, or was in the way of its own second attempt.
+        key = commit_key(scope, commit.pointer.number)
+        is_adopted = commit.pointer in stood_before or key in server.met[member.process.name]
+        self._met(Moment.ADOPTED, int(is_adopted))
+        self._met(Moment.DROPPED, int(bool(dropped)))
+        self._met(Moment.TASK_SCOPE, int(scope.task is not None))
+        began_anew = commit.record.predecessor is None and scope in self._server.chronicle.forgotten_until
+        self._met(Moment.BEGAN_ANEW, int(began_anew))
+
+    async def _drop(self, member: Member, repository: Repository, step: Do) -> None:
+        """A commit of nothing but that a store is no more."""
+        commits = await repository.commits(self._scope(step))
+        if not commits or not commits[0].record.stores:
+            return
+        stores = commits[0].record.stores
+        store = stores[-1 - step.choice % len(stores)]
+        offsets = f"r{self._next()}"
+        dropped = frozenset({(store.task, store.store)})
+        self._ledger.requests[offsets], self._ledger.drops[offsets] = [{}], dropped
+        member.results.get(commits[0].scope, {}).pop((store.task, store.store), None)
+        await self._ask(member, repository, commits[0].scope, (offsets, {}, dropped))
+
+    def _acknowledge(self, scope: Scope, commit: Commit, offsets: str | None = None) -> None:
+        self._met(Moment.INTERRUPTED_TTL_REMOVAL, int(not commit.settled))
+        if commit.scope != scope or (offsets is not None and commit.record.offsets != offsets):
+            self._ledger.errors.append(f"1: {scope} was acknowledged {commit.record}")
+        after = self._server.chronicle.events
+        self._ledger.commits.setdefault(scope, []).append(Acknowledged(record=commit.record, after=after))
+
+    async def _hand(self, member: Member, repository: Repository, step: Do) -> None:
+        other = self._members[step.other]
+        for scope, results in member.results.items():
+            other.results.setdefault(scope, {}).update(results)
+        member.results = {}
+
+    # ------------------------------------------------------------------ reading and protecting
+
+    async def _choose(self, member: Member, repository: Repository, step: Do) -> Commit | None:
+        commits = await repository.commits(self._scope(step))
+        chosen = commits[step.choice % len(commits)] if commits else None
+        if chosen is not None:
+            self.causes.aim(self._asked_by(member), chosen.scope, chosen.pointer)
+        return chosen
+
+    def _asked_by(self, member: Member) -> Asked:
+        assert member.process is not None
+        return self._asked[member.process.name]
+
+    async def _restore(self, member: Member, repository: Repository, step: Do) -> None:
+        target = member.directory / f"target-{step.target}"
+        scope = self._scope(step)
+        # Whatever it was, it stays until something that is known takes its place.
+        allowed = self._ledger.restored.setdefault(target, [])
+        if step.choice == 0:
+            # Which commit it will be is known only later: any that has this store.
+            allowed += self._known_states(scope)
+            with changing_files():
+                restored = await repository.find_and_restore(scope, target, task=TASK, store="s0", replace=True)
+            commit = restored.commit
+        else:
+            chosen = await self._choose(member, repository, step)
+            if chosen is None or chosen.store(TASK, "s0") is None:
+                return
+            commit = chosen
+            allowed += self._known_states(scope)
+            with changing_files():
+                await repository.restore(commit, target, task=TASK, store="s0", replace=True)
+        reference = commit.store(TASK, "s0")
+        assert reference is not None
+        self._ledger.restored[target] = [reference.index.key]
+        if read_tree(target) != self._ledger.trees[reference.index.key]:
+            self._ledger.errors.append(f"1: p{member.number} restores {commit.pointer} to other bytes")
+        self._ledger.newly_restored.add(commit.pointer)
+
+    def _known_states(self, scope: Scope) -> list[str]:
+        written = self._server.chronicle.records.get(scope, {}).values()
+        return [s.index.key for w in written for s in w.record.stores if s.store == "s0"]
+
+    async def _fork(self, member: Member, repository: Repository, step: Do) -> None:
+        commit = await self._choose(member, repository, step)
+        if commit is None:
+            return
+        scope = Scope(f"fork-{self._next()}")
+        self._asked_by(member).written_scope = scope
+        forked = await repository.fork(commit, scope)
+        self._forks.append(scope)
+        self._acknowledge(scope, forked)
+
+    async def _rewind(self, member: Member, repository: Repository, step: Do) -> None:
+        commit = await self._choose(member, repository, step)
+        if commit is not None:
+            self._acknowledge(commit.scope, await repository.rewind(commit))
+
+    async def _name(self, member: Member, repository: Repository, step: Do) -> None:
+        commit = await self._choose(member, repository, step)
+        if commit is None:
+            return
+        name = f"name-{step.choice % 2}"
+        releases = self._ledger.releases.setdefault((commit.scope, name), Releases())
+        ended = releases.ended
+        await repository.name(commit, name)
+        # What is being released while it is given stands, or does not.
+        if not releases.begun - ended:
+            self._ledger.names[commit.scope, name] = commit.pointer
+
+    async def _release(self, member: Member, repository: Repository, step: Do) -> None:
+        scope, name = self._scope(step), f"name-{step.choice % 2}"
+        releases = self._ledger.releases.setdefault((scope, name), Releases())
+        releases.begun += 1
+        self._ledger.names.pop((scope, name), None)
+        with contextlib.suppress(NotFoundError):
+            await repository.release_name(scope, name)
+        # One that was not answered, or whose process died, may still be heard.
+        releases.ended += 1
+
+    # ------------------------------------------------------------------ care
+
+    async def _forget(self, member: Member, repository: Repository, step: Do) -> None:
+        assert member.process is not None
+        scope, with_names = self._scope(step), step.choice % 2 == 1
+        chronicle, ledger = self._server.chronicle, self._ledger
+        chronicle.forgetting.setdefault(scope, set()).add(member.process.name)
+        given = [(scope, f"name-{n}") for n in range(2)] if with_names else []
+        releases = [ledger.releases.setdefault(name, Releases()) for name in given]
+        for name, release in zip(given, releases, strict=True):
+            release.begun += 1
+            ledger.names.pop(name, None)
+        report = await repository.forget(scope, with_names=with_names)
+        for release in releases:
+            release.ended += 1
+        self._met(Moment.FORGOTTEN, int(report.newest is not None))
+
+    async def _collect(self, member: Member, repository: Repository, step: Do) -> None:
+        assert member.process is not None
+        now_ms = self._server.now_ms()
+        since_ms = None if step.keep_last else now_ms - step.since_ms
+        retention = Retention(keep_last=step.keep_last, keep_since_ms=since_ms)
+        chronicle = self._server.chronicle
+        chronicle.collecting.setdefault(member.process.name, []).append(
+            Collecting(keep_last=step.keep_last, keep_since_ms=since_ms, began=chronicle.events)
+        )
+        others = [m for m in self._members if m is not member and m.is_busy and m.verb == "collect"]
+        self._met(Moment.TWO_COLLECTORS, int(bool(others)))
+        try:
+            report = await repository.collect(retention, delete_share_max=1)
+        except UnsafeStoreError:
+            self._met(Moment.STALE_LISTS_REFUSED, int(member.is_stale))
+            raise
+        self._met(Moment.SPARED, int(report.spared_count > 0))
+        if member.is_stale:
+            self._ledger.errors.append("4: a store with stale lists was collected")
+
+    async def _heal(self, member: Member, repository: Repository, step: Do) -> None:
+        report = await repository.verify(heal=True)
+        chronicle = self._server.chronicle
+        # A scope of which every record came too late looks like a copy that was not made well (C5).
+        late = {str(scope) for scope in chronicle.records if not chronicle.open_records(scope)}
+        problems = [p for p in report.problems if p.kind is not ProblemKind.ADRIFT or p.scope not in late]
+        if report.damaged and problems and not self._ledger.tampered:
+            self._ledger.errors.append(f"2: verify finds {problems[:2]}")
+
+
+def make_tree(number: int) -> Tree:
+    """The files of one state: some of them as in the state before, all sizes that are stored in another way."""
+    files = {
+        "CURRENT": f"{number}".encode(),
+        "a": f"a of {number}".encode() * 30,
+        "b": f"b of {number // 2}".encode() * 30,
+        "c": f"c of {number // 5}".encode() * 30,
+        "sub/always": b"the same" * 100,
+    }
+    if number % 3 == 0:
+        files["large"] = f"large of {number}".encode() * 400
+    return files

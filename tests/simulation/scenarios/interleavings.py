@@ -1,0 +1,186 @@
+"""Directed interleavings ("stories"), one for each way in which breaking a rule of design 0002 loses or leaks data.
+
+Each ends as it should with the real code for every seed; `faults/mutations.py` shows which rule each guards.
+"""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from engine.backup.backup import BackupResult
+from engine.errors import (
+    EngineError,
+)
+from engine.inspect.verify import Level
+from engine.repository.repository import Repository
+from index.plan.commits import Commit
+from index.plan.retention import Retention
+from index.snapshot.model import Scope, UniqueId
+from tests.simulation.faults.request_faults import FaultPlan
+from tests.simulation.model.processes import EPOCH_S, Kind, SimProcess, watched_locks
+from tests.simulation.model.s3 import SimServer, page_max_of
+from tests.simulation.model.virtual_loop import run_virtual
+from tests.simulation.scenarios.schedule import Times
+from tests.simulation.scenarios.small_trees import check_keys, read_tree, small_deltas, tree, write_tree
+
+JOB: Final = Scope("job")
+FORK: Final = Scope("fork")
+HOUR_S: Final = 3600.0
+DAY_S: Final = 24 * HOUR_S
+TTL_MS: Final = 3_600_000
+MARGIN_MS: Final = TTL_MS // 10
+LIFECYCLE_MS: Final = 8 * 86_400_000
+
+
+class Actor:
+    """A process with its repository, in a scene."""
+
+    def __init__(self, scene: "Scene", process: SimProcess, repository: Repository) -> None:
+        self._scene = scene
+        self.process = process
+        self.repository = repository
+
+    async def backup(self, text: str, store: str = "a", *, label: str = "") -> BackupResult:
+        """Back up a tree as a store of the job; a label is its unique id."""
+        unique_id = UniqueId(label) if label else None
+        return await self.process.run(
+            self.repository.backup(JOB, self._scene.source(text), store=store, unique_id=unique_id)
+        )
+
+    async def commit(self, *results: BackupResult) -> Commit:
+        """Commit to the job."""
+        return await self.process.run(self.repository.commit(JOB, results))
+
+    async def push(self, text: str, store: str = "a", *, label: str = "") -> Commit:
+        """Back up and commit."""
+        return await self.commit(await self.backup(text, store, label=label))
+
+    async def rewind(self, commit: Commit) -> Commit:
+        """Go back to a commit."""
+        return await self.process.run(self.repository.rewind(commit))
+
+    async def collect(self, retention: Retention | None = None) -> None:
+        """Collect; only the newest commit stays if nothing else is said."""
+        await self.process.run(self.repository.collect(retention or Retention(keep_last=1), delete_share_max=1))
+
+    async def restore(self, commit: Commit, store: str = "a") -> dict[str, bytes]:
+        """The files of a commit."""
+        target = self._scene.room()
+        await self.process.run(self.repository.restore(commit, target, store=store))
+        return read_tree(target)
+
+
+class Scene:
+    """One run of a story.
+
+    Attributes:
+        server: The bucket.
+        seed: Of this run.
+        times: What the first process makes the repository with.
+    """
+
+    def __init__(self, name: str, seed: int, directory: Path, kind: Kind, expiry_ms: int | None) -> None:
+        clock = asyncio.get_running_loop().time
+        self.server = SimServer(
+            seed=seed, clock=clock, faults=FaultPlan(seed), expiry_ms=expiry_ms, page_max=page_max_of((name, seed))
+        )
+        self.seed = seed
+        self.times = Times(ttl_ms=TTL_MS, margin_ms=MARGIN_MS, period_ms=24 * 3_600_000)
+        self.directory = directory
+        self._kind: Kind = kind
+        self._rooms = 0
+        self._is_made = False
+
+    async def actor(self, name: str, kind: Kind | None = None) -> Actor:
+        """A process, with a store of the story's kind if no other is named; the first one makes the repository."""
+        process = SimProcess(self.server, name, seed=self.seed, kind=kind or self._kind)
+        if self._is_made:
+            return Actor(self, process, await process.open())
+        self._is_made = True
+        times = self.times
+        made = process.init(ttl_ms=times.ttl_ms, margin_ms=times.margin_ms, collection_period_ms=times.period_ms)
+        return Actor(self, process, await made)
+
+    def room(self) -> Path:
+        """A path at which nothing is."""
+        self._rooms += 1
+        return self.directory / f"room-{self._rooms}"
+
+    def source(self, text: str) -> Path:
+        """The local directory of a tree."""
+        directory = self.directory / f"source-{text}"
+        return directory if directory.exists() else write_tree(directory, tree(text))
+
+    async def check(self, expected: dict[str, str], scope: Scope = JOB) -> None:
+        """Somebody new restores the newest commit: these stores with these texts, byte for byte."""
+        somebody = await self.actor(f"reader-{self._rooms}")
+        commit = await somebody.process.run(somebody.repository.find(scope))
+        found_stores = {s.store for s in commit.record.stores}
+        assert found_stores == set(expected), f"the newest commit has {sorted(found_stores)}"
+        for store, text in expected.items():
+            found = await somebody.restore(commit, store)
+            assert found == tree(text), f"store {store} is not {text}"
+
+    async def check_all_goes(self) -> None:
+        """When everybody is gone, two collections leave what the walker says and nothing is damaged."""
+        await asyncio.sleep(10 * DAY_S)
+        last = await self.actor("last")
+        for _ in range(2):
+            await last.collect()
+        await check_keys(self.server)
+        report = await last.process.run(last.repository.verify(level=Level.CONTENT))
+        assert report.problems == (), report.problems
+
+
+Story = Callable[[Scene], Awaitable[None]]
+
+
+class _Told:
+    """A story and the world that it needs."""
+
+    def __init__(self, story: Story, kind: Kind, expiry_ms: int | None) -> None:
+        self.story = story
+        self.kind: Kind = kind
+        self.expiry_ms = expiry_ms
+
+
+STORIES: Final[dict[str, _Told]] = {}
+
+
+def story(*, kind: Kind = "s3", expiry_ms: int | None = None) -> Callable[[Story], Story]:
+    """Put a story on the list."""
+
+    def take(tell: Story) -> Story:
+        STORIES[getattr(tell, "__name__", "")] = _Told(tell, kind, expiry_ms)
+        return tell
+
+    return take
+
+
+def run_story(name: str, seed: int, directory: Path) -> list[str]:
+    """Tell a story; raises where it ends otherwise than it should. Returns the history."""
+    told = STORIES[name]
+
+    async def live() -> list[str]:
+        scene = Scene(name, seed, directory, told.kind, told.expiry_ms)
+        await told.story(scene)
+        return scene.server.history
+
+    try:
+        with watched_locks(), small_deltas():
+            return run_virtual(live(), seed=seed, start_s=EPOCH_S)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def refused(kind: type[EngineError]) -> Iterator[None]:
+    """What happens within ends with this error."""
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")

@@ -1,0 +1,349 @@
+"""Directed interleavings of collectors and of those whom they meet; see `interleavings.py`."""
+
+import asyncio
+import contextlib
+
+from engine.errors import (
+    CollectedError,
+    ConflictError,
+    DamagedError,
+    EngineError,
+    FencedError,
+    NotFoundError,
+    UnsafeStoreError,
+)
+from index.errors import FormatError
+from index.plan.retention import Retention
+from index.snapshot.keys import commit_key
+from index.snapshot.model import Scope
+from tests.simulation.faults.request_faults import matching
+from tests.simulation.scenarios.interleavings import DAY_S, FORK, HOUR_S, JOB, Scene, refused, story
+from tests.simulation.scenarios.small_trees import tree
+
+
+@story()
+async def records_go_before_indexes_and_indexes_before_blobs(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    for text in ("one", "two", "three"):
+        await writer.push(text)
+    await writer.backup("never committed")
+    await asyncio.sleep(2 * DAY_S)
+    await writer.collect()
+    rooms = [line.split()[3].split("/")[0] for line in scene.server.history if line.split()[2] == "delete_objects"]
+    assert rooms == ["log", "indexes", "blobs"], rooms
+
+
+@story()
+async def the_uploads_of_a_backup_under_way_stay(scene: Scene) -> None:
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    await writer.push("one")
+    result = await writer.backup("two")
+    await collector.collect()
+    await writer.commit(result)
+    await scene.check({"a": "two"})
+
+
+@story()
+async def a_commit_that_comes_during_a_collection_stays(scene: Scene) -> None:
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    await writer.push("one")
+    await writer.push("two")
+    faults = scene.server.faults
+    writing = faults.hold(matching("put_object", ".boundary", "collector"), after=True)
+    collecting = asyncio.ensure_future(collector.collect())
+    await writing.reached.wait()
+    # Whatever it still does with uploads comes after the second reading of the roots.
+    looking = matching("list_objects_v2", "blobs/", "collector"), matching("delete_objects", "", "collector")
+    gates = [faults.hold(match) for match in looking]
+    writing.open()
+    reached = [asyncio.ensure_future(gate.reached.wait()) for gate in gates]
+    await asyncio.wait(reached, return_when=asyncio.FIRST_COMPLETED)
+    await writer.push("three")
+    for gate in gates:
+        gate.open()
+    await collecting
+    await scene.check({"a": "three"})
+
+
+@story()
+async def a_result_that_is_committed_again_stays(scene: Scene) -> None:
+    writer, other, collector = await scene.actor("writer"), await scene.actor("other"), await scene.actor("collector")
+    first = await writer.push("one")
+    result = await writer.backup("two")
+    await writer.commit(result)
+    await writer.process.run(writer.repository.rewind(first))
+    # The lease of its uploads is not over.
+    await asyncio.sleep(0.6 * HOUR_S)
+    await collector.collect()
+    await other.commit(result)
+    await scene.check({"a": "two"})
+    await scene.check_all_goes()
+
+
+@story()
+async def a_clock_that_jumps_ages_nothing(scene: Scene) -> None:
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    await writer.push("one")
+    result = await writer.backup("two")
+    scene.server.ahead_ms = 25 * 3_600_000
+    await collector.collect()
+    scene.server.ahead_ms = 0
+    await writer.commit(result)
+    await scene.check({"a": "two"})
+    await scene.check_all_goes()
+
+
+@story()
+async def what_was_never_committed_goes(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one")
+    await writer.backup("two")
+    await scene.check_all_goes()
+
+
+@story()
+async def what_was_closed_stays_closed(scene: Scene) -> None:
+    writer, other = await scene.actor("writer"), await scene.actor("other")
+    commits = [await writer.push(text) for text in ("one", "two", "three", "four", "five")]
+    await writer.process.run(writer.repository.name(commits[1], "second"))
+    await writer.collect()
+    await writer.process.run(writer.repository.release_name(JOB, "second"))
+    # The boundary that closes the second stands below the one that lists it.
+    gate = scene.server.faults.hold(matching("delete_objects", "", "collector"))
+    collector = await scene.actor("collector")
+    collecting = asyncio.ensure_future(collector.collect())
+    reached = asyncio.ensure_future(gate.reached.wait())
+    await asyncio.wait({collecting, reached}, return_when=asyncio.FIRST_COMPLETED)
+    found = [c.pointer.number for c in await other.process.run(other.repository.commits(JOB))]
+    assert found == [5], f"{found} seem open, and are about to go"
+    gate.open()
+    await collecting
+    found = [c.pointer.number for c in await other.process.run(other.repository.commits(JOB))]
+    assert found == [5]
+    await scene.check_all_goes()
+
+
+@story()
+async def the_newest_commit_is_never_closed(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one")
+    await writer.push("two")
+    await asyncio.sleep(3 * DAY_S)
+    await writer.collect(Retention(keep_since_ms=writer.process.ambient.local_now_ms()))
+    await scene.check({"a": "two"})
+
+
+@story()
+async def the_last_boundary_stays(scene: Scene) -> None:
+    """As the zombie's, but with nothing left that would contradict it except the boundary."""
+    zombie, other, collector = await scene.actor("zombie"), await scene.actor("other"), await scene.actor("collector")
+    await zombie.push("one")
+    result = await zombie.backup("zombie")
+    for text in ("two", "three"):
+        await other.push(text)
+    await collector.collect()
+    await other.push("four")
+    await collector.collect()
+    gate = scene.server.faults.hold(matching("list_objects_v2", "log/", "zombie"))
+    committing = asyncio.ensure_future(zombie.commit(result))
+    await gate.reached.wait()
+    boundaries = [name for name in scene.server.objects if name.endswith(".boundary")]
+    assert boundaries, "nothing says any more what is closed"
+    gate.open()
+    with refused(FencedError):
+        await committing
+    await scene.check({"a": "four"})
+    await scene.check_all_goes()
+
+
+@story()
+async def a_fork_between_the_two_readings_is_spared(scene: Scene) -> None:
+    writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
+    old = await writer.push("one")
+    await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
+    gate = scene.server.faults.hold(matching("put_object", ".boundary", "collector"))
+    collecting = asyncio.ensure_future(collector.collect())
+    await gate.reached.wait()
+    await forker.process.run(forker.repository.fork(old, FORK))
+    gate.open()
+    await collecting
+    await scene.check({"a": "one"}, FORK)
+    await scene.check_all_goes()
+
+
+@story()
+async def an_error_means_that_nothing_is_deleted(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one", "a")
+    await writer.push("two", "b")
+    commit = await writer.process.run(writer.repository.find(JOB))
+    reference = commit.store("0", "a")
+    assert reference is not None
+    name = f"repository/{reference.index.key}"
+    hidden = scene.server.objects[name]
+    scene.server.delete(name)
+    await asyncio.sleep(3 * HOUR_S)
+    with contextlib.suppress(DamagedError):
+        await writer.collect()
+    scene.server.put(name, hidden, if_absent=True)
+    await scene.check({"a": "one", "b": "two"})
+
+
+@story()
+async def a_rotten_record_stops_its_own_job_alone(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    other = Scope("other")
+    for text in ("one", "two"):
+        await writer.push(text)
+        result = await writer.process.run(writer.repository.backup(other, scene.source(text), store="a"))
+        await writer.process.run(writer.repository.commit(other, [result]))
+    name = f"repository/{commit_key(JOB, 2)}"
+    data = scene.server.rot(name, scene.seed)
+    await asyncio.sleep(2 * HOUR_S)
+    collector = await scene.actor("collector")
+    with contextlib.suppress(EngineError, FormatError):
+        await collector.collect()
+    found = [c.pointer.number for c in await collector.process.run(collector.repository.commits(other))]
+    assert found == [2], f"{found} are left of the other job"
+    scene.server.objects[name].data = data
+    await scene.check({"a": "two"})
+    await scene.check_all_goes()
+
+
+@story()
+async def a_pin_that_came_too_late_protects_nothing(scene: Scene) -> None:
+    writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
+    old = await writer.push("one")
+    await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
+    gate = scene.server.faults.hold(matching("delete_objects", "", "collector"))
+    collecting = asyncio.ensure_future(collector.collect())
+    await gate.reached.wait()
+    forked = True
+    try:
+        await forker.process.run(forker.repository.fork(old, FORK))
+    except CollectedError:
+        forked = False
+    gate.open()
+    await collecting
+    if forked:
+        await scene.check({"a": "one"}, FORK)
+    await scene.check_all_goes()
+
+
+@story()
+async def a_pin_is_written_before_the_boundaries_are_read(scene: Scene) -> None:
+    writer, forker, collector = await scene.actor("writer"), await scene.actor("forker"), await scene.actor("collector")
+    old = await writer.push("one")
+    await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
+    pinning = scene.server.faults.hold(matching("put_object", "pins/", "forker"))
+    forking = asyncio.ensure_future(forker.process.run(forker.repository.fork(old, FORK)))
+    await pinning.reached.wait()
+    deleting = scene.server.faults.hold(matching("delete_objects", "", "collector"))
+    collecting = asyncio.ensure_future(collector.collect())
+    await deleting.reached.wait()
+    pinning.open()
+    forked = True
+    try:
+        await forking
+    except CollectedError:
+        forked = False
+    deleting.open()
+    await collecting
+    if forked:
+        await scene.check({"a": "one"}, FORK)
+    await scene.check_all_goes()
+
+
+@story(kind="direct")
+async def whoever_reads_old_lists_protects_nothing(scene: Scene) -> None:
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    forker = await scene.actor("forker", "stale")
+    old = await writer.push("one")
+    await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
+    await forker.process.run(forker.repository.commits(JOB))
+    gate = scene.server.faults.hold(matching("delete_objects", "", "collector"))
+    collecting = asyncio.ensure_future(collector.collect())
+    await gate.reached.wait()
+    forked = True
+    try:
+        await forker.process.run(forker.repository.fork(old, FORK))
+    except UnsafeStoreError:
+        forked = False
+    gate.open()
+    await collecting
+    if forked:
+        await scene.check({"a": "one"}, FORK)
+    await scene.check_all_goes()
+
+
+@story()
+async def what_is_restored_stays_while_it_is_restored(scene: Scene) -> None:
+    writer, reader, collector = await scene.actor("writer"), await scene.actor("reader"), await scene.actor("collector")
+    old = await writer.push("one")
+    await writer.push("two")
+    await asyncio.sleep(2 * HOUR_S)
+    gate = scene.server.faults.hold(matching("get_object", "blobs/", "reader"))
+    restoring = asyncio.ensure_future(reader.restore(old))
+    await gate.reached.wait()
+    await collector.collect()
+    gate.open()
+    assert await restoring == tree("one")
+    await scene.check_all_goes()
+
+
+@story()
+async def every_store_of_what_is_restored_stays(scene: Scene) -> None:
+    writer, reader, collector = await scene.actor("writer"), await scene.actor("reader"), await scene.actor("collector")
+    await writer.push("one", "a")
+    old = await writer.push("two", "b")
+    await writer.commit(await writer.backup("three", "a"), await writer.backup("four", "b"))
+    await asyncio.sleep(2 * HOUR_S)
+    gate = scene.server.faults.hold(matching("get_object", "blobs/", "reader"))
+    restoring = asyncio.ensure_future(reader.restore(old, "b"))
+    await gate.reached.wait()
+    await collector.collect()
+    gate.open()
+    assert await restoring == tree("two")
+    await scene.check_all_goes()
+
+
+@story()
+async def a_forgotten_job_takes_its_writer_with_it(scene: Scene) -> None:
+    writer, owner = await scene.actor("writer"), await scene.actor("owner")
+    await writer.push("one", "a")
+    await asyncio.sleep(2 * HOUR_S)
+    result = await writer.backup("two", "b")
+    await owner.process.run(owner.repository.forget(JOB))
+    await owner.collect()
+    acknowledged = False
+    with contextlib.suppress(ConflictError):
+        await writer.commit(result)
+        acknowledged = True
+    if acknowledged:
+        await scene.check({"a": "one", "b": "two"})
+    with contextlib.suppress(NotFoundError):
+        await owner.process.run(owner.repository.find(JOB))
+        assert acknowledged
+
+
+@story()
+async def a_discarded_commit_takes_its_writer_with_it(scene: Scene) -> None:
+    writer, owner = await scene.actor("writer"), await scene.actor("owner")
+    await writer.push("one", "a")
+    await writer.push("two", "a")
+    await asyncio.sleep(2 * HOUR_S)
+    result = await writer.backup("three", "b")
+    key = commit_key(JOB, 2)
+    scene.server.rot(f"repository/{key}", scene.seed)
+    await owner.process.run(owner.repository.discard(key))
+    await owner.collect()
+    acknowledged = False
+    with contextlib.suppress(ConflictError):
+        await writer.commit(result)
+        acknowledged = True
+    await scene.check({"a": "two", "b": "three"} if acknowledged else {"a": "one"})
+    await scene.check_all_goes()

@@ -1,0 +1,321 @@
+"""Directed interleavings of keys and commits; see `interleavings.py`."""
+
+import asyncio
+import contextlib
+from typing import Final
+
+from blobstore.s3 import lifecycle as s3_lifecycle
+from engine.errors import (
+    CommitDamagedError,
+    CommitLostError,
+    CommitUnknownError,
+    ConflictError,
+    LeaseExpiredError,
+    StaleResultError,
+    UsageError,
+)
+from index.snapshot.model import Scope
+from tests.simulation.faults.request_faults import Fault, matching
+from tests.simulation.model.processes import KilledError
+from tests.simulation.scenarios.interleavings import DAY_S, HOUR_S, JOB, LIFECYCLE_MS, Scene, refused, story
+from tests.simulation.scenarios.schedule import Times
+from tests.simulation.scenarios.small_trees import tree
+
+_DAY_MS: Final = 86_400_000
+
+
+@story(expiry_ms=LIFECYCLE_MS)
+async def a_put_that_lands_late_brings_no_ttl_back(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    scene.server.faults.late_s = (HOUR_S, HOUR_S)
+    scene.server.faults.arm(Fault.LATE, matching("put_object", "blobs/"))
+    await writer.push("one")
+    await asyncio.sleep(30 * DAY_S)
+    await scene.check({"a": "one"})
+    await scene.check_all_goes()
+
+
+@story()
+async def a_writer_builds_on_what_it_has_loaded_and_on_nothing_later(scene: Scene) -> None:
+    first, second = await scene.actor("first"), await scene.actor("second")
+    await first.push("one")
+    await second.push("two", "b")
+    result = await first.backup("three")
+    try:
+        await first.commit(result)
+    except CommitLostError:
+        await first.commit(result)
+    await scene.check({"a": "three", "b": "two"})
+    await scene.check_all_goes()
+
+
+@story()
+async def stores_without_a_result_are_carried_over(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one", "a")
+    await writer.push("two", "b")
+    await writer.push("three", "a")
+    await scene.check({"a": "three", "b": "two"})
+
+
+@story()
+async def a_result_of_another_base_is_refused(scene: Scene) -> None:
+    first, second = await scene.actor("first"), await scene.actor("second")
+    await first.push("one")
+    stale = await second.backup("two")
+    await first.push("three")
+    third = await scene.actor("third")
+    with refused(StaleResultError):
+        await third.commit(stale)
+    await scene.check({"a": "three"})
+
+
+@story(kind="direct")
+async def a_lost_answer_is_no_conflict(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    result = await writer.backup("one")
+    scene.server.faults.arm(Fault.LOST, matching("put_object", ".commit"))
+    commit = await writer.commit(result)
+    assert commit.pointer.number == 1
+    await scene.check({"a": "one"})
+
+
+@story(kind="direct")
+async def a_record_that_arrives_after_all_is_adopted(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one")
+    result = await writer.backup("two")
+    faults, record = scene.server.faults, matching("put_object", ".commit")
+    faults.late_s = (600, 600)
+    faults.arm(Fault.LATE, record)
+    for _ in range(5):
+        faults.arm(Fault.RESET, record)
+    with refused(CommitUnknownError):
+        await writer.commit(result)
+    await asyncio.sleep(1200)
+    # Its record stands now, with blobs that nobody touched meanwhile.
+    assert (await writer.commit(result)).pointer.number == 2
+    await scene.check({"a": "two"})
+    await scene.check_all_goes()
+
+
+@story(kind="direct")
+async def an_unknown_outcome_is_left_alone(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one")
+    result = await writer.backup("two")
+    faults, record = scene.server.faults, matching("put_object", ".commit")
+    faults.late_s = (600, 600)
+    faults.arm(Fault.LATE, record)
+    for _ in range(5):
+        faults.arm(Fault.RESET, record)
+    with contextlib.suppress(CommitUnknownError):
+        await writer.commit(result)
+    writer.process.kill()
+    await asyncio.sleep(1200)
+    # The record has landed, and leads to everything that it needs.
+    await scene.check({"a": "two"})
+
+
+@story()
+async def a_zombie_whose_number_became_free_is_fenced(scene: Scene) -> None:
+    zombie, other, collector = await scene.actor("zombie"), await scene.actor("other"), await scene.actor("collector")
+    await zombie.push("one")
+    result = await zombie.backup("zombie")
+    for text in ("two", "three"):
+        await other.push(text)
+    await collector.collect()
+    acknowledged = False
+    with contextlib.suppress(ConflictError):
+        await zombie.commit(result)
+        acknowledged = True
+    await scene.check({"a": "zombie" if acknowledged else "three"})
+    await scene.check_all_goes()
+
+
+@story()
+async def a_record_that_comes_after_its_lease_is_void(scene: Scene) -> None:
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    await writer.push("one")
+    result = await writer.backup("two")
+    gate = scene.server.faults.hold(matching("put_object", ".commit", "writer"))
+    committing = asyncio.ensure_future(writer.commit(result))
+    await gate.reached.wait()
+    writer.process.stop()
+    await asyncio.sleep(3 * HOUR_S)
+    await collector.collect()
+    gate.open()
+    await asyncio.sleep(1)
+    writer.process.wake()
+    acknowledged = False
+    with contextlib.suppress(LeaseExpiredError):
+        await committing
+        acknowledged = True
+    await scene.check({"a": "two" if acknowledged else "one"})
+    await scene.check_all_goes()
+
+
+@story(expiry_ms=LIFECYCLE_MS)
+async def whoever_commits_next_settles_what_was_interrupted(scene: Scene) -> None:
+    first, second = await scene.actor("first"), await scene.actor("second")
+    result = await first.backup("one")
+    gate = scene.server.faults.hold(matching("put_object_tagging", "", "first"), after=True)
+    committing = asyncio.ensure_future(first.commit(result))
+    await gate.reached.wait()
+    first.process.kill()
+    with contextlib.suppress(KilledError):
+        await committing
+    await second.push("two", "b")
+    await asyncio.sleep(30 * DAY_S)
+    await scene.check({"a": "one", "b": "two"})
+
+
+@story()
+async def two_snapshots_of_one_id_are_two(scene: Scene) -> None:
+    writer, slow, third = await scene.actor("writer"), await scene.actor("slow"), await scene.actor("third")
+    first = await writer.push("one", label="v1")
+    await writer.push("two", label="v2")
+    result = await slow.backup("three", label="v3")
+    await writer.rewind(first)
+    await writer.push("four", label="v2")
+    with refused(StaleResultError):
+        await third.commit(result)
+    await scene.check({"a": "four"})
+    await scene.check_all_goes()
+
+
+@story(kind="direct")
+async def another_result_is_not_answered_with_the_first_ones_record(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("zero")
+    result = await writer.backup("one", label="v2")
+    faults, record = scene.server.faults, matching("put_object", ".commit")
+    faults.late_s = (600, 600)
+    faults.arm(Fault.LATE, record)
+    for _ in range(5):
+        faults.arm(Fault.RESET, record)
+    with refused(CommitUnknownError):
+        await writer.commit(result)
+    await asyncio.sleep(1200)
+    await writer.push("two", label="v2")
+    await scene.check({"a": "two"})
+    await scene.check_all_goes()
+
+
+@story()
+async def a_copied_repository_keeps_its_commits(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    commits = [await writer.push(text) for text in ("one", "two", "three")]
+    await writer.process.run(writer.repository.name(commits[0], "first"))
+    await asyncio.sleep(2 * DAY_S)
+    writer.process.kill()
+    scene.server.copy()
+    reader, collector = await scene.actor("reader"), await scene.actor("collector")
+    found = [c.pointer.number for c in await reader.process.run(reader.repository.commits(commits[0].scope))]
+    assert found == [3, 2, 1], f"{found} are left of three commits"
+    await collector.collect()
+    await asyncio.sleep(2 * DAY_S)
+    await collector.collect()
+    assert await reader.restore(commits[0]) == tree("one"), "the named commit is lost"
+    await reader.push("four")
+    await scene.check({"a": "four"})
+
+
+@story()
+async def a_copied_repository_keeps_its_times(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    commits = []
+    for text in ("one", "two", "three"):
+        commits.append(await writer.push(text))
+        await asyncio.sleep(HOUR_S)
+    await asyncio.sleep(2 * DAY_S)
+    writer.process.kill()
+    scene.server.copy()
+    reader = await scene.actor("reader")
+    repository = reader.repository
+    listed = [c.committed_at_ms for c in await reader.process.run(repository.commits(JOB))]
+    assert listed[1:] == [c.committed_at_ms for c in commits[1::-1]], "the times are those of the copy"
+    found = await reader.process.run(repository.find(JOB, at_ms=commits[2].committed_at_ms))
+    assert found.pointer.number == 2
+
+
+@story()
+async def of_two_kinds_of_scope_one_goes_on(scene: Scene) -> None:
+    writer, task = await scene.actor("writer"), await scene.actor("task")
+    scope = Scope("job", "0")
+    result = await task.process.run(task.repository.backup(scope, scene.source("two"), store="a"))
+    gate = scene.server.faults.hold(matching("put_object", ".commit", "task"))
+    committing = asyncio.ensure_future(task.process.run(task.repository.commit(scope, [result])))
+    await gate.reached.wait()
+    await writer.push("one")
+    await asyncio.sleep(1)
+    gate.open()
+    with refused(UsageError):
+        await committing
+    await writer.push("three", "b")
+    await scene.check({"a": "one", "b": "three"})
+
+
+@story()
+async def a_result_that_comes_again_after_its_lease_is_void(scene: Scene) -> None:
+    writer, other, collector = await scene.actor("writer"), await scene.actor("other"), await scene.actor("collector")
+    first = await writer.push("one")
+    result = await writer.backup("two")
+    await writer.commit(result)
+    await writer.rewind(first)
+    faults = scene.server.faults
+    landing = faults.hold(matching("put_object", ".commit", "writer"))
+    committing = asyncio.ensure_future(writer.commit(result))
+    await landing.reached.wait()
+    writer.process.stop()
+    await asyncio.sleep(3 * HOUR_S)
+    deleting = faults.hold(matching("delete_objects", "", "collector"))
+    collecting = asyncio.ensure_future(collector.collect())
+    await deleting.reached.wait()
+    landing.open()
+    await asyncio.sleep(1)
+    # Its index is still there, and has lost its TTL long ago: that says nothing of this record.
+    await other.push("three", "b")
+    deleting.open()
+    await collecting
+    writer.process.wake()
+    with refused(LeaseExpiredError):
+        await committing
+    await scene.check({"a": "one", "b": "three"})
+    await scene.check_all_goes()
+
+
+@story()
+async def a_commit_whose_blob_is_gone_is_not_acknowledged(scene: Scene) -> None:
+    writer = await scene.actor("writer")
+    await writer.push("one")
+    result = await writer.backup("two")
+    scene.server.delete(f"repository/{result.new_keys[0]}")
+    with refused(CommitDamagedError):
+        await writer.commit(result)
+
+
+@story()
+async def the_backstop_waits_for_a_collection_after_the_last_lease(scene: Scene) -> None:
+    scene.times = Times(ttl_ms=7 * _DAY_MS, margin_ms=_DAY_MS // 24, period_ms=2 * _DAY_MS)
+    days = s3_lifecycle.backstop_days(
+        ttl_ms=scene.times.ttl_ms, margin_ms=scene.times.margin_ms, collection_period_ms=scene.times.period_ms
+    )
+    scene.server.expiry_ms = days * _DAY_MS
+    writer, collector = await scene.actor("writer"), await scene.actor("collector")
+    result = await writer.backup("one")
+    for wait_d in (2, 2, 2, 0.9):
+        await asyncio.sleep(wait_d * DAY_S)
+        await collector.collect()
+    # Shortly before its lease ends it commits, and does not come to removing a TTL.
+    gate = scene.server.faults.hold(matching("put_object_tagging", "", "writer"))
+    committing = asyncio.ensure_future(writer.commit(result))
+    await gate.reached.wait()
+    writer.process.kill()
+    with contextlib.suppress(KilledError):
+        await committing
+    for _ in range(3):
+        await asyncio.sleep(2 * DAY_S)
+        await collector.collect()
+    await asyncio.sleep(20 * DAY_S)
+    await scene.check({"a": "one"})
