@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from blobstore.base import BlobInfo, BlobStore, list_blobs, list_checked_page
 from blobstore.concurrency import map_bounded
-from index.snapshot.list_ranges import KeyRange, choose_list_ranges
+from index.snapshot.keys import KeyRange, choose_list_ranges
 
 LISTS_IN_FLIGHT_MAX: Final = 16
 

@@ -14,6 +14,7 @@ audit/<run>                                       what a collection did (design 
 
 Records and boundaries of a scope share one prefix and sort by number, so that one LIST from a number on
 answers every question that a writer has before it acknowledges (design 0002, C4).
+At the end stands how the rest of a long list is split by these keys.
 """
 
 import functools
@@ -63,6 +64,9 @@ _AUDIT = re.compile(rf"audit/(?P<run>{_RUN_ID})")
 
 # One collection: 20 digits of the store's milliseconds, a hyphen, 20 hexadecimal digits of chance. Runs sort by time.
 RunId = NewType("RunId", str)
+
+# Each part costs at most one request more than its share of the whole list: a quarter at this size.
+PAGES_PER_RANGE: Final = 4
 
 
 class UploadKey(msgspec.Struct, frozen=True):
@@ -366,3 +370,37 @@ def check_file_name(name: str) -> str:
     except UnicodeEncodeError:
         raise UnsafeNameError("is not valid Unicode", subject=repr(name), hint=hint) from None
     return name
+
+
+class KeyRange(msgspec.Struct, frozen=True):
+    """The keys of a prefix that sort after one key, up to and including another."""
+
+    after: str
+    # None: to the end.
+    through: str | None = None
+
+    def reaches(self, key: str) -> bool:
+        """Whether a key is not past the end."""
+        return self.through is None or key <= self.through
+
+
+def choose_list_ranges(prefix: str, reached: str) -> tuple[KeyRange, ...]:
+    """Split the keys of a prefix that sort after one into ranges of a few pages each.
+
+    Uploads are spread evenly over the shards (design 0002, K2), so a first page tells about how many are left. The
+    estimate decides how many ranges there are, and nothing else: whatever stands where, shards or not, every key
+    after `reached` is in exactly one of them.
+
+    Args:
+        prefix: A room, or any other prefix: one that has no shards below it is not split.
+        reached: The last key of the first page, which says how much of the prefix one page holds.
+
+    Returns:
+        Ranges in order; one, where more would not pay.
+    """
+    inside = [cut for room in (BLOBS, INDEXES) for cut in shard_prefixes(room) if cut.startswith(prefix)]
+    cuts = [cut for cut in inside if cut > reached]
+    pages_left = len(cuts) / max(1, len(inside) - len(cuts))
+    count = max(1, min(len(cuts), int(pages_left) // PAGES_PER_RANGE))
+    ends = [cuts[position * len(cuts) // count] for position in range(1, count)]
+    return tuple(KeyRange(after, through) for after, through in zip((reached, *ends), (*ends, None), strict=True))

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.snapshot.keys import BLOBS, INDEXES, shard_prefixes, upload_key
-from index.snapshot.list_ranges import KeyRange, choose_list_ranges
+from index.snapshot.keys import BLOBS, INDEXES, KeyRange, choose_list_ranges, shard_prefixes, upload_key
 from index.snapshot.model import Scope
 
 PREFIXES = st.sampled_from(["", BLOBS, INDEXES, "blobs/3f/", "log/"])
