@@ -18,7 +18,7 @@ from index.decoding import decode_json
 from index.errors import FormatError, SamzaFormatError, UnsafeNameError
 from index.plan import audit, plan_file, run_file
 from index.samza.format import decode_samza_index, encode_samza_index, from_samza, parse_samza_checkpoint_id
-from index.snapshot import envelope, keys
+from index.snapshot import codec, keys
 from index.snapshot.codec import (
     decode_boundary,
     decode_commit,
@@ -43,31 +43,31 @@ _scratch = Scratch()
 
 def sealed(kind: bytes, payload: bytes) -> bytes:
     """An envelope that is whole, around anything: what somebody with intent would store."""
-    return envelope.seal(kind, payload, bytes_max=64 * MIB, raw_bytes_max=64 * MIB)
+    return codec.seal(kind, payload, bytes_max=64 * MIB, raw_bytes_max=64 * MIB)
 
 
 def run_envelope(data: bytes) -> None:
     """As it is, and once more with the hash that its bytes should have: nobody guesses a SHA-256."""
-    letter = data[8:9] or envelope.KIND_INDEX
-    kind = letter if letter in envelope.KINDS else envelope.KIND_INDEX
-    head, stored = data[:_HEAD_BYTES], data[envelope.HEADER_BYTES :]
+    letter = data[8:9] or codec.KIND_INDEX
+    kind = letter if letter in codec.KINDS else codec.KIND_INDEX
+    head, stored = data[:_HEAD_BYTES], data[codec.HEADER_BYTES :]
     mended = head + hashlib.sha256(head + stored).digest() + stored if len(head) == _HEAD_BYTES else data
     for bytes_ in (mended, data):
-        payload = envelope.unseal(bytes_, kind, bytes_max=MIB, raw_bytes_max=MIB, subject=SUBJECT)
-        again = envelope.seal(kind, payload, bytes_max=2 * MIB, raw_bytes_max=MIB)
-        assert envelope.unseal(again, kind, bytes_max=2 * MIB, raw_bytes_max=MIB, subject=SUBJECT) == payload
+        payload = codec.unseal(bytes_, kind, bytes_max=MIB, raw_bytes_max=MIB, subject=SUBJECT)
+        again = codec.seal(kind, payload, bytes_max=2 * MIB, raw_bytes_max=MIB)
+        assert codec.unseal(again, kind, bytes_max=2 * MIB, raw_bytes_max=MIB, subject=SUBJECT) == payload
 
 
 def run_index(payload: bytes) -> None:
-    index = decode_index(sealed(envelope.KIND_INDEX, payload), subject=SUBJECT)
+    index = decode_index(sealed(codec.KIND_INDEX, payload), subject=SUBJECT)
     assert decode_index(encode_index(index), subject=SUBJECT) == index
 
 
 def run_delta(data: bytes) -> None:
     """Two payloads, the length of the first before them: a whole index and a delta on it."""
     length = int.from_bytes(data[:2], "big")
-    whole = decode_index(sealed(envelope.KIND_INDEX, data[2 : 2 + length]), subject=SUBJECT)
-    delta = decode_index(sealed(envelope.KIND_INDEX, data[2 + length :]), subject=SUBJECT)
+    whole = decode_index(sealed(codec.KIND_INDEX, data[2 : 2 + length]), subject=SUBJECT)
+    delta = decode_index(sealed(codec.KIND_INDEX, data[2 + length :]), subject=SUBJECT)
     if isinstance(whole, SnapshotIndex) and isinstance(delta, IndexDelta):
         index = resolve_deltas(whole, [delta])
         assert decode_index(encode_index(index), subject=SUBJECT) == index
@@ -203,14 +203,14 @@ def run_json(data: bytes) -> None:
 
 
 TARGETS: Final = (
-    Target(name="envelope", run=run_envelope, covers=(envelope.unseal,)),
+    Target(name="envelope", run=run_envelope, covers=(codec.unseal,)),
     Target(name="index", run=run_index, covers=(decode_index,)),
     Target(name="delta", run=run_delta, covers=(decode_index,)),
-    Target(name="commit", run=record(envelope.KIND_COMMIT, decode_commit), covers=(decode_commit,)),
-    Target(name="boundary", run=record(envelope.KIND_BOUNDARY, decode_boundary), covers=(decode_boundary,)),
-    Target(name="pin", run=record(envelope.KIND_PIN, decode_pin), covers=(decode_pin,)),
-    Target(name="name", run=record(envelope.KIND_NAME, decode_name), covers=(decode_name,)),
-    Target(name="repository", run=record(envelope.KIND_REPOSITORY, decode_repository), covers=(decode_repository,)),
+    Target(name="commit", run=record(codec.KIND_COMMIT, decode_commit), covers=(decode_commit,)),
+    Target(name="boundary", run=record(codec.KIND_BOUNDARY, decode_boundary), covers=(decode_boundary,)),
+    Target(name="pin", run=record(codec.KIND_PIN, decode_pin), covers=(decode_pin,)),
+    Target(name="name", run=record(codec.KIND_NAME, decode_name), covers=(decode_name,)),
+    Target(name="repository", run=record(codec.KIND_REPOSITORY, decode_repository), covers=(decode_repository,)),
     Target(
         name="keys",
         run=run_keys,

@@ -24,8 +24,7 @@ import xxhash
 
 from engine.state.compression import Codec, Compressor, decompress_chunks, decompress_sst_block
 from engine.state.zips import read_state_zip
-from index.snapshot.codec import decode_commit, decode_index
-from index.snapshot.envelope import KIND_COMMIT, KIND_INDEX
+from index.snapshot.codec import KIND_COMMIT, KIND_INDEX, decode_commit, decode_index
 from index.spark.changelog import ChangelogDecoder, encode_header
 from index.spark.file_checksum import decode_file_checksum
 from index.spark.schema import decode_state_schema

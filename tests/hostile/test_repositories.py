@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from index.snapshot.envelope import KIND_COMMIT, KIND_INDEX
+from index.snapshot.codec import KIND_COMMIT, KIND_INDEX
 from index.snapshot.keys import BLOBS, INDEXES, upload_key
 from index.snapshot.model import (
     BlobKey,

@@ -19,6 +19,8 @@ from index.snapshot.codec import (
     decode_repository,
     encode_index,
     encode_record,
+    seal,
+    unseal,
 )
 from index.snapshot.delta import apply_delta, make_delta, resolve_deltas
 from index.snapshot.dir_diff import (
@@ -30,7 +32,6 @@ from index.snapshot.dir_diff import (
     pairs_to_identify,
     strip_removed,
 )
-from index.snapshot.envelope import seal, unseal
 from index.snapshot.invariants import check_snapshot_index
 from index.snapshot.keys import (
     INDEXES,

@@ -12,14 +12,14 @@ from types import ModuleType
 from typing import Any, Final
 
 from index.plan import collect as collect_plan
-from index.snapshot import codec, envelope, invariants, keys, reachable, record_invariants
+from index.snapshot import codec, invariants, keys, reachable, record_invariants
 
 # Some megabytes.
 _KEPT_MAX: Final = 4096
 
 _unsealed: Final[dict[tuple[object, ...], bytes]] = {}
 _unpacked: Final[dict[tuple[object, ...], object]] = {}
-_unseal: Final = envelope.unseal
+_unseal: Final = codec.unseal
 _unpack: Final = codec._unpack
 _parse_upload_key: Final = lru_cache(maxsize=_KEPT_MAX)(keys.parse_upload_key)
 
@@ -52,7 +52,7 @@ def _keep(known: dict[tuple[object, ...], Any], of: tuple[object, ...], found: o
 # Where what is replaced is known, and by which name. Nothing is compressed: that depends on the bytes alone, too, and
 # those of a record are never the same twice.
 _REPLACED: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
-    (envelope, "_COMPRESS_BYTES_MIN", sys.maxsize),
+    (codec, "_COMPRESS_BYTES_MIN", sys.maxsize),
     (codec, "unseal", _unseal_once),
     (codec, "_unpack", _unpack_once),
     *(

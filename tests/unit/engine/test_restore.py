@@ -18,7 +18,7 @@ from engine.records import indexes as index_io
 from engine.records.indexes import IndexCache, read_index
 from engine.restore.restore import OwnerPolicy
 from index.errors import FormatError
-from index.snapshot.envelope import KIND_INDEX, seal
+from index.snapshot.codec import KIND_INDEX, seal
 from index.snapshot.keys import INDEXES, upload_key
 from index.snapshot.model import DirIndex, IndexReference, SnapshotIndex, StoreReference
 from tests.unit.engine.restore_kit import FORMS, backed_up, blob_of, restored_whole

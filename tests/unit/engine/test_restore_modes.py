@@ -14,7 +14,7 @@ import pytest
 from blobstore.base import BytesBody
 from engine.drill.scratch import _remove
 from engine.errors import TargetError
-from index.snapshot.envelope import KIND_INDEX, seal, unseal
+from index.snapshot.codec import KIND_INDEX, seal, unseal
 from index.snapshot.keys import INDEXES, upload_key
 from index.snapshot.model import IndexReference
 from tests.unit.engine.restore_kit import restored_whole

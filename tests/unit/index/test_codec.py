@@ -164,7 +164,7 @@ def test_bomb_is_not_inflated_beyond_what_it_declares(monkeypatch: pytest.Monkey
         def unused_data(self) -> bytes:
             return self._inner.unused_data
 
-    monkeypatch.setattr("index.snapshot.envelope.zlib.decompressobj", Watched)
+    monkeypatch.setattr("index.snapshot.codec.zlib.decompressobj", Watched)
     bomb = zlib.compress(bytes(64 * 1024 * 1024))
     with pytest.raises(CorruptIndexError, match="F5"):
         decode_index(envelope(bomb, compression=1, raw_bytes=100), subject="k")
