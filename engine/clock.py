@@ -10,7 +10,8 @@ from typing import Protocol
 
 from blobstore.base import BlobStore
 from blobstore.errors import AccessDeniedError, StoreFullError
-from index.snapshot.model import UniqueId, WriteId
+from index.snapshot.model import UniqueId
+from index.snapshot.records import WriteId
 
 
 class Ambient(Protocol):

@@ -31,13 +31,12 @@ from index.snapshot.model import (
     DirIndex,
     IndexReference,
     LineageItem,
-    RepositoryRecord,
     Scope,
     SnapshotIndex,
     SnapshotMetadata,
-    StoreReference,
     UniqueId,
 )
+from index.snapshot.records import RepositoryRecord, StoreReference
 from index.spark.names import parse_state_name
 from index.text import human_bytes, printable
 

@@ -20,8 +20,9 @@ from engine.settings import TransferSettings
 from index.plan.backup import BackupLimits, BackupPlan, plan_backup
 from index.snapshot.dir_diff import DirDiff, diff_dir
 from index.snapshot.local_tree import LocalDir
-from index.snapshot.model import BlobKey, DirIndex, SnapshotIndex, SstIdentity, StoreReference
+from index.snapshot.model import BlobKey, DirIndex, SnapshotIndex, SstIdentity
 from index.snapshot.reachable import blob_keys
+from index.snapshot.records import StoreReference
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from engine.state.file_manager import StateFileManager
 from engine.state.index_files import IndexStateFiles
 from engine.state.restore import restore_state
 from engine.state.streaming_checkpoint import StoreAt
-from index.snapshot.model import StoreReference
+from index.snapshot.records import StoreReference
 from index.spark.checkpoint import StoreId
 from index.spark.lineage import target_in_index
 

@@ -22,7 +22,7 @@ from engine.records.complete import find_complete
 from engine.repository.repository import Choice
 from engine.repository.sync import SyncRepository
 from index.plan.restore import RestorePlan, ReusedFile
-from index.snapshot.model import StoreReference
+from index.snapshot.records import StoreReference
 from index.text import human_bytes, printable
 
 

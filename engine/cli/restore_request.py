@@ -22,7 +22,8 @@ from engine.text import table
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.keys import encode_component
-from index.snapshot.model import Scope, StoreReference
+from index.snapshot.model import Scope
+from index.snapshot.records import StoreReference
 from index.text import printable
 
 Done = TypeVar("Done")

@@ -12,8 +12,9 @@ import msgspec
 from engine.text import table
 from index.plan.commits import Commit
 from index.snapshot.index_diff import ComparedFile, IndexDifference
-from index.snapshot.model import FileIndex, NameRecord, Pack, Scope, SnapshotIndex, StoreReference
+from index.snapshot.model import FileIndex, Pack, Scope, SnapshotIndex
 from index.snapshot.reachable import files_of
+from index.snapshot.records import NameRecord, StoreReference
 from index.text import count, human_bytes, iso_time, printable, shortened
 
 SCHEMA: Final = 1

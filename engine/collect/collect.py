@@ -46,7 +46,8 @@ from index.plan.collect import ScopePlan
 from index.plan.plan_file import PlanHeader, PlanSummary, RootCommit, RootName, RootPin
 from index.plan.retention import Retention, RetentionPolicy, as_policy
 from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
-from index.snapshot.model import Boundary, IndexReference, RepositoryRecord, Scope
+from index.snapshot.model import IndexReference, Scope
+from index.snapshot.records import Boundary, RepositoryRecord
 from index.text import count
 
 # The share of all bytes of blobs and indexes that one run may delete unless it is told another.

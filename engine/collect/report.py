@@ -9,7 +9,8 @@ from index.display import Told, tell_value
 from index.plan.collect import PlannedDelete, ReasonTotal
 from index.plan.retention import KeepReason
 from index.snapshot.keys import RunId
-from index.snapshot.model import Boundary, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import Boundary
 from index.text import count, human_bytes
 
 

@@ -8,7 +8,7 @@ from engine.errors import UnsafeStoreError
 from index.errors import FormatError, UnsafeNameError
 from index.plan.run_file import ENDED, HEADER, HEADER_BYTES_MAX, RunHeader, decode_header, encode_header
 from index.snapshot.keys import RUNS, RunId, parse_run_key, run_began_at_ms, run_key, run_prefix
-from index.snapshot.model import RepositoryRecord
+from index.snapshot.records import RepositoryRecord
 
 COLLECT = RequestMetadata(payload_path="collect")
 

@@ -20,7 +20,7 @@ from index.plan.collect import (
 )
 from index.plan.retention import RetentionPolicy
 from index.snapshot.keys import BLOBS, INDEXES, RunId
-from index.snapshot.model import Boundary, RepositoryRecord
+from index.snapshot.records import Boundary, RepositoryRecord
 
 
 class Facts(msgspec.Struct, kw_only=True):

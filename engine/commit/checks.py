@@ -19,7 +19,8 @@ from engine.records.log import LOAD_ATTEMPTS_MAX, list_log, read_boundaries, rea
 from engine.records.settle import REQUESTS_IN_FLIGHT_MAX, has_ttl
 from index.plan.commits import Commit, Verdict, judge_record, valid_commits
 from index.snapshot.keys import LOG, commit_key, encode_component
-from index.snapshot.model import CommitRecord, IndexReference, Scope
+from index.snapshot.model import IndexReference, Scope
+from index.snapshot.records import CommitRecord
 
 
 async def check_granularity(store: BlobStore, scope: Scope, operation: str, first: Commit | None = None) -> None:

@@ -15,7 +15,8 @@ from engine.records.store_checks import check_commits
 from index.display import Told
 from index.plan.commits import Commit
 from index.plan.forgetting import plan_forget
-from index.snapshot.model import Boundary, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import Boundary
 
 OPERATION: Final = "forget"
 # An answer is lost, or a collector takes the boundary away that has just been met: each time one attempt more.

@@ -11,7 +11,8 @@ from index.plan.commits import Commit
 from index.plan.naming import choose_naming
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import name_key
-from index.snapshot.model import NameRecord, RepositoryRecord, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import NameRecord, RepositoryRecord
 
 
 async def give_name(

@@ -10,13 +10,12 @@ from engine.errors import CommitLostError, NotFoundError, StaleResultError, Usag
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.codec import encode_record
-from index.snapshot.model import (
+from index.snapshot.model import IndexReference, Scope
+from index.snapshot.records import (
     NEVER_MS,
     CommitPointer,
     CommitRecord,
-    IndexReference,
     RepositoryRecord,
-    Scope,
     ScopeLayout,
     StoreReference,
     WriteId,

@@ -50,13 +50,8 @@ from engine.records.store_checks import check_commits
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.keys import commit_key
-from index.snapshot.model import (
-    CommitPointer,
-    CommitRecord,
-    RepositoryRecord,
-    Scope,
-    ScopeLayout,
-)
+from index.snapshot.model import Scope
+from index.snapshot.records import CommitPointer, CommitRecord, RepositoryRecord, ScopeLayout
 
 # A writer meets its own late record at most once per attempt; more means that something else is wrong.
 COMMIT_ATTEMPTS_MAX: Final = 3

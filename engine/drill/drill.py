@@ -21,7 +21,8 @@ from engine.restore.restore import restore_store
 from engine.rocksdb.store import StoreReader, spark_settings
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from index.snapshot.keys import encode_component
-from index.snapshot.model import Scope, StoreReference
+from index.snapshot.model import Scope
+from index.snapshot.records import StoreReference
 
 # An operator that reads whatever operands a store holds; nothing is read but what an opening reads.
 _OPENING: Final = spark_settings(merge_delimiter=b",")

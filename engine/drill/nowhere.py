@@ -15,7 +15,8 @@ from engine.restore.packs import PackReader
 from engine.restore.restore import read_index_of
 from engine.settings import TransferSettings
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, plan_restore
-from index.snapshot.model import FileBlob, StoreReference
+from index.snapshot.model import FileBlob
+from index.snapshot.records import StoreReference
 
 _REHEARSAL: Final = RequestMetadata(payload_path="rehearsal")
 

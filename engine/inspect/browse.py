@@ -21,7 +21,8 @@ from engine.rocksdb.store import RocksDbSettings, StoreReader, list_families, op
 from engine.settings import TransferSettings
 from index.display import Told
 from index.errors import FormatError
-from index.snapshot.model import SnapshotIndex, StoreReference
+from index.snapshot.model import SnapshotIndex
+from index.snapshot.records import StoreReference
 from index.spark.checkpoint import decode_picture
 
 SCRATCH_PREFIX: Final = "tidemark-keys-"

@@ -26,7 +26,7 @@ from index.plan.commits import Commit, is_number_closed
 from index.plan.forgetting import FORGOTTEN_AHEAD
 from index.snapshot.codec import decode_name, decode_pin
 from index.snapshot.keys import NAMES, boundary_key, is_pin_key, parse_log_key, parse_name_key
-from index.snapshot.model import Boundary
+from index.snapshot.records import Boundary
 
 OPERATION: Final = "discard"
 _MAY_ARRIVE: Final = "discard again: the boundary may still arrive, and closes what it does not keep"

@@ -26,8 +26,9 @@ from index.snapshot.keys import (
     parse_pin_key,
     parse_run_key,
 )
-from index.snapshot.model import CommitPointer, IndexReference, RepositoryRecord, Scope, StoreReference
+from index.snapshot.model import IndexReference, Scope
 from index.snapshot.reachable import files_of
+from index.snapshot.records import CommitPointer, RepositoryRecord, StoreReference
 
 # Of all that leads to a key, so much is told.
 PATHS_TOLD_MAX: Final = 20

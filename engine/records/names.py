@@ -16,7 +16,8 @@ from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.naming import Naming, choose_naming
 from index.snapshot.codec import decode_name, encode_record
 from index.snapshot.keys import NAMES, REPOSITORY, name_prefix, names_prefix, parse_name_key
-from index.snapshot.model import NameRecord, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import NameRecord
 
 
 async def list_names(store: BlobStore, scope: Scope, noted: Noted | None = None) -> tuple[NameRecord, ...]:

@@ -15,7 +15,7 @@ from engine.records.store_checks import check_pins
 from index.plan.commits import Commit, is_closed
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import pin_key
-from index.snapshot.model import PIN_DURATION_MS, Pin
+from index.snapshot.records import PIN_DURATION_MS, Pin
 
 RENEWALS_PER_DURATION: Final = 3
 

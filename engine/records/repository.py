@@ -12,7 +12,7 @@ from engine.records.log import read_record
 from engine.records.store_checks import check_commits, check_unused
 from index.snapshot.codec import decode_repository, encode_record
 from index.snapshot.keys import PREFIXES, REPOSITORY
-from index.snapshot.model import RepositoryRecord
+from index.snapshot.records import RepositoryRecord
 
 # Empty keys that consoles make of a prefix, as `log/`.
 MARKERS_MAX: Final = 8

@@ -27,7 +27,8 @@ from index.plan.audit import AuditRecord, decode_audit
 from index.plan.commits import Commit
 from index.plan.retention import Retention, RetentionPolicy
 from index.snapshot.keys import AUDIT, BLOBS, parse_audit_key, parse_upload_key
-from index.snapshot.model import RepositoryRecord, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import RepositoryRecord
 
 JOBS_MAX: Final = 20
 # Records of each job.

@@ -18,7 +18,8 @@ from engine.records.roots import read_pins
 from engine.repository.restoring import RestoringRepository
 from index.plan.commits import Commit
 from index.plan.retention import Retention, RetentionPolicy
-from index.snapshot.model import NameRecord, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import NameRecord
 
 
 class CaringRepository(RestoringRepository):

@@ -29,15 +29,8 @@ from index.plan.commits import Commit, fits
 from index.plan.naming import commit_of_name
 from index.snapshot.index_diff import IndexDifference, diff_indexes
 from index.snapshot.keys import encode_component, parse_log_key
-from index.snapshot.model import (
-    IndexReference,
-    NameRecord,
-    RepositoryRecord,
-    Scope,
-    SnapshotIndex,
-    StoreReference,
-    UniqueId,
-)
+from index.snapshot.model import IndexReference, Scope, SnapshotIndex, UniqueId
+from index.snapshot.records import NameRecord, RepositoryRecord, StoreReference
 from index.text import iso_time
 
 # A reader whose commit is collected before its pin stands chooses again this often.

@@ -18,7 +18,8 @@ from engine.state.restore import RestoredState, restore_state
 from index.display import Told
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan
-from index.snapshot.model import CommitPointer, Scope, StoreReference, UniqueId
+from index.snapshot.model import Scope, UniqueId
+from index.snapshot.records import CommitPointer, StoreReference
 
 
 class Restored(Told, msgspec.Struct, frozen=True, kw_only=True):

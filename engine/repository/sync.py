@@ -12,7 +12,8 @@ from engine.records.pins import PinLease
 from engine.repository.repository import Choice, Repository
 from engine.settings import TransferSettings
 from index.plan.commits import Commit
-from index.snapshot.model import RepositoryRecord, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import RepositoryRecord
 
 
 class SyncRepository(Facade[Repository]):

@@ -17,7 +17,7 @@ from engine.restore.restore import (
 from engine.restore.staging import look_at_target
 from engine.settings import TransferSettings
 from index.plan.restore import RestorePlan, plan_restore
-from index.snapshot.model import StoreReference
+from index.snapshot.records import StoreReference
 
 
 async def plan_restore_store(

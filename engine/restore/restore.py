@@ -29,7 +29,8 @@ from index.display import Told, tell_files, tell_seconds, tell_texts
 from index.plan.restore import RestorePlan, choose_candidates, plan_restore
 from index.snapshot.chosen_files import choose_files, is_empty
 from index.snapshot.local_tree import LocalFile
-from index.snapshot.model import SnapshotIndex, StoreReference
+from index.snapshot.model import SnapshotIndex
+from index.snapshot.records import StoreReference
 
 __all__ = ["OwnerPolicy", "RestoreResult", "read_index_of", "restore_index", "restore_store"]
 

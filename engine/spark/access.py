@@ -15,7 +15,7 @@ from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.kept_repository import kept_here
-from index.snapshot.model import RepositoryRecord
+from index.snapshot.records import RepositoryRecord
 
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 

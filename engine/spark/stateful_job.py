@@ -35,7 +35,8 @@ from engine.spark.store_task import (
 from engine.spark.tasks import PURPOSE, RestoreForRun, StoreWork, spread
 from index.display import Told
 from index.plan.commits import Commit
-from index.snapshot.model import Scope, ScopeLayout
+from index.snapshot.model import Scope
+from index.snapshot.records import ScopeLayout
 
 # Spark's Murmur3 `hash` with its fixed seed, over the key columns in their order, `pmod` the number of tasks.
 KEY_HASH: Final = "spark-hash-v1"

@@ -18,7 +18,8 @@ from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access
 from engine.spark.claims import READERS, Attempt, ReadyStore, StoreClaims, StoreState
 from engine.spark.errors import PartitioningError
-from index.snapshot.model import Scope, StoreReference
+from index.snapshot.model import Scope
+from index.snapshot.records import StoreReference
 
 TASK_COLUMN: Final = "__tidemark_task"
 

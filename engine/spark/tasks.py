@@ -37,7 +37,8 @@ from engine.spark.frames import frame_of
 from engine.spark.store_task import JobRun, state_of
 from index.plan.restore import RestorePlan
 from index.snapshot.keys import encode_component
-from index.snapshot.model import Scope, StoreReference
+from index.snapshot.model import Scope
+from index.snapshot.records import StoreReference
 
 MB: Final = 1_000_000
 # What pins are held for.

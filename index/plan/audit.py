@@ -9,7 +9,8 @@ from index.errors import UnknownFormatError
 from index.plan.collect import ReasonTotal
 from index.plan.retention import RetentionPolicy
 from index.snapshot.keys import RunId
-from index.snapshot.model import CommitPointer, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import CommitPointer
 
 SCHEMA: Final = 1
 

@@ -12,16 +12,8 @@ from index.errors import UnsafeNameError
 from index.plan.commits import Commit, LogListing, is_closed, is_number_closed, valid_commits
 from index.plan.retention import KeepReason, Retention, choose_kept
 from index.snapshot.keys import parse_upload_key
-from index.snapshot.model import (
-    NEVER_MS,
-    PIN_DURATION_MS,
-    Boundary,
-    CommitPointer,
-    CommitRecord,
-    NameRecord,
-    Pin,
-    Scope,
-)
+from index.snapshot.model import Scope
+from index.snapshot.records import NEVER_MS, PIN_DURATION_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin
 
 
 class DeleteReason(StrEnum):

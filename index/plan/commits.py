@@ -12,13 +12,13 @@ import msgspec
 from index.display import Told, tell_files, tell_value
 from index.errors import IndexInvariantError, UnsafeNameError
 from index.snapshot.keys import parse_log_key
-from index.snapshot.model import (
+from index.snapshot.model import Scope
+from index.snapshot.records import (
     PIN_DURATION_MS,
     Boundary,
     CommitPointer,
     CommitRecord,
     RepositoryRecord,
-    Scope,
     StoreReference,
 )
 from index.text import iso_time, printable

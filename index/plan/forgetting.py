@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from index.plan.commits import LogListing
-from index.snapshot.model import Boundary
+from index.snapshot.records import Boundary
 
 # How far above the newest number the boundary stands. A writer may commit between the listing and the writing of the
 # boundary, and remember what it committed; nobody commits this often meanwhile (three years at ten a second).

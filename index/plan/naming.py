@@ -6,7 +6,7 @@ import msgspec
 
 from index.plan.collect import name_is_live
 from index.plan.commits import Commit
-from index.snapshot.model import NEVER_MS, CommitRecord, NameRecord
+from index.snapshot.records import NEVER_MS, CommitRecord, NameRecord
 
 
 class Naming(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,8 @@ from index.errors import IndexInvariantError, PlanFileError, UnknownFormatError,
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, sum_totals
 from index.plan.retention import KeepReason, RetentionPolicy
 from index.snapshot.keys import RunId, check_run_id, parse_upload_key
-from index.snapshot.model import NEVER_MS, SIZE_BYTES_MAX, Scope
+from index.snapshot.model import SIZE_BYTES_MAX, Scope
+from index.snapshot.records import NEVER_MS
 
 HEADER_NAME: Final = "plan.json"
 SUMMARY_NAME: Final = "summary.json"

@@ -8,7 +8,7 @@ import msgspec
 
 from index.errors import IndexInvariantError
 from index.plan.commits import Commit
-from index.snapshot.model import CommitPointer
+from index.snapshot.records import CommitPointer
 
 
 class KeepReason(StrEnum):

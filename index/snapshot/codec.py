@@ -26,25 +26,20 @@ import msgspec
 
 from index.decoding import UNDECODABLE
 from index.errors import CorruptIndexError, FormatError, IndexInvariantError, UnknownFormatError, UnsafeNameError
-from index.snapshot.invariants import (
-    check_boundary,
-    check_commit,
-    check_index_delta,
-    check_name,
-    check_pin,
-    check_repository,
-    check_snapshot_index,
-)
-from index.snapshot.model import (
+from index.snapshot.invariants import check_index_delta, check_snapshot_index
+from index.snapshot.model import IndexDelta, SnapshotIndex, StoredIndex
+from index.snapshot.records import (
     Boundary,
     CommitRecord,
-    IndexDelta,
     NameRecord,
     Pin,
     RepositoryRecord,
-    SnapshotIndex,
-    StoredIndex,
     StoredRecord,
+    check_boundary,
+    check_commit,
+    check_name,
+    check_pin,
+    check_repository,
 )
 
 # Caps on stored bytes, for whoever fetches them (design 0001, F4).

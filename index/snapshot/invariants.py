@@ -1,7 +1,7 @@
-"""What a snapshot index must be before anything is done with it: the numbered rules M1 to M15 of design 0001.
+"""What a snapshot index must be before anything is done with it: the numbered rules M1 to M16 of design 0001.
 
 The same checks run before a value is written and after it is read, so that neither a fault of ours nor hostile bytes
-get any further. Rules about records stand in `record_invariants` and are offered here too.
+get any further. At the end stand the small checks of numbers, texts and hashes that `records` shares.
 """
 
 import itertools
@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from index.errors import FormatError
-from index.snapshot.bounds import HASH_BYTES, broken, check_number, check_session, check_text
-from index.snapshot.keys import BLOBS, check_file_name, encode_component, parse_upload_key
+from index.errors import FormatError, IndexInvariantError
+from index.snapshot.keys import BLOBS, INDEXES, check_file_name, encode_component, parse_upload_key
 from index.snapshot.model import (
     SIZE_BYTES_MAX,
     DirDelta,
@@ -20,34 +19,13 @@ from index.snapshot.model import (
     FileIndex,
     FileMetadata,
     IndexDelta,
+    IndexReference,
     LineageItem,
     Pack,
     SnapshotIndex,
     SnapshotMetadata,
     SstIdentity,
 )
-from index.snapshot.record_invariants import (
-    check_boundary,
-    check_commit,
-    check_index_reference,
-    check_name,
-    check_pin,
-    check_repository,
-)
-
-__all__ = [
-    "DEPTH_MAX",
-    "ENTRIES_MAX",
-    "INDEX_DELTAS_MAX",
-    "LINEAGE_ITEMS_MAX",
-    "check_boundary",
-    "check_commit",
-    "check_index_delta",
-    "check_name",
-    "check_pin",
-    "check_repository",
-    "check_snapshot_index",
-]
 
 # Directories between the root and the deepest one.
 DEPTH_MAX: Final = 64
@@ -56,12 +34,15 @@ ENTRIES_MAX: Final = 5_000_000
 # Deltas between an index and the whole one that it starts from (design 0002, P2).
 INDEX_DELTAS_MAX: Final = 16
 LINEAGE_ITEMS_MAX: Final = 4096
+HASH_BYTES: Final = 32
+TEXT_BYTES_MAX: Final = 1024
 
 _CRC32_MAX: Final = 2**32 - 1
 _MODE_MAX: Final = 0o7777
 _TIME_NS_MIN: Final = -(2**63)
 _OWNER_BYTES_MAX: Final = 255
 _UNIQUE_ID_BYTES_MAX: Final = 200
+_SESSION = re.compile(r"[0-9a-f]{20}")
 # Names that `check_file_name` accepts, told by one look; every other one is asked about.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 
@@ -143,6 +124,19 @@ def check_index_delta(delta: IndexDelta) -> None:
     if delta.dir.name:
         raise broken("M1", "has a name", f"root {delta.dir.name!r}")
     _IndexWalk(packs, {}).check_delta(delta.dir, ())
+
+
+def check_index_reference(reference: IndexReference, rule: str, what: str) -> None:
+    """M16. An index reference has the key of an upload in `indexes/`, a hash of 32 bytes and a size above zero.
+
+    Raises:
+        IndexInvariantError: Hash, size or room is wrong.
+        UnsafeNameError: The key is not the key of an upload.
+    """
+    if parse_upload_key(reference.key).room != INDEXES:
+        raise broken(rule, f"{reference.key} is not in {INDEXES}", what)
+    check_hash(reference.sha256, rule, f"hash of the {what}")
+    check_number(reference.size_bytes, rule, f"size of the {what}", low=1)
 
 
 class _IndexWalk:
@@ -394,3 +388,54 @@ def _check_lineage_item(item: LineageItem) -> None:
 
 def _join(path: Path, name: str = "") -> str:
     return "/".join((*path, name)) if name or path else "root"
+
+
+def broken(rule: str, message: str, subject: str) -> IndexInvariantError:
+    """The error that names the numbered rule of design 0001 which a value breaks."""
+    return IndexInvariantError(f"{message} ({rule})", subject=subject)
+
+
+def check_number(value: int, rule: str, what: str, *, low: int = 0, high: int = SIZE_BYTES_MAX) -> None:
+    """Refuse a number outside `[low, high]`; by default one that is negative or does not fit 63 bits.
+
+    Raises:
+        IndexInvariantError: It is outside.
+    """
+    if not low <= value <= high:
+        raise broken(rule, f"{value} is not within {low} to {high}", what)
+
+
+def check_text(value: str, rule: str, what: str, *, bytes_max: int = TEXT_BYTES_MAX, empty: bool = False) -> None:
+    """Refuse a text that is empty (unless `empty`), is not valid Unicode, or takes more than `bytes_max` in UTF-8.
+
+    Raises:
+        IndexInvariantError: It is one of these.
+    """
+    if value.isascii() and 0 < len(value) <= bytes_max:
+        return
+    try:
+        size_bytes = len(value.encode())
+    except UnicodeEncodeError:
+        raise broken(rule, "is not valid Unicode", what) from None
+    if size_bytes > bytes_max or (size_bytes == 0 and not empty):
+        raise broken(rule, f"is empty or longer than {bytes_max} bytes", what)
+
+
+def check_hash(value: bytes, rule: str, what: str) -> None:
+    """Refuse a hash that is not 32 bytes long.
+
+    Raises:
+        IndexInvariantError: It is not.
+    """
+    if len(value) != HASH_BYTES:
+        raise broken(rule, f"has {len(value)} bytes, not {HASH_BYTES}", what)
+
+
+def check_session(value: str, rule: str, what: str) -> None:
+    """Refuse an id that is not 20 lower-case hexadecimal digits.
+
+    Raises:
+        IndexInvariantError: It is not.
+    """
+    if _SESSION.fullmatch(value) is None:
+        raise broken(rule, f"{value[:40]!r} is not 20 lower-case hexadecimal digits", what)

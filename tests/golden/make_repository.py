@@ -22,7 +22,8 @@ from index.plan.commits import Commit
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import pin_key
-from index.snapshot.model import Pin, Scope, ScopeLayout
+from index.snapshot.model import Scope
+from index.snapshot.records import Pin, ScopeLayout
 from tests.unit.engine.checkpoint.live_query import LiveQuery
 
 FLIGHTS = Scope("flights")

@@ -21,7 +21,8 @@ from engine.clock import SystemAmbient
 from engine.local.cache import DigestCache
 from engine.restore.restore import restore_store
 from engine.settings import MIB, TransferSettings
-from index.snapshot.model import RepositoryRecord, Scope, StoreReference
+from index.snapshot.model import Scope
+from index.snapshot.records import RepositoryRecord, StoreReference
 
 _MAKE = """
 import sys

@@ -16,8 +16,9 @@ from engine.local.scan import scan_dir
 from engine.records.indexes import read_index
 from engine.settings import TransferSettings
 from index.snapshot.local_tree import LocalDir
-from index.snapshot.model import SstIdentity, StoreReference
+from index.snapshot.model import SstIdentity
 from index.snapshot.reachable import files_of
+from index.snapshot.records import StoreReference
 from tests.unit.engine.workbench import Workbench, read_tree, stamps
 
 

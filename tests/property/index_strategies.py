@@ -8,9 +8,6 @@ from index.snapshot.codec import INDEX_BYTES_MAX
 from index.snapshot.keys import BLOBS, INDEXES, upload_key
 from index.snapshot.model import (
     SIZE_BYTES_MAX,
-    Boundary,
-    CommitPointer,
-    CommitRecord,
     DirDelta,
     FileBlob,
     FileIndex,
@@ -18,16 +15,21 @@ from index.snapshot.model import (
     IndexDelta,
     IndexReference,
     LineageItem,
-    NameRecord,
     Pack,
-    Pin,
-    RepositoryRecord,
     Scope,
-    ScopeLayout,
     SnapshotMetadata,
     SstIdentity,
-    StoreReference,
     UniqueId,
+)
+from index.snapshot.records import (
+    Boundary,
+    CommitPointer,
+    CommitRecord,
+    NameRecord,
+    Pin,
+    RepositoryRecord,
+    ScopeLayout,
+    StoreReference,
     WriteId,
 )
 from tests.unit.index.builders import Tree

@@ -16,7 +16,7 @@ from engine.settings import TransferSettings
 from engine.spark.access import Access
 from engine.spark.collection.backend import SparkHands
 from engine.spark.collection.rows import Row, batch_of, rows_of
-from index.snapshot.model import RepositoryRecord
+from index.snapshot.records import RepositoryRecord
 
 # Few, so that the rows of one shard come in several batches.
 ROWS_PER_BATCH = 7

@@ -36,6 +36,7 @@ MODULES: Final = (
     "index.errors",
     "index.plan.commits",
     "index.snapshot.model",
+    "index.snapshot.records",
     "index.plan.retention",
 )
 

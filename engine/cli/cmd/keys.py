@@ -30,7 +30,7 @@ from engine.inspect.browse import (
 )
 from engine.text import Moment
 from index.plan.commits import Commit
-from index.snapshot.model import StoreReference
+from index.snapshot.records import StoreReference
 from index.text import count, human_bytes, printable, shortened
 
 KEYS_MAX: Final = 100

@@ -36,7 +36,7 @@ from engine.cli.views import CommitView, view_commit
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy, RestoreResult, check_patterns
 from engine.text import Moment
-from index.snapshot.model import StoreReference
+from index.snapshot.records import StoreReference
 from index.text import human_bytes, human_duration, printable
 
 

@@ -32,7 +32,8 @@ from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from index.plan.commits import NOTHING_VOUCHES, Commit
 from index.snapshot.index_diff import diff_indexes
-from index.snapshot.model import DirIndex, Scope, StoreReference
+from index.snapshot.model import DirIndex, Scope
+from index.snapshot.records import StoreReference
 from index.text import printable, shortened
 
 INDEXES_IN_FLIGHT_MAX: Final = 8

@@ -33,7 +33,7 @@ from index.plan.plan_file import (
 )
 from index.plan.retention import RetentionPolicy, RetentionRule
 from index.snapshot.keys import BLOBS, INDEXES, RunId, parse_upload_key, run_began_at_ms
-from index.snapshot.model import RepositoryRecord
+from index.snapshot.records import RepositoryRecord
 
 # A collection beside us may take what the roots have led to; then they have changed.
 READINGS_MAX: Final = 5

@@ -29,17 +29,14 @@ from index.snapshot.codec import (
 )
 from index.snapshot.delta import apply_delta
 from index.snapshot.keys import LOG, NAMES, PINS, REPOSITORY, parse_log_key, parse_name_key, parse_pin_key
-from index.snapshot.model import (
+from index.snapshot.model import DirIndex, IndexReference, Scope, SnapshotIndex
+from index.snapshot.records import (
     NEVER_MS,
     PIN_DURATION_MS,
     Boundary,
     CommitPointer,
     CommitRecord,
-    DirIndex,
-    IndexReference,
     RepositoryRecord,
-    Scope,
-    SnapshotIndex,
     StoreReference,
 )
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from index.snapshot.model import CommitPointer, CommitRecord, Scope, StoreReference
+from index.snapshot.model import Scope
+from index.snapshot.records import CommitPointer, CommitRecord, StoreReference
 from tests.simulation.checks.history import StoreName, Tree
 
 

@@ -10,7 +10,8 @@ from engine.repository.repository import Repository
 from index.errors import FormatError
 from index.plan.retention import Retention
 from index.snapshot.keys import commit_key, log_prefix
-from index.snapshot.model import CommitRecord, Scope, StoreReference, UniqueId
+from index.snapshot.model import Scope, UniqueId
+from index.snapshot.records import CommitRecord, StoreReference
 from tests.simulation.checks.answers import Ledger
 from tests.simulation.checks.history import JUDGE, Chronicle, StoreName
 from tests.simulation.model.processes import PREFIX, plain_store

@@ -10,7 +10,8 @@ from engine.errors import DamagedError, EngineError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.retention import Retention
-from index.snapshot.model import PIN_DURATION_MS, CommitRecord, Scope, StoreReference
+from index.snapshot.model import Scope
+from index.snapshot.records import PIN_DURATION_MS, CommitRecord, StoreReference
 from tests.simulation.checks.answers import Ledger, read_tree
 from tests.simulation.checks.damage import Damage
 from tests.simulation.checks.history import JUDGE, Chronicle, Collecting

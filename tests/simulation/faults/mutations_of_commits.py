@@ -22,7 +22,8 @@ from engine.records.settle import settle_keys
 from index.plan import commits as log
 from index.plan.commits import Commit
 from index.snapshot.keys import BLOBS, INDEXES
-from index.snapshot.model import BlobKey, Boundary, CommitPointer, CommitRecord, IndexReference, Scope
+from index.snapshot.model import BlobKey, IndexReference, Scope
+from index.snapshot.records import Boundary, CommitPointer, CommitRecord
 from tests.simulation.faults.mutation import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
 from tests.simulation.model.processes import SimAmbient
 from tests.simulation.scenarios import interleavings_of_commits

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from index.plan import collect as collect_plan
-from index.snapshot import codec, invariants, keys, reachable, record_invariants
+from index.snapshot import codec, invariants, keys, reachable
 
 # Some megabytes.
 _KEPT_MAX: Final = 4096
@@ -55,10 +55,7 @@ _REPLACED: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (codec, "_COMPRESS_BYTES_MIN", sys.maxsize),
     (codec, "unseal", _unseal_once),
     (codec, "_unpack", _unpack_once),
-    *(
-        (module, "parse_upload_key", _parse_upload_key)
-        for module in (collect_plan, invariants, reachable, record_invariants)
-    ),
+    *((module, "parse_upload_key", _parse_upload_key) for module in (collect_plan, invariants, reachable)),
 )
 
 

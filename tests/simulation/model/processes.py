@@ -23,7 +23,8 @@ from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.clock import Ambient
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
-from index.snapshot.model import UniqueId, WriteId
+from index.snapshot.model import UniqueId
+from index.snapshot.records import WriteId
 from tests.simulation.model.direct_store import DirectStore
 from tests.simulation.model.s3 import SimServer
 from tests.simulation.model.s3_client import SimS3Store

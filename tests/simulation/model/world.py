@@ -16,7 +16,8 @@ from blobstore.s3.errors import RefusedError
 from blobstore.wrappers.forwarding import ForwardingStore
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import REPOSITORY, parse_log_key
-from index.snapshot.model import RepositoryRecord, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import RepositoryRecord
 from tests.simulation.checks.coverage import Coverage, Moment
 from tests.simulation.checks.history import Chronicle
 from tests.simulation.checks.judge import JUDGE

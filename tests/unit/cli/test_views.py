@@ -13,9 +13,9 @@ from index.snapshot.model import (
     Pack,
     SnapshotIndex,
     SnapshotMetadata,
-    StoreReference,
     UniqueId,
 )
+from index.snapshot.records import StoreReference
 from index.text import human_bytes, human_duration, iso_time, printable, shortened
 
 PACK, LONE = BlobKey("blobs/00/j/pack"), BlobKey("blobs/00/j/lone")

@@ -42,7 +42,8 @@ from index.snapshot.keys import (
     run_key,
     upload_key,
 )
-from index.snapshot.model import Boundary, CommitPointer, Scope, WriteId
+from index.snapshot.model import Scope
+from index.snapshot.records import Boundary, CommitPointer, WriteId
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
 

@@ -12,7 +12,7 @@ from index.plan.collect import DeleteReason
 from index.plan.retention import Retention
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_name
 from index.snapshot.keys import parse_name_key
-from index.snapshot.model import PIN_DURATION_MS
+from index.snapshot.records import PIN_DURATION_MS
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.walker import expected_keys
 

@@ -14,7 +14,8 @@ from engine.errors import (
     UsageError,
 )
 from index.plan.retention import Retention
-from index.snapshot.model import CommitRecord, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import CommitRecord
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 

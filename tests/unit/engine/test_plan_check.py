@@ -28,7 +28,8 @@ from index.plan.plan_file import (
 )
 from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
 from index.snapshot.keys import BLOBS, make_run_id, upload_key
-from index.snapshot.model import CommitPointer, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import CommitPointer
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 
 OTHER = Scope("other")

@@ -20,7 +20,8 @@ from engine.restore.restore import OwnerPolicy
 from index.errors import FormatError
 from index.snapshot.codec import KIND_INDEX, seal
 from index.snapshot.keys import INDEXES, upload_key
-from index.snapshot.model import DirIndex, IndexReference, SnapshotIndex, StoreReference
+from index.snapshot.model import DirIndex, IndexReference, SnapshotIndex
+from index.snapshot.records import StoreReference
 from tests.unit.engine.restore_kit import FORMS, backed_up, blob_of, restored_whole
 from tests.unit.engine.workbench import SCOPE, Workbench, open_descriptors, read_tree, stamps
 

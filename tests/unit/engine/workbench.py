@@ -12,7 +12,8 @@ from engine.clock import SystemAmbient
 from engine.local.cache import DigestCache
 from engine.restore.restore import RestoreResult, restore_store
 from engine.settings import TransferSettings
-from index.snapshot.model import RepositoryRecord, Scope, StoreReference
+from index.snapshot.model import Scope
+from index.snapshot.records import RepositoryRecord, StoreReference
 from tests.doubles import InterposedStore
 
 SCOPE = Scope("job")

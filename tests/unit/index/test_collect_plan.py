@@ -21,7 +21,8 @@ from index.plan.collect import (
 from index.plan.commits import LogListing, is_closed, valid_commits
 from index.plan.retention import KeepReason, Retention
 from index.snapshot.keys import BLOBS, upload_key
-from index.snapshot.model import Boundary, CommitPointer, CommitRecord, Pin, Scope, WriteId
+from index.snapshot.model import Scope
+from index.snapshot.records import Boundary, CommitPointer, CommitRecord, Pin, WriteId
 
 JOB = Scope("job")
 LAST = Retention(keep_last=1)

@@ -2,7 +2,8 @@ import pytest
 
 from index.errors import BatchLogError
 from index.plan.commits import Commit
-from index.snapshot.model import CommitRecord, Scope, WriteId
+from index.snapshot.model import Scope
+from index.snapshot.records import CommitRecord, WriteId
 from index.spark.checkpoint import Picture
 from index.spark.checkpoint_selection import Taken, choose_picture, select_query_files
 

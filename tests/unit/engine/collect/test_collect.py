@@ -9,7 +9,8 @@ from index.errors import IndexInvariantError
 from index.plan.collect import DeleteReason
 from index.plan.retention import KeepReason, Retention
 from index.snapshot.keys import boundary_key
-from index.snapshot.model import PIN_DURATION_MS, Scope
+from index.snapshot.model import Scope
+from index.snapshot.records import PIN_DURATION_MS
 from tests.unit.engine.collect.judging import LAST, check_exact, keys
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 

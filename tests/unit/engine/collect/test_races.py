@@ -15,7 +15,7 @@ from index.plan.collect import DeleteReason
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import AUDIT, boundary_key, commit_key
-from index.snapshot.model import Boundary
+from index.snapshot.records import Boundary
 from tests.unit.engine.collect.judging import LAST, check_exact, check_kept, keys
 from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
 

@@ -20,16 +20,8 @@ from index.plan.collect import DeleteReason, PlannedDelete, ReasonTotal
 from index.plan.commits import Commit
 from index.plan.retention import RetentionPolicy
 from index.snapshot.keys import make_run_id
-from index.snapshot.model import (
-    BlobKey,
-    CommitPointer,
-    CommitRecord,
-    IndexReference,
-    Scope,
-    StoreReference,
-    UniqueId,
-    WriteId,
-)
+from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
+from index.snapshot.records import CommitPointer, CommitRecord, StoreReference, WriteId
 from index.snapshot.share import SnapshotShare
 from tests.unit.rehearsal.builders import failed, rehearsal
 

@@ -1,27 +1,39 @@
-"""What a record must be before anything is done with it: the numbered rules M16 to M22 of design 0001.
+"""The records that a repository stores beside snapshots (commits, boundaries, pins, names, itself), and their rules.
 
-Whether a record is valid, void or closed is decided from a whole log (`log`); here stands what one record alone tells.
+Every struct here is frozen and is stored bytes, as in `model`: fields are only ever added at the end and with a default
+(design 0001, F6). Then come the numbered rules M17 to M22 of design 0001, which are checked before a record is written
+and after it is read. They say what one record alone tells; whether it is valid, void or closed is decided from a whole
+log (`index.plan.commits`).
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal, NewType
+
+import msgspec
 
 from index.errors import UnknownFormatError
-from index.snapshot.bounds import broken, check_hash, check_number, check_session, check_text
-from index.snapshot.keys import INDEXES, encode_component, encode_scope, parse_upload_key
-from index.snapshot.model import (
-    Boundary,
-    CommitPointer,
-    CommitRecord,
-    IndexReference,
-    NameRecord,
-    Pin,
-    RepositoryRecord,
-    Scope,
-    ScopeLayout,
-    StoreReference,
-)
+from index.snapshot.invariants import broken, check_index_reference, check_number, check_session, check_text
+from index.snapshot.keys import encode_component, encode_scope
+from index.snapshot.model import SIZE_BYTES_MAX, IndexReference, Scope, UniqueId
 
+# What other people's programs may rely on.
+__all__ = [
+    "Boundary",
+    "CommitPointer",
+    "CommitRecord",
+    "NameRecord",
+    "Pin",
+    "RepositoryRecord",
+    "ScopeLayout",
+    "StoreReference",
+]
+
+WriteId = NewType("WriteId", str)
+
+# A time that no clock reaches.
+NEVER_MS = SIZE_BYTES_MAX
+# How long a pin lasts after its last write, without the margin that writers add.
+PIN_DURATION_MS = 3_600_000
 STORES_MAX: Final = 200_000
 KEY_LAYOUT: Final = 1
 
@@ -29,17 +41,121 @@ _ID_BYTES_MAX: Final = 200
 _OFFSETS_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
-def check_index_reference(reference: IndexReference, rule: str, what: str) -> None:
-    """M16. An index reference has the key of an upload in `indexes/`, a hash of 32 bytes and a size above zero.
+class ScopeLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """How keys are spread over the tasks of a scope; fixed by its first record (design 0002, K3)."""
 
-    Raises:
-        IndexInvariantError: Hash, size or room is wrong.
-        UnsafeNameError: The key is not the key of an upload.
+    tasks_count: int = 0
+    # The name of the function from key to task, such as "spark-hash-v1"; empty where the caller places keys.
+    key_hash: str = ""
+    key_columns: tuple[str, ...] = ()
+
+
+class CommitPointer(msgspec.Struct, frozen=True, order=True):
+    """One commit record: its number in its scope, and the write id that tells two records of one number apart."""
+
+    number: int
+    write_id: WriteId
+
+
+class StoreReference(msgspec.Struct, frozen=True, kw_only=True):
+    """One store at one version, as a commit record names it."""
+
+    task: str
+    store: str
+    version: int
+    unique_id: UniqueId
+    index: IndexReference
+    # The record that first named this index; carried over unchanged by later ones.
+    number: int
+    files_count: int
+    size_bytes: int
+
+
+class CommitRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One commit of a scope: the write of this record is the commit point (design 0002, C1 to C7)."""
+
+    scope: Scope
+    number: int
+    write_id: WriteId
+    kind: Literal["commit", "rewind", "fork"] = "commit"
+    # The newest valid record that the writer had loaded; None for a scope's first.
+    predecessor: CommitPointer | None = None
+    # Reserved: older releases read it, and nobody has ever written it.
+    base: CommitPointer | None = None
+    # Where a rewind or a fork took its stores from.
+    source: CommitPointer | None = None
+    source_scope: Scope | None = None
+    # The caller's own version and offsets, opaque to us.
+    version: int = 0
+    offsets: str = ""
+    layout: ScopeLayout = ScopeLayout()
+    stores: tuple[StoreReference, ...] = ()
+    # The record is void if the store says that it was created later than this, and nothing vouches (design 0002, C5).
+    valid_until_ms: int
+    # The commit time of the predecessor: time never goes backwards along a chain (design 0002, C7).
+    predecessor_committed_at_ms: int = 0
+    # Reserved: older releases wrote it, and nobody has ever read it.
+    settled_through: int = 0
+
+    @property
+    def pointer(self) -> CommitPointer:
+        """This record's number and write id."""
+        return CommitPointer(self.number, self.write_id)
+
+
+class Boundary(msgspec.Struct, frozen=True, kw_only=True):
+    """Which records at or below its number are open; every other one there is closed for ever (design 0002, D3)."""
+
+    scope: Scope
+    number: int
+    kept: tuple[CommitPointer, ...] = ()
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease of a reader on one commit; it ends `duration_ms` after the store's time of its last write (D5).
+
+    A duration of zero is a released pin: the collector removes it.
     """
-    if parse_upload_key(reference.key).room != INDEXES:
-        raise broken(rule, f"{reference.key} is not in {INDEXES}", what)
-    check_hash(reference.sha256, rule, f"hash of the {what}")
-    check_number(reference.size_bytes, rule, f"size of the {what}", low=1)
+
+    id: str
+    scope: Scope
+    source: CommitPointer
+    duration_ms: int
+    purpose: str
+    stores: tuple[StoreReference, ...] = ()
+
+
+class NameRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A name that keeps what it refers to until it is released (design 0002, D5)."""
+
+    scope: Scope
+    name: str
+    source: CommitPointer
+    version: int
+    committed_at_ms: int
+    stores: tuple[StoreReference, ...] = ()
+    released: bool = False
+    # A name that the store created later than this protects nothing, unless it was copied here (design 0002, D5).
+    valid_until_ms: int = NEVER_MS
+    # As in the commit record, which may be collected before the name is.
+    offsets: str = ""
+    layout: ScopeLayout = ScopeLayout()
+
+
+class RepositoryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What every writer, reader and collector of a repository agrees on (design 0002, K1)."""
+
+    id: str
+    # How long an upload lives that no commit has taken over: the lease of design 0002, C5.
+    ttl_ms: int
+    # Safety margin that C5 takes off the lease and T3 wants left at a commit.
+    margin_ms: int
+    # How often a collector is expected to run; a lifecycle rule of the store waits at least three of these (T3).
+    collection_period_ms: int
+    key_layout: int = 1
+
+
+StoredRecord = CommitRecord | Boundary | Pin | NameRecord | RepositoryRecord
 
 
 def check_commit(record: CommitRecord) -> None:
