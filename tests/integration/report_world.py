@@ -4,7 +4,7 @@ import msgspec
 
 from engine.drill.history import HISTORY_NAME, append
 from tests.integration.conftest import FIRST, SECOND, Shell
-from tests.unit.rehearsal.builders import failed, rehearsal
+from tests.unit.engine.drill.builders import failed, rehearsal
 
 # Names and offsets are anybody's.
 HOSTILE = "<script>alert(1)</script>"

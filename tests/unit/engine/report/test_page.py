@@ -23,7 +23,7 @@ from index.snapshot.keys import make_run_id
 from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
 from index.snapshot.records import CommitPointer, CommitRecord, StoreReference, WriteId
 from index.snapshot.share import SnapshotShare
-from tests.unit.rehearsal.builders import failed, rehearsal
+from tests.unit.engine.drill.builders import failed, rehearsal
 
 HOSTILE = "</h2></td></title><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\"'&<!--"
 RUN = make_run_id(1_700_000_000_000, "0" * 20)

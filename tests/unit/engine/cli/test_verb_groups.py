@@ -1,0 +1,121 @@
+"""A group of verbs: its variables, its table in the settings file, its arguments."""
+
+import json
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from engine.cli import tidemark
+from engine.cli.options import (
+    Verb,
+    checkpoint_and_repository,
+    common_options,
+    on_spark_option,
+    repository_and_checkpoint,
+)
+from engine.cli.session import Session, with_session
+from tests.unit.engine.cli.conftest import Run
+
+Told = dict[str, object]
+
+
+@pytest.fixture
+def group_told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    """What the verbs of a group `tide` were given."""
+    told: Told = {}
+
+    @click.command("backup", cls=Verb, group="tide", example="tidemark tide backup x")
+    @checkpoint_and_repository
+    @click.option("--depth")
+    @on_spark_option
+    @common_options
+    @with_session
+    def backup(session: Session, **values: object) -> None:
+        told.update(values, verb=session.verb, repository=session.common.repository)
+
+    @click.command("restore", cls=Verb, group="tide", example="tidemark tide restore x")
+    @repository_and_checkpoint
+    @common_options
+    @with_session
+    def restore(session: Session, **values: object) -> None:
+        told.update(values, verb=session.verb, repository=session.common.repository)
+
+    @click.command("check", cls=Verb, group="tide", needs_repository=False, example="tidemark tide check x")
+    @click.argument("checkpoint")
+    @common_options
+    @with_session
+    def check(session: Session, **values: object) -> None:
+        told.update(values, verb=session.verb, repository=session.common.repository)
+
+    tide = click.Group("tide", commands=[backup, restore, check])
+    monkeypatch.setitem(tidemark.commands, "tide", tide)
+    return told
+
+
+def test_a_verb_of_a_group_has_variables_and_a_table_of_its_own(run: Run, group_told: Told, tmp_path: Path) -> None:
+    (tmp_path / "tidemark.toml").write_text(
+        'repository = "memory://a"\non_spark = true\n[backup]\nno_commit = true\n[tide-backup]\ndepth = "file"\n'
+    )
+    assert run("tide", "backup", "/c").exit_code == 0
+    assert group_told == {
+        "verb": "tide backup",
+        "repository": "memory://a",
+        "checkpoint": "/c",
+        "depth": "file",
+        "on_spark": True,
+    }
+    environment = {"TIDEMARK_TIDE_BACKUP_DEPTH": "environment", "TIDEMARK_DEPTH": "nobody's"}
+    run("tide", "backup", "/c", "memory://nearer", **environment)
+    assert (group_told["depth"], group_told["repository"]) == ("environment", "memory://nearer")
+    (tmp_path / "tidemark.toml").write_text("[tide-backup]\nno_commit = true\n")
+    assert "unknown key 'no_commit' in [tide-backup]" in run("tide", "backup", "/c").stderr
+
+
+def test_a_repository_may_stand_before_the_checkpoint(run: Run, group_told: Told) -> None:
+    run("tide", "restore", "/c", TIDEMARK_REPOSITORY="memory://environment")
+    assert (group_told["checkpoint"], group_told["repository"]) == ("/c", "memory://environment")
+    run("tide", "restore", "memory://nearer", "/c", TIDEMARK_REPOSITORY="memory://environment")
+    assert (group_told["checkpoint"], group_told["repository"]) == ("/c", "memory://nearer")
+    assert "Missing argument 'CHECKPOINT'" in run("tide", "restore").stderr
+    extra = run("tide", "restore", "memory://a", "/c", "/d")
+    assert (extra.exit_code, "unexpected extra argument (/d)" in extra.stderr) == (2, True)
+    missing = run("tide", "restore", "/c", "--json")
+    assert missing.exit_code == 2
+    assert "TIDEMARK_REPOSITORY" in json.loads(missing.stderr)["hint"]
+
+
+def test_a_verb_may_do_without_a_repository(run: Run, group_told: Told) -> None:
+    assert run("tide", "check", "/c").exit_code == 0
+    assert group_told == {"verb": "tide check", "repository": "", "checkpoint": "/c"}
+
+
+@pytest.mark.parametrize("words", [("spark", "lst"), ("spark", "--quiet"), ("tide", "backup", "--nothing")])
+def test_a_wrong_command_line_of_a_group_names_the_help_of_the_group(
+    run: Run, group_told: Told, words: tuple[str, ...]
+) -> None:
+    told = run(*words)
+    assert told.exit_code == 2
+    assert f"see `tidemark {' '.join(words[:-1])} --help`" in told.stderr
+
+
+def test_a_verb_prints_what_it_declares(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Declared(msgspec.Struct):
+        said: str = "yes"
+
+    class Other(msgspec.Struct):
+        said: str = "no"
+
+    @click.command("say", cls=Verb, prints=(Declared,), needs_repository=False)
+    @click.argument("what")
+    @common_options
+    @with_session
+    def say(session: Session, what: str) -> None:
+        session.show(Declared() if what == "declared" else Other(), ["said"])
+
+    monkeypatch.setitem(tidemark.commands, "say", say)
+    assert json.loads(run("say", "declared", "--json").stdout)["said"] == "yes"
+    refused = run("say", "other")
+    assert refused.exit_code == 1
+    assert "say prints a Other that it does not declare" in refused.stderr

@@ -1,0 +1,304 @@
+"""Readers that pin what a collection would take, in every order of the two (design 0002, D4 and D5)."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import BlobStore, Body, BytesBody, Created, read_blob
+from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
+from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
+from engine.clock import SystemAmbient
+from engine.errors import CollectedError, DamagedError
+from engine.repository.repository import Repository
+from index.plan.collect import DeleteReason
+from index.plan.commits import Commit
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import PINS, commit_key, pin_key
+from index.snapshot.model import Scope
+from index.snapshot.records import PIN_DURATION_MS, Pin
+from tests.unit.engine.collect.interleavings.judging import LAST, check_exact, check_kept, keys
+from tests.unit.engine.conftest import JOB, World
+
+
+async def test_a_pinned_commit_restores_while_its_record_is_collected(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three")
+    commit = await repository.find(JOB, version=1)
+    async with repository.pinned(commit):
+        await repository.collect(LAST, delete_share_max=1)
+        assert [c.record.version for c in await repository.commits(JOB)] == [3]
+        target = world.target()
+        await repository.restore(commit, target, pin=False)
+        assert (target / "CURRENT").read_text() == "one"
+        await check_exact(world)
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert DeleteReason.EXPIRED_PIN in {d.reason for d in report.deletes}
+    await check_exact(world)
+
+
+async def test_a_commit_that_was_closed_cannot_be_pinned_any_more(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    commit = await repository.find(JOB, version=1)
+    await repository.collect(LAST, delete_share_max=1)
+    with pytest.raises(CollectedError):
+        await repository.restore(commit, world.target())
+
+
+async def test_a_boundary_that_goes_while_a_pinner_reads_it_is_not_missed(world: World) -> None:
+    """The collection that took it has left a newer one, which tells (design 0002, D3)."""
+    repository, reader = await world.process(), await world.process()
+    first, *_ = await world.history(repository, "one", "two", "three")
+    await repository.name(first, "kept")
+    await repository.collect(LAST, delete_share_max=1)
+    commit = await reader.find(JOB, version=1)
+
+    async def collect_again() -> None:
+        await repository.release_name(JOB, "kept")
+        await world.history(repository, "four")
+        await repository.collect(LAST, delete_share_max=1)
+
+    world.store.after("list_page", "log/", collect_again)
+    with pytest.raises(CollectedError, match="commit 1 was collected meanwhile"):
+        await reader.restore(commit, world.target())
+
+
+async def test_a_pin_written_after_the_collector_looked_meets_the_boundary(world: World) -> None:
+    """D5, the other order: the pin comes after the second reading of the roots, and the pinner sees the boundary."""
+    repository, reader = await world.process(), await world.process()
+    await world.history(repository, "one", "two")
+    commit = await reader.find(JOB, version=1)
+    refused = []
+
+    async def pin_now() -> None:
+        try:
+            await reader.restore(commit, world.target())
+        except CollectedError:
+            refused.append(True)
+
+    world.store.before("delete", "log/", pin_now)
+    await repository.collect(LAST, delete_share_max=1)
+    assert refused == [True]
+
+
+async def test_a_pin_written_between_plan_and_second_reading_spares_the_blobs(world: World) -> None:
+    repository, reader = await world.process(), await world.process()
+    await world.history(repository, "one", "two")
+    commit = await reader.find(JOB, version=1)
+    leases = []
+
+    async def pin_now() -> None:
+        lease = reader.pinned(commit)
+        await lease.__aenter__()
+        leases.append(lease)
+
+    world.store.before("put_if_absent", ".boundary", pin_now)
+    await repository.collect(LAST, delete_share_max=1)
+    target = world.target()
+    await reader.restore(commit, target, pin=False)
+    assert (target / "CURRENT").read_text() == "one"
+    await leases[0].__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("listing", ["pins/", "names/", "log/"])
+async def test_fork_between_the_collectors_second_readings_is_spared(world: World, listing: str) -> None:
+    """Design 0002, D4: the fork's pin comes after the first reading of the roots and before the boundary; its
+    record comes, and its pin goes, after any one of the listings with which the roots are read for the second time."""
+    repository, forker = await world.process(), await world.process()
+    await world.history(repository, "one", "two")
+    commit = await forker.find(JOB, version=1)
+    pin_stands, may_write = asyncio.Event(), asyncio.Event()
+    forks: list[asyncio.Task[Commit]] = []
+
+    async def wait_before_the_record() -> None:
+        pin_stands.set()
+        await may_write.wait()
+
+    async def begin_the_fork() -> None:
+        world.store.before("put_if_absent", commit_key(Scope("fork"), 1), wait_before_the_record)
+        forks.append(asyncio.create_task(forker.fork(commit, Scope("fork"))))
+        await pin_stands.wait()
+
+    async def end_the_fork() -> None:
+        may_write.set()
+        await forks[0]
+
+    async def end_it_within_the_second_reading() -> None:
+        world.store.after("list_page", listing, end_the_fork)
+
+    world.store.before("put_if_absent", ".boundary", begin_the_fork)
+    world.store.after("put_if_absent", ".boundary", end_it_within_the_second_reading)
+    await repository.collect(LAST, delete_share_max=1)
+    assert forks[0].done()
+    assert [c.record.version for c in await repository.commits(JOB)] == [2]
+    target = world.target()
+    await forker.restore(forks[0].result(), target)
+    assert (target / "CURRENT").read_text() == "one"
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+@pytest.mark.parametrize("hanging", [1, 2], ids=["written", "released"])
+async def test_a_put_of_a_pin_that_hangs_is_sent_once_more(world: World, hanging: int) -> None:
+    """Design 0008, H6. It hangs longer than a test may take."""
+    repository = await Repository.open(HedgedStore(world.store, HedgeSettings(first_patience_s=0.1)))
+    await world.history(repository, "one")
+    puts = []
+
+    async def hang() -> None:
+        puts.append("hangs")
+        await asyncio.sleep(3600)
+
+    async def pass_by() -> None:
+        puts.append("passes")
+
+    world.store.before("put", "pins/", hang if hanging == 1 else pass_by)
+    if hanging == 2:
+        world.store.before("put", "pins/", hang)
+    restored = await repository.find_and_restore(JOB, world.target())
+    assert restored.pinned
+    assert puts[-1] == "hangs"
+    report = await repository.collect(LAST)
+    assert [d.reason for d in report.deletes if d.key.startswith(PINS)] == [DeleteReason.EXPIRED_PIN]
+
+
+class SlowPuts(ForwardingStore):
+    """Every put takes this long."""
+
+    def __init__(self, inner: BlobStore, takes_s: float) -> None:
+        super().__init__(inner)
+        self._takes_s = takes_s
+        self.puts = 0
+
+    @override
+    async def put(self, key: str, body: Body, **how: Any) -> Created:
+        self.puts += 1
+        await asyncio.sleep(self._takes_s)
+        return await super().put(key, body, **how)
+
+
+async def test_a_store_that_is_slow_is_not_made_slower_by_pins(world: World) -> None:
+    """All pins of a store have one habit and one budget (design 0008, H3)."""
+    await world.history(await world.process(), "one")
+    slow = SlowPuts(world.store, 0.35)
+    repository = await Repository.open(HedgedStore(slow))
+    commit = await repository.find(JOB)
+
+    async def pin() -> None:
+        async with repository.pinned(commit):
+            pass
+
+    await asyncio.gather(*(pin() for _ in range(20)))
+    assert slow.puts <= 2 * 20 + HedgeSettings().extra_in_reserve
+
+
+async def test_a_copy_of_a_pin_that_lands_after_its_release_ends_with_its_time(world: World) -> None:
+    """Design 0002, D5."""
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    one = await repository.find(JOB, version=1)
+    async with repository.pinned(one):
+        (key,) = await world.keys(PINS)
+        record = await read_blob(world.store, key, size_bytes_max=10_000)
+    await world.store.inner.put(key, BytesBody(record))
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert [d.reason for d in report.deletes] == [DeleteReason.CLOSED_COMMIT]
+    await check_exact(world)
+    world.clock.advance(10 * PIN_DURATION_MS)
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert DeleteReason.EXPIRED_PIN in {d.reason for d in report.deletes}
+    await check_exact(world)
+
+
+async def test_an_expired_pin_protects_nothing_and_goes_after_a_margin(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    lease = repository.pinned(await repository.find(JOB, version=1))
+    await lease.__aenter__()
+    world.clock.advance(10 * PIN_DURATION_MS)
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert DeleteReason.EXPIRED_PIN in {d.reason for d in report.deletes}
+    await check_exact(world)
+    await lease.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("error", [AccessDeniedError, StoreFullError])
+async def test_a_reader_who_cannot_write_a_pin_restores_and_says_so(world: World, error: type[StoreError]) -> None:
+    repository = await world.process()
+    await world.history(repository, "one")
+    world.store.fail("put", "pins/", error("no", operation="put", key="pins/"))
+    restored = await repository.find_and_restore(JOB, world.target())
+    assert not restored.pinned
+    world.store.fail("put", "pins/", error("no", operation="put", key="pins/"))
+    with pytest.raises(error):
+        await repository.rewind(restored.commit)
+
+
+async def test_an_unpinned_reader_that_is_overtaken_chooses_again(world: World) -> None:
+    repository, reader = await world.process(), await world.process()
+    await world.old_history(repository, "one")
+    world.store.fail("put", "pins/", AccessDeniedError("no", operation="put", key="pins/"))
+
+    async def overtake() -> None:
+        await world.history(repository, "two")
+        await repository.collect(LAST, delete_share_max=1)
+
+    world.store.before("get", "indexes/", overtake)
+    # The hook's own backup reads an index too; the rule is used up by then.
+    restored = await reader.find_and_restore(JOB, world.target())
+    assert restored.commit.record.version == 2
+
+
+async def pin_at(world: World, commit: Commit) -> None:
+    """A pin of a reader that has not yet asked whether the commit is open, and dies."""
+    pin = Pin(
+        id=SystemAmbient().session(),
+        scope=JOB,
+        source=commit.pointer,
+        duration_ms=PIN_DURATION_MS,
+        purpose="read",
+        stores=commit.record.stores,
+    )
+    await world.store.inner.put(pin_key(pin.id), BytesBody(encode_record(pin)))
+
+
+async def test_a_pin_on_something_collected_keeps_nothing_and_stops_nobody(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    one = await repository.find(JOB, version=1)
+    await repository.collect(LAST, delete_share_max=1)
+    await pin_at(world, one)
+    await world.history(repository, "three")
+    report = await repository.collect(LAST, delete_share_max=1)
+    assert report.deletes
+    assert await world.restored_text(repository) == "three"
+
+
+async def test_a_late_pin_on_something_collected_does_not_stop_the_second_reading(world: World) -> None:
+    repository, other = await world.process(), await world.process()
+    await world.history(repository, "one", "two")
+    one = await repository.find(JOB, version=1)
+    await other.collect(LAST, delete_share_max=1)
+    await world.history(repository, "three")
+
+    async def pin() -> None:
+        await pin_at(world, one)
+
+    world.store.before("put_if_absent", "boundary", pin)
+    assert (await repository.collect(LAST, delete_share_max=1)).deletes
+    await check_kept(repository)
+
+
+async def test_a_pinned_index_that_a_commit_needs_too_has_to_be_there(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    two = await repository.find(JOB)
+    await pin_at(world, two)
+    await world.store.inner.delete([two.record.stores[0].index.key])
+    before = await keys(world)
+    with pytest.raises(DamagedError):
+        await repository.collect(LAST, delete_share_max=1)
+    assert await keys(world) == before

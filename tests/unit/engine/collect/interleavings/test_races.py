@@ -1,0 +1,302 @@
+"""Commits and other collectors beside a collection, and the boundaries they leave (design 0002, D2 and D3)."""
+
+import asyncio
+
+import pytest
+from typing_extensions import override
+
+from blobstore.base import BytesBody, Created, read_blob
+from blobstore.errors import StoreUnavailableError
+from engine.clock import SystemAmbient
+from engine.errors import DamagedError, EngineError, UnsafeStoreError
+from engine.repository.repository import Repository
+from index.plan.audit import decode_audit
+from index.plan.collect import DeleteReason
+from index.plan.retention import Retention
+from index.snapshot.codec import encode_record
+from index.snapshot.keys import AUDIT, boundary_key, commit_key
+from index.snapshot.records import Boundary
+from tests.unit.engine.collect.interleavings.judging import LAST, check_exact, check_kept, keys
+from tests.unit.engine.conftest import JOB, MARGIN_MS, TTL_MS, World
+
+
+async def test_a_commit_that_appears_during_a_collection_keeps_its_blobs(world: World) -> None:
+    repository, writer = await world.process(), await world.process()
+    await world.history(repository, "one", "two")
+    result = await world.backup(writer, "three")
+
+    async def commit_now() -> None:
+        await writer.commit(JOB, [result])
+
+    world.store.before("list_page", "pins/", commit_now)
+    await repository.collect(LAST, delete_share_max=1)
+    assert await world.restored_text(repository) == "three"
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+
+
+async def test_a_blob_whose_ttl_expired_and_that_a_late_commit_names_is_no_loss(world: World) -> None:
+    """C5 and D2 together: the commit comes after its lease, is void, and the collector takes the blobs."""
+    repository, writer = await world.process(), await world.process()
+    await world.history(repository, "one")
+    result = await world.backup(writer, "late")
+
+    async def sleep_and_let_a_collector_run() -> None:
+        world.clock.advance(TTL_MS + 1)
+        await repository.collect(LAST, delete_share_max=1)
+
+    world.store.before("put_if_absent", commit_key(JOB, 2), sleep_and_let_a_collector_run)
+    with pytest.raises(EngineError):
+        await writer.commit(JOB, [result])
+    assert await world.restored_text(await world.process()) == "one"
+
+
+async def test_a_taken_boundary_number_is_adopted(world: World) -> None:
+    """Another collector with another retention was first: what it keeps open stays open for us too."""
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three")
+    first = await repository.find(JOB, version=1)
+
+    async def another_collector() -> None:
+        boundary = Boundary(scope=JOB, number=2, kept=(first.pointer,))
+        await world.store.inner.put_if_absent(boundary_key(JOB, 2), BytesBody(encode_record(boundary)))
+
+    world.store.before("put_if_absent", ".boundary", another_collector)
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)
+    assert [c.record.version for c in await repository.commits(JOB)] == [3, 1]
+    assert await world.restored_text(repository, version=1) == "one"
+
+
+async def test_a_taken_number_whose_boundary_is_gone_already_needs_none(world: World) -> None:
+    """D3: between losing the number and reading it, a third collector has met a newer boundary."""
+    repository, writer = await world.process(), await world.process()
+    await world.history(repository, "one", "two", "three")
+
+    async def another_collects() -> None:
+        await (await world.process()).collect(LAST, delete_share_max=1)
+        world.store.before("get", boundary_key(JOB, 2), a_third_collects)
+
+    async def a_third_collects() -> None:
+        await world.history(writer, "four")
+        await (await world.process()).collect(LAST, delete_share_max=1)
+
+    world.store.before("put_if_absent", ".boundary", another_collects)
+    report = await (await world.process()).collect(LAST, delete_share_max=1)
+    assert (report.boundaries, report.failed_count) == ((), 0)
+    assert {k for k in await keys(world, "log/") if k.endswith("boundary")} == {boundary_key(JOB, 3)}
+    await check_exact(world)
+    assert await world.restored_text(await world.process()) == "four"
+
+
+async def test_a_newer_boundary_replaces_an_older_one(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one", "two")
+    await repository.collect(LAST, delete_share_max=1)
+    await world.history(repository, "three")
+    await repository.collect(LAST, delete_share_max=1)
+    assert {k for k in await keys(world, "log/") if k.endswith("boundary")} == {boundary_key(JOB, 2)}
+    await check_exact(world)
+
+
+async def test_closed_stays_closed_when_a_newer_boundary_lists_it(world: World) -> None:
+    """D3: the older boundary may not go while the newer one would open what it has closed."""
+    repository = await world.process()
+    await world.history(repository, "one", "two", "three", "four")
+    one = await repository.find(JOB, version=1)
+    older = Boundary(scope=JOB, number=2, kept=())
+    newer = Boundary(scope=JOB, number=3, kept=(one.pointer,))
+    for boundary in (older, newer):
+        await world.store.inner.put_if_absent(boundary_key(JOB, boundary.number), BytesBody(encode_record(boundary)))
+    assert [c.record.version for c in await repository.commits(JOB)] == [4]
+    await repository.collect(LAST, delete_share_max=1)
+    assert {k for k in await keys(world, "log/") if k.endswith("boundary")} == {
+        boundary_key(JOB, 2),
+        boundary_key(JOB, 3),
+    }
+    await check_exact(world)
+
+
+async def test_a_void_record_goes_once_a_newer_valid_one_stands(world: World) -> None:
+    repository = await world.process()
+    await world.history(repository, "one")
+    late = await world.backup(repository, "late")
+
+    async def sleep_through_the_lease() -> None:
+        world.clock.advance(TTL_MS)
+
+    world.store.before("put_if_absent", commit_key(JOB, 2), sleep_through_the_lease)
+    with pytest.raises(EngineError):
+        await repository.commit(JOB, [late])
+    await repository.collect(LAST, delete_share_max=1)
+    assert commit_key(JOB, 2) in await keys(world)
+    await world.history(repository, "three")
+    world.clock.advance(TTL_MS)
+    await repository.collect(LAST, delete_share_max=1)
+    assert commit_key(JOB, 2) not in await keys(world)
+    await check_exact(world)
+
+
+async def test_two_collectors_at_once_do_what_one_does(world: World) -> None:
+    repository, other = await world.process(), await world.process()
+    await world.history(repository, "one", "two", "three")
+
+    async def second_collector() -> None:
+        await other.collect(LAST, delete_share_max=1)
+
+    for operation, key in [
+        ("list_page", "pins/"),
+        ("put_if_absent", ".boundary"),
+        ("delete", "log/"),
+        ("delete", "blobs/"),
+    ]:
+        await world.history(repository, "more", "and more")
+        world.store.before(operation, key, second_collector)
+        await repository.collect(LAST, delete_share_max=1)
+        await check_exact(world)
+        assert await world.restored_text(repository) == "and more"
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_a_collector_that_is_overtaken_while_marking_plans_again(world: World, dry_run: bool) -> None:
+    repository, writer, other = await world.process(), await world.process(), await world.process()
+    await world.old_history(repository, "one", "two")
+
+    async def overtake() -> None:
+        await world.history(writer, "three")
+        await other.collect(LAST, delete_share_max=1)
+
+    world.store.before("get", "indexes/", overtake)
+    world.store.requests.clear()
+    report = await repository.collect(LAST, dry_run=dry_run, delete_share_max=1)
+    assert [kept.number for kept in report.kept] == [3]
+    await check_exact(world)
+    await check_kept(repository)
+
+
+async def test_a_collector_that_is_overtaken_while_settling_plans_again(world: World) -> None:
+    repository, writer, other = await world.process(), await world.process(), await world.process()
+    await world.old_history(repository, "one")
+    result = await world.backup(repository, "two")
+    world.store.fail("remove_ttl", result.new_keys[0])
+    await repository.commit(JOB, [result])
+
+    async def overtake() -> None:
+        await world.old_history(writer, "three")
+        await other.collect(LAST, delete_share_max=1)
+
+    world.store.before("remove_ttl", "", overtake)
+    report = await (await world.process()).collect(LAST, delete_share_max=1)
+    assert [kept.number for kept in report.kept] == [3]
+    await check_kept(repository)
+
+
+async def test_a_collector_that_is_overtaken_again_and_again_gives_up(world: World) -> None:
+    repository, writer, other = await world.process(), await world.process(), await world.process()
+    await world.old_history(repository, "one", "two")
+    overtaken = 0
+
+    async def overtake() -> None:
+        nonlocal overtaken
+        overtaken += 1
+        await world.old_history(writer, f"more {overtaken}")
+        await other.collect(LAST, delete_share_max=1)
+        world.store.before("get", "indexes/", overtake)
+
+    world.store.before("get", "indexes/", overtake)
+    with pytest.raises(DamagedError):
+        await asyncio.wait_for(repository.collect(LAST, delete_share_max=1), 30)
+
+
+class _OwnClock(SystemAmbient):
+    """A machine whose clock does not follow the store's."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+
+    @override
+    def local_now_ms(self) -> int:
+        return self._now_ms
+
+
+async def test_a_clock_that_steps_forward_makes_nothing_old(world: World) -> None:
+    """Protocol S2: the store's clock is set a day ahead, a collection runs, and the clock is put right."""
+    writer = await world.process()
+    await world.history(writer, "one", "two")
+    result = await world.backup(writer, "three")
+    collector = await Repository.open(world.store, ambient=_OwnClock(world.clock.now_ms))
+    before = await keys(world)
+    async with writer.pinned(await writer.find(JOB, number=1)):
+        world.clock.advance(25 * 3_600_000)
+        report = await collector.collect(LAST, delete_share_max=1)
+        world.clock.advance(-25 * 3_600_000)
+        assert {key.split("/")[0] for key in before - await keys(world)} == {"log"}
+    assert {d.reason for d in report.deletes} == {DeleteReason.CLOSED_COMMIT}
+    assert report.clock_ahead_ms == 25 * 3_600_000
+    assert "store's clock ahead" in report.figures()
+    (key,) = await world.keys(AUDIT)
+    audit = decode_audit(await read_blob(world.store, key, size_bytes_max=10**6), subject=key)
+    assert audit.clock_ahead_ms == report.clock_ahead_ms
+    await writer.commit(JOB, [result])
+    assert await world.restored_text(writer) == "three"
+
+
+async def test_a_clock_that_steps_forward_closes_no_commit_for_its_age(world: World) -> None:
+    writer = await world.process()
+    await world.history(writer, "one", "two", "three")
+    collector = await Repository.open(world.store, ambient=_OwnClock(world.clock.now_ms))
+    world.clock.advance(25 * 3_600_000)
+    for keep_last in (0, 1):
+        since = Retention(keep_last=keep_last, keep_since_ms=world.clock.now_ms - TTL_MS)
+        report = await collector.collect(since, delete_share_max=1)
+        assert report.clock_ahead_ms == 25 * 3_600_000
+        assert [c.record.number for c in await writer.commits(JOB)] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("seen", ["the machine", "an upload"])
+async def test_what_agrees_with_the_store_on_the_time_lets_it_judge_ages(world: World, seen: str) -> None:
+    """A quiet repository, or a machine whose clock is slow, is collected all the same."""
+    writer = await world.process()
+    await world.old_history(writer, "one", "two")
+    behind_ms = world.clock.now_ms - MARGIN_MS - 1
+    if seen == "an upload":
+        await world.backup(writer, "three")
+    ambient = _OwnClock(behind_ms if seen == "an upload" else behind_ms + 1)
+    report = await (await Repository.open(world.store, ambient=ambient)).collect(LAST, delete_share_max=1)
+    assert report.clock_ahead_ms == 0
+    assert DeleteReason.UNREACHABLE_UPLOAD in {d.reason for d in report.deletes}
+
+
+async def test_a_boundary_without_an_answer_is_told_and_surprises_nobody_later(world: World) -> None:
+    """It may land while the next collection, which would keep more, is at work."""
+    repository = await world.process()
+    await world.old_history(repository, "one", "two", "three", "four")
+    put_if_absent = type(world.store.inner).put_if_absent
+    world.store.fail("put_if_absent", ".boundary", StoreUnavailableError("timed out", operation="put", key="log/"))
+    with pytest.raises(StoreUnavailableError) as caught:
+        await repository.collect(LAST, delete_share_max=1)
+    assert "may still arrive" in caught.value.hint
+    late = Boundary(scope=JOB, number=3, kept=())
+
+    async def land() -> None:
+        key = boundary_key(JOB, 3)
+        assert isinstance(await put_if_absent(world.store.inner, key, BytesBody(encode_record(late))), Created)
+
+    world.store.before("put_if_absent", ".boundary", land)
+    report = await repository.collect(Retention(keep_last=3), delete_share_max=1)
+    assert report.failed_count == 0
+    assert [c.record.version for c in await repository.commits(JOB)] == [4]
+    await repository.collect(Retention(keep_last=3), delete_share_max=1)
+    await check_exact(world)
+    assert await world.restored_text(repository) == "four"
+
+
+async def test_an_unknown_outcome_of_a_boundary_is_told(world: World) -> None:
+    repository = await world.process()
+    await world.old_history(repository, "one", "two")
+    world.store.lose_answer("put_if_absent", ".boundary")
+    with pytest.raises(UnsafeStoreError, match="no answer for the boundary") as caught:
+        await repository.collect(LAST, delete_share_max=1)
+    assert "may still arrive" in caught.value.hint
+    await repository.collect(LAST, delete_share_max=1)
+    await check_exact(world)

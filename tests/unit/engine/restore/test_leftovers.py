@@ -1,0 +1,193 @@
+"""A restore cleans up what others left, and nothing else."""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engine.restore.staging
+from blobstore.local import files as local_files
+from engine.errors import EngineError, TargetError
+from engine.restore.staging import Staging
+from tests.unit.engine.restore.restore_kit import backed_up, restored_whole
+from tests.unit.engine.workbench import Workbench, read_tree
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> Workbench:
+    return await backed_up(tmp_path)
+
+
+class TestLeftovers:
+    """A restore that died left these; the next one to the same target cleans up."""
+
+    SESSION = "0123456789abcdef0123"
+
+    def staging(self, bench: Workbench) -> Path:
+        left = bench.root / f".target.tidemark-{self.SESSION}" / "new"
+        left.mkdir(parents=True)
+        (left / "half").write_bytes(b"half")
+        (bench.root / ".target.tidemark-lock").touch()
+        return left
+
+    async def test_staging_directory_of_a_dead_restore_is_removed(self, bench: Workbench) -> None:
+        self.staging(bench)
+        await bench.restore()
+        assert restored_whole(bench)
+
+    @pytest.mark.parametrize(
+        "name", [".target.tidemark-notes", ".target2.tidemark-" + SESSION, ".target.tidemark-old-x"]
+    )
+    async def test_what_only_looks_like_it_stays(self, bench: Workbench, name: str) -> None:
+        (bench.root / name).mkdir()
+        await bench.restore()
+        assert bench.beside_target() == [name]
+
+    async def test_what_a_dead_restore_had_moved_aside_is_reused(self, bench: Workbench) -> None:
+        await bench.restore()
+        bench.target.rename(bench.root / f".target.tidemark-old-{self.SESSION}")
+        self.staging(bench)
+        bench.meter.reset()
+        result = await bench.restore(replace=True)
+        assert restored_whole(bench)
+        assert result.files_fetched == 0
+
+    @pytest.mark.parametrize("target_is_empty", [False, True])
+    async def test_what_a_dead_restore_had_moved_aside_goes_only_once_there_is_something_at_the_target(
+        self, bench: Workbench, target_is_empty: bool
+    ) -> None:
+        old = bench.root / f".target.tidemark-old-{self.SESSION}"
+        old.mkdir()
+        (old / "old").write_bytes(b"old")
+        if target_is_empty:
+            bench.target.mkdir()
+
+        async def refuse() -> None:
+            raise EngineError("no", operation="restore")
+
+        with pytest.raises(EngineError):
+            await bench.restore(unless=refuse)
+        assert read_tree(old) == {"old": b"old"}
+        await bench.restore()
+        assert restored_whole(bench)
+
+    @pytest.mark.parametrize("target_stays", [False, True])
+    async def test_half_removed_old_directory_never_becomes_the_target(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, target_stays: bool
+    ) -> None:
+        bench.target.mkdir()
+        bench.write({"old-1": b"1", "old-2": b"2"}, below=bench.target)
+
+        class Killed(BaseException):
+            """What stands for a kill -9 in the middle of a removal."""
+
+        real = shutil.rmtree
+
+        def die_half_way(path: Any, **kwargs: Any) -> None:
+            if (bench.root / path / "old-1").exists():
+                (bench.root / path / "old-1").unlink()
+                raise Killed
+            real(path, **kwargs)
+
+        async def refuse() -> None:
+            raise EngineError("no", operation="restore")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(shutil, "rmtree", die_half_way)
+            staging = Staging(bench.target, self.SESSION, replace=True)
+            staging.open()
+            staging.publish((), {})
+            with pytest.raises(Killed):
+                staging.close()
+        os.close(staging._lock)  # as the system does for the dead
+        assert bench.target.exists()
+        if not target_stays:
+            bench.target.rmdir()
+        with pytest.raises(EngineError):
+            await bench.restore(replace=True, unless=refuse)
+        assert bench.target.exists() == target_stays
+        assert bench.beside_target() == []
+
+    async def test_old_directory_of_a_restore_that_died_after_the_swap_is_removed(self, bench: Workbench) -> None:
+        old = bench.root / f".target.tidemark-old-{self.SESSION}"
+        old.mkdir()
+        (old / "old").write_bytes(b"old")
+        bench.target.mkdir()
+        (bench.target / "newer").write_bytes(b"newer")
+        await bench.restore(replace=True)
+        assert restored_whole(bench)
+
+    async def test_staging_directory_of_a_living_restore_is_left_alone(self, bench: Workbench) -> None:
+        reached, go = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            reached.set()
+            await go.wait()
+
+        bench.store.before("get", "blobs/", wait)
+        living = asyncio.create_task(bench.restore())
+        await reached.wait()
+        before = bench.beside_target()
+        assert len(before) == 2
+        with pytest.raises(TargetError):
+            await bench.restore(replace=True)
+        assert bench.beside_target() == before
+        go.set()
+        await living
+        assert restored_whole(bench)
+
+    async def test_failed_swap_brings_the_old_directory_back(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.target.mkdir()
+        (bench.target / "old").write_bytes(b"old")
+        real = os.rename
+
+        def refuse(source: Any, target: Any, **kwargs: Any) -> None:
+            if source == "new":
+                raise OSError(5, "Input/output error")
+            real(source, target, **kwargs)
+
+        monkeypatch.setattr(os, "rename", refuse)
+        with pytest.raises(TargetError, match="Input/output"):
+            await bench.restore(replace=True)
+        assert read_tree(bench.target) == {"old": b"old"}
+        assert bench.beside_target() == []
+
+    async def test_swap_that_cannot_be_made_durable_is_undone(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.target.mkdir()
+        (bench.target / "old").write_bytes(b"old")
+        real = local_files.sync_dir
+
+        def fail_last(directory: Any) -> None:
+            if (bench.target / "cut").exists():
+                raise OSError(5, "Input/output error")
+            real(directory)
+
+        monkeypatch.setattr(engine.restore.staging, "sync_dir", fail_last)
+        with pytest.raises(TargetError, match="Input/output"):
+            await bench.restore(replace=True)
+        assert read_tree(bench.target) == {"old": b"old"}
+        assert bench.beside_target() == []
+
+    async def test_old_directory_that_cannot_be_removed_is_reported(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench.target.mkdir()
+        (bench.target / "old").write_bytes(b"old")
+        real = shutil.rmtree
+
+        def refuse(path: Any, **kwargs: Any) -> None:
+            if "trash" in str(path):
+                raise PermissionError(13, "Permission denied")
+            real(path, **kwargs)
+
+        monkeypatch.setattr(shutil, "rmtree", refuse)
+        result = await bench.restore(replace=True)
+        assert read_tree(bench.target) == read_tree(bench.directory)
+        assert [str(bench.root / name) for name in bench.beside_target()] == list(result.leftovers)
