@@ -1,8 +1,9 @@
 """Fuzzes targets one by one, and keeps what was found: `python -m tests.fuzz.campaign --seconds 30 [TARGET …]`.
 
-What an input reaches that none before it did is kept in `corpus/<target>/`, in as few and as short inputs as reach all
-of it. A finding is kept there as `found-<digest>` until somebody gives it a better name: files of which the name begins
-with `found-` stay for ever, and the tests replay them with all others.
+What an input reaches that none before it did is kept in `corpus/<target>.zip`, in as few and as short inputs as reach
+all of it; seeds, which are made anew each time, are not kept. A finding is kept there as `found-<digest>` until
+somebody gives it a better name (`write_corpus`): inputs of which the name begins with `found-` stay for ever, and the
+tests replay them with all others.
 """
 
 import argparse
@@ -11,12 +12,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TextIO
 
 from tests.fuzz.seeds import seeds_of
 from tests.fuzz.table import MODULES, TARGETS
-from tests.fuzz.target import CORPUS, corpus_of
+from tests.fuzz.target import archive_of, corpus_of, write_corpus
 
 # One input: no parser needs as much for a few kilobytes (architecture, H3).
 INPUT_SECONDS_MAX: Final = 10
@@ -34,9 +36,11 @@ def fuzz(name: str, seconds: int, seed: int, out: TextIO) -> bool:
         Whether nothing was found.
     """
     with tempfile.TemporaryDirectory(prefix=f"tidemark-fuzz-{name}-") as private:
-        work, crashes = Path(private, "work"), Path(private, "crashes")
-        work.mkdir()
-        crashes.mkdir()
+        work, crashes, kept = Path(private, "work"), Path(private, "crashes"), Path(private, "kept")
+        for directory in (work, crashes, kept):
+            directory.mkdir()
+        for path, data in corpus_of(name).items():
+            (kept / path).write_bytes(data)
         for number, data in enumerate(seeds_of(name)):
             (work / f"seed-{number}").write_bytes(data)
         done = _run(
@@ -47,14 +51,15 @@ def fuzz(name: str, seconds: int, seed: int, out: TextIO) -> bool:
             f"-rss_limit_mb={RSS_MIB_MAX}",
             f"-artifact_prefix={crashes}/",
             str(work),
-            str(CORPUS / name),
+            str(kept),
         )
         found = sorted(crashes.iterdir())
-        _merge(name, work, Path(private, "merged"))
+        _merge(name, work, kept, Path(private, "merged"))
         for crash in found:
-            kept = CORPUS / name / f"{_FOUND}{crash.name.rpartition('-')[2][:16]}"
-            shutil.copyfile(crash, kept)
-            print(f"{name}: found {kept}", file=out)
+            path = f"{_FOUND}{crash.name.rpartition('-')[2][:16]}"
+            shutil.copyfile(crash, kept / path)
+            print(f"{name}: found {path}, in {archive_of(name)}", file=out)
+        write_corpus(name, without_seeds(name, {path.name: path.read_bytes() for path in kept.iterdir()}))
     if done.returncode:
         # The error of a finding is Python's, and goes to the one; that of an input that takes too long to the other.
         print(done.stdout[-_TOLD_MAX:] or done.stderr[-_TOLD_MAX:], file=out)
@@ -62,19 +67,25 @@ def fuzz(name: str, seconds: int, seed: int, out: TextIO) -> bool:
     return not done.returncode
 
 
-def _merge(name: str, work: Path, merged: Path) -> None:
+def without_seeds(name: str, inputs: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Leave out inputs that are made anew each time; findings stay."""
+    seeds = set(seeds_of(name))
+    return {path: data for path, data in inputs.items() if path.startswith(_FOUND) or data not in seeds}
+
+
+def _merge(name: str, work: Path, kept: Path, merged: Path) -> None:
     """Keep the fewest inputs that reach what all of them reach; those that were found stay as they are."""
     merged.mkdir()
-    kept = CORPUS / name
+    old = list(kept.iterdir())
     new = [path for path in work.iterdir() if path.stat().st_size <= TARGETS[name].bytes_max]
-    if len(new) + len(corpus_of(name)) <= FEW:
+    if len(new) + len(old) <= FEW:
         for path in new:
             shutil.copyfile(path, kept / hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()[:16])
         return
     done = _run(name, "-set_cover_merge=1", str(merged), str(kept), str(work))
     if done.returncode:
         return
-    for path in corpus_of(name):
+    for path in old:
         if not path.name.startswith(_FOUND):
             path.unlink()
     for path in merged.iterdir():
@@ -82,7 +93,6 @@ def _merge(name: str, work: Path, merged: Path) -> None:
 
 
 def _run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    (CORPUS / name).mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "tests.fuzz.one", MODULES[name], name, *options]
     return subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
 

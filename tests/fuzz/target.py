@@ -3,7 +3,8 @@
 import atexit
 import shutil
 import tempfile
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,9 +59,26 @@ def check_refusal(error: Exception) -> None:
         assert error.hint, "an error without a hint"
 
 
-def corpus_of(name: str) -> list[Path]:
-    """The inputs that are kept for a target."""
-    return sorted((CORPUS / name).glob("*"))
+def archive_of(name: str) -> Path:
+    """Return where the corpus of a target is kept."""
+    return CORPUS / f"{name}.zip"
+
+
+def corpus_of(name: str) -> dict[str, bytes]:
+    """Read the inputs that are kept for a target, by name and sorted."""
+    archive = archive_of(name)
+    if not archive.exists():
+        return {}
+    with zipfile.ZipFile(archive) as inputs:
+        return {path: inputs.read(path) for path in sorted(inputs.namelist())}
+
+
+def write_corpus(name: str, inputs: Mapping[str, bytes]) -> None:
+    """Replace the corpus of a target: the same inputs give the same archive, byte for byte."""
+    with zipfile.ZipFile(archive_of(name), "w") as archive:
+        for path, data in sorted(inputs.items()):
+            # Stored, not deflated: what zlib writes depends on its version. The date is the oldest that a zip has.
+            archive.writestr(zipfile.ZipInfo(path), data)
 
 
 class Scratch:
