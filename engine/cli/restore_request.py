@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from blobstore.errors import StoreError
-from engine.cli.cmd.show import choose_stores
+from engine.cli.choice import choose_stores
 from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure, describe
 from engine.cli.session import Session

@@ -1,4 +1,4 @@
-"""The verbs that make something: `init` and `backup`."""
+"""The verb `backup`."""
 
 from pathlib import Path
 
@@ -9,7 +9,6 @@ from engine.backup.backup import BackupResult, BackupStats
 from engine.cli.cmd.commit import commit_until_known
 from engine.cli.options import (
     CHECK_RETAINED_HELP,
-    DURATION,
     Verb,
     common_options,
     figures_option,
@@ -30,50 +29,6 @@ from index.text import count, human_bytes, human_duration, printable
 
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
-
-
-# ---------------------------------------------------------------------- init
-
-
-class InitView(msgspec.Struct, frozen=True, kw_only=True):
-    """`init`."""
-
-    repository_id: str
-    ttl_ms: int
-    margin_ms: int
-    collection_period_ms: int
-
-
-@click.command("init", cls=Verb, prints=(InitView,), example="tidemark init -r file:///backups --ttl 2d")
-@click.option("--ttl", type=DURATION, default="24h", show_default=True, help="Life of an upload that is not committed.")
-@click.option(
-    "--margin", type=DURATION, default="1h", show_default=True, help="How much of it a commit must have left."
-)
-@click.option(
-    "--collection-period", type=DURATION, default="24h", show_default=True, help="How often collect will run."
-)
-@common_options
-@with_session
-def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> None:
-    """Make a store a repository.
-
-    The TTL must be longer than the longest backup with its commit takes. The three times stand in the repository and
-    hold for everybody who uses it.
-    """
-    with session.initialised(ttl_ms=ttl, margin_ms=margin, collection_period_ms=collection_period) as repository:
-        record = repository.record
-    view = InitView(
-        repository_id=record.id,
-        ttl_ms=record.ttl_ms,
-        margin_ms=record.margin_ms,
-        collection_period_ms=record.collection_period_ms,
-    )
-    times = f"TTL {human_duration(record.ttl_ms)}, margin {human_duration(record.margin_ms)}"
-    period = f"collect every {human_duration(record.collection_period_ms)}"
-    session.show(view, [f"repository {printable(record.id)}: {times}, {period}"])
-
-
-# ---------------------------------------------------------------------- backup
 
 
 class PlanView(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,8 +8,7 @@ from typing import Final
 import click
 import msgspec
 
-from engine.cli.cmd.show import choose_stores
-from engine.cli.commit_options import choose_commit, commit_options
+from engine.cli.choice import choose_commit, choose_stores, commit_options
 from engine.cli.config import CommitChoice
 from engine.cli.options import Parsed, Verb, common_options, scope_options, store_options, transfer_options
 from engine.cli.session import Session, choose_scope, with_session

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from engine.cli.commit_options import choose_commit, commit_options
+from engine.cli.choice import choose_commit, commit_options
 from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure
 from engine.cli.exit_codes import ExitCode

@@ -1,24 +1,18 @@
-"""The verbs that look after what is there: `verify`, `rewind`, `fork`, `name` and `unname`."""
+"""The verb `verify`."""
 
 import click
 import msgspec
 
-from engine.cli.config import CommitChoice, check_new_name
+from engine.cli.choice import TASK_HELP
+from engine.cli.config import CommitChoice
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import COMMIT, SHARE, Setting, Verb, common_options, figures_option, scope_options
-from engine.cli.session import Session, check_component, choose_scope, with_session
-from engine.cli.views import CommitView, committed_line, view_commit
+from engine.cli.session import Session, choose_scope, with_session
 from engine.errors import UsageError
 from engine.inspect.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.text import table
 from index.plan.commits import NOTHING_VOUCHES
-from index.snapshot.model import Scope
-from index.text import count, human_bytes, iso_time, printable
-
-_TASK_HELP = "With --commit-per-task: whose commits.  [default: 0]"
-
-
-# ---------------------------------------------------------------------- verify
+from index.text import count, human_bytes, printable
 
 
 class ProblemView(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +54,7 @@ class VerifyView(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.argument("commits", type=COMMIT, nargs=-1, metavar="[COMMIT]...")
 @scope_options(job_required=False)
-@click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
+@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
 @click.option(
     "--level",
     type=click.Choice([level.value for level in Level]),
@@ -177,162 +171,3 @@ def _verify_lines(report: VerifyReport) -> list[str]:
     if any(p.kind in GONE for p in report.problems):
         lines.append("what is gone and still on a disk is uploaded again by `tidemark backup --check-retained`")
     return lines
-
-
-# ---------------------------------------------------------------------- going back, branching off, keeping
-
-
-class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
-    """`rewind` and `fork`."""
-
-    commit: CommitView
-    source_number: int
-
-
-class NameView(msgspec.Struct, frozen=True, kw_only=True):
-    """`name`."""
-
-    name: str
-    job: str
-    commit_task: str | None
-    number: int
-    version: int
-    committed_at_ms: int
-    committed_at: str
-
-
-class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
-    """`unname`."""
-
-    name: str
-    job: str
-    commit_task: str | None
-
-
-@click.command(
-    "rewind",
-    cls=Verb,
-    short_help="Make an older commit the newest again.",
-    prints=(CommittedView,),
-    example="tidemark rewind -r file:///backups --job flights v7",
-)
-@click.argument("commit", type=COMMIT)
-@scope_options()
-@click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
-@common_options
-@with_session
-def rewind(session: Session, *, commit: CommitChoice, job: str, commit_per_task: bool, task: str | None) -> None:
-    """Make an older commit the newest again, as a new commit.
-
-    COMMIT is a number, v8, 8_<uid>, @TIME or a name. No bytes are copied and nothing is lost: the commits in between
-    stay until retention takes them.
-    """
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
-    with session.open() as repository:
-        target = session.find(repository, scope, commit)
-        made = repository.rewind(target)
-    view = CommittedView(commit=view_commit(made), source_number=target.pointer.number)
-    line = f"{committed_line(made)}; the same as commit {target.pointer.number}"
-    session.show(view, [line])
-
-
-@click.command(
-    "fork",
-    cls=Verb,
-    short_help="Begin a new job with the stores of a commit.",
-    prints=(CommittedView,),
-    example="tidemark fork -r file:///backups --job flights v7 flights-replay",
-)
-@click.argument("commit", type=COMMIT)
-@click.argument("new_job")
-@scope_options()
-@click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
-@click.option("--new-task", metavar="TASK", help="With --commit-per-task: the task to begin.  [default: the same]")
-@common_options
-@with_session
-def fork(
-    session: Session,
-    *,
-    commit: CommitChoice,
-    new_job: str,
-    job: str,
-    commit_per_task: bool,
-    task: str | None,
-    new_task: str | None,
-) -> None:
-    """Begin a new job with the stores of a commit. No bytes are copied.
-
-    COMMIT is latest, a number, v8, 8_<uid>, @TIME or a name; NEW_JOB must have no commits yet.
-    """
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
-    new_scope = choose_scope(new_job, commit_per_task=commit_per_task, task=new_task or task)
-    with session.open() as repository:
-        source = session.find(repository, scope, commit)
-        made = repository.fork(source, new_scope)
-    view = CommittedView(commit=view_commit(made), source_number=source.pointer.number)
-    line = f"{committed_line(made)}; the same as commit {source.pointer.number} of {printable(str(scope))}"
-    session.show(view, [line])
-
-
-@click.command(
-    "name",
-    cls=Verb,
-    short_help="Keep a commit under a name.",
-    prints=(NameView,),
-    example="tidemark name -r file:///backups --job flights latest before-upgrade",
-)
-@click.argument("commit", type=COMMIT)
-@click.argument("name")
-@scope_options()
-@click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
-@common_options
-@with_session
-def name(
-    session: Session, *, commit: CommitChoice, name: str, job: str, commit_per_task: bool, task: str | None
-) -> None:
-    """Keep a commit under a name until the name is released, whatever retention says."""
-    check_component("NAME", check_new_name(name))
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
-    with session.open() as repository:
-        found = session.find(repository, scope, commit)
-        record = repository.name(found, name)
-    view = NameView(
-        name=record.name,
-        job=scope.job,
-        commit_task=scope.task,
-        number=record.source.number,
-        version=record.version,
-        committed_at_ms=record.committed_at_ms,
-        committed_at=iso_time(record.committed_at_ms),
-    )
-    line = f"{printable(name)} is commit {view.number} of {printable(str(scope))}, version {view.version}"
-    session.show(view, [f"{line}, {view.committed_at}"])
-
-
-@click.command(
-    "unname",
-    cls=Verb,
-    short_help="Release a name.",
-    prints=(ReleasedView,),
-    example="tidemark unname -r file:///backups --job flights before-upgrade",
-)
-@click.argument("name")
-@scope_options()
-@click.option("--task", cls=Setting, metavar="TASK", help=_TASK_HELP)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
-@common_options
-@with_session
-def unname(session: Session, *, name: str, job: str, commit_per_task: bool, task: str | None, yes: bool) -> None:
-    """Release a name; the next collection takes what only it kept."""
-    check_component("NAME", name)
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
-    if not yes and session.confirm(_release_question(scope, name)) is False:
-        return
-    with session.open() as repository, session.explaining(repository, scope):
-        repository.release_name(scope, name)
-    line = f"{printable(name)} of {printable(str(scope))} is released"
-    session.show(ReleasedView(name=name, job=scope.job, commit_task=scope.task), [line])
-
-
-def _release_question(scope: Scope, name: str) -> str:
-    return f"release {printable(name)} of {printable(str(scope))}, so that a collection may take what only it keeps?"

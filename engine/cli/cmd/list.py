@@ -1,0 +1,98 @@
+"""The verb `list`."""
+
+from typing import Final
+
+import click
+import msgspec
+
+from blobstore.concurrency import map_bounded
+from engine.cli.choice import TASK_HELP
+from engine.cli.options import Setting, Verb, common_options, scope_options
+from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.views import (
+    CommitView,
+    ScopeView,
+    commits_table,
+    names_by_commit,
+    scopes_table,
+    view_commit,
+)
+from engine.errors import NotFoundError
+from engine.records.log import load_log
+from engine.repository.sync import SyncRepository
+from index.plan.commits import NOTHING_VOUCHES
+from index.snapshot.model import Scope
+
+LOGS_IN_FLIGHT_MAX: Final = 16
+
+
+class ScopesView(msgspec.Struct, frozen=True, kw_only=True):
+    """`list` without a job."""
+
+    scopes: tuple[ScopeView, ...]
+
+
+class CommitsView(msgspec.Struct, frozen=True, kw_only=True):
+    """`list` of a job."""
+
+    job: str
+    commit_task: str | None
+    commits: tuple[CommitView, ...]
+    # Numbers of records that came after their lease and for which nothing vouches: no commits.
+    late: tuple[int, ...]
+
+
+@click.command(
+    "list",
+    cls=Verb,
+    short_help="List jobs, or the commits of a job.",
+    prints=(CommitsView, ScopesView),
+    example="tidemark list -r file:///backups --job flights",
+)
+@scope_options(job_required=False)
+@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@click.option("--jobs", is_flag=True, help="List the jobs even if a job is set.")
+@common_options
+@with_session
+def list_(session: Session, *, job: str | None, commit_per_task: bool, task: str | None, jobs: bool) -> None:
+    """List the jobs of a repository, or the commits of one job, newest first."""
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task) if job is not None and not jobs else None
+    with session.open() as repository:
+        if scope is None:
+            _list_scopes(session, repository)
+        else:
+            _list_commits(session, repository, scope)
+
+
+def _list_scopes(session: Session, repository: SyncRepository) -> None:
+    async def look_at(scope: Scope) -> ScopeView:
+        log = await load_log(repository.asynchronous.store, scope, past_damage=True)
+        return ScopeView(
+            job=scope.job,
+            commit_task=scope.task,
+            newest=view_commit(log.newest) if log.newest else None,
+            # Nothing else closes the newest commit (design 0002, D3).
+            forgotten=log.newest is None and bool(log.boundaries),
+        )
+
+    scopes = repository.loop.run(map_bounded(look_at, repository.scopes(), in_flight_max=LOGS_IN_FLIGHT_MAX))
+    session.show(ScopesView(scopes=tuple(scopes)), scopes_table(scopes) if scopes else ["no commits yet"])
+
+
+def _list_commits(session: Session, repository: SyncRepository, scope: Scope) -> None:
+    log = repository.log(scope)
+    commits = log.commits[::-1]
+    late = [f"record {record.number} is {NOTHING_VOUCHES}, so that it is no commit" for record in log.void]
+    if not commits:
+        with session.explaining(repository, scope):
+            raise NotFoundError("has no commits", operation="list", subject=str(scope), hint="; ".join(late))
+    names = repository.names(scope)
+    by_commit = names_by_commit(names)
+    views = [view_commit(commit, by_commit) for commit in commits]
+    # A name keeps a commit of which retention has taken the record.
+    there = {commit.pointer for commit in commits}
+    views += [view_commit(repository.find(scope, name=n.name)) for n in names if n.source not in there]
+    view = CommitsView(
+        job=scope.job, commit_task=scope.task, commits=tuple(views), late=tuple(record.number for record in log.void)
+    )
+    session.show(view, [*commits_table(views), *late])

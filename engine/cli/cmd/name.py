@@ -1,0 +1,57 @@
+"""The verb `name`."""
+
+import click
+import msgspec
+
+from engine.cli.choice import TASK_HELP
+from engine.cli.config import CommitChoice, check_new_name
+from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_options
+from engine.cli.session import Session, check_component, choose_scope, with_session
+from index.text import iso_time, printable
+
+
+class NameView(msgspec.Struct, frozen=True, kw_only=True):
+    """`name`."""
+
+    name: str
+    job: str
+    commit_task: str | None
+    number: int
+    version: int
+    committed_at_ms: int
+    committed_at: str
+
+
+@click.command(
+    "name",
+    cls=Verb,
+    short_help="Keep a commit under a name.",
+    prints=(NameView,),
+    example="tidemark name -r file:///backups --job flights latest before-upgrade",
+)
+@click.argument("commit", type=COMMIT)
+@click.argument("name")
+@scope_options()
+@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@common_options
+@with_session
+def name(
+    session: Session, *, commit: CommitChoice, name: str, job: str, commit_per_task: bool, task: str | None
+) -> None:
+    """Keep a commit under a name until the name is released, whatever retention says."""
+    check_component("NAME", check_new_name(name))
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    with session.open() as repository:
+        found = session.find(repository, scope, commit)
+        record = repository.name(found, name)
+    view = NameView(
+        name=record.name,
+        job=scope.job,
+        commit_task=scope.task,
+        number=record.source.number,
+        version=record.version,
+        committed_at_ms=record.committed_at_ms,
+        committed_at=iso_time(record.committed_at_ms),
+    )
+    line = f"{printable(name)} is commit {view.number} of {printable(str(scope))}, version {view.version}"
+    session.show(view, [f"{line}, {view.committed_at}"])

@@ -1,0 +1,44 @@
+"""The verb `rewind`."""
+
+import click
+import msgspec
+
+from engine.cli.choice import TASK_HELP
+from engine.cli.config import CommitChoice
+from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_options
+from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.views import CommitView, committed_line, view_commit
+
+
+class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
+    """`rewind` and `fork`."""
+
+    commit: CommitView
+    source_number: int
+
+
+@click.command(
+    "rewind",
+    cls=Verb,
+    short_help="Make an older commit the newest again.",
+    prints=(CommittedView,),
+    example="tidemark rewind -r file:///backups --job flights v7",
+)
+@click.argument("commit", type=COMMIT)
+@scope_options()
+@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@common_options
+@with_session
+def rewind(session: Session, *, commit: CommitChoice, job: str, commit_per_task: bool, task: str | None) -> None:
+    """Make an older commit the newest again, as a new commit.
+
+    COMMIT is a number, v8, 8_<uid>, @TIME or a name. No bytes are copied and nothing is lost: the commits in between
+    stay until retention takes them.
+    """
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    with session.open() as repository:
+        target = session.find(repository, scope, commit)
+        made = repository.rewind(target)
+    view = CommittedView(commit=view_commit(made), source_number=target.pointer.number)
+    line = f"{committed_line(made)}; the same as commit {target.pointer.number}"
+    session.show(view, [line])
