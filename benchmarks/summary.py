@@ -1,7 +1,8 @@
 """The table and the plot of the newest results: `python -m benchmarks.summary`, or `make bench PART=summary`.
 
 Reads `benchmarks/results/*.json`; writes `benchmarks/results/README.md` and `summary.svg` beside it, and the table into
-the README of the project, between its two marks. Only whole runs count: those on another scale, of some contestants or
+the README of the project, between its two marks. Git keeps these, and of each work the newest JSON; the pages of single
+runs (`.md`, which git ignores) are written anew. Only whole runs count: those on another scale, of some contestants or
 with settings of ours are passed over. What was not measured says so.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from benchmarks.peers import report
 from benchmarks.peers.outcome import Outcome
 from benchmarks.peers.processes import ROOT
 from benchmarks.peers.report import result_name, table
@@ -80,7 +82,7 @@ def machines_told(newest: Newest) -> str:
 
 
 def _link(source: Outcome | None, directory: str) -> str:
-    return f"[{source.server}]({directory}{result_name(source)}.md)" if source else ""
+    return f"[{source.server}]({directory}{result_name(source)}.json)" if source else ""
 
 
 def _loud(verdict: str) -> str:
@@ -102,7 +104,7 @@ def markdown(newest: Newest) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in sorted(outcome.versions.items()))
         name = result_name(outcome)
         lines.append(
-            f"- [{name}]({name}.md): {outcome.title}; {outcome.began_at}, {outcome.server}, {outcome.rounds} rounds. "
+            f"- [{name}]({name}.json): {outcome.title}; {outcome.began_at}, {outcome.server}, {outcome.rounds} rounds. "
             f"Machine: {machine}. Versions: {versions}."
         )
     return "\n".join(lines) + "\n"
@@ -124,6 +126,9 @@ def main() -> None:
     options = parser.parse_args()
     newest = load_newest(options.results, any_scale=options.any_scale)
     options.results.mkdir(parents=True, exist_ok=True)
+    for outcome in newest.values():
+        single = report.markdown(outcome)
+        (options.results / f"{result_name(outcome)}.md").write_text(single, encoding="utf-8")
     page = options.results / "README.md"
     page.write_text(markdown(newest), encoding="utf-8")
     sys.stdout.write(goals_table(all_rows(newest)) + "\n")

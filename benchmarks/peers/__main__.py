@@ -8,8 +8,8 @@ python -m benchmarks.peers --work mid --set in_flight_max=32       # a setting o
 ```
 
 Results: `benchmarks/results/<work>-<server>-<target>-<date>.md`, `.json` and `.svg`; `python -m benchmarks.summary`
-makes one table of the newest. A run with `--scale`, `--only` or `--set` says so in the names of its files, and is not
-in that table.
+makes one table of the newest. Git keeps of each work the newest JSON, and that table. A run with `--scale`, `--only` or
+`--set` says so in the names of its files, and is not in that table.
 """
 
 import argparse
