@@ -20,8 +20,7 @@ from engine.local.cache import DigestCache
 from engine.local.hashing import hash_bytes
 from engine.local.identify import identify
 from engine.local.scan import scan_dir
-from index.snapshot.dir_diff import diff_dir, diff_stats, is_same_file_samza_v1
-from index.snapshot.local_tree import LocalDir
+from index.snapshot.dir_diff import LocalDir, diff_dir, diff_stats, is_same_file_samza_v1
 from index.snapshot.model import DirIndex, FileIndex
 
 FILES_COUNT = 5_000

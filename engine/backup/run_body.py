@@ -11,7 +11,7 @@ from engine.errors import UnsafeSourceError
 from engine.local.hashing import ContentHasher, Digest, FileHasher
 from engine.local.stat import FilePath, changed_error, check_unchanged, refusing
 from engine.local.transfer import SourceDir
-from index.snapshot.local_tree import LocalFile
+from index.snapshot.dir_diff import LocalFile
 
 
 class FileRunBody:

@@ -11,7 +11,7 @@ from engine.local.scan import find_difference, scan_dir
 from engine.local.stat import changed_error
 from engine.rocksdb.lock import check_not_held
 from index.plan.backup import PlannedFile
-from index.snapshot.local_tree import LocalDir
+from index.snapshot.dir_diff import LocalDir
 from index.snapshot.model import SnapshotIndex
 
 

@@ -20,8 +20,8 @@ from engine.errors import DamagedError, UnsafeSourceError, restated
 from engine.local.stat import FilePath, changed_error, is_unchanged, local_file, refusing, special_error
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import UnsafeNameError
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.keys import check_file_name
-from index.snapshot.local_tree import LocalFile
 from index.snapshot.model import FileMetadata
 
 FETCHES_MAX: Final = 8

@@ -17,7 +17,7 @@ from engine.local.stat import FilePath, changed_error
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.streaming_checkpoint import QueryAt
 from index.plan.backup import PlannedFile
-from index.snapshot.local_tree import LocalDir, local_dir_of
+from index.snapshot.dir_diff import LocalDir, local_dir_of
 from index.snapshot.model import SnapshotIndex, UniqueId
 from index.spark.batch_log import (
     BatchCommit,

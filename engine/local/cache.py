@@ -14,7 +14,7 @@ import msgspec
 from engine.local.hashing import BLAKE3_BYTES, Digest, hash_content
 from engine.local.stat import is_written_once
 from index.decoding import UNDECODABLE
-from index.snapshot.local_tree import LocalFile
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import SstIdentity
 
 ENTRIES_MAX: Final = 400_000

@@ -27,8 +27,7 @@ from engine.local.stat import (
     unreadable_error,
 )
 from index.rocksdb.sst import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
-from index.snapshot.dir_diff import pairs_to_identify
-from index.snapshot.local_tree import LocalDir, LocalFile
+from index.snapshot.dir_diff import LocalDir, LocalFile, pairs_to_identify
 from index.snapshot.model import DirIndex, FileIndex, SstIdentity
 
 # The parser asks for more at most twice.

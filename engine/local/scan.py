@@ -22,9 +22,9 @@ from engine.local.stat import (
     unreadable_error,
 )
 from index.errors import UnsafeNameError
+from index.snapshot.dir_diff import LocalDir, LocalFile
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.keys import check_file_name
-from index.snapshot.local_tree import LocalDir, LocalFile
 
 # Names that `check_file_name` accepts, told by one look; every other one is asked about.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")

@@ -14,7 +14,7 @@ from typing import Final
 
 from blobstore.local.errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
 from engine.errors import SourceChangedError, UnsafeSourceError
-from index.snapshot.local_tree import LocalFile
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FileMetadata
 from index.spark.names import parse_state_name
 

@@ -28,7 +28,7 @@ from engine.settings import TransferSettings
 from index.display import Told, tell_files, tell_seconds, tell_texts
 from index.plan.restore import RestorePlan, choose_candidates, plan_restore
 from index.snapshot.chosen_files import choose_files, is_empty
-from index.snapshot.local_tree import LocalFile
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import SnapshotIndex
 from index.snapshot.records import StoreReference
 

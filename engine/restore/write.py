@@ -23,7 +23,7 @@ from engine.errors import TargetError
 from engine.local.hashing import ContentHasher, hash_content
 from engine.local.stat import READ_FLAGS, is_untouched, local_file
 from index.plan.restore import RESTORED_MODE, RestoredFile, ReusedFile
-from index.snapshot.local_tree import LocalFile
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FileIndex, FileMetadata
 
 # Files are made in groups of this size and then synced: the first sync of a group does most of the work for all.

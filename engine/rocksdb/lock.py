@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import UnsafeSourceError
-from index.snapshot.local_tree import LocalDir
+from index.snapshot.dir_diff import LocalDir
 
 LOCK_NAME: Final = "LOCK"
 CHILD_TIMEOUT_S: Final = 10

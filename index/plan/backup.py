@@ -10,8 +10,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from index.errors import IndexInvariantError
-from index.snapshot.dir_diff import DiffStats, DirDiff, build_dir_index, diff_stats
-from index.snapshot.local_tree import LocalDir, LocalFile
+from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, LocalFile, build_dir_index, diff_stats
 from index.snapshot.model import BlobKey, DirIndex, FileIndex, Pack, SnapshotIndex, SnapshotMetadata
 from index.snapshot.reachable import bytes_needed
 

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
+from index.snapshot.dir_diff import LocalDir, LocalFile
 from index.snapshot.keys import check_file_name
-from index.snapshot.local_tree import LocalDir, LocalFile
 from index.snapshot.model import BlobKey, DirIndex, FileIndex, SnapshotIndex
 
 FilePath = tuple[str, ...]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from index.errors import IndexInvariantError
-from index.snapshot.dir_diff import strip_removed
+from index.snapshot.dir_diff import is_stored_alike, strip_removed
 from index.snapshot.invariants import DEPTH_MAX, INDEX_DELTAS_MAX, check_index_delta, check_snapshot_index
 from index.snapshot.model import (
     DirDelta,
@@ -19,7 +19,6 @@ from index.snapshot.model import (
     LineageItem,
     SnapshotIndex,
 )
-from index.snapshot.same_file import is_stored_alike
 
 __all__ = ["INDEX_DELTAS_MAX", "apply_delta", "make_delta", "resolve_deltas"]
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeVar
 
 from index.errors import StateMetadataError, VersionMissingError
-from index.snapshot.local_tree import LocalFile
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FileIndex
 from index.spark.lineage import Resolution
 from index.spark.metadata import StateMetadata, StoredFile

@@ -20,7 +20,7 @@ from engine.records.indexes import read_index_chain
 from engine.spark.claims import Attempt, ReadyStore
 from index.plan import backup as backup_plan
 from index.snapshot import dir_diff
-from index.snapshot.local_tree import LocalFile
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FileIndex, IndexReference, SnapshotIndex
 from tests.simulation.faults.mutation import INDEX_GONE, OTHER_BYTES, everywhere, mutation
 from tests.simulation.scenarios import interleavings_of_files

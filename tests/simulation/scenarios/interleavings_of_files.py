@@ -18,7 +18,7 @@ from engine.errors import (
 from engine.local.hashing import Digest, hash_bytes
 from engine.local.stat import local_file
 from engine.spark.claims import StoreClaims, StoreState
-from index.snapshot.local_tree import LocalFile
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import UniqueId
 from tests.simulation.scenarios.interleavings import HOUR_S, JOB, Scene, story
 from tests.simulation.scenarios.small_trees import read_tree, tree, write_tree

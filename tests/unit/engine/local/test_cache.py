@@ -10,7 +10,7 @@ import pytest
 from engine.local import cache as digest_cache
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest
-from index.snapshot.local_tree import LocalFile
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FileMetadata, SstIdentity
 
 SECOND_NS = 1_000_000_000

@@ -13,7 +13,7 @@ from engine.local.hashing import hash_bytes
 from engine.local.identify import StoppedError, find_present, identify, identify_ssts
 from engine.local.scan import scan_dir
 from index.rocksdb.sst import MoreBytesNeeded
-from index.snapshot.local_tree import LocalDir, LocalFile
+from index.snapshot.dir_diff import LocalDir, LocalFile
 from index.snapshot.model import DirIndex, FileIndex, FileMetadata, SstIdentity
 from tests.unit.engine.workbench import open_descriptors
 

@@ -14,8 +14,8 @@ from engine.errors import TargetError, UnsafeSourceError
 from engine.local.scan import file_system_now_ns, find_difference, scan_dir
 from engine.local.stat import is_untouched
 from engine.restore.staging import target_errors
+from index.snapshot.dir_diff import LocalDir
 from index.snapshot.invariants import DEPTH_MAX
-from index.snapshot.local_tree import LocalDir
 from tests.unit.engine.workbench import open_descriptors
 
 

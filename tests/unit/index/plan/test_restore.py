@@ -5,7 +5,7 @@ import pytest
 
 from index.errors import UnsafeNameError
 from index.plan.restore import GAP_BYTES_MAX, choose_candidates, plan_restore
-from index.snapshot.local_tree import LocalFile
+from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import DirIndex, FileBlob, FileIndex, Pack, SnapshotIndex, SnapshotMetadata, UniqueId
 from tests.unit.index.builders import blob_key, file_index, local_dir, local_file
 

@@ -3,17 +3,16 @@ import pytest
 
 from index.errors import IndexInvariantError
 from index.snapshot.dir_diff import (
-    ComparedFile,
     DiffStats,
     DirDiff,
     LocalDir,
     build_dir_index,
     diff_dir,
-    diff_indexes,
     diff_stats,
     pairs_to_identify,
     strip_removed,
 )
+from index.snapshot.index_diff import ComparedFile, diff_indexes
 from index.snapshot.model import DirIndex, FileIndex
 from tests.unit.index.builders import (
     EMPTY,

@@ -1,6 +1,6 @@
 """A directory as a value, made of the files that somebody chose."""
 
-from index.snapshot.local_tree import LocalDir, LocalFile, local_dir_of
+from index.snapshot.dir_diff import LocalDir, LocalFile, local_dir_of
 from index.snapshot.model import FileMetadata
 
 METADATA = FileMetadata(1, 0o644, 0, 0, "", "")
