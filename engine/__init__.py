@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
     from engine.state.sync_store import SyncStateStore
     from index.plan.commits import Commit
-    from index.snapshot.index_diff import IndexDifference
+    from index.snapshot.delta import IndexDifference
 
 __all__ = [
     "BackupResult",
@@ -72,7 +72,7 @@ _MODULES = {
     "CollectReport": "engine.collect.report",
     "Commit": "index.plan.commits",
     "History": "engine.inspect.history",
-    "IndexDifference": "index.snapshot.index_diff",
+    "IndexDifference": "index.snapshot.delta",
     "Repository": "engine.repository.repository",
     "RestoreResult": "engine.restore.restore",
     "Restored": "engine.repository.restoring",

@@ -11,7 +11,7 @@ import msgspec
 
 from engine.text import table
 from index.plan.commits import Commit
-from index.snapshot.index_diff import ComparedFile, IndexDifference
+from index.snapshot.delta import ComparedFile, IndexDifference
 from index.snapshot.model import FileIndex, Pack, Scope, SnapshotIndex
 from index.snapshot.reachable import files_of
 from index.snapshot.records import NameRecord, StoreReference

@@ -13,8 +13,8 @@ from engine.errors import DamagedError
 from engine.local.transfer import put_new
 from index.errors import IndexInvariantError
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index
-from index.snapshot.delta import INDEX_DELTAS_MAX, make_delta, resolve_deltas
-from index.snapshot.invariants import HASH_BYTES, check_snapshot_index
+from index.snapshot.delta import make_delta, resolve_deltas
+from index.snapshot.invariants import HASH_BYTES, INDEX_DELTAS_MAX, check_snapshot_index
 from index.snapshot.keys import INDEXES, upload_key
 from index.snapshot.model import DirIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex
 from index.snapshot.reachable import files_of

@@ -27,7 +27,7 @@ from engine.state.index_files import IndexStateFiles
 from engine.state.restore import find_state_commit
 from index.plan.commits import Commit, fits
 from index.plan.naming import commit_of_name
-from index.snapshot.index_diff import IndexDifference, diff_indexes
+from index.snapshot.delta import IndexDifference, diff_indexes
 from index.snapshot.keys import encode_component, parse_log_key
 from index.snapshot.model import IndexReference, Scope, SnapshotIndex, UniqueId
 from index.snapshot.records import NameRecord, RepositoryRecord, StoreReference

@@ -22,9 +22,8 @@ from index.snapshot.codec import (
     seal,
     unseal,
 )
-from index.snapshot.delta import apply_delta, make_delta, resolve_deltas
+from index.snapshot.delta import apply_delta, diff_indexes, make_delta, resolve_deltas
 from index.snapshot.dir_diff import DirDiff, LocalDir, diff_dir, diff_stats, pairs_to_identify, strip_removed
-from index.snapshot.index_diff import diff_indexes
 from index.snapshot.invariants import check_snapshot_index
 from index.snapshot.keys import (
     INDEXES,

@@ -21,7 +21,7 @@ from engine.cli.views import (
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from index.plan.commits import Commit
-from index.snapshot.index_diff import diff_indexes
+from index.snapshot.delta import diff_indexes
 from index.snapshot.model import DirIndex
 from index.snapshot.records import StoreReference
 from index.text import printable

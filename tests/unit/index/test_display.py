@@ -8,7 +8,7 @@ import pytest
 
 from index.display import Told, tell_seconds, tell_value
 from index.plan.commits import commit_of
-from index.snapshot.index_diff import ComparedFile, IndexDifference
+from index.snapshot.delta import ComparedFile, IndexDifference
 from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
 from index.snapshot.records import CommitPointer, CommitRecord, StoreReference, WriteId
 

@@ -2,7 +2,8 @@ import msgspec
 import pytest
 
 from index.errors import IndexInvariantError
-from index.snapshot.delta import INDEX_DELTAS_MAX, apply_delta, make_delta, resolve_deltas
+from index.snapshot.delta import apply_delta, make_delta, resolve_deltas
+from index.snapshot.invariants import INDEX_DELTAS_MAX
 from index.snapshot.keys import INDEXES
 from index.snapshot.model import (
     DirDelta,

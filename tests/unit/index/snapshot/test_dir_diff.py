@@ -2,6 +2,7 @@ import msgspec
 import pytest
 
 from index.errors import IndexInvariantError
+from index.snapshot.delta import ComparedFile, diff_indexes
 from index.snapshot.dir_diff import (
     DiffStats,
     DirDiff,
@@ -12,7 +13,6 @@ from index.snapshot.dir_diff import (
     pairs_to_identify,
     strip_removed,
 )
-from index.snapshot.index_diff import ComparedFile, diff_indexes
 from index.snapshot.model import DirIndex, FileIndex
 from tests.unit.index.builders import (
     EMPTY,
