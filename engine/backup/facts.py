@@ -18,9 +18,9 @@ from engine.records.indexes import IndexCache, StoredSnapshot, read_stored_snaps
 from engine.records.missing import find_missing, key_of
 from engine.settings import TransferSettings
 from index.plan.backup import BackupLimits, BackupPlan, plan_backup
+from index.snapshot.contents import blob_keys
 from index.snapshot.dir_diff import DirDiff, LocalDir, diff_dir
 from index.snapshot.model import BlobKey, DirIndex, SnapshotIndex, SstIdentity
-from index.snapshot.reachable import blob_keys
 from index.snapshot.records import StoreReference
 
 

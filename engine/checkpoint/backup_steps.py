@@ -28,8 +28,8 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
 from index.display import Told
 from index.plan.commits import Commit
+from index.snapshot.contents import files_of
 from index.snapshot.model import Scope
-from index.snapshot.reachable import files_of
 from index.snapshot.records import StoreReference
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
 from index.spark.lineage import Lineage

@@ -20,9 +20,9 @@ from engine.state.changelog_files import open_changelog
 from engine.state.streaming_checkpoint import StoreAt
 from index.errors import FileChecksumError, FormatError
 from index.plan.backup import PlannedFile
+from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import LocalDir, LocalFile, local_dir_of
 from index.snapshot.model import FileIndex, SnapshotIndex
-from index.snapshot.reachable import files_of
 from index.spark.file_checksum import FILE_CHECKSUM_BYTES_MAX
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata

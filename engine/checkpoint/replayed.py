@@ -26,8 +26,8 @@ from engine.state.settings import StateStoreSettings
 from engine.state.upload import named_metadata
 from engine.state.working_dir import WorkingDir
 from engine.state.zips import build_state_zip
+from index.snapshot.contents import files_of
 from index.snapshot.model import FileIndex
-from index.snapshot.reachable import files_of
 from index.spark.file_checksum import FileChecksum, encode_file_checksum
 from index.spark.lineage import Resolution
 from index.spark.metadata import StateMetadata

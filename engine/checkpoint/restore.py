@@ -21,7 +21,7 @@ from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import store_url
 from engine.state.restore import choose_state
-from index.snapshot.reachable import files_of
+from index.snapshot.contents import files_of
 
 __all__ = [
     "CheckpointRestorePlan",

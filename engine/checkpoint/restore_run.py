@@ -31,10 +31,9 @@ from index.display import Told
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.restore import plan_restore
+from index.snapshot.contents import files_of, select_files
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import Scope, SnapshotIndex
-from index.snapshot.reachable import files_of
-from index.snapshot.selection import select_files
 from index.spark.batch_log import decode_offsets
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
 from index.spark.checkpoint_selection import OFFSETS, SOURCES, FilePath, select_query_files

@@ -11,9 +11,9 @@ import msgspec
 
 from engine.text import table
 from index.plan.commits import Commit
+from index.snapshot.contents import files_of
 from index.snapshot.delta import ComparedFile, IndexDifference
 from index.snapshot.model import FileIndex, Pack, Scope, SnapshotIndex
-from index.snapshot.reachable import files_of
 from index.snapshot.records import NameRecord, StoreReference
 from index.text import count, human_bytes, iso_time, printable, shortened
 

@@ -17,6 +17,7 @@ from index.display import Told
 from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key
 from index.plan.retention import KeepReason, Retention, RetentionPolicy, as_policy
+from index.snapshot.contents import files_of
 from index.snapshot.keys import (
     INDEXES,
     REPOSITORY,
@@ -27,7 +28,6 @@ from index.snapshot.keys import (
     parse_run_key,
 )
 from index.snapshot.model import IndexReference, Scope
-from index.snapshot.reachable import files_of
 from index.snapshot.records import CommitPointer, RepositoryRecord, StoreReference
 
 # Of all that leads to a key, so much is told.

@@ -23,10 +23,10 @@ from index.display import Told
 from index.errors import FormatError
 from index.plan.commits import NOTHING_VOUCHES, Commit, LogListing, check_dense, commit_of, find_late, is_closed
 from index.plan.naming import commit_of_name
+from index.snapshot.contents import SnapshotShare, measure_share
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope
 from index.snapshot.records import Boundary, CommitPointer, CommitRecord, NameRecord, RepositoryRecord, StoreReference
-from index.snapshot.share import SnapshotShare, measure_share
 from index.spark.checkpoint import decode_picture
 from index.text import iso_time, printable, shortened
 

@@ -24,9 +24,9 @@ from engine.records.settle import has_ttl, settle_keys
 from index.display import Told, tell_files, tell_texts
 from index.errors import FormatError, UnsafeNameError
 from index.plan.commits import NOTHING_VOUCHES, Commit
+from index.snapshot.contents import blobs_needed, files_of, new_blob_keys
 from index.snapshot.keys import BLOBS, INDEXES, LOG, commit_key, parse_log_key, parse_name_key
 from index.snapshot.model import BlobKey, FileIndex, IndexReference, Scope, SnapshotIndex
-from index.snapshot.reachable import blobs_needed, files_of, new_blob_keys
 
 IN_FLIGHT_MAX: Final = 16
 

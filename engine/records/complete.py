@@ -11,7 +11,7 @@ from engine.records.indexes import is_missing, read_index
 from engine.records.missing import find_missing
 from index.errors import FormatError
 from index.plan.commits import Commit
-from index.snapshot.reachable import blobs_needed
+from index.snapshot.contents import blobs_needed
 
 # So many commits are looked through.
 COMMITS_MAX: Final = 1_000

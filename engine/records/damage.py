@@ -12,9 +12,9 @@ from engine.records.roots import IN_FLIGHT_MAX, References, Roots
 from index.errors import FormatError, UnsafeNameError
 from index.plan.collect import NOTHING_PROTECTED, Protection
 from index.plan.commits import NOTHING_VOUCHES
+from index.snapshot.contents import blob_keys
 from index.snapshot.keys import commit_key, parse_name_key, parse_upload_key
 from index.snapshot.model import IndexReference, Scope
-from index.snapshot.reachable import blob_keys
 from index.snapshot.records import StoreReference
 
 Unread = DamagedError | FormatError

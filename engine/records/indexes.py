@@ -13,11 +13,11 @@ from engine.errors import DamagedError
 from engine.local.transfer import put_new
 from index.errors import IndexInvariantError
 from index.snapshot.codec import INDEX_BYTES_MAX, decode_index, encode_index
+from index.snapshot.contents import files_of
 from index.snapshot.delta import make_delta, resolve_deltas
 from index.snapshot.invariants import HASH_BYTES, INDEX_DELTAS_MAX, check_snapshot_index
 from index.snapshot.keys import INDEXES, upload_key
 from index.snapshot.model import DirIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex
-from index.snapshot.reachable import files_of
 
 # A smaller index is always stored whole: a delta would save less than the request costs that it adds to a reading.
 WHOLE_BYTES_MAX: Final = 256 * 1024

@@ -27,9 +27,9 @@ from index.plan.collect import (
 from index.plan.commits import Commit
 from index.plan.retention import RetentionPolicy
 from index.snapshot.codec import decode_pin
+from index.snapshot.contents import blob_keys
 from index.snapshot.keys import PINS, boundary_key, commit_key, is_pin_key
 from index.snapshot.model import IndexReference, Scope
-from index.snapshot.reachable import blob_keys
 from index.snapshot.records import (
     PIN_DURATION_MS,
     Boundary,

@@ -8,9 +8,9 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
 from engine.records.indexes import read_index
+from index.snapshot.contents import new_blob_keys
 from index.snapshot.keys import INDEXES
 from index.snapshot.model import BlobKey, IndexReference
-from index.snapshot.reachable import new_blob_keys
 from index.snapshot.records import CommitRecord
 
 REQUESTS_IN_FLIGHT_MAX: Final = 16

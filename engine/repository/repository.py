@@ -34,8 +34,8 @@ from engine.repository.restoring import Restored
 from engine.settings import TransferSettings
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit
+from index.snapshot.contents import blobs_needed
 from index.snapshot.model import LineageItem, Scope, UniqueId
-from index.snapshot.reachable import blobs_needed
 from index.snapshot.records import CommitPointer, RepositoryRecord, ScopeLayout, StoreReference
 
 __all__ = ["DAY_MS", "HOUR_MS", "LATEST", "REFUSED_STORE", "Choice", "Repository", "Restored", "require_store"]

@@ -27,7 +27,7 @@ from engine.rocksdb.lock import check_none_held_below
 from engine.settings import TransferSettings
 from index.display import Told, tell_files, tell_seconds, tell_texts
 from index.plan.restore import RestorePlan, choose_candidates, plan_restore
-from index.snapshot.chosen_files import choose_files, is_empty
+from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import SnapshotIndex
 from index.snapshot.records import StoreReference
@@ -106,7 +106,7 @@ async def restore_store(
         cache: What earlier restores wrote, where a stat is trusted (I2); told what this one writes.
         owners: What to do about recorded owners.
         replace: Whether a directory with content may be replaced. Its files are reused where they are the right ones.
-        files: Patterns, as of `index.snapshot.chosen_files`: only files that one of them matches are restored.
+        files: Patterns, as of `index.snapshot.contents`: only files that one of them matches are restored.
             None: all.
         progress: Told what there is to do and what is done.
         unless: Awaited last, before the target is touched; raises if the restore is not wanted any more.
@@ -220,7 +220,7 @@ def check_patterns(patterns: Sequence[str]) -> None:
         UsageError: One of them is empty.
     """
     for pattern in patterns:
-        if is_empty(pattern):
+        if is_empty_pattern(pattern):
             raise UsageError(
                 "is an empty pattern",
                 operation="restore",

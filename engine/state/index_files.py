@@ -23,9 +23,8 @@ from engine.state.checkpoint_dir import READ_BYTES_MAX
 from engine.state.files import StateFiles
 from index.errors import VersionMissingError
 from index.plan.restore import plan_restore
+from index.snapshot.contents import files_of, select_files
 from index.snapshot.model import FileIndex, SnapshotIndex
-from index.snapshot.reachable import files_of
-from index.snapshot.selection import select_files
 from index.spark.lineage import Lineage, present_in_index
 from index.spark.names import StateVersion
 

@@ -22,10 +22,9 @@ from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
 from index.display import Told
 from index.errors import LineageError, VersionMissingError
 from index.plan.commits import Commit
+from index.snapshot.contents import files_of, select_files
 from index.snapshot.model import Scope, SnapshotIndex, UniqueId
-from index.snapshot.reachable import files_of
 from index.snapshot.records import StoreReference
-from index.snapshot.selection import select_files
 from index.spark.lineage import Resolution, resolve_index, target_in_index
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion, snapshot_name

@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from index.errors import IndexInvariantError
+from index.snapshot.contents import bytes_needed
 from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, LocalFile, build_dir_index, diff_stats
 from index.snapshot.model import BlobKey, DirIndex, FileIndex, Pack, SnapshotIndex, SnapshotMetadata
-from index.snapshot.reachable import bytes_needed
 
 FilePath = tuple[str, ...]
 _Named = TypeVar("_Named", LocalFile, FileIndex)

@@ -26,11 +26,11 @@ from index.plan.audit import AuditRecord, encode_audit
 from index.plan.collect import DeleteReason, PlannedUpload, Upload
 from index.plan.retention import Retention, as_policy
 from index.plan.run_file import SHARDS, RunHeader, encode_header
+from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import strip_removed
 from index.snapshot.keys import BLOBS, RunId, upload_key
 from index.snapshot.keys import INDEXES as INDEX_ROOM
 from index.snapshot.model import DirDelta, IndexDelta, IndexReference, LineageItem, Scope, UniqueId
-from index.snapshot.reachable import files_of
 from index.snapshot.records import StoreReference
 from index.spark import changelog
 from index.spark.checkpoint import Picture

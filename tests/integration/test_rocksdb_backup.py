@@ -15,9 +15,9 @@ from blobstore.local.store import LocalStore
 from engine.local.scan import scan_dir
 from engine.records.indexes import read_index
 from engine.settings import TransferSettings
+from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import LocalDir
 from index.snapshot.model import SstIdentity
-from index.snapshot.reachable import files_of
 from index.snapshot.records import StoreReference
 from tests.unit.engine.workbench import Workbench, read_tree, stamps
 

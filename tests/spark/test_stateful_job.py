@@ -28,9 +28,9 @@ from engine.spark.errors import PartitioningError, TaskFailedError
 from engine.spark.stateful_job import PINS_MAX, StatefulJob
 from engine.spark.store_task import UpdateTask
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
+from index.snapshot.contents import blob_keys
 from index.snapshot.keys import PINS
 from index.snapshot.model import Scope
-from index.snapshot.reachable import blob_keys
 from index.snapshot.records import StoreReference
 from tests.spark.counting import SUMS_DDL, add, add_batch, once, read_sums
 

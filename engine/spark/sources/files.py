@@ -20,7 +20,7 @@ from engine.state.file_manager import StateFileManager
 from engine.state.files import StateFiles, as_state_files
 from engine.state.streaming_checkpoint import StoreAt
 from index.errors import FormatError
-from index.snapshot.reachable import files_of
+from index.snapshot.contents import files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK
 from index.spark.names import LOGS, SSTS, changelog_name, checksum_name, is_shared_path, parse_state_name, snapshot_name
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from index.plan import collect as collect_plan
-from index.snapshot import codec, invariants, keys, reachable
+from index.snapshot import codec, contents, invariants, keys
 
 # Some megabytes.
 _KEPT_MAX: Final = 4096
@@ -55,7 +55,7 @@ _REPLACED: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (codec, "_COMPRESS_BYTES_MIN", sys.maxsize),
     (codec, "unseal", _unseal_once),
     (codec, "_unpack", _unpack_once),
-    *((module, "parse_upload_key", _parse_upload_key) for module in (collect_plan, invariants, reachable)),
+    *((module, "parse_upload_key", _parse_upload_key) for module in (collect_plan, contents, invariants)),
 )
 
 

@@ -17,8 +17,8 @@ from engine.records.indexes import read_index
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.errors import FileChecksumError, FormatError, UnsafeNameError
+from index.snapshot.contents import files_of
 from index.snapshot.model import FileIndex, Scope
-from index.snapshot.reachable import files_of
 from index.spark.batch_log import (
     BatchCommit,
     BatchOffsets,

@@ -10,7 +10,7 @@ from engine.checkpoint.restore import restore_checkpoint
 from engine.errors import CommitDamagedError, DamagedError, IncompleteError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
-from index.snapshot.reachable import blob_keys, files_of
+from index.snapshot.contents import blob_keys, files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.live_query import LiveQuery, NewQuery, check_rows, restore_picture

@@ -5,10 +5,10 @@ from blobstore.wrappers.meter import MeteredStore
 from engine.inspect.history import History, State, read_history, tell_offsets
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
+from index.snapshot.contents import SnapshotShare
 from index.snapshot.keys import boundary_key, commit_key
 from index.snapshot.model import Scope
 from index.snapshot.records import Boundary
-from index.snapshot.share import SnapshotShare
 from index.spark.checkpoint import Picture
 from tests.unit.engine.conftest import JOB, World
 

@@ -19,8 +19,8 @@ from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.commits import Commit
 from index.plan.retention import Retention
+from index.snapshot.contents import blob_keys, files_of
 from index.snapshot.model import IndexDelta, Scope, SstIdentity
-from index.snapshot.reachable import blob_keys, files_of
 from tests.unit.engine.conftest import JOB, TTL_MS, World
 from tests.unit.engine.workbench import SETTINGS, Tree, read_tree
 

@@ -19,10 +19,10 @@ from index.plan.audit import AuditRecord
 from index.plan.collect import DeleteReason, PlannedDelete, ReasonTotal
 from index.plan.commits import Commit
 from index.plan.retention import RetentionPolicy
+from index.snapshot.contents import SnapshotShare
 from index.snapshot.keys import make_run_id
 from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
 from index.snapshot.records import CommitPointer, CommitRecord, StoreReference, WriteId
-from index.snapshot.share import SnapshotShare
 from tests.unit.engine.drill.builders import failed, rehearsal
 
 HOSTILE = "</h2></td></title><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\"'&<!--"

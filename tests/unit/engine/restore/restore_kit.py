@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from engine.records.indexes import read_index
-from index.snapshot.reachable import files_of
+from index.snapshot.contents import files_of
 from tests.unit.engine.workbench import Tree, Workbench, read_tree, stamps
 
 FORMS: Tree = {

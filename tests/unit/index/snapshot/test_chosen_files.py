@@ -2,7 +2,7 @@
 
 import pytest
 
-from index.snapshot.chosen_files import choose_files, is_empty
+from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.model import DirIndex
 from tests.unit.index.builders import Tree, backup
 
@@ -53,7 +53,7 @@ def test_entries_are_the_very_ones_of_the_snapshot_and_removed_ones_go() -> None
 
 
 def test_a_pattern_that_names_nothing_is_empty() -> None:
-    assert [pattern for pattern in ("", ".", "./", "./.", "a", "*", "/", "..", " ") if is_empty(pattern)] == [
+    assert [pattern for pattern in ("", ".", "./", "./.", "a", "*", "/", "..", " ") if is_empty_pattern(pattern)] == [
         "",
         ".",
         "./",

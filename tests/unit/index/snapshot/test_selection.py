@@ -3,10 +3,9 @@
 import pytest
 
 from index.errors import StateMetadataError, VersionMissingError
+from index.snapshot.contents import files_of, select_files
 from index.snapshot.invariants import check_snapshot_index
 from index.snapshot.model import FileIndex, UniqueId
-from index.snapshot.reachable import files_of
-from index.snapshot.selection import select_files
 from index.spark.lineage import Resolution
 from index.spark.metadata import StateMetadata, StoredFile
 from index.spark.names import StateVersion

@@ -1,0 +1,167 @@
+"""Find what a snapshot holds: its files, the blobs that it keeps alive, a part of its files, and the share that is new.
+
+A part is an index of its own, made to be restored and not to be stored: chosen by patterns of paths, or file by file.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Self
+
+import msgspec
+
+from index.snapshot.keys import parse_upload_key
+from index.snapshot.model import BlobKey, DirIndex, FileIndex, SnapshotIndex
+
+FilePath = tuple[str, ...]
+
+
+def files_of(directory: DirIndex, parents: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FileIndex]]:
+    """Every present file below a directory with its path components, directories in order."""
+    for file in directory.files_present:
+        yield (*parents, file.name), file
+    for sub in directory.sub_dirs_present:
+        yield from files_of(sub, (*parents, sub.name))
+
+
+def blob_keys(index: SnapshotIndex) -> frozenset[BlobKey]:
+    """The blobs that hold bytes of the snapshot's present files."""
+    return frozenset(blob.key for _, file in files_of(index.dir) for blob in file.blobs)
+
+
+def bytes_needed(files: Iterable[FileIndex]) -> dict[BlobKey, int]:
+    """The blobs that hold bytes of files, each with the bytes that it must at least have."""
+    needed: dict[BlobKey, int] = {}
+    for file in files:
+        for blob in file.blobs:
+            needed[blob.key] = max(needed.get(blob.key, 0), blob.blob_offset_bytes + blob.size_bytes)
+    return needed
+
+
+def blobs_needed(index: SnapshotIndex) -> dict[BlobKey, int]:
+    """The blobs that an index needs, packs with all of their bytes; as `bytes_needed`."""
+    needed = bytes_needed(file for _, file in files_of(index.dir))
+    for pack in index.packs:
+        needed[pack.key] = max(needed.get(pack.key, 0), pack.size_bytes)
+    return needed
+
+
+def new_blob_keys(index: SnapshotIndex) -> frozenset[BlobKey]:
+    """The blobs that were uploaded for this very index: the only ones that can still carry a TTL (design 0002, T1)."""
+    return frozenset(key for key in blob_keys(index) if parse_upload_key(key).session == index.session)
+
+
+class _Directory:
+    """A directory while its files are gathered."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, FileIndex] = {}
+        self.sub_dirs: dict[str, _Directory] = {}
+
+    def frozen(self, name: str, source: DirIndex) -> DirIndex:
+        files = tuple(self.files[file] for file in sorted(self.files))
+        known = {sub.name: sub for sub in source.sub_dirs_present}
+        sub_dirs = (self.sub_dirs[sub].frozen(sub, known.get(sub, DirIndex(sub))) for sub in sorted(self.sub_dirs))
+        return DirIndex(name, files, tuple(sub_dirs), mode=source.mode)
+
+
+def select_files(index: SnapshotIndex, files: Iterable[tuple[FilePath, FileIndex]]) -> SnapshotIndex:
+    """The same snapshot with these files alone: their directories, the packs that hold them, and nothing removed.
+
+    It is made to be restored, not to be stored: nothing else than a restore knows what to do with a part.
+
+    Args:
+        index: The snapshot.
+        files: Entries of it, each with its path from the root.
+    """
+    root = _Directory()
+    used: set[str] = set()
+    for path, entry in files:
+        directory = root
+        for name in path[:-1]:
+            directory = directory.sub_dirs.setdefault(name, _Directory())
+        directory.files[entry.name] = entry
+        used.update(blob.key for blob in entry.blobs)
+    packs = tuple(pack for pack in index.packs if pack.key in used)
+    return msgspec.structs.replace(index, dir=root.frozen("", index.dir), packs=packs)
+
+
+def is_empty_pattern(pattern: str) -> bool:
+    """Whether a pattern names nothing at all, as "" and "." do: such a one is no pattern."""
+    return not PurePosixPath(pattern).parts
+
+
+def choose_files(index: SnapshotIndex, patterns: Sequence[str]) -> tuple[SnapshotIndex, tuple[str, ...]]:
+    """A snapshot of those files alone that a pattern matches, and of the directories that they stand in.
+
+    A pattern is as in a shell, matched from the right: `*.sst` at any depth, `db/*.sst` in every directory `db`. `*`
+    matches within one component. None of them is empty.
+
+    Returns:
+        The snapshot, of which only the files are less; and the patterns that match nothing.
+    """
+    unmatched = set(patterns)
+    chosen = _choose(index.dir, patterns, unmatched, PurePosixPath())
+    return msgspec.structs.replace(index, dir=chosen), tuple(sorted(unmatched))
+
+
+def _choose(directory: DirIndex, patterns: Sequence[str], unmatched: set[str], at: PurePosixPath) -> DirIndex:
+    def matches(name: str) -> bool:
+        found = [pattern for pattern in patterns if (at / name).match(pattern)]
+        unmatched.difference_update(found)
+        return bool(found)
+
+    def below() -> Iterator[DirIndex]:
+        for sub in directory.sub_dirs_present:
+            chosen = _choose(sub, patterns, unmatched, at / sub.name)
+            if chosen.files_present or chosen.sub_dirs_present:
+                yield chosen
+
+    files = tuple(file for file in directory.files_present if matches(file.name))
+    return msgspec.structs.replace(
+        directory, files_present=files, files_removed=(), sub_dirs_present=tuple(below()), sub_dirs_removed=()
+    )
+
+
+class SnapshotShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Files and bytes that a snapshot brought, those that it took over, and what was uploaded for it."""
+
+    files_new: int = 0
+    bytes_new: int = 0
+    files_retained: int = 0
+    bytes_retained: int = 0
+    # Whole blobs, packs with their gaps, and the index itself.
+    bytes_uploaded: int = 0
+
+    def plus(self, other: Self) -> "SnapshotShare":
+        """The sums of both."""
+        return SnapshotShare(
+            **{name: getattr(self, name) + getattr(other, name) for name in SnapshotShare.__struct_fields__}
+        )
+
+
+def measure_share(index: SnapshotIndex, *, index_bytes: int = 0) -> SnapshotShare:
+    """What of a snapshot was uploaded with it (design 0002, K2).
+
+    A file is new if any of its bytes stand in a blob of the snapshot's own upload session, or in the index itself, as
+    an empty one does. A file that was packed again counts as new, because it was sent again.
+
+    Args:
+        index: The snapshot.
+        index_bytes: Of the index as it is stored.
+    """
+    new: list[FileIndex] = []
+    retained: list[FileIndex] = []
+    for _, file in files_of(index.dir):
+        (new if _is_new(file, index.session) else retained).append(file)
+    needed = blobs_needed(index)
+    return SnapshotShare(
+        files_new=len(new),
+        bytes_new=sum(file.metadata.size_bytes for file in new),
+        files_retained=len(retained),
+        bytes_retained=sum(file.metadata.size_bytes for file in retained),
+        bytes_uploaded=index_bytes + sum(needed[key] for key in new_blob_keys(index)),
+    )
+
+
+def _is_new(file: FileIndex, session: str) -> bool:
+    return not file.blobs or any(parse_upload_key(blob.key).session == session for blob in file.blobs)
