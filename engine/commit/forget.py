@@ -13,8 +13,7 @@ from engine.records.log import find_boundary, load_log, put_boundary
 from engine.records.names import list_names
 from engine.records.store_checks import check_commits
 from index.display import Told
-from index.plan.commits import Commit
-from index.plan.forgetting import plan_forget
+from index.plan.commits import Commit, plan_forget
 from index.snapshot.model import Scope
 from index.snapshot.records import Boundary
 

@@ -7,8 +7,7 @@ from engine.errors import LeaseExpiredError, UsageError
 from engine.records.names import find_name, read_namings, release_naming
 from engine.records.pins import PinLease, hold_pin
 from engine.records.settle import settle_record
-from index.plan.commits import Commit
-from index.plan.naming import choose_naming
+from index.plan.commits import Commit, choose_naming
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import name_key
 from index.snapshot.model import Scope

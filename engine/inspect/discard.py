@@ -22,8 +22,7 @@ from engine.records.names import read_first_name
 from engine.records.store_checks import check_commits
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.collect import is_upload_key
-from index.plan.commits import Commit, is_number_closed
-from index.plan.forgetting import FORGOTTEN_AHEAD
+from index.plan.commits import FORGOTTEN_AHEAD, Commit, is_number_closed
 from index.snapshot.codec import decode_name, decode_pin
 from index.snapshot.keys import NAMES, boundary_key, is_pin_key, parse_log_key, parse_name_key
 from index.snapshot.records import Boundary

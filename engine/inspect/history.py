@@ -21,8 +21,16 @@ from engine.records.names import list_names
 from engine.records.roots import read_pins
 from index.display import Told
 from index.errors import FormatError
-from index.plan.commits import NOTHING_VOUCHES, Commit, LogListing, check_dense, commit_of, find_late, is_closed
-from index.plan.naming import commit_of_name
+from index.plan.commits import (
+    NOTHING_VOUCHES,
+    Commit,
+    LogListing,
+    check_dense,
+    commit_of,
+    commit_of_name,
+    find_late,
+    is_closed,
+)
 from index.snapshot.contents import SnapshotShare, measure_share
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope

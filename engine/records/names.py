@@ -13,7 +13,7 @@ from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from engine.errors import NotFoundError
 from engine.records.log import Noted, Unreadable, read_record
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
-from index.plan.naming import Naming, choose_naming
+from index.plan.commits import Naming, choose_naming
 from index.snapshot.codec import decode_name, encode_record
 from index.snapshot.keys import NAMES, REPOSITORY, name_prefix, names_prefix, parse_name_key
 from index.snapshot.model import Scope

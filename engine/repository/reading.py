@@ -25,8 +25,7 @@ from engine.restore.restore import read_index_of
 from engine.settings import TransferSettings
 from engine.state.index_files import IndexStateFiles
 from engine.state.restore import find_state_commit
-from index.plan.commits import Commit, fits
-from index.plan.naming import commit_of_name
+from index.plan.commits import Commit, commit_of_name, fits
 from index.snapshot.delta import IndexDifference, diff_indexes
 from index.snapshot.keys import encode_component, parse_log_key
 from index.snapshot.model import IndexReference, Scope, SnapshotIndex, UniqueId

@@ -13,7 +13,7 @@ from index.plan.commits import Commit, LogListing, is_closed, is_number_closed, 
 from index.plan.retention import KeepReason, Retention, choose_kept
 from index.snapshot.keys import parse_upload_key
 from index.snapshot.model import Scope
-from index.snapshot.records import NEVER_MS, PIN_DURATION_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin
+from index.snapshot.records import NEVER_MS, Boundary, CommitPointer, CommitRecord, NameRecord, Pin
 
 
 class DeleteReason(StrEnum):
@@ -190,15 +190,6 @@ def pin_is_live(pin: Pin, written_at_ms: int, now_ms: int) -> bool:
 def pin_is_removable(pin: Pin, written_at_ms: int, now_ms: int, margin_ms: int) -> bool:
     """Whether a pin's object may be deleted: released, or expired for so long that no renewal is on its way."""
     return pin.duration_ms == 0 or now_ms >= written_at_ms + pin.duration_ms + margin_ms
-
-
-def name_is_live(name: NameRecord, written_at_ms: int, repository_created_at_ms: int = 0) -> bool:
-    """Return whether a name protects: not released, and written while its pin still held, or copied here (D5).
-
-    One whose pin is older than the repository record was copied with the repository: nobody writes before that stands.
-    """
-    was_copied = name.valid_until_ms - PIN_DURATION_MS < repository_created_at_ms
-    return not name.released and (written_at_ms <= name.valid_until_ms or was_copied)
 
 
 def name_is_removable(name: NameRecord, now_ms: int, *, is_live: bool) -> bool:

@@ -1,6 +1,6 @@
-"""Reading a scope's log: which records are valid, closed or void, and what follows from a listing.
+"""Read a scope's log: which records are valid, closed or void, which of a name counts, and what closes a whole scope.
 
-All of it is decided from what was listed and read; nothing here asks a store (design 0002, C1 to C7 and D3).
+All of it is decided from what was listed and read; nothing here asks a store (design 0002, C1 to C7, D3, D5 and D8).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,10 +14,12 @@ from index.errors import IndexInvariantError, UnsafeNameError
 from index.snapshot.keys import parse_log_key
 from index.snapshot.model import Scope
 from index.snapshot.records import (
+    NEVER_MS,
     PIN_DURATION_MS,
     Boundary,
     CommitPointer,
     CommitRecord,
+    NameRecord,
     RepositoryRecord,
     StoreReference,
 )
@@ -25,6 +27,9 @@ from index.text import iso_time, printable
 
 # What to say of a void record.
 NOTHING_VOUCHES: Final = "late: nothing vouches for it"
+# How far above the newest number the boundary stands. A writer may commit between the listing and the writing of the
+# boundary, and remember what it committed; nobody commits this often meanwhile (three years at ten a second).
+FORGOTTEN_AHEAD: Final = 1_000_000_000
 
 
 class ShortListingError(IndexInvariantError):
@@ -308,3 +313,79 @@ def fits(commit: Commit, *, number: int | None, version: int | None, unique_id: 
             return version is None or record.version == version
         return any(s.unique_id == unique_id and version in {None, s.version} for s in record.stores)
     return version is None or record.version == version
+
+
+def name_is_live(name: NameRecord, written_at_ms: int, repository_created_at_ms: int = 0) -> bool:
+    """Return whether a name protects: not released, and written while its pin still held, or copied here (D5).
+
+    One whose pin is older than the repository record was copied with the repository: nobody writes before that stands.
+    """
+    was_copied = name.valid_until_ms - PIN_DURATION_MS < repository_created_at_ms
+    return not name.released and (written_at_ms <= name.valid_until_ms or was_copied)
+
+
+class Naming(msgspec.Struct, frozen=True, kw_only=True):
+    """One record of a name, as it stands in the store."""
+
+    key: str
+    # By the store's clock, as everything that decides.
+    created_at_ms: int
+    id: str
+    record: NameRecord
+    # When the repository record was created; 0 where nobody has looked, because the record came in time.
+    repository_created_at_ms: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it protects what it refers to."""
+        return name_is_live(self.record, self.created_at_ms, self.repository_created_at_ms)
+
+
+def choose_naming(namings: Iterable[Naming]) -> Naming | None:
+    """The one that a name stands for: the earliest that is live, by creation and then by id; None if none is."""
+    return min((n for n in namings if n.is_live), key=lambda n: (n.created_at_ms, n.id), default=None)
+
+
+def commit_of_name(name: NameRecord) -> Commit:
+    """The commit as its name has kept it: the log's record may be gone."""
+    record = CommitRecord(
+        scope=name.scope,
+        number=name.source.number,
+        write_id=name.source.write_id,
+        version=name.version,
+        offsets=name.offsets,
+        layout=name.layout,
+        stores=name.stores,
+        valid_until_ms=NEVER_MS,
+    )
+    return Commit(
+        record=record,
+        created_at_ms=name.committed_at_ms,
+        committed_at_ms=name.committed_at_ms,
+        settled=True,
+        name=name.name,
+    )
+
+
+def plan_forget(listing: LogListing, boundaries: Sequence[Boundary]) -> Boundary | None:
+    """The boundary that closes every record of a scope, found or on its way.
+
+    Args:
+        listing: The whole log of the scope.
+        boundaries: Every listed boundary that can be read.
+
+    Returns:
+        A boundary that keeps nothing; None if there is nothing to close: the newest boundary keeps nothing, and no
+        record has come since.
+    """
+    newest = max(boundaries, key=lambda b: b.number, default=None)
+    if newest is None:
+        if not listing.records:
+            return None
+    elif (
+        not newest.kept
+        and listing.newest_number == newest.number
+        and all(number < newest.number for number, _ in listing.records)
+    ):
+        return None
+    return Boundary(scope=listing.scope, number=listing.newest_number + FORGOTTEN_AHEAD)

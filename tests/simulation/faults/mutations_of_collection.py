@@ -22,7 +22,6 @@ from engine.records import damage, roots, store_checks
 from engine.records.pins import PinLease, check_open, hold_pin
 from index.plan import collect as collect_plan
 from index.plan import commits as log
-from index.plan import forgetting
 from index.plan.collect import PlannedUpload, Protection, ScopePlan, Upload
 from index.plan.commits import Commit, LogListing
 from index.snapshot.keys import BLOBS, INDEXES
@@ -368,7 +367,7 @@ def _with_stores_up_to(count: int) -> Callable[..., Awaitable[tuple[roots.Lease,
     shows=NO_INDEX,
 )
 def forgotten_at_the_newest() -> Iterator[None]:
-    with mock.patch.object(forgetting, "FORGOTTEN_AHEAD", 0):
+    with mock.patch.object(log, "FORGOTTEN_AHEAD", 0):
         yield
 
 

@@ -23,8 +23,7 @@ from engine.errors import (
     UsageError,
 )
 from engine.repository.repository import Repository
-from index.plan.commits import LogListing
-from index.plan.forgetting import FORGOTTEN_AHEAD, plan_forget
+from index.plan.commits import FORGOTTEN_AHEAD, LogListing, plan_forget
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import boundary_key, commit_key
