@@ -95,7 +95,7 @@ endif
 
 docs: $(STAMP)  ## Write the reference, and what the commands in the documents print, anew
 	$(PYTHON) -m tests.docs.reference
-	$(PYTHON) -m tests.docs.console README.md $$(find docs -name '*.md' -not -path 'docs/reference/*')
+	$(PYTHON) -m tests.docs.console README.md benchmarks/README.md $$(find docs -name '*.md' -not -path 'docs/reference/*')
 
 clean:  ## Remove everything that was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .benchmarks

@@ -1,7 +1,7 @@
 """The table and the plot of the newest results: `python -m benchmarks.summary`, or `make bench PART=summary`.
 
 Reads `benchmarks/results/*.json`; writes `benchmarks/results/README.md` and `summary.svg` beside it, and the table into
-the README of the project, between its two marks. Git keeps these, and of each work the newest JSON; the pages of single
+`benchmarks/README.md`, between its two marks. Git keeps these, and of each work the newest JSON; the pages of single
 runs (`.md`, which git ignores) are written anew. Only whole runs count: those on another scale, of some contestants or
 with settings of ours are passed over. What was not measured says so.
 """
@@ -21,6 +21,7 @@ from benchmarks.peers.report import result_name, table
 from benchmarks.summary_rows import MISSED, REACHED, Newest, Row, all_ratios, all_rows, memory_rows, memory_told
 
 RESULTS = ROOT / "benchmarks" / "results"
+README = RESULTS.parent / "README.md"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 _HEAD = ("work", "goal", "tidemark", "others: times longer", "goal is", "run")
 _LEGEND = (
@@ -118,10 +119,10 @@ def put_between_marks(text: str, content: str) -> str:
 
 
 def main() -> None:
-    """Write the page, the plot, and the table in the README."""
+    """Write the page of the results, the plot, and the table in the README beside them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.summary", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md", help="gets the table between its marks")
+    parser.add_argument("--readme", type=Path, default=README, help="gets the table between its marks")
     parser.add_argument("--any-scale", action="store_true", help="take scaled runs too, and leave the README alone")
     options = parser.parse_args()
     newest = load_newest(options.results, any_scale=options.any_scale)
@@ -141,7 +142,7 @@ def main() -> None:
         plot_lines(lines, options.results / "summary.svg")
     if not options.any_scale and options.readme.exists():
         text = options.readme.read_text(encoding="utf-8")
-        told = f"{goals_table(all_rows(newest), 'benchmarks/results/')}\n\n{machines_told(newest)}"
+        told = f"{goals_table(all_rows(newest), 'results/')}\n\n{machines_told(newest)}"
         options.readme.write_text(put_between_marks(text, told), encoding="utf-8")
 
 

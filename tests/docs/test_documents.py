@@ -13,7 +13,10 @@ from tests.docs.console import PROJECT, Block, agrees, blocks_of, run
 from tests.docs.surroundings import surroundings_of
 
 DOCUMENTS: Final = sorted(
-    [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *(PROJECT / "docs").rglob("*.md")],
+    [
+        *(PROJECT / name for name in ("README.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+        *(PROJECT / "docs").rglob("*.md"),
+    ],
     key=lambda path: path.relative_to(PROJECT).parts,
 )
 WRITTEN: Final = [path for path in DOCUMENTS if path.parent.name != "reference"]
