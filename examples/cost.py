@@ -1,7 +1,7 @@
 """What a repository on an object store costs: requests, bytes stored, dollars a day.
 
 The formulas are those of `design/0002-commit-protocol.md`, "Cost", which a test holds the code to, as
-`docs/operations.md` explains them. Prices are options; the defaults were list prices of S3 Standard in one region when
+`docs/how-to/cost.md` explains them. Prices are options; the defaults were list prices of S3 Standard in one region when
 this was written: look yours up.
 
     python examples/cost.py --stores 64 --store-bytes 4G --commits-per-day 1440 --new-bytes 40M --new-files 5

@@ -62,7 +62,7 @@ GROUPS_HELP: Final = {
         ("2. TIDEMARK_JOB", "the environment, or TIDEMARK_BACKUP_JOB for one verb alone"),
         ('3. job = "flights"', "the settings file: at its top, or in [backup] for one verb alone"),
         ("   in_flight_max = 32", "transfer settings in [transfer], or TIDEMARK_IN_FLIGHT_MAX"),
-        ("   path_style = true", "S3 settings in [s3], or TIDEMARK_S3_PATH_STYLE; the README has them all"),
+        ("   path_style = true", "S3 settings in [s3], or TIDEMARK_S3_PATH_STYLE; docs/how-to/s3.md has all"),
     ],
     "Credentials are no setting": [
         ("AWS_PROFILE, ~/.aws, ...", "the standard chain of AWS's tools finds them on the machine that runs"),

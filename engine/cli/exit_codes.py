@@ -82,7 +82,7 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
-# What `tidemark --help` and the README say of them.
+# What `tidemark --help` and docs/how-to/troubleshoot.md say of them.
 MEANINGS: Final = {
     ExitCode.OK: "done",
     ExitCode.UNEXPECTED: "unexpected: a fault of tidemark or of this machine; --debug shows where",

@@ -21,7 +21,7 @@ def retention_options(function: Decorated) -> Decorated:
             "--policy",
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="Rules for many jobs, in place of the three above; the README shows one.",
+            help="Rules for many jobs, in place of the three above; docs/how-to/choose-retention.md shows one.",
         ),
         click.option(
             "--keep-named/--no-keep-named", default=True, show_default=True, help="Keep records that have names."

@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from engine.cli.exit_codes import ExitCode
 from tests.docs import reference
 from tests.docs.console import PROJECT, Block, agrees, blocks_of, run
 from tests.docs.surroundings import surroundings_of
@@ -87,6 +88,13 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_the_reference_says_what_the_code_says(name: str) -> None:
     stands = (reference.REFERENCE / name).read_text(encoding="utf-8")
     assert stands == reference.pages()[name], "run `make docs`"
+
+
+def test_troubleshooting_has_a_section_for_each_exit_code() -> None:
+    text = (PROJECT / "docs" / "how-to" / "troubleshoot.md").read_text(encoding="utf-8")
+    headings = [line.partition(":")[0] for line in text.splitlines() if line.startswith("## ")]
+    codes = {int(number) for heading in headings for number in re.findall(r"\d+", heading)}
+    assert codes == {int(code) for code in ExitCode}
 
 
 class TestShapes:

@@ -202,7 +202,7 @@ def read_sources(spark: SparkSession, checkpoint: Path) -> None:
     assert {row.partition for row in part.collect()} == {1}
     files = spark.read.format("tidemark_files").load(str(checkpoint))
     assert files.where("needed").count() > 0
-    with pytest.raises(PySparkException, match=r"(?s)UsageError.*hint: see the README"):
+    with pytest.raises(PySparkException, match=r"(?s)UsageError.*hint: see docs/how-to/spark.md"):
         spark.read.format("tidemark_state").option("wrong", 1).load(str(checkpoint)).count()
     for changelog in checkpoint.glob("state/0/*/*.changelog"):
         changelog.write_bytes(changelog.read_bytes()[:-3])

@@ -169,7 +169,7 @@ def _choose_store(commit: Commit, task: str, store: str) -> StoreReference:
             "is the picture of a Spark checkpoint",
             operation="keys",
             subject=f"commit {commit.pointer.number} of {commit.scope}",
-            hint='read its state as rows: spark.read.format("tidemark_state"), as the README shows',
+            hint='read its state as rows: spark.read.format("tidemark_state"), as docs/how-to/spark.md shows',
         )
     return choose_stores(commit, task=task, store=store, operation="keys")[0]
 

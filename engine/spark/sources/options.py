@@ -119,4 +119,4 @@ def _number(source: str, name: str, text: str) -> int:
 
 
 def _refused(source: str, name: str, reason: str) -> UsageError:
-    return UsageError(reason, operation=source, subject=name, hint="see the README on reading state")
+    return UsageError(reason, operation=source, subject=name, hint="see docs/how-to/spark.md on reading state")
