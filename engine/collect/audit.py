@@ -8,8 +8,8 @@ from engine.collect.state import Facts
 from engine.errors import EngineError
 from engine.release import installed_release
 from index.errors import FormatError
-from index.plan.audit import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
 from index.plan.commits import Commit
+from index.plan.plan_format import AuditedBoundary, AuditedScope, AuditRecord, Outcome, encode_audit
 from index.plan.retention import KeepReason
 from index.snapshot.keys import audit_key
 from index.snapshot.model import Scope

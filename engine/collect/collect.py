@@ -41,9 +41,8 @@ from engine.records.settle import settle_record
 from engine.records.store_checks import check_collects
 from engine.release import installed_release
 from index.errors import FormatError, UnknownFormatError
-from index.plan.audit import Outcome
 from index.plan.collect import ScopePlan
-from index.plan.plan_file import PlanHeader, PlanSummary, RootCommit, RootName, RootPin
+from index.plan.plan_format import Outcome, PlanHeader, PlanSummary, RootCommit, RootName, RootPin
 from index.plan.retention import Retention, RetentionPolicy, as_policy
 from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
 from index.snapshot.model import IndexReference, Scope

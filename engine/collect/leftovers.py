@@ -8,13 +8,13 @@ from engine.collect.backend import DeleteTally
 from engine.collect.in_process import delete_keys
 from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, PlannedDelete
-from index.plan.run_file import ENDED, HEADER
+from index.plan.plan_format import RUN_ENDED, RUN_HEADER
 from index.snapshot.keys import AUDIT, RUNS, RunId, parse_audit_key, parse_run_key, run_began_at_ms
 
 AUDITS_KEPT_MAX: Final = 1000
 # After everything else, and in this order. Without its header nobody would know that the others belong to a run, and a
 # header without the mark that the run has ended would be taken up.
-_LAST: Final = (HEADER, ENDED)
+_LAST: Final = (RUN_HEADER, RUN_ENDED)
 
 
 async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[PlannedDelete, ...]:
@@ -33,7 +33,7 @@ async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[Pl
         except UnsafeNameError:
             continue
         runs.append((run, blob.key, blob.size_bytes))
-        if name == ENDED or run_began_at_ms(run) + ttl_ms <= now_ms:
+        if name == RUN_ENDED or run_began_at_ms(run) + ttl_ms <= now_ms:
             ended.add(run)
     async for blob in list_blobs(store, AUDIT):
         try:

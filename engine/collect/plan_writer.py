@@ -7,14 +7,14 @@ from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody
 from blobstore.concurrency import run_blocking
 from engine.errors import TargetError
 from index.plan.collect import PlannedUpload
-from index.plan.plan_file import (
-    HEADER_NAME,
+from index.plan.plan_format import (
     LINES_SUFFIX,
-    SUMMARY_NAME,
+    PLAN_HEADER_NAME,
+    PLAN_SUMMARY_NAME,
     PlanHeader,
     PlanSummary,
-    encode_header,
     encode_line,
+    encode_plan_header,
 )
 
 # About 20 MB.
@@ -42,7 +42,7 @@ async def check_place(store: BlobStore, repository: BlobStore) -> None:
 
 async def write_header(store: BlobStore, header: PlanHeader) -> None:
     """Write `plan.json`, before any line."""
-    await store.put(HEADER_NAME, BytesBody(encode_header(header)))
+    await store.put(PLAN_HEADER_NAME, BytesBody(encode_plan_header(header)))
 
 
 async def write_lines(store: BlobStore, name: str, planned: Iterable[PlannedUpload]) -> None:
@@ -52,7 +52,7 @@ async def write_lines(store: BlobStore, name: str, planned: Iterable[PlannedUplo
 
 async def write_summary(store: BlobStore, summary: PlanSummary) -> None:
     """Write `summary.json`, after the last line."""
-    await store.put(SUMMARY_NAME, BytesBody(encode_header(summary)))
+    await store.put(PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(summary)))
 
 
 class PlanLinesWriter:

@@ -6,7 +6,14 @@ from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, RequestMetada
 from blobstore.errors import BlobNotFoundError
 from engine.errors import UnsafeStoreError
 from index.errors import FormatError, UnsafeNameError
-from index.plan.run_file import ENDED, HEADER, HEADER_BYTES_MAX, RunHeader, decode_header, encode_header
+from index.plan.plan_format import (
+    RUN_ENDED,
+    RUN_HEADER,
+    RUN_HEADER_BYTES_MAX,
+    RunHeader,
+    decode_run_header,
+    encode_run_header,
+)
 from index.snapshot.keys import RUNS, RunId, parse_run_key, run_began_at_ms, run_key, run_prefix
 from index.snapshot.records import RepositoryRecord
 
@@ -57,16 +64,18 @@ async def take_up_run(store: BlobStore, repository: RepositoryRecord, run: RunId
         is_current = now_ms - repository.ttl_ms < run_began_at_ms(found) <= now_ms
         if (
             is_current
-            and HEADER in names[found]
-            and ENDED not in names[found]
+            and RUN_HEADER in names[found]
+            and RUN_ENDED not in names[found]
             and await _is_ours(store, repository, found)
         ):
             return Run(id=found, names=frozenset(names[found]))
     header = RunHeader(run=run, repository_id=repository.id, release=release)
-    outcome = await store.put_if_absent(run_key(run, HEADER), BytesBody(encode_header(header)), metadata=COLLECT)
+    outcome = await store.put_if_absent(
+        run_key(run, RUN_HEADER), BytesBody(encode_run_header(header)), metadata=COLLECT
+    )
     if isinstance(outcome, Unknown):
         raise UnsafeStoreError(
-            f"no answer for the run's header: {outcome.reason}", operation="collect", subject=run_key(run, HEADER)
+            f"no answer for the run's header: {outcome.reason}", operation="collect", subject=run_key(run, RUN_HEADER)
         )
     return Run(id=run, names=frozenset())
 
@@ -80,8 +89,8 @@ async def end_run(store: BlobStore, run: RunId) -> None:
     Raises:
         StoreError: As the store says.
     """
-    header = run_key(run, HEADER)
-    ended = run_key(run, ENDED)
+    header = run_key(run, RUN_HEADER)
+    ended = run_key(run, RUN_ENDED)
     await store.put(ended, BytesBody(b""), metadata=COLLECT)
     keys = [blob.key async for blob in list_blobs(store, run_prefix(run)) if blob.key not in {header, ended}]
     for start in range(0, len(keys), DELETE_BATCH_MAX):
@@ -93,10 +102,10 @@ async def end_run(store: BlobStore, run: RunId) -> None:
 
 
 async def _is_ours(store: BlobStore, repository: RepositoryRecord, run: RunId) -> bool:
-    key = run_key(run, HEADER)
+    key = run_key(run, RUN_HEADER)
     try:
-        data = await read_blob(store, key, size_bytes_max=HEADER_BYTES_MAX, metadata=COLLECT)
-        header = decode_header(data, subject=key)
+        data = await read_blob(store, key, size_bytes_max=RUN_HEADER_BYTES_MAX, metadata=COLLECT)
+        header = decode_run_header(data, subject=key)
     except (BlobNotFoundError, FormatError):
         return False
     return header.run == run and header.repository_id == repository.id

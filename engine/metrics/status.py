@@ -13,9 +13,9 @@ from engine.inspect.verify import ProblemKind, VerifyReport
 from engine.metrics.samples import Samples
 from engine.repository.repository import Repository
 from index.errors import FormatError
-from index.plan.audit import AuditRecord, decode_audit
 from index.plan.collect import DeleteReason
 from index.plan.commits import Commit
+from index.plan.plan_format import AuditRecord, decode_audit
 from index.plan.retention import RetentionPolicy
 from index.snapshot.keys import AUDIT, parse_audit_key, run_began_at_ms
 from index.snapshot.model import Scope

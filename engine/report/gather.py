@@ -23,8 +23,8 @@ from engine.release import installed_release
 from engine.report.model import JobFacts, ReportFacts, Suspects
 from engine.repository.reading import ReadingRepository
 from index.errors import FormatError, UnsafeNameError
-from index.plan.audit import AuditRecord, decode_audit
 from index.plan.commits import Commit
+from index.plan.plan_format import AuditRecord, decode_audit
 from index.plan.retention import Retention, RetentionPolicy
 from index.snapshot.keys import AUDIT, BLOBS, parse_audit_key, parse_upload_key
 from index.snapshot.model import Scope

@@ -11,7 +11,7 @@ from engine.inspect.history import History
 from engine.inspect.verify import VerifyReport
 from index.display import Told
 from index.errors import FormatError
-from index.plan.audit import AuditRecord
+from index.plan.plan_format import AuditRecord
 from index.snapshot.model import Scope
 
 

@@ -7,7 +7,7 @@ from engine.inspect.history import HistoryEntry
 from engine.report import svg
 from engine.report.html import framed
 from engine.report.svg import Words
-from index.plan.audit import AuditRecord
+from index.plan.plan_format import AuditRecord
 from index.text import count, human_bytes, iso_time
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")

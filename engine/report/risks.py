@@ -8,8 +8,8 @@ from engine.inspect.verify import Problem, ProblemKind, VerifyReport
 from engine.report.html import items, paragraph, table, tell
 from engine.report.model import ReportFacts, Suspects
 from engine.report.plots import plot_freed, short_time
-from index.plan.audit import AuditRecord
 from index.plan.collect import ReasonTotal
+from index.plan.plan_format import AuditRecord
 from index.text import count, human_bytes
 
 # Of keys that would go, and of problems, so many are told one by one.

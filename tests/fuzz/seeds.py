@@ -21,11 +21,10 @@ from engine.metrics.samples import Samples
 from engine.spark.collection.listing import encode_inventory
 from engine.state.compression import CODECS, Compressor
 from engine.state.lzf import compress_block
-from index.plan import plan_file
-from index.plan.audit import AuditRecord, encode_audit
+from index.plan import plan_format
 from index.plan.collect import DeleteReason, PlannedUpload, Upload
+from index.plan.plan_format import SHARDS, AuditRecord, RunHeader, encode_audit, encode_run_header
 from index.plan.retention import Retention, as_policy
-from index.plan.run_file import SHARDS, RunHeader, encode_header
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import strip_removed
 from index.snapshot.keys import BLOBS, RunId, upload_key
@@ -89,9 +88,9 @@ def _keys() -> Iterator[bytes]:
 
 def _plan() -> Iterator[bytes]:
     key = upload_key(BLOBS, Scope("j"), "0" * 20, 1)
-    yield plan_file.encode_line(PlannedUpload(key, DeleteReason.UNREACHABLE_UPLOAD, 3, created_at_ms=1))
+    yield plan_format.encode_line(PlannedUpload(key, DeleteReason.UNREACHABLE_UPLOAD, 3, created_at_ms=1))
     policy = as_policy(Retention(keep_last=3))
-    header = plan_file.PlanHeader(
+    header = plan_format.PlanHeader(
         run=_RUN,
         repository_id="0" * 20,
         release="1",
@@ -99,12 +98,12 @@ def _plan() -> Iterator[bytes]:
         now_ms=8,
         listed_at_ms=7,
         retention=policy,
-        commits=(plan_file.RootCommit(scope=Scope("j"), number=1, version=1, committed_at_ms=1, kept=None),),
+        commits=(plan_format.RootCommit(scope=Scope("j"), number=1, version=1, committed_at_ms=1, kept=None),),
         names=(),
         pins=(),
     )
-    yield plan_file.encode_header(header)
-    summary = plan_file.PlanSummary(
+    yield plan_format.encode_plan_header(header)
+    summary = plan_format.PlanSummary(
         run=_RUN,
         lines_count=0,
         size_bytes=0,
@@ -114,7 +113,7 @@ def _plan() -> Iterator[bytes]:
         waiting_count=0,
         waiting_bytes=0,
     )
-    yield plan_file.encode_header(summary)
+    yield plan_format.encode_plan_header(summary)
 
 
 def _audit() -> Iterator[bytes]:
@@ -357,7 +356,7 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "repository": _records("repository"),
     "keys": _keys,
     "plan": _plan,
-    "run": lambda: [encode_header(RunHeader(run=_RUN, repository_id="0" * 20, release="1"))],
+    "run": lambda: [encode_run_header(RunHeader(run=_RUN, repository_id="0" * 20, release="1"))],
     "audit": _audit,
     "json": lambda: [b'{"schema":1}', b'{"x":' + b"[" * 1500],
     "inventory": _inventory,

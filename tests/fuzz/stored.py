@@ -16,7 +16,7 @@ from engine.local.cache import DigestCache
 from engine.local.hashing import hash_content
 from index.decoding import decode_json
 from index.errors import FormatError, SamzaFormatError, UnsafeNameError
-from index.plan import audit, plan_file, run_file
+from index.plan import plan_format
 from index.samza.format import decode_samza_index, encode_samza_index, from_samza, parse_samza_checkpoint_id
 from index.snapshot import codec, keys
 from index.snapshot.codec import (
@@ -115,26 +115,26 @@ _KEYS: Final[tuple[tuple[Callable[[str], Any], Callable[[Any], str]], ...]] = (
 
 
 def run_plan(data: bytes) -> None:
-    for decode in (plan_file.decode_header, plan_file.decode_summary):
+    for decode in (plan_format.decode_plan_header, plan_format.decode_plan_summary):
         try:
             found = decode(data, subject=SUBJECT)
         except FormatError as error:
             check_refusal(error)
             continue
-        assert decode(plan_file.encode_header(found), subject=SUBJECT) == found
-    lines = list(plan_file.decode_lines(data, subject=SUBJECT))
-    again = b"".join(map(plan_file.encode_line, lines))
-    assert list(plan_file.decode_lines(again, subject=SUBJECT)) == lines
+        assert decode(plan_format.encode_plan_header(found), subject=SUBJECT) == found
+    lines = list(plan_format.decode_lines(data, subject=SUBJECT))
+    again = b"".join(map(plan_format.encode_line, lines))
+    assert list(plan_format.decode_lines(again, subject=SUBJECT)) == lines
 
 
 def run_run_header(data: bytes) -> None:
-    header = run_file.decode_header(data, subject=SUBJECT)
-    assert run_file.decode_header(run_file.encode_header(header), subject=SUBJECT) == header
+    header = plan_format.decode_run_header(data, subject=SUBJECT)
+    assert plan_format.decode_run_header(plan_format.encode_run_header(header), subject=SUBJECT) == header
 
 
 def run_audit(data: bytes) -> None:
-    found = audit.decode_audit(data, subject=SUBJECT)
-    assert audit.decode_audit(audit.encode_audit(found), subject=SUBJECT) == found
+    found = plan_format.decode_audit(data, subject=SUBJECT)
+    assert plan_format.decode_audit(plan_format.encode_audit(found), subject=SUBJECT) == found
 
 
 def run_samza(data: bytes) -> None:
@@ -221,10 +221,15 @@ TARGETS: Final = (
     Target(
         name="plan",
         run=run_plan,
-        covers=(plan_file.decode_header, plan_file.decode_summary, plan_file.decode_line, plan_file.decode_lines),
+        covers=(
+            plan_format.decode_plan_header,
+            plan_format.decode_plan_summary,
+            plan_format.decode_line,
+            plan_format.decode_lines,
+        ),
     ),
-    Target(name="run", run=run_run_header, covers=(run_file.decode_header,), bytes_max=512),
-    Target(name="audit", run=run_audit, covers=(audit.decode_audit,)),
+    Target(name="run", run=run_run_header, covers=(plan_format.decode_run_header,), bytes_max=512),
+    Target(name="audit", run=run_audit, covers=(plan_format.decode_audit,)),
     Target(name="json", run=run_json, covers=(decode_json,), bytes_max=2048),
     Target(name="samza", run=run_samza, covers=(decode_samza_index, from_samza, parse_samza_checkpoint_id)),
     Target(name="picture", run=run_picture, covers=(decode_picture,), refuses=(UnicodeDecodeError,), bytes_max=2048),

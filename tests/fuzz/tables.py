@@ -6,7 +6,7 @@ from engine.spark.collection.listing import decode_inventory
 from engine.spark.sources.plan import Table
 from engine.spark.sources.rows import decode_keys, split_bytes, split_typed
 from engine.spark.sources.unsafe_rows import decode_pairs, decode_rows
-from index.plan import run_file
+from index.plan import plan_format
 from index.spark import schema as state_schema
 from index.spark.checkpoint import StoreId
 from tests.fuzz.target import Target
@@ -22,7 +22,7 @@ _LONGS: Final = (
 
 
 def run_inventory(data: bytes) -> None:
-    table = decode_inventory(data, run_file.SHARDS[0])
+    table = decode_inventory(data, plan_format.SHARDS[0])
     for name in table.column_names:
         table[name].to_pylist()
 

@@ -21,12 +21,18 @@ from engine.repository.repository import Repository
 from engine.spark.collection.backend import TASKS_PER_CORE
 from engine.spark.collection.listing import NOTHING, encode_inventory
 from engine.spark.errors import RunEndedError
-from index.plan.audit import decode_audit
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, Upload, sum_deletes, sum_totals
 from index.plan.commits import Commit
-from index.plan.plan_file import decode_lines
+from index.plan.plan_format import (
+    POSITIONS_COUNT,
+    RUN_HEADER,
+    SHARDS,
+    RunHeader,
+    decode_audit,
+    decode_lines,
+    encode_run_header,
+)
 from index.plan.retention import Retention
-from index.plan.run_file import HEADER, POSITIONS_COUNT, SHARDS, RunHeader, encode_header
 from index.snapshot.keys import AUDIT, BLOBS, INDEXES, RUNS, RunId, make_run_id, run_key
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore, SteppedClock
@@ -370,11 +376,11 @@ async def test_a_run_that_is_old_or_is_not_understood_is_not_taken_up(tmp_path: 
         await bench.collect(MortalStore(bench.store, 5, after=True))
     (old,) = {key.split("/")[1] for key in await bench.keys(RUNS)}
     bench.clock.advance(1000)
-    key = run_key(RunId(old), HEADER)
+    key = run_key(RunId(old), RUN_HEADER)
     header = await read(bench.store, key)
     assert await take_up(bench) == old
     others = RunHeader(run=RunId(old), repository_id="of another repository", release="1")
-    for wrong in (b"{}", header.replace(b'"schema":1', b'"schema":99'), encode_header(others)):
+    for wrong in (b"{}", header.replace(b'"schema":1', b'"schema":99'), encode_run_header(others)):
         await bench.store.put(key, BytesBody(wrong))
         begun = await take_up(bench)
         assert begun != old

@@ -20,16 +20,16 @@ from engine.errors import DamagedError, UnsafeStoreError, UsageError
 from index.display import Told
 from index.errors import PlanFileError, UnsafeNameError
 from index.plan.collect import PlannedUpload
-from index.plan.plan_file import (
-    HEADER_BYTES_MAX,
-    HEADER_NAME,
+from index.plan.plan_format import (
     LINES_SUFFIX,
-    SUMMARY_NAME,
+    PLAN_HEADER_BYTES_MAX,
+    PLAN_HEADER_NAME,
+    PLAN_SUMMARY_NAME,
     PlanHeader,
     PlanSummary,
-    decode_header,
     decode_lines,
-    decode_summary,
+    decode_plan_header,
+    decode_plan_summary,
 )
 from index.plan.retention import RetentionPolicy, RetentionRule
 from index.snapshot.keys import BLOBS, INDEXES, RunId, parse_upload_key, run_began_at_ms
@@ -134,8 +134,8 @@ async def verify_plan(
         UnsafeStoreError: The roots kept changing.
         StoreError: As the store says.
     """
-    header = decode_header(await _read_part(plan, HEADER_NAME), subject=HEADER_NAME)
-    summary = decode_summary(await _read_part(plan, SUMMARY_NAME), subject=SUMMARY_NAME)
+    header = decode_plan_header(await _read_part(plan, PLAN_HEADER_NAME), subject=PLAN_HEADER_NAME)
+    summary = decode_plan_summary(await _read_part(plan, PLAN_SUMMARY_NAME), subject=PLAN_SUMMARY_NAME)
     if header.repository_id != repository.id:
         message = f"is of repository {header.repository_id}, and this is {repository.id}"
         raise UsageError(message, operation=OPERATION, subject="the plan")
@@ -235,7 +235,7 @@ async def _read_reach(
 
 
 async def _read_part(plan: BlobStore, name: str) -> bytes:
-    cap = LINES_FILE_BYTES_MAX if name.endswith(LINES_SUFFIX) else HEADER_BYTES_MAX
+    cap = LINES_FILE_BYTES_MAX if name.endswith(LINES_SUFFIX) else PLAN_HEADER_BYTES_MAX
     try:
         return await read_blob(plan, name, size_bytes_max=cap)
     except BlobNotFoundError as error:

@@ -17,7 +17,7 @@ from blobstore.concurrency import carry_out_all, map_bounded
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
 from index.errors import FormatError, UnsafeNameError
-from index.plan.plan_file import PlanHeader, RootCommit
+from index.plan.plan_format import PlanHeader, RootCommit
 from index.snapshot.codec import (
     INDEX_BYTES_MAX,
     RECORD_BYTES_MAX,

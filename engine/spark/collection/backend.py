@@ -42,8 +42,15 @@ from engine.spark.collection.rows import (
 from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.frames import frame_of
 from index.plan.collect import PlannedUpload, ReasonTotal, sum_totals
-from index.plan.plan_file import LINES_SUFFIX, decode_lines
-from index.plan.run_file import POSITIONS_COUNT, SHARDS, Shard, carried_out_plans, group_by_shard
+from index.plan.plan_format import (
+    LINES_SUFFIX,
+    POSITIONS_COUNT,
+    SHARDS,
+    Shard,
+    carried_out_plans,
+    decode_lines,
+    group_by_shard,
+)
 from index.snapshot.keys import RunId
 
 Answer = TypeVar("Answer")

@@ -13,7 +13,7 @@ from engine.spark.collection.plans import encode_plan, read_plan, write_plan
 from engine.spark.collection.rows import ANSWER, Row
 from engine.spark.collection.shard_task import ShardTask
 from index.plan.collect import ReasonTotal, sum_deletes
-from index.plan.run_file import Shard, digest_of
+from index.plan.plan_format import Shard, digest_of
 from index.snapshot.keys import RunId, run_key
 
 

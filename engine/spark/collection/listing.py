@@ -17,7 +17,7 @@ from engine.spark.collection.rows import ANSWER, INVENTORY, Row
 from engine.spark.collection.shard_task import ShardTask
 from engine.spark.errors import RunEndedError
 from index.plan.collect import Upload
-from index.plan.run_file import Shard, digest_of
+from index.plan.plan_format import Shard, digest_of
 from index.snapshot.keys import RunId, run_key
 
 # About 30 bytes for each upload.

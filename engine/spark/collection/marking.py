@@ -24,7 +24,7 @@ from engine.spark.collection.plans import encode_plan, read_plan, write_plan
 from engine.spark.collection.rows import ANSWER, FAILED, LIVE, PLAN, SHARDS_AT_ONCE, Row, batch_of, rows_of
 from engine.spark.errors import RunEndedError
 from index.plan.collect import Protection, ReasonTotal, Upload, choose_uploads, sum_deletes, waiting_until_ms
-from index.plan.run_file import SHARDS, Shard, digest_of, group_by_shard
+from index.plan.plan_format import SHARDS, Shard, digest_of, group_by_shard
 from index.snapshot.keys import RunId
 from index.snapshot.model import IndexReference
 

@@ -9,8 +9,7 @@ from engine.collect.runs import COLLECT
 from engine.errors import DamagedError
 from engine.spark.collection.listing import INVENTORY_BYTES_MAX, run_has_ended
 from index.plan.collect import PlannedUpload
-from index.plan.plan_file import decode_lines, encode_line
-from index.plan.run_file import Shard, digest_of
+from index.plan.plan_format import Shard, decode_lines, digest_of, encode_line
 from index.snapshot.keys import RunId, run_key
 
 # A line has several times the bytes of its key in the inventory.

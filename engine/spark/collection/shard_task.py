@@ -11,7 +11,7 @@ from blobstore.concurrency import map_bounded
 from engine.spark.access import Access
 from engine.spark.collection.failures import failures_to
 from engine.spark.collection.rows import SHARDS_AT_ONCE, Row, batch_of, rows_of
-from index.plan.run_file import SHARDS, Shard
+from index.plan.plan_format import SHARDS, Shard
 
 
 class ShardTask(msgspec.Struct, frozen=True, kw_only=True):

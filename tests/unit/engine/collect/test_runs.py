@@ -25,11 +25,20 @@ from engine.errors import TargetError, TooMuchToDeleteError, UsageError
 from engine.release import installed_release
 from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError
-from index.plan.audit import AuditRecord, decode_audit, encode_audit
 from index.plan.collect import DeleteReason, PlannedUpload
-from index.plan.plan_file import HEADER_NAME, SUMMARY_NAME, decode_header, decode_lines, decode_summary
+from index.plan.plan_format import (
+    PLAN_HEADER_NAME,
+    PLAN_SUMMARY_NAME,
+    RUN_ENDED,
+    RUN_HEADER,
+    AuditRecord,
+    decode_audit,
+    decode_lines,
+    decode_plan_header,
+    decode_plan_summary,
+    encode_audit,
+)
 from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
-from index.plan.run_file import ENDED, HEADER
 from index.snapshot.keys import (
     AUDIT,
     BLOBS,
@@ -169,8 +178,10 @@ async def test_a_dry_run_writes_its_plan_and_nothing_in_the_repository(world: Wo
     before = await keys(world.store.inner)
     report = await repository.collect(LAST, dry_run=True, plan_to=plan)
     assert await keys(world.store.inner) == before
-    header = decode_header(await read_blob(plan, HEADER_NAME, size_bytes_max=10**6), subject=HEADER_NAME)
-    summary = decode_summary(await read_blob(plan, SUMMARY_NAME, size_bytes_max=10**6), subject=SUMMARY_NAME)
+    header = decode_plan_header(await read_blob(plan, PLAN_HEADER_NAME, size_bytes_max=10**6), subject=PLAN_HEADER_NAME)
+    summary = decode_plan_summary(
+        await read_blob(plan, PLAN_SUMMARY_NAME, size_bytes_max=10**6), subject=PLAN_SUMMARY_NAME
+    )
     lines = await planned_keys(plan)
     assert (header.run, header.repository_id, header.release) == (report.run, repository.record.id, installed_release())
     assert [(c.number, c.kept) for c in header.commits] == [
@@ -223,7 +234,7 @@ async def test_a_run_that_is_overtaken_replaces_its_plan(world: World) -> None:
     world.store.before("remove_ttl", "", overtake)
     report = await (await world.process()).collect(LAST, plan_to=plan, delete_share_max=1)
     lines = await planned_keys(plan)
-    header = decode_header(await read_blob(plan, HEADER_NAME, size_bytes_max=10**6), subject=HEADER_NAME)
+    header = decode_plan_header(await read_blob(plan, PLAN_HEADER_NAME, size_bytes_max=10**6), subject=PLAN_HEADER_NAME)
     assert [k.number for k in report.kept] == [4]
     assert [c.number for c in header.commits] == [4]
     assert lines == [d.key for d in report.deletes if d.key.startswith(("blobs", "indexes"))]
@@ -509,17 +520,18 @@ async def test_a_run_that_has_ended_is_not_taken_up_and_what_is_left_of_it_goes(
     world.store.requests.clear()
     await repository.collect(LAST)
     deleted = [key for operation, key in world.store.requests if operation == "delete"]
-    assert deleted == [run_key(begun, name) for name in ("plan-of-yesterday", HEADER, ENDED)]
+    assert deleted == [run_key(begun, name) for name in ("plan-of-yesterday", RUN_HEADER, RUN_ENDED)]
 
 
 @pytest.mark.parametrize(
-    "stuck, left", [("plan", ["plan", HEADER, ENDED]), (HEADER, [HEADER, ENDED]), (ENDED, [ENDED])]
+    "stuck, left",
+    [("plan", ["plan", RUN_HEADER, RUN_ENDED]), (RUN_HEADER, [RUN_HEADER, RUN_ENDED]), (RUN_ENDED, [RUN_ENDED])],
 )
 async def test_of_an_ended_run_nothing_goes_before_what_has_to_go_first(
     world: World, stuck: str, left: list[str]
 ) -> None:
     repository, now_ms = await world.process(), world.clock.now_ms
-    run = await leave_run(world, now_ms, "plan", HEADER, ENDED)
+    run = await leave_run(world, now_ms, "plan", RUN_HEADER, RUN_ENDED)
     report = await collect(_Refusing(world.store, run_key(run, stuck)), repository.record, LAST)
     assert report.failed == tuple(run_key(run, name) for name in left)
     assert report.failed_count == len(left)
@@ -532,7 +544,7 @@ async def test_of_an_ended_run_nothing_goes_before_what_has_to_go_first(
 async def test_an_audit_record_that_stays_keeps_no_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.collect.leftovers.AUDITS_KEPT_MAX", 1)
     repository = await world.process()
-    await leave_run(world, world.clock.now_ms, "plan", HEADER, ENDED)
+    await leave_run(world, world.clock.now_ms, "plan", RUN_HEADER, RUN_ENDED)
     old = audit_key(make_run_id(1, "0" * 20))
     await world.store.inner.put(old, BytesBody(b"{}"))
     report = await collect(_Refusing(world.store, AUDIT), repository.record, LAST)

@@ -15,9 +15,9 @@ from engine.report.model import JobFacts, ReportFacts, Suspects
 from engine.report.page import make_report_page
 from engine.report.plots import choose_unit
 from index.errors import FormatError
-from index.plan.audit import AuditRecord
 from index.plan.collect import DeleteReason, PlannedDelete, ReasonTotal
 from index.plan.commits import Commit
+from index.plan.plan_format import AuditRecord
 from index.plan.retention import RetentionPolicy
 from index.snapshot.contents import SnapshotShare
 from index.snapshot.keys import make_run_id

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from index.errors import FormatError, PlanFileError, UnknownFormatError
 from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal
-from index.plan.plan_file import (
+from index.plan.plan_format import (
     LINE_BYTES_MAX,
     PlanHeader,
     PlanSummary,
     RootCommit,
     RootName,
     RootPin,
-    decode_header,
     decode_line,
     decode_lines,
-    decode_summary,
-    encode_header,
+    decode_plan_header,
+    decode_plan_summary,
     encode_line,
+    encode_plan_header,
 )
 from index.plan.retention import KeepReason, Retention, as_policy
 from index.snapshot.keys import BLOBS, INDEXES, make_run_id, upload_key
@@ -60,8 +60,8 @@ KEY = upload_key(BLOBS, JOB, "0" * 20, 7)
 
 
 def test_header_and_summary_come_back() -> None:
-    assert decode_header(encode_header(HEADER), subject="plan.json") == HEADER
-    assert decode_summary(encode_header(SUMMARY), subject="summary.json") == SUMMARY
+    assert decode_plan_header(encode_plan_header(HEADER), subject="plan.json") == HEADER
+    assert decode_plan_summary(encode_plan_header(SUMMARY), subject="summary.json") == SUMMARY
 
 
 @given(
@@ -121,17 +121,17 @@ def test_a_file_that_is_cut_short_is_refused() -> None:
 def test_a_header_that_no_plan_has_is_refused(changes: dict[str, Any]) -> None:
     fields = {**msgspec.to_builtins(HEADER), **changes}
     with pytest.raises(PlanFileError):
-        decode_header(json.dumps(fields).encode(), subject="plan.json")
+        decode_plan_header(json.dumps(fields).encode(), subject="plan.json")
 
 
 def test_a_plan_of_a_newer_tidemark_is_refused_as_such() -> None:
     with pytest.raises(UnknownFormatError):
-        decode_header(b'{"schema": 2, "surprise": []}', subject="plan.json")
+        decode_plan_header(b'{"schema": 2, "surprise": []}', subject="plan.json")
 
 
 @given(st.binary(max_size=200))
 def test_no_bytes_do_anything_but_decode_or_be_refused(data: bytes) -> None:
-    for decode in (decode_header, decode_summary, decode_line):
+    for decode in (decode_plan_header, decode_plan_summary, decode_line):
         with contextlib.suppress(FormatError):
             decode(data, subject="x")
 
@@ -150,7 +150,7 @@ def test_a_summary_of_an_earlier_release_is_read() -> None:
         "unreachable, and its TTL was removed: it belonged to a closed commit",
         "unreachable, and older than its TTL, which has expired or was removed",
     )
-    written = json.loads(encode_header(SUMMARY))
+    written = json.loads(encode_plan_header(SUMMARY))
     written["totals"] = [{"reason": reason, "count": 1, "size_bytes": 10} for reason in former]
-    summary = decode_summary(json.dumps(written).encode(), subject="summary.json")
+    summary = decode_plan_summary(json.dumps(written).encode(), subject="summary.json")
     assert summary.totals == (ReasonTotal(reason=DeleteReason.UNREACHABLE_UPLOAD, count=3, size_bytes=30),)

@@ -3,7 +3,7 @@
 import pytest
 
 from index.errors import CorruptIndexError, UnknownFormatError
-from index.plan.run_file import SHARDS, RunHeader, decode_header, digest_of, encode_header, group_by_shard
+from index.plan.plan_format import SHARDS, RunHeader, decode_run_header, digest_of, encode_run_header, group_by_shard
 from index.snapshot.keys import BLOBS, INDEXES, make_run_id, run_key, shard_prefixes, upload_key
 from index.snapshot.model import Scope
 
@@ -37,16 +37,16 @@ def test_a_key_of_no_shard_is_refused(key: str) -> None:
 
 def test_a_header_comes_back() -> None:
     header = RunHeader(run=RUN, repository_id="id", release="1.2")
-    assert decode_header(encode_header(header), subject="h") == header
+    assert decode_run_header(encode_run_header(header), subject="h") == header
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b'{"schema":"1"}', b"[" * 100_000])
 def test_what_is_no_header_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptIndexError):
-        decode_header(data, subject="h")
+        decode_run_header(data, subject="h")
 
 
 def test_a_header_of_a_newer_release_is_told_as_such() -> None:
-    newer = encode_header(RunHeader(schema=2, run=RUN, repository_id="id", release="9"))
+    newer = encode_run_header(RunHeader(schema=2, run=RUN, repository_id="id", release="9"))
     with pytest.raises(UnknownFormatError):
-        decode_header(newer[:-1] + b',"more":1}', subject="h")
+        decode_run_header(newer[:-1] + b',"more":1}', subject="h")

@@ -14,17 +14,17 @@ from engine.repository.repository import Repository
 from index.errors import PlanFileError, UnknownFormatError
 from index.plan.collect import DeleteReason, PlannedUpload, Upload, sum_deletes
 from index.plan.commits import Commit
-from index.plan.plan_file import (
-    HEADER_NAME,
+from index.plan.plan_format import (
     LINES_SUFFIX,
-    SUMMARY_NAME,
+    PLAN_HEADER_NAME,
+    PLAN_SUMMARY_NAME,
     PlanHeader,
     PlanSummary,
-    decode_header,
     decode_lines,
-    decode_summary,
-    encode_header,
+    decode_plan_header,
+    decode_plan_summary,
     encode_line,
+    encode_plan_header,
 )
 from index.plan.retention import KeepReason, Retention, RetentionPolicy, RetentionRule, as_policy
 from index.snapshot.keys import BLOBS, make_run_id, upload_key
@@ -68,10 +68,12 @@ class Planned:
         return [line for part in parts for line in decode_lines(part, subject="plan")]
 
     async def header(self) -> PlanHeader:
-        return decode_header(await read_blob(self.plan, HEADER_NAME, size_bytes_max=1 << 20), subject="plan")
+        return decode_plan_header(await read_blob(self.plan, PLAN_HEADER_NAME, size_bytes_max=1 << 20), subject="plan")
 
     async def summary(self) -> PlanSummary:
-        return decode_summary(await read_blob(self.plan, SUMMARY_NAME, size_bytes_max=1 << 20), subject="plan")
+        return decode_plan_summary(
+            await read_blob(self.plan, PLAN_SUMMARY_NAME, size_bytes_max=1 << 20), subject="plan"
+        )
 
     async def rewrite(self, lines: list[PlannedUpload]) -> None:
         """Replace the lines, and the totals so that they agree."""
@@ -84,11 +86,11 @@ class Planned:
             size_bytes=sum(line.size_bytes for line in lines),
             totals=sum_deletes(lines),
         )
-        await self.plan.put(SUMMARY_NAME, BytesBody(encode_header(summary)))
+        await self.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(summary)))
 
     async def replace_header(self, **fields: object) -> None:
         header = msgspec.structs.replace(await self.header(), **fields)
-        await self.plan.put(HEADER_NAME, BytesBody(encode_header(header)))
+        await self.plan.put(PLAN_HEADER_NAME, BytesBody(encode_plan_header(header)))
 
 
 @pytest.fixture
@@ -231,13 +233,13 @@ async def test_a_line_that_stands_there_twice_is_told(planned: Planned) -> None:
 
 async def test_totals_that_do_not_add_up_are_told(planned: Planned) -> None:
     summary = msgspec.structs.replace(await planned.summary(), lines_count=1, size_bytes=2)
-    await planned.plan.put(SUMMARY_NAME, BytesBody(encode_header(summary)))
+    await planned.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(summary)))
     assert len((await planned.check()).contradictions) == 2
 
 
 async def test_totals_of_nothing_are_told(planned: Planned) -> None:
     forged = msgspec.structs.replace(await planned.summary(), totals=())
-    await planned.plan.put(SUMMARY_NAME, BytesBody(encode_header(forged)))
+    await planned.plan.put(PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(forged)))
     check = await planned.check()
     assert check.contradictions
     assert not check.is_right
@@ -409,14 +411,14 @@ def line_of(key: str, *, created_at_ms: int = 1) -> bytes:
     return msgspec.json.encode(fields) + b"\n"
 
 
-@pytest.mark.parametrize("name", [HEADER_NAME, SUMMARY_NAME])
+@pytest.mark.parametrize("name", [PLAN_HEADER_NAME, PLAN_SUMMARY_NAME])
 async def test_a_plan_without_its_ends_is_none(planned: Planned, name: str) -> None:
     await planned.plan.delete([name])
     with pytest.raises(PlanFileError):
         await planned.check()
 
 
-@pytest.mark.parametrize("name", [HEADER_NAME, SUMMARY_NAME])
+@pytest.mark.parametrize("name", [PLAN_HEADER_NAME, PLAN_SUMMARY_NAME])
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[" * 100_000, b"\xff\xfe", b"null", b'{"schema": 1}', b'{"schema": "1"}']
 )
@@ -430,20 +432,22 @@ async def test_totals_below_zero_are_refused(planned: Planned) -> None:
     summary = await planned.summary()
     below = (msgspec.structs.replace(summary.totals[0], count=-1), *summary.totals[1:])
     for fields in ({"totals": below}, {"waiting_bytes": -1}):
-        await planned.plan.put(SUMMARY_NAME, BytesBody(encode_header(msgspec.structs.replace(summary, **fields))))
+        await planned.plan.put(
+            PLAN_SUMMARY_NAME, BytesBody(encode_plan_header(msgspec.structs.replace(summary, **fields)))
+        )
         with pytest.raises(PlanFileError):
             await planned.check()
 
 
 async def test_a_header_of_a_newer_release_is_refused(planned: Planned) -> None:
-    await planned.plan.put(HEADER_NAME, BytesBody(b'{"schema": 2}'))
+    await planned.plan.put(PLAN_HEADER_NAME, BytesBody(b'{"schema": 2}'))
     with pytest.raises(UnknownFormatError):
         await planned.check()
 
 
 async def test_a_header_with_a_retention_that_keeps_nothing_is_refused(planned: Planned) -> None:
-    data = await read_blob(planned.plan, HEADER_NAME, size_bytes_max=1 << 20)
-    await planned.plan.put(HEADER_NAME, BytesBody(data.replace(b'"keep_last": 2', b'"keep_last": 0')))
+    data = await read_blob(planned.plan, PLAN_HEADER_NAME, size_bytes_max=1 << 20)
+    await planned.plan.put(PLAN_HEADER_NAME, BytesBody(data.replace(b'"keep_last": 2', b'"keep_last": 0')))
     with pytest.raises(PlanFileError):
         await planned.check()
 

@@ -11,7 +11,7 @@ from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from engine.backup.backup import BackupResult
 from engine.errors import DamagedError, UnsafeStoreError
 from index.errors import UnknownFormatError
-from index.plan.audit import decode_audit
+from index.plan.plan_format import decode_audit
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import AUDIT, commit_key
 from index.snapshot.model import Scope

@@ -10,8 +10,8 @@ from blobstore.errors import StoreUnavailableError
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, EngineError, UnsafeStoreError
 from engine.repository.repository import Repository
-from index.plan.audit import decode_audit
 from index.plan.collect import DeleteReason
+from index.plan.plan_format import decode_audit
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import AUDIT, boundary_key, commit_key

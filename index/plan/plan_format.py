@@ -1,0 +1,431 @@
+"""Write down what a collection plans, does and did: plan, run and audit record, both directions (design 0006).
+
+A plan is files (P1 to P3):
+
+```
+plan.json         which repository, when, which retention, and every root that was examined
+*.jsonl           one line for each upload that would go, in the order of the keys of each file
+summary.json      totals; written last, so that a plan without it is not whole
+```
+
+A plan is evidence and no order: nothing ever deletes because of what stands here (P3).
+
+A run is what a collection on Spark leaves in `runs/<run>/` while it works: shards, objects, the header (R2). Its plans
+are named by their own digests, so that of two collections that work on one run neither ever carries out what the other
+has planned (R4), and so that a mark says which plan was carried out (R5).
+
+An audit record is what a collection leaves behind as evidence (A1). Nothing reads it to decide anything.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from index.decoding import UNDECODABLE, decode_json
+from index.errors import CorruptIndexError, IndexInvariantError, PlanFileError, UnknownFormatError, UnsafeNameError
+from index.plan.collect import DeleteReason, PlannedUpload, ReasonTotal, sum_totals
+from index.plan.retention import KeepReason, RetentionPolicy
+from index.snapshot.keys import BLOBS, INDEXES, SHARDS_COUNT, RunId, check_run_id, parse_upload_key
+from index.snapshot.model import SIZE_BYTES_MAX, Scope
+from index.snapshot.records import NEVER_MS, CommitPointer
+
+PLAN_HEADER_NAME: Final = "plan.json"
+PLAN_SUMMARY_NAME: Final = "summary.json"
+LINES_SUFFIX: Final = ".jsonl"
+PLAN_SCHEMA: Final = 1
+
+# Caps for whoever reads a file that anybody may have written.
+PLAN_HEADER_BYTES_MAX: Final = 256 * 1024 * 1024
+LINE_BYTES_MAX: Final = 4096
+
+# The reason of D2: what a line says; the others are what earlier releases wrote, each for a part of the same.
+_REASON: Final = DeleteReason.UNREACHABLE_UPLOAD.name.lower()
+_REASONS: Final = frozenset({_REASON, "expired_upload", "closed_upload", "outlived_upload"})
+
+_PLAN_HINT: Final = "make the plan again with a dry run"
+
+Value = TypeVar("Value")
+
+RUN_HEADER: Final = "run"
+# The name of what says that a run has come to its end, and that what is left of it may go.
+RUN_ENDED: Final = "ended"
+# Newer releases may add fields, which an older one ignores; it takes up no run of a greater schema.
+RUN_SCHEMA: Final = 1
+RUN_HEADER_BYTES_MAX: Final = 64 * 1024
+
+_ROOMS: Final = (BLOBS, INDEXES)
+# Blobs and indexes, in the order of their keys.
+POSITIONS_COUNT: Final = len(_ROOMS) * SHARDS_COUNT
+
+AUDIT_SCHEMA: Final = 1
+
+Outcome = Literal["done", "partly", "refused", "failed"]
+
+
+class RootCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid commit that was open when the plan was made."""
+
+    scope: Scope
+    number: int
+    version: int
+    committed_at_ms: int
+    # None: it is to be closed.
+    kept: KeepReason | None
+
+
+class RootName(msgspec.Struct, frozen=True, kw_only=True):
+    """A naming that was there."""
+
+    scope: Scope
+    name: str
+    number: int
+    is_live: bool
+
+
+class RootPin(msgspec.Struct, frozen=True, kw_only=True):
+    """A pin that was there."""
+
+    id: str
+    scope: Scope
+    number: int
+    is_live: bool
+
+
+class PlanHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan was made of; times by the store's clock, in milliseconds."""
+
+    schema: int = PLAN_SCHEMA
+    run: RunId
+    repository_id: str
+    release: str
+    ttl_ms: int
+    # When the run began.
+    now_ms: int
+    # When the uploads were listed: the `now` of D2, earlier than `now_ms` where a listing was taken up (R3).
+    listed_at_ms: int
+    retention: RetentionPolicy
+    commits: tuple[RootCommit, ...]
+    names: tuple[RootName, ...]
+    pins: tuple[RootPin, ...]
+
+
+class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a plan: how many lines it has, and what it leaves."""
+
+    schema: int = PLAN_SCHEMA
+    run: RunId
+    lines_count: int
+    size_bytes: int
+    totals: tuple[ReasonTotal, ...]
+    # Every blob and index that was listed.
+    listed_count: int
+    listed_bytes: int
+    # Unreachable uploads that are younger than the TTL.
+    waiting_count: int
+    waiting_bytes: int
+
+
+class _Line(msgspec.Struct, frozen=True, gc=False):
+    key: str
+    reason: str
+    size_bytes: int
+    created_at_ms: int
+
+
+class _Schema(msgspec.Struct, frozen=True):
+    schema: int
+
+
+_line_encoder = msgspec.json.Encoder()
+_line_decoder = msgspec.json.Decoder(_Line)
+
+
+def encode_plan_header(header: PlanHeader | PlanSummary) -> bytes:
+    """A header or a summary as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(header), indent=1) + b"\n"
+
+
+def decode_plan_header(data: bytes, *, subject: str) -> PlanHeader:
+    """The header that was written.
+
+    Raises:
+        PlanFileError: It is no header.
+        UnknownFormatError: A newer tidemark wrote it.
+    """
+    header = _decode_whole(data, PlanHeader, subject)
+    _check_run(header.run, subject)
+    times = (header.now_ms, header.listed_at_ms, header.ttl_ms)
+    numbers = [number for commit in header.commits for number in (commit.number, commit.version)]
+    numbers += [name.number for name in header.names]
+    numbers += [pin.number for pin in header.pins]
+    if min(*times, *numbers) < 0 or header.listed_at_ms > header.now_ms:
+        raise PlanFileError("has times or numbers that no plan has", subject=subject, hint=_PLAN_HINT)
+    return header
+
+
+def decode_plan_summary(data: bytes, *, subject: str) -> PlanSummary:
+    """The summary that was written; errors as in `decode_plan_header`."""
+    summary = _decode_whole(data, PlanSummary, subject)
+    _check_run(summary.run, subject)
+    counts = (summary.lines_count, summary.listed_count, summary.waiting_count, *(t.count for t in summary.totals))
+    sizes = (summary.size_bytes, summary.listed_bytes, summary.waiting_bytes, *(t.size_bytes for t in summary.totals))
+    if min(*counts, *sizes) < 0:
+        raise PlanFileError("has counts or sizes that no plan has", subject=subject, hint=_PLAN_HINT)
+    # Of an earlier release's reasons several mean the same.
+    return msgspec.structs.replace(summary, totals=sum_totals(summary.totals))
+
+
+def encode_line(planned: PlannedUpload) -> bytes:
+    """One line of a plan, with its newline."""
+    line = _Line(planned.key, _REASON, planned.size_bytes, planned.created_at_ms)
+    return _line_encoder.encode(line) + b"\n"
+
+
+def decode_line(line: bytes, *, subject: str) -> PlannedUpload:
+    """The upload that a line plans to delete.
+
+    Args:
+        line: The bytes between two newlines.
+        subject: File and number of the line, for errors.
+
+    Raises:
+        PlanFileError: It is no line of a plan.
+    """
+    if len(line) > LINE_BYTES_MAX:
+        raise PlanFileError(f"is longer than {LINE_BYTES_MAX} bytes", subject=subject, hint=_PLAN_HINT)
+    try:
+        value = _line_decoder.decode(line)
+    except UNDECODABLE as error:
+        raise PlanFileError(f"is no line of a plan: {error}", subject=subject, hint=_PLAN_HINT) from error
+    try:
+        parse_upload_key(value.key)
+    except UnsafeNameError as error:
+        raise PlanFileError("has a key that no blob or index has", subject=subject, hint=_PLAN_HINT) from error
+    if value.reason not in _REASONS:
+        raise PlanFileError("has a reason for which no upload is deleted", subject=subject, hint=_PLAN_HINT)
+    # Milliseconds before 1970 are no sign of malice where a test's clock begins at 0; sizes below 0 are.
+    if not 0 <= value.size_bytes <= SIZE_BYTES_MAX or abs(value.created_at_ms) > NEVER_MS:
+        raise PlanFileError("has a size or a time that no upload has", subject=subject, hint=_PLAN_HINT)
+    reason = DeleteReason.UNREACHABLE_UPLOAD
+    return PlannedUpload(value.key, reason, value.size_bytes, created_at_ms=value.created_at_ms)
+
+
+def decode_lines(data: bytes, *, subject: str) -> Iterator[PlannedUpload]:
+    """Every upload of a file of lines.
+
+    Raises:
+        PlanFileError: A line is none, or the last one has no end.
+    """
+    if data and not data.endswith(b"\n"):
+        raise PlanFileError("is cut short", subject=subject, hint=_PLAN_HINT)
+    for number, line in enumerate(data.splitlines(), start=1):
+        yield decode_line(line, subject=f"{subject}, line {number}")
+
+
+def _decode_whole(data: bytes, kind: type[Value], subject: str) -> Value:
+    try:
+        schema = msgspec.json.decode(data, type=_Schema).schema
+        if schema == PLAN_SCHEMA:
+            return msgspec.json.decode(data, type=kind)
+    except (*UNDECODABLE, IndexInvariantError) as error:
+        raise PlanFileError(f"is no part of a plan: {error}", subject=subject, hint=_PLAN_HINT) from error
+    raise UnknownFormatError(
+        f"has schema {schema}, which this version of tidemark does not know", subject=subject, hint=_PLAN_HINT
+    )
+
+
+def _check_run(run: str, subject: str) -> None:
+    try:
+        check_run_id(run)
+    except UnsafeNameError as error:
+        raise PlanFileError("has a run that is none", subject=subject, hint=_PLAN_HINT) from error
+
+
+class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
+    """Written before anything is listed; a run that has one is not finished (design 0006, R3 and R6)."""
+
+    schema: int = RUN_SCHEMA
+    # It says when the run began, by the store's clock: the `now` of D2 for whoever takes the run up.
+    run: RunId
+    repository_id: str
+    # The version of tidemark that began it; for people only.
+    release: str
+
+
+class Shard(msgspec.Struct, frozen=True, order=True):
+    """One of the 512 parts of an inventory, by its place in the order of keys."""
+
+    position: int
+
+    @property
+    def room(self) -> str:
+        """`BLOBS` or `INDEXES`."""
+        return _ROOMS[self.position // SHARDS_COUNT]
+
+    @property
+    def prefix(self) -> str:
+        """What all of its keys begin with, and no others."""
+        return f"{self.room}{self.position % SHARDS_COUNT:02x}/"
+
+    @property
+    def inventory_name(self) -> str:
+        """Name of the object that says what was listed."""
+        return f"inventory-{self._name}"
+
+    @property
+    def plan_file(self) -> str:
+        """Name of the file of its lines, where a plan is written to files."""
+        return self._name
+
+    def plan_name(self, digest: bytes) -> str:
+        """Name of the plan with this digest."""
+        return f"plan-{self._name}-{digest.hex()}"
+
+    def done_name(self, digest: bytes) -> str:
+        """Name of the mark that the plan with this digest was carried out."""
+        return f"done-{self._name}-{digest.hex()}"
+
+    @property
+    def _name(self) -> str:
+        return f"{self.room.rstrip('/')}-{self.position % SHARDS_COUNT:02x}"
+
+
+SHARDS: Final = tuple(Shard(position) for position in range(POSITIONS_COUNT))
+
+_BY_PREFIX: Final = {shard.prefix: shard for shard in SHARDS}
+_BY_MARK: Final = {shard.done_name(b"").removesuffix("-"): shard for shard in SHARDS}
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
+
+
+def carried_out_plans(names: Iterable[str]) -> dict[int, tuple[bytes, ...]]:
+    """Of the names of a run's objects, the digests of the plans that are marked as carried out, by their shards."""
+    found: dict[int, tuple[bytes, ...]] = {}
+    for name in sorted(names):
+        mark, _, digest = name.rpartition("-")
+        shard = _BY_MARK.get(mark)
+        if shard is not None and _DIGEST.fullmatch(digest):
+            found[shard.position] = (*found.get(shard.position, ()), bytes.fromhex(digest))
+    return found
+
+
+def group_by_shard(keys: Iterable[str]) -> dict[Shard, list[str]]:
+    """The keys of blobs and indexes by the shards that they stand in.
+
+    Raises:
+        CorruptIndexError: One is the key of neither.
+    """
+    groups: dict[Shard, list[str]] = {}
+    for key in keys:
+        # Two digits and a slash after the room.
+        shard = _BY_PREFIX.get(key[: key.find("/") + 4])
+        if shard is None:
+            raise CorruptIndexError("is not the key of a blob or an index", subject=repr(key))
+        groups.setdefault(shard, []).append(key)
+    return groups
+
+
+def digest_of(data: bytes) -> bytes:
+    """By which what stands in a run is told: SHA-256."""
+    return hashlib.sha256(data).digest()
+
+
+def encode_run_header(header: RunHeader) -> bytes:
+    """One JSON object."""
+    return msgspec.json.encode(header)
+
+
+def decode_run_header(data: bytes, *, subject: str) -> RunHeader:
+    """The header that was stored.
+
+    Raises:
+        CorruptIndexError: It is none.
+        UnknownFormatError: A newer tidemark wrote it.
+    """
+    header = decode_json(data, RunHeader, what="not the header of a run", subject=subject)
+    if header.schema > RUN_SCHEMA:
+        raise UnknownFormatError(f"is of schema {header.schema}", subject=subject, hint="use a newer tidemark")
+    return header
+
+
+class AuditedScope(msgspec.Struct, frozen=True, kw_only=True):
+    """One log that was examined."""
+
+    scope: Scope
+    # The newest valid commit; 0 where there is none.
+    newest: int
+    # Valid commits that were open, and how many of them stayed so.
+    open_count: int
+    kept_count: int
+
+
+class AuditedBoundary(msgspec.Struct, frozen=True, kw_only=True):
+    """One boundary that was written, or adopted."""
+
+    scope: Scope
+    number: int
+    # Records that it leaves open, and the newest of them.
+    kept_count: int
+    kept: tuple[CommitPointer, ...]
+
+
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One collection. Lists are cut at a maximum, and the counts beside them are not."""
+
+    schema: int = AUDIT_SCHEMA
+    run: RunId
+    release: str
+    # By the store's clock. An earlier listing was taken up where the second is before the first (R3); 0: none was made.
+    began_at_ms: int
+    listed_at_ms: int
+    # The run whose listing that was, where this process knows it.
+    taken_up: RunId | None = None
+    # By this machine's clock.
+    seconds: float
+    outcome: Outcome
+    # What stopped it; empty if nothing did.
+    error: str
+    retention: RetentionPolicy
+    delete_share_max: float
+    scopes_count: int
+    scopes: tuple[AuditedScope, ...]
+    names_count: int
+    pins_count: int
+    boundaries_count: int
+    boundaries: tuple[AuditedBoundary, ...]
+    listed_count: int
+    listed_bytes: int
+    live_count: int
+    live_bytes: int
+    waiting_count: int
+    waiting_bytes: int
+    spared_count: int
+    # Blobs and indexes that were to go, and everything that went.
+    planned: tuple[ReasonTotal, ...]
+    deleted: tuple[ReasonTotal, ...]
+    failed_count: int
+    failed: tuple[str, ...]
+    # Keys of which nobody knows whether they are gone, because the store gave no answer or a task was lost; at most.
+    unknown_count: int = 0
+    # How far the store's clock was ahead of everything else; then nothing was deleted for its age.
+    clock_ahead_ms: int = 0
+
+
+def encode_audit(record: AuditRecord) -> bytes:
+    """The record as JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+
+
+def decode_audit(data: bytes, *, subject: str) -> AuditRecord:
+    """The record that was written.
+
+    Raises:
+        CorruptIndexError: It is none.
+        UnknownFormatError: A newer tidemark wrote it.
+    """
+    record = decode_json(data, AuditRecord, what="no audit record", subject=subject)
+    if record.schema != AUDIT_SCHEMA:
+        raise UnknownFormatError(f"has schema {record.schema}", subject=subject, hint="use a newer tidemark")
+    return record
