@@ -1,6 +1,8 @@
-"""`docs/reference/`, made of what the code says: the help of each verb, the structs behind `--json`, the public names.
+"""Make `docs/reference/` of the code: the help of each verb, the structs behind `--json`, the public names.
 
-python -m tests.docs.reference    # write it anew
+Git keeps its first page alone; `tests/golden/surface.txt` and `public_names.txt` hold the code to the others.
+
+python -m tests.docs.reference    # write all of it
 """
 
 import ast
@@ -10,7 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, get_args, get_origin
+from typing import Annotated, Any, Final, get_args, get_origin
 
 import click
 import msgspec
@@ -23,13 +25,15 @@ import engine.spark
 import index.errors
 from engine.cli.app import tidemark
 from engine.cli.errors import Failure
-from engine.cli.exit_codes import CODES, MEANINGS
+from engine.cli.exit_codes import CODES, MEANINGS, ExitCode
 from engine.cli.log_lines import LogLineView
 from engine.cli.options import Setting, Verb, table_name, walk_verbs
 from engine.cli.views import SCHEMA
 from tests.docs.console import PROJECT
 
 REFERENCE: Final = PROJECT / "docs" / "reference"
+# What git keeps of it.
+FIRST_PAGE: Final = "README.md"
 WIDTH: Final = 80
 MADE: Final = "<!-- Made of the code by `make docs`: change that. -->"
 
@@ -43,11 +47,35 @@ def write() -> None:
 
 def pages() -> dict[str, str]:
     """Each page by its name."""
-    return {"commands.md": _commands(), "json.md": _json(), "python.md": _python()}
+    return {FIRST_PAGE: _first(), "commands.md": _commands(), "json.md": _json(), "python.md": _python()}
 
 
 def _page(lines: Iterable[str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
+
+
+# ---------------------------------------------------------------------- the first page
+
+_PAGES: Final = """\
+`make docs` writes three more pages into this directory, which git does not keep: `commands.md` has each verb as
+`tidemark VERB --help` shows it, `json.md` every field that `--json` prints, `python.md` the public names with their
+documentation. The names alone are in [surface.txt](../../tests/golden/surface.txt) and
+[public_names.txt](../../tests/golden/public_names.txt), to which a test holds the code.\
+"""
+
+
+def _first() -> str:
+    """The verbs, the contract of `--json` and the exit codes."""
+    lines = ["# Reference", "", MADE, "", _PAGES, "", "## Commands", ""]
+    lines += [f"- `tidemark {verb.words}`: {verb.get_short_help_str(limit=200)}" for verb in walk_verbs(tidemark)]
+    # Here there is nothing to link to, nor below.
+    contract = _CONTRACT.replace("[Failure](#failure)", "`Failure`").replace("that stands below", "in `json.md`")
+    lines += ["", "## JSON", "", contract, "", "## Exit codes and error classes", ""]
+    lines += ["| code | meaning | errors |", "|---|---|---|"]
+    for code, meaning in MEANINGS.items():
+        errors = ", ".join(f"`{error.__name__}`" for error, of_error in codes_of_errors().items() if of_error == code)
+        lines.append(f"| {int(code)} | {meaning} | {errors} |")
+    return _page(lines)
 
 
 # ---------------------------------------------------------------------- commands
@@ -138,16 +166,19 @@ def _json() -> str:
         "| error | code | hint |",
         "|---|---|---|",
     ]
-    lines += list(_errors())
+    for error, code in codes_of_errors().items():
+        hint = str(getattr(error, "default_hint", "") or "").replace("|", "\\|")
+        lines.append(f"| `{error.__name__}` | {int(code)} | {hint} |")
     lines += ["", "## LogLineView", "", _LOG, "", *_fields(LogLineView)]
-    for struct in _reachable(by_view):
+    for struct in structs_behind(by_view):
         used = f"`{'`, `'.join(by_view[struct])}`. " if struct in by_view else ""
         told = " ".join(inspect.cleandoc(struct.__doc__ or "").split("\n\n", maxsplit=1)[0].split())
         lines += ["", f"## {struct.__name__}", "", f"{used}{told}", "", *_fields(struct)]
     return _page(lines)
 
 
-def _errors() -> Iterator[str]:
+def codes_of_errors() -> dict[type[Exception], ExitCode]:
+    """Return the exit code of each error, sorted by the name of the error."""
     modules = (engine.errors, blobstore.errors, index.errors)
     found = {
         error.__name__: error
@@ -155,14 +186,11 @@ def _errors() -> Iterator[str]:
         for error in vars(module).values()
         if isinstance(error, type) and issubclass(error, Exception) and not error.__name__.startswith("_")
     }
-    for name, error in sorted(found.items()):
-        code = next(CODES[kind] for kind in error.__mro__ if kind in CODES)
-        hint = str(getattr(error, "default_hint", "") or "").replace("|", "\\|")
-        yield f"| `{name}` | {int(code)} | {hint} |"
+    return {error: next(CODES[kind] for kind in error.__mro__ if kind in CODES) for _, error in sorted(found.items())}
 
 
-def _reachable(views: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
-    """The structs of verbs and those inside of them, each once, where it is first met."""
+def structs_behind(views: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
+    """Return the structs of verbs and those inside of them, each once, where it is first met."""
     found: dict[type[msgspec.Struct], None] = {}
 
     def visit(kind: Any) -> None:
@@ -185,21 +213,23 @@ def _fields(struct: type[msgspec.Struct]) -> list[str]:
     lines = ["| field | type | |", "|---|---|---|"]
     for field in msgspec.structs.fields(struct):
         told = comments.get(field.name, "").replace("|", "\\|")
-        lines.append(f"| `{field.encode_name}` | {_type(field.type)} | {told} |")
+        lines.append(f"| `{field.encode_name}` | {json_type(field.type)} | {told} |")
     return lines
 
 
-def _type(kind: Any) -> str:
-    """A type in JSON's words."""
+def json_type(kind: Any) -> str:
+    """Return a type in JSON's words."""
     origin, inner = get_origin(kind), get_args(kind)
-    if origin in {typing.Union, types.UnionType}:
-        told = " or ".join(map(_type, inner))
+    if origin is Annotated:
+        told = json_type(inner[0])
+    elif origin in {typing.Union, types.UnionType}:
+        told = " or ".join(map(json_type, inner))
     elif origin is typing.Literal:
         told = " or ".join(f'"{value}"' for value in inner)
     elif isinstance(origin, type) and issubclass(origin, Mapping):
-        told = f"object of {_type(inner[1])} by name"
+        told = f"object of {json_type(inner[1])} by name"
     elif isinstance(origin, type):
-        told = f"[{', '.join(_type(a) for a in inner if a is not Ellipsis)}]"
+        told = f"[{', '.join(json_type(a) for a in inner if a is not Ellipsis)}]"
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         told = f"[{kind.__name__}](#{kind.__name__.lower()})"
     else:

@@ -20,7 +20,8 @@ DOCUMENTS: Final = sorted(
     ],
     key=lambda path: path.relative_to(PROJECT).parts,
 )
-WRITTEN: Final = [path for path in DOCUMENTS if path.parent.name != "reference"]
+WRITTEN: Final = [path for path in DOCUMENTS if path.parent != reference.REFERENCE]
+KEPT: Final = [*WRITTEN, reference.REFERENCE / reference.FIRST_PAGE]
 IDS: Final = [str(path.relative_to(PROJECT)) for path in WRITTEN]
 _LINK: Final = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 
@@ -77,17 +78,17 @@ def test_what_python_a_document_shows_can_be_read_and_imports_what_there_is(path
         exec(compile(ast.Module(body=[*imports], type_ignores=[]), str(path), "exec"), {})
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=[str(path.relative_to(PROJECT)) for path in DOCUMENTS])
+@pytest.mark.parametrize("path", KEPT, ids=[str(path.relative_to(PROJECT)) for path in KEPT])
 def test_links_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     targets = [m["target"].partition("#")[0] for m in _LINK.finditer(text) if "://" not in m["target"]]
     assert [t for t in targets if t and not (path.parent / t).exists()] == []
 
 
-@pytest.mark.parametrize("name", sorted(reference.pages()))
-def test_the_reference_says_what_the_code_says(name: str) -> None:
-    stands = (reference.REFERENCE / name).read_text(encoding="utf-8")
-    assert stands == reference.pages()[name], "run `make docs`"
+def test_the_reference_says_what_the_code_says() -> None:
+    """Its first page, which git keeps; `tests/unit/test_surface.py` holds the code to what the others say."""
+    stands = (reference.REFERENCE / reference.FIRST_PAGE).read_text(encoding="utf-8")
+    assert stands == reference.pages()[reference.FIRST_PAGE], "run `make docs`"
 
 
 def test_troubleshooting_has_a_section_for_each_exit_code() -> None:
