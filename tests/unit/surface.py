@@ -36,8 +36,8 @@ def describe() -> Iterator[str]:
     by_code: dict[int, list[str]] = {int(code): [] for code in MEANINGS}
     for error, code in codes_of_errors().items():
         by_code[int(code)].append(error.__name__)
-    for code, errors in by_code.items():
-        yield from _wrapped(f"exit {code}:", " ".join(errors))
+    for number, errors in by_code.items():
+        yield from _wrapped(f"exit {number}:", " ".join(errors))
     yield f"schema {SCHEMA}"
     views = [view for verb in verbs for view in verb.prints]
     for struct in sorted(structs_behind([Failure, LogLineView, *views]), key=lambda struct: struct.__name__):
@@ -55,8 +55,8 @@ def _options() -> Iterator[str]:
         for option in verb.params:
             if isinstance(option, click.Option):
                 having.setdefault(_option(option), []).append(verb.words)
-    for option, words in sorted(having.items()):
-        yield from _wrapped(f"option {option}:", "every verb" if len(words) == len(verbs) else ", ".join(sorted(words)))
+    for told, words in sorted(having.items()):
+        yield from _wrapped(f"option {told}:", "every verb" if len(words) == len(verbs) else ", ".join(sorted(words)))
 
 
 def _option(option: click.Option) -> str:
