@@ -12,7 +12,7 @@ from unittest import mock
 
 from engine.records import indexes as index_io
 from tests.simulation.checks.coverage import Coverage
-from tests.simulation.faults.request_faults.file_effects import counted_changes
+from tests.simulation.faults.file_effects import counted_changes
 from tests.simulation.model.decode_cache import remembered
 from tests.simulation.model.outcome import Beginning, Outcome
 from tests.simulation.model.processes import EPOCH_S, watched_locks

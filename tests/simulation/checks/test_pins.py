@@ -12,7 +12,7 @@ from index.plan.retention import Retention
 from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
 from index.snapshot.records import CommitPointer, Pin, StoreReference, WriteId
 from tests.simulation.checks.pins import StandingPins
-from tests.simulation.faults.request_faults.mutations import MUTATIONS
+from tests.simulation.faults.mutations import MUTATIONS
 from tests.simulation.model.processes import EPOCH_S, SimProcess, plain_store, watched_locks
 from tests.simulation.model.s3 import SimServer
 from tests.simulation.model.virtual_loop import run_virtual

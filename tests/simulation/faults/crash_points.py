@@ -6,7 +6,7 @@ and ends by `os._exit` just before its k-th effect: no `finally`, no `atexit`. T
 state after effect k - 1, so that stopping before each, and not at all, covers before and after. Recovery runs in
 another child, so that this process stays free of threads and safe to fork.
 
-Run as `python -m tests.simulation.faults.request_faults.crash_points SCENARIO DIRECTORY SHARE`; the last line printed is JSON.
+Run as `python -m tests.simulation.faults.crash_points SCENARIO DIRECTORY SHARE`; the last line printed is JSON.
 With a SHARE of 1 the child is stopped before every effect. With one of n, where that tells as much (`choose_points`):
 not after an effect that leaves no trace in a file system whose machine goes on, and after one that only changes what
 is in a file, 1 in n times.

@@ -5,7 +5,7 @@ the real code and with the mutated one in the error that the mutation names; the
 shows it. Beside that stands the first schedule of the campaign (`scenarios/random_schedules.py`) that shows it, where
 one of the first two hundred does.
 
-Run as `python -m tests.simulation.faults.request_faults.mutations [NAME ...]` for the table of design 0007.
+Run as `python -m tests.simulation.faults.mutations [NAME ...]` for the table of design 0007.
 """
 
 import functools
@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from tests.simulation.faults.request_faults import mutations_of_collection, mutations_of_commits, mutations_of_files
-from tests.simulation.faults.request_faults.mutation import MUTATIONS
+from tests.simulation.faults import mutations_of_collection, mutations_of_commits, mutations_of_files
+from tests.simulation.faults.mutation import MUTATIONS
 from tests.simulation.scenarios.interleavings import run_story
 from tests.simulation.scenarios.random_schedules import make_schedule
 from tests.simulation.simulate import simulate

@@ -27,7 +27,7 @@ from index.plan.commits import Commit, LogListing
 from index.snapshot.keys import BLOBS, INDEXES
 from index.snapshot.model import IndexReference
 from index.snapshot.records import Boundary, CommitPointer
-from tests.simulation.faults.request_faults.mutation import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
+from tests.simulation.faults.mutation import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
 from tests.simulation.scenarios import interleavings_of_collection, interleavings_of_commits
 
 

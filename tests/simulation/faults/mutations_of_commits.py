@@ -24,7 +24,7 @@ from index.plan.commits import Commit
 from index.snapshot.keys import BLOBS, INDEXES
 from index.snapshot.model import BlobKey, IndexReference, Scope
 from index.snapshot.records import Boundary, CommitPointer, CommitRecord
-from tests.simulation.faults.request_faults.mutation import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
+from tests.simulation.faults.mutation import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
 from tests.simulation.model.processes import SimAmbient
 from tests.simulation.scenarios import interleavings_of_commits
 

@@ -22,7 +22,7 @@ from index.plan import backup as backup_plan
 from index.snapshot import dir_diff
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FileIndex, IndexReference, SnapshotIndex
-from tests.simulation.faults.request_faults.mutation import INDEX_GONE, OTHER_BYTES, everywhere, mutation
+from tests.simulation.faults.mutation import INDEX_GONE, OTHER_BYTES, everywhere, mutation
 from tests.simulation.scenarios import interleavings_of_files
 
 

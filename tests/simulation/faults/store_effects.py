@@ -12,7 +12,7 @@ processes do the use case again, go on, and everything is judged.
 
 `run_pairs` kills the one that does it again, too, at each of its effects.
 
-Run as `python -m tests.simulation.faults.request_faults.store_effects [CASE ...]` for a table.
+Run as `python -m tests.simulation.faults.store_effects [CASE ...]` for a table.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from blobstore.errors import StoreError
 from engine.errors import CommitUnknownError, NotFoundError, UnsafeStoreError
 from engine.inspect.verify import Level
 from index.plan.retention import Retention
-from tests.simulation.faults.request_faults.request_faults import Fault, Request, matching
+from tests.simulation.faults.request_faults import Fault, Request, matching
 from tests.simulation.model.processes import EPOCH_S, KilledError, Kind, SimProcess, watched_locks
 from tests.simulation.model.virtual_loop import run_virtual
 from tests.simulation.scenarios.small_trees import check_keys, read_tree, small_deltas, tree

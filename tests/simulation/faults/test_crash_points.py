@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.faults.request_faults.crash_points import choose_points
+from tests.simulation.faults.crash_points import choose_points
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,7 +29,7 @@ def test_stopped_before_any_effect_nothing_is_lost_and_nothing_leaks(
     scenario: str, share: int, fast_directory: Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.simulation.faults.request_faults.crash_points", scenario, str(fast_directory), str(share)],
+        [sys.executable, "-m", "tests.simulation.faults.crash_points", scenario, str(fast_directory), str(share)],
         cwd=ROOT,
         capture_output=True,
         text=True,

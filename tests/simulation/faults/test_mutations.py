@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.faults.request_faults.mutations import MUTATIONS, catch
+from tests.simulation.faults.mutations import MUTATIONS, catch
 from tests.simulation.scenarios.interleavings import STORIES, run_story
 
 # Every rule of the protocol that something can be done to.

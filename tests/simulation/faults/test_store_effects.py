@@ -6,7 +6,7 @@ import pytest
 
 from index.snapshot.codec import decode_index
 from index.snapshot.model import IndexDelta
-from tests.simulation.faults.request_faults.store_effects import Stage, Variant, run_pairs, run_singles
+from tests.simulation.faults.store_effects import Stage, Variant, run_pairs, run_singles
 from tests.simulation.model.processes import PREFIX, Kind
 from tests.simulation.scenarios.use_cases import CASES
 

@@ -26,7 +26,7 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.s3.answers import TTL_MS, store_error
 from blobstore.s3.errors import PRECONDITION_FAILED, BrokenError, RefusedError
 from blobstore.s3.lifecycle import EXPIRING, KEPT
-from tests.simulation.faults.request_faults.request_faults import Fault, Request
+from tests.simulation.faults.request_faults import Fault, Request
 from tests.simulation.model.s3 import SimObject, SimServer
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from blobstore.s3.errors import CONFLICT
-from tests.simulation.faults.request_faults.request_faults import Fault, Request
+from tests.simulation.faults.request_faults import Fault, Request
 from tests.simulation.model.virtual_loop import VirtualLoop
 
 # Silence for so long ends a request, as `S3Settings.read_timeout_s` says.

@@ -17,7 +17,7 @@ import msgspec
 
 from blobstore.errors import StoreError
 from blobstore.s3.errors import CONFLICT, NOT_FOUND, PRECONDITION_FAILED, BrokenError, Refusal, RefusedError
-from tests.simulation.faults.request_faults.request_faults import OF_BODIES, Fault, FaultPlan, Request
+from tests.simulation.faults.request_faults import OF_BODIES, Fault, FaultPlan, Request
 from tests.simulation.model.pending import FOR_EVER_S, REFUSALS, UNHEARD, UNTOLD, Pending
 from tests.simulation.model.virtual_loop import VirtualLoop
 

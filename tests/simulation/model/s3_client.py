@@ -16,7 +16,7 @@ from blobstore.s3.lifecycle import KEPT, TTL_TAG
 from blobstore.s3.settings import S3Settings
 from blobstore.s3.store import S3Store
 from blobstore.sink import Sink
-from tests.simulation.faults.request_faults.request_faults import Fault, Request
+from tests.simulation.faults.request_faults import Fault, Request
 from tests.simulation.model.s3 import SimObject, SimServer
 
 BUCKET: Final = "bucket"

@@ -16,8 +16,8 @@ from index.snapshot.model import Scope
 from tests.simulation.checks.coverage import Coverage, Moment
 from tests.simulation.checks.final_state import rest_s
 from tests.simulation.checks.judge import JUDGE, Judge, Ledger
-from tests.simulation.faults.request_faults.file_effects import FileChanges
-from tests.simulation.faults.request_faults.request_faults import Fault, FaultPlan
+from tests.simulation.faults.file_effects import FileChanges
+from tests.simulation.faults.request_faults import Fault, FaultPlan
 from tests.simulation.model.outcome import Beginning, Outcome
 from tests.simulation.model.participants import Actor, Member
 from tests.simulation.model.processes import KilledError, Kind, plain_store

@@ -15,7 +15,7 @@ from blobstore.wrappers.retry import RetrySettings
 from engine.errors import CommitUnknownError, UnsafeStoreError
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
-from tests.simulation.faults.request_faults.request_faults import Fault, FaultPlan, matching
+from tests.simulation.faults.request_faults import Fault, FaultPlan, matching
 from tests.simulation.model.processes import EPOCH_S, KilledError, Kind, SimProcess, plain_store, watched_locks
 from tests.simulation.model.s3 import PAGES, SimServer, page_max_of
 from tests.simulation.model.virtual_loop import DeadlockError, run_virtual

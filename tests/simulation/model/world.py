@@ -21,7 +21,7 @@ from index.snapshot.records import RepositoryRecord
 from tests.simulation.checks.coverage import Coverage, Moment
 from tests.simulation.checks.history import Chronicle
 from tests.simulation.checks.judge import JUDGE
-from tests.simulation.faults.request_faults.request_faults import Fault, Request, matching
+from tests.simulation.faults.request_faults import Fault, Request, matching
 from tests.simulation.model.pending import Pending
 from tests.simulation.model.processes import PREFIX, SimProcess
 from tests.simulation.model.s3 import SimObject, SimServer

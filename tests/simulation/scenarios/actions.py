@@ -31,7 +31,7 @@ from tests.simulation.checks.coverage import Coverage, Moment
 from tests.simulation.checks.error_causes import Asked, Causes
 from tests.simulation.checks.history import Collecting, Tree
 from tests.simulation.checks.judge import Acknowledged, Ledger, Releases, index_keys, read_tree
-from tests.simulation.faults.request_faults.file_effects import changing_files
+from tests.simulation.faults.file_effects import changing_files
 from tests.simulation.model.participants import Member, Results, Wanted
 from tests.simulation.model.world import WatchedServer
 from tests.simulation.scenarios.builder import USUAL

@@ -19,7 +19,7 @@ from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from index.plan.retention import Retention
 from index.snapshot.model import Scope, UniqueId
-from tests.simulation.faults.request_faults.request_faults import FaultPlan
+from tests.simulation.faults.request_faults import FaultPlan
 from tests.simulation.model.processes import EPOCH_S, Kind, SimProcess, watched_locks
 from tests.simulation.model.s3 import SimServer, page_max_of
 from tests.simulation.model.virtual_loop import run_virtual

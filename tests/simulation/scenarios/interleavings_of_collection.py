@@ -16,7 +16,7 @@ from index.errors import FormatError
 from index.plan.retention import Retention
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope
-from tests.simulation.faults.request_faults.request_faults import matching
+from tests.simulation.faults.request_faults import matching
 from tests.simulation.scenarios.interleavings import DAY_S, FORK, HOUR_S, JOB, Scene, refused, story
 from tests.simulation.scenarios.small_trees import tree
 

@@ -15,7 +15,7 @@ from engine.errors import (
     UsageError,
 )
 from index.snapshot.model import Scope
-from tests.simulation.faults.request_faults.request_faults import Fault, matching
+from tests.simulation.faults.request_faults import Fault, matching
 from tests.simulation.model.processes import KilledError
 from tests.simulation.scenarios.interleavings import DAY_S, HOUR_S, JOB, LIFECYCLE_MS, Scene, refused, story
 from tests.simulation.scenarios.schedule import Times

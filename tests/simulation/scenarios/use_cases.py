@@ -13,7 +13,7 @@ from engine.errors import CommitLostError, EngineError, NotFoundError, StaleResu
 from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
-from tests.simulation.faults.request_faults.request_faults import FaultPlan, Request
+from tests.simulation.faults.request_faults import FaultPlan, Request
 from tests.simulation.model.processes import KilledError, Kind, SimProcess
 from tests.simulation.model.s3 import SimObject, SimServer
 from tests.simulation.scenarios.small_trees import tree, write_tree
