@@ -17,7 +17,7 @@ from engine.errors import DamagedError
 from engine.local.hashing import BLOCK_SUMS, sum_block
 from engine.local.stat import READ_FLAGS
 from engine.state.compression import decompress_sst_block
-from index.rocksdb.sst_blocks import (
+from index.rocksdb.sst import (
     CHECKSUM_NAMES,
     FOOTER_BYTES,
     FORMAT_VERSION_MAX,

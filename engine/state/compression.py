@@ -28,7 +28,7 @@ import xxhash
 from engine.errors import DamagedError, UsageError
 from engine.state.lzf import BLOCK_BYTES_MAX as LZF_BLOCK_BYTES_MAX
 from engine.state.lzf import compress_block, decompress_block
-from index.rocksdb.sst_blocks import decode_varint
+from index.rocksdb.sst import decode_varint
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -1,4 +1,4 @@
-"""What an SST says of itself: the identity in the properties block of RocksDB's block-based table (design 0001, I1).
+"""Read what an SST says of itself: where its blocks are (design 0005, K3) and its identity (design 0001, I1).
 
 ```
 file        = data blocks … | properties block | metaindex block | [index block] | footer
@@ -12,29 +12,95 @@ footer v6+  = checksum type (1) | extended magic (4) | footer checksum (4) | bas
 handle      = offset | size (varints)
 ```
 
-All integers are little-endian. RocksDB writes both meta blocks uncompressed. Neither checksum is verified: a damaged
-identity is another identity and costs an upload; whether a file is damaged is for its hash to say (design 0002, I2).
+All integers are little-endian, and the checksum of a block is over its contents and type. What leads from one block to
+the next:
+
+```
+footer             -> metaindex, and before version 6 the index
+metaindex          -> every other meta block, and from version 6 on the index ("rocksdb.index")
+properties         -> what kind of index it is, and how its values are written
+index              -> data blocks, or with two levels blocks of the index that lead there
+partitioned filter -> an index of filter blocks
+```
+
+A value of an index is a handle, offset and size; if the properties say so ("delta encoded"), an entry has no length of
+its value, and one that shares bytes with the key before it only says how much larger its block is than that before,
+which it follows immediately. Nothing here reads a file or computes a checksum, and no length is believed beyond the
+bytes given.
+
+The identity stands in the properties block. RocksDB writes both meta blocks uncompressed. Their checksums are not
+verified: a damaged identity is another identity and costs an upload; whether a file is damaged is for its hash to say
+(design 0002, I2).
 
 Source:
-    RocksDB `table/format.cc`, `table/block_based/block_builder.cc`, `include/rocksdb/table_properties.h`; the choice of
-    facts follows `GetUniqueIdFromTableProperties`.
+    RocksDB `table/format.h`, `table/format.cc`, `table/block_based/block.cc`, `block_builder.cc`, `index_builder.h`,
+    `include/rocksdb/table_properties.h`; the choice of facts follows `GetUniqueIdFromTableProperties`.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
-from index.rocksdb.sst_blocks import (
-    FOOTER_BYTES,
-    PROPERTIES_BLOCK,
-    BlockHandle,
-    decode_entries,
-    decode_footer,
-    decode_handle,
-    decode_varint,
-)
 from index.snapshot.model import SIZE_BYTES_MAX, SstIdentity
+
+TRAILER_BYTES: Final = 5
+# The longest footer; a file that is shorter may still have the shorter one of version 0.
+FOOTER_BYTES: Final = 53
+FOOTER_BYTES_LEGACY: Final = 48
+FORMAT_VERSION_MAX: Final = 7
+
+NO_CHECKSUM: Final = 0
+CRC32C: Final = 1
+XXHASH: Final = 2
+XXHASH64: Final = 3
+XXH3: Final = 4
+CHECKSUM_NAMES: Final = {NO_CHECKSUM: "none", CRC32C: "crc32c", XXHASH: "xxHash", XXHASH64: "xxHash64", XXH3: "XXH3"}
+
+MAGIC: Final = 0x88E241B785F4CFF7
+MAGIC_LEGACY: Final = 0xDB4775248B80FB57
+# Tables of other kinds, which have no checksums of blocks.
+OTHER_TABLES: Final = {
+    0x8242229663BF9564: "a plain table",
+    0x4F3418EB7A8F13B8: "a plain table",
+    0x926789D0C5F17873: "a cuckoo table",
+}
+MAGIC_EXTENDED: Final = bytes((0x3E, 0x00, 0x7A, 0x00))
+VERSION_WITHOUT_HANDLES: Final = 6
+
+INDEX_BLOCK: Final = b"rocksdb.index"
+PROPERTIES_BLOCK: Final = b"rocksdb.properties"
+_PROPERTIES_BLOCK_OLD: Final = b"rocksdb.stats"
+_PARTITIONED_FILTER: Final = b"partitionedfilter."
+_KINDS: Final = {
+    INDEX_BLOCK: "index",
+    PROPERTIES_BLOCK: "properties",
+    _PROPERTIES_BLOCK_OLD: "properties",
+    b"rocksdb.range_del": "range deletion",
+    b"rocksdb.compression_dict": "compression dictionary",
+    b"rocksdb.hashindex.prefixes": "hash index",
+    b"rocksdb.hashindex.metadata": "hash index",
+}
+_FILTERS: Final = (b"filter.", b"fullfilter.", _PARTITIONED_FILTER)
+
+_INDEX_TYPE: Final = b"rocksdb.block.based.table.index.type"
+_INDEX_DELTA: Final = b"rocksdb.index.value.is.delta.encoded"
+_FORMAT_VERSION: Final = b"rocksdb.format.version"
+_DATA_BLOCKS: Final = b"rocksdb.num.data.blocks"
+_ENTRIES: Final = b"rocksdb.num.entries"
+_TWO_LEVELS: Final = 2
+_FIRST_KEYS: Final = 3
+
+# Of one name in a block of metadata, and of all in one: each may share all of the one before it.
+_NAME_BYTES_MAX: Final = 4096
+_NAMES_BYTES_MAX: Final = 4 * 1024 * 1024
+_UINT32: Final = 0xFFFFFFFF
+# Ten bytes of seven bits.
+_VARINT_BITS_MAX: Final = 70
+_NO_NUMBER: Final = "has a number that is none"
+_PART_2: Final = slice(1, 41)
+_FOOTER_CHECKSUM: Final = slice(5, 9)
 
 # A first read of this many bytes from the end has everything for an ordinary SST.
 TAIL_BYTES: Final = 4096
@@ -45,6 +111,257 @@ _SESSION_ID: Final = b"rocksdb.creating.session.identity"
 _FILE_NUMBER: Final = b"rocksdb.original.file.number"
 _GLOBAL_SEQUENCE: Final = b"rocksdb.external_sst_file.global_seqno"
 _SESSION_FORM = re.compile(rb"[0-9A-Z]{12,24}")
+
+
+class BlockHandle(msgspec.Struct, frozen=True):
+    """Where a block is, without its trailer."""
+
+    offset: int
+    size_bytes: int
+
+    @property
+    def end(self) -> int:
+        """The first byte after the trailer."""
+        return self.offset + self.size_bytes + TRAILER_BYTES
+
+
+class SstFooter(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of an SST: what leads to everything else."""
+
+    # Where it begins in the file.
+    offset: int
+    format_version: int
+    checksum: int
+    metaindex: BlockHandle
+    # None from version 6 on: the metaindex has it.
+    index: BlockHandle | None
+    # Of version 6 and newer: what the footer has to add up to, and how; 0: the sums of blocks do not depend on offsets.
+    base_context_checksum: int = 0
+    stored_sum: int | None = None
+    summed: bytes = b""
+
+
+class IndexForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What the properties say of the index, and what they count."""
+
+    two_levels: bool = False
+    # Whether values are delta encoded, and whether the first key of a block stands behind its handle.
+    delta: bool = False
+    first_keys: bool = False
+    # None: a RocksDB that did not say so wrote it.
+    format_version: int | None = None
+    data_blocks: int | None = None
+    entries: int | None = None
+
+
+def decode_footer(tail: bytes, file_size_bytes: int) -> SstFooter:
+    """The footer of a block-based table.
+
+    Of a version above `FORMAT_VERSION_MAX` only the sum of the footer is to be relied on.
+
+    Args:
+        tail: The last bytes of the file: `FOOTER_BYTES`, or all of a file that is shorter.
+        file_size_bytes: Size of the file.
+
+    Raises:
+        ValueError: It is none: the file was cut short or altered. That includes bytes between what is read and the
+            version, which are zero wherever RocksDB wrote them.
+    """
+    magic = int.from_bytes(tail[-8:], "little")
+    if magic == MAGIC_LEGACY and len(tail) >= FOOTER_BYTES_LEGACY:
+        footer = tail[-FOOTER_BYTES_LEGACY:]
+        metaindex, index = _footer_handles(footer[:40])
+        offset = file_size_bytes - len(footer)
+        return SstFooter(offset=offset, format_version=0, checksum=CRC32C, metaindex=metaindex, index=index)
+    if magic != MAGIC:
+        raise ValueError("ends in no number that an SST ends in")
+    if len(tail) < FOOTER_BYTES:
+        raise ValueError("is too short to be an SST")
+    footer = tail[-FOOTER_BYTES:]
+    offset = file_size_bytes - len(footer)
+    version = int.from_bytes(footer[41:45], "little")
+    if version < VERSION_WITHOUT_HANDLES:
+        metaindex, index = _footer_handles(footer[_PART_2])
+        return SstFooter(offset=offset, format_version=version, checksum=footer[0], metaindex=metaindex, index=index)
+    is_known = version <= FORMAT_VERSION_MAX
+    if footer[1:5] != MAGIC_EXTENDED or (is_known and any(footer[17:41])):
+        raise ValueError("has a footer with other bytes than its version has")
+    size_bytes = int.from_bytes(footer[13:17], "little")
+    zeroed = bytearray(footer)
+    zeroed[_FOOTER_CHECKSUM] = bytes(4)
+    return SstFooter(
+        offset=offset,
+        format_version=version,
+        checksum=footer[0],
+        metaindex=BlockHandle(offset - TRAILER_BYTES - size_bytes, size_bytes),
+        index=None,
+        base_context_checksum=int.from_bytes(footer[9:13], "little"),
+        stored_sum=int.from_bytes(footer[_FOOTER_CHECKSUM], "little"),
+        summed=bytes(zeroed),
+    )
+
+
+def _footer_handles(part: bytes) -> tuple[BlockHandle, BlockHandle]:
+    metaindex, at = decode_handle(part)
+    index, at = decode_handle(part, at)
+    if any(part[at:]):
+        raise ValueError("has a footer with bytes where none are written")
+    return metaindex, index
+
+
+def checksum_modifier(base_context_checksum: int, offset: int) -> int:
+    """What is added to a checksum of something at an offset, modulo 2^32: it tells that a block is in its place."""
+    if base_context_checksum == 0:
+        return 0
+    return base_context_checksum ^ (((offset & _UINT32) + (offset >> 32)) & _UINT32)
+
+
+def meta_block_kind(name: bytes) -> str:
+    """What an entry of the metaindex leads to, for people; "meta" for what nobody here knows."""
+    return _KINDS.get(name) or ("filter" if name.startswith(_FILTERS) else "meta")
+
+
+def is_filter_index(name: bytes) -> bool:
+    """Whether an entry of the metaindex leads to an index of filter blocks."""
+    return name.startswith(_PARTITIONED_FILTER)
+
+
+def decode_index_form(properties: dict[bytes, bytes]) -> IndexForm:
+    """What the entries of the properties say of the index.
+
+    Raises:
+        ValueError: A number is none, or the index is of a type that nobody knows.
+    """
+    index_type = int.from_bytes(properties.get(_INDEX_TYPE, b""), "little")
+    if index_type > _FIRST_KEYS:
+        raise ValueError(f"has an index of the unknown type {index_type}")
+    return IndexForm(
+        two_levels=index_type == _TWO_LEVELS,
+        first_keys=index_type == _FIRST_KEYS,
+        delta=bool(_number(properties, _INDEX_DELTA)),
+        format_version=_number(properties, _FORMAT_VERSION) or None,
+        data_blocks=_number(properties, _DATA_BLOCKS),
+        entries=_number(properties, _ENTRIES),
+    )
+
+
+def _number(properties: dict[bytes, bytes], name: bytes) -> int | None:
+    value = properties.get(name)
+    return None if value is None else decode_varint(value, 0)[0]
+
+
+def decode_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Names and values of a block of metadata, in order.
+
+    Raises:
+        ValueError: From the iteration: the contents are no such block, or the names are longer than any are.
+    """
+    end = _entries_end(contents)
+    at, key = 0, b""
+    left = _NAMES_BYTES_MAX
+    while at < end:
+        shared, at = decode_varint(contents, at)
+        unshared, at = decode_varint(contents, at)
+        value_bytes, at = decode_varint(contents, at)
+        value_at = at + unshared
+        if shared > len(key) or value_at + value_bytes > end:
+            raise ValueError("has an entry that reaches beyond its block")
+        left -= shared + unshared
+        if shared + unshared > _NAME_BYTES_MAX or left < 0:
+            raise ValueError("has names of an unlikely length")
+        key = key[:shared] + contents[at:value_at]
+        at = value_at + value_bytes
+        yield key, contents[value_at:at]
+    if at != end:
+        raise ValueError("has bytes after its last entry")
+
+
+def decode_index(contents: bytes, form: IndexForm) -> Iterator[tuple[int, int]]:
+    """Offset and size of every block that an index leads to, in order.
+
+    Args:
+        contents: Of an index block, decompressed.
+        form: What the properties say.
+
+    Raises:
+        ValueError: From the iteration: the contents are no index.
+    """
+    # Keys are passed over: each may repeat all of the one before it.
+    end = _entries_end(contents)
+    at = offset = size = key_bytes = 0
+    while at < end:
+        shared, at = decode_varint(contents, at)
+        unshared, at = decode_varint(contents, at)
+        if shared > key_bytes:
+            raise ValueError("has an entry that reaches beyond its block")
+        key_bytes = shared + unshared
+        if not form.delta:
+            value_bytes, at = decode_varint(contents, at)
+            value_end = at + unshared + value_bytes
+            offset, at = decode_varint(contents, at + unshared)
+            size, at = decode_varint(contents, at)
+            if at > value_end or value_end > end:
+                raise ValueError("has an entry that reaches beyond its block")
+            at = value_end
+            yield offset, size
+            continue
+        at += unshared
+        if shared:
+            change, at = decode_varint(contents, at)
+            offset += size + TRAILER_BYTES
+            size += (change >> 1) ^ -(change & 1)
+        else:
+            offset, at = decode_varint(contents, at)
+            size, at = decode_varint(contents, at)
+        if form.first_keys:
+            first_key_bytes, at = decode_varint(contents, at)
+            at += first_key_bytes
+        if at > end or size < 0:
+            raise ValueError("has an entry that reaches beyond its block")
+        yield offset, size
+    if at != end:
+        raise ValueError("has bytes after its last entry")
+
+
+def _entries_end(contents: bytes) -> int:
+    end = len(contents) - 4
+    count = int.from_bytes(contents[-4:], "little")
+    if end < 0 or not 0 < count <= end // 4:
+        raise ValueError("is no block: its end is not what a block ends in")
+    return end - 4 * count
+
+
+def decode_handle(data: bytes, at: int = 0) -> tuple[BlockHandle, int]:
+    """A handle, and where what follows it begins.
+
+    Raises:
+        ValueError: The bytes end within it.
+    """
+    offset, at = decode_varint(data, at)
+    size_bytes, at = decode_varint(data, at)
+    return BlockHandle(offset, size_bytes), at
+
+
+def decode_varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of up to 64 bits, and where what follows it begins.
+
+    Raises:
+        ValueError: The bytes end within it, or it is longer than it has to be, which no writer makes it.
+    """
+    try:
+        byte = data[at]
+        value = byte & 0x7F
+        shift = 7
+        while byte >= 0x80:  # noqa: PLR2004 — the top bit says that another byte follows
+            at += 1
+            byte = data[at]
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if shift > _VARINT_BITS_MAX or byte == 0:
+                raise ValueError(_NO_NUMBER)
+    except IndexError:
+        raise ValueError(_NO_NUMBER) from None
+    return value, at + 1
 
 
 class MoreBytesNeeded(msgspec.Struct, frozen=True):

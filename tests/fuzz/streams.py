@@ -14,7 +14,7 @@ from engine.state.lzf import compress_block, decompress_block
 from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state.zips import read_state_zip
 from index.errors import DamagedChangelogError, FormatError, LineageError
-from index.rocksdb import sst_blocks
+from index.rocksdb import sst
 from index.rocksdb.sst import parse_sst_tail
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark import batch_log, changelog, relocation, source_log
@@ -271,20 +271,20 @@ def run_sst_blocks(data: bytes) -> None:
     """Every function by itself: a checksum does not keep out who writes the checksum too."""
 
     def parse_footer() -> None:
-        sst_blocks.decode_footer(data[-53:], len(data) or 1)
+        sst.decode_footer(data[-53:], len(data) or 1)
 
     def parse_entries() -> None:
-        sst_blocks.decode_index_form(dict(sst_blocks.decode_entries(data)))
+        sst.decode_index_form(dict(sst.decode_entries(data)))
 
     def parse_index() -> None:
         for delta in (False, True):
             for first_keys in (False, True):
-                list(sst_blocks.decode_index(data, sst_blocks.IndexForm(delta=delta, first_keys=first_keys)))
+                list(sst.decode_index(data, sst.IndexForm(delta=delta, first_keys=first_keys)))
 
     def parse_handle() -> None:
-        handle, _ = sst_blocks.decode_handle(data)
+        handle, _ = sst.decode_handle(data)
         assert handle.offset >= 0
-        assert sst_blocks.decode_varint(data, 0)[0] == handle.offset
+        assert sst.decode_varint(data, 0)[0] == handle.offset
 
     for parse in (parse_footer, parse_entries, parse_index, parse_handle):
         try:
@@ -376,12 +376,12 @@ TARGETS: Final = (
         name="sst-blocks",
         run=run_sst_blocks,
         covers=(
-            sst_blocks.decode_footer,
-            sst_blocks.decode_index_form,
-            sst_blocks.decode_entries,
-            sst_blocks.decode_index,
-            sst_blocks.decode_handle,
-            sst_blocks.decode_varint,
+            sst.decode_footer,
+            sst.decode_index_form,
+            sst.decode_entries,
+            sst.decode_index,
+            sst.decode_handle,
+            sst.decode_varint,
         ),
     ),
     Target(name="sst", run=run_sst, covers=(check_sst,)),

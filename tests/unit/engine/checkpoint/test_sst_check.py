@@ -10,7 +10,7 @@ from rocksdict import BlockBasedIndexType, BlockBasedOptions, ChecksumType, DBCo
 from engine.checkpoint.sst_check import SstReport, check_sst
 from engine.errors import DamagedError
 from engine.local.hashing import BLOCK_SUMS
-from index.rocksdb.sst_blocks import CRC32C, MAGIC
+from index.rocksdb.sst import CRC32C, MAGIC
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "spark"
 COMPRESSIONS = ("none", "snappy", "zlib", "bz2", "lz4", "lz4hc", "zstd")

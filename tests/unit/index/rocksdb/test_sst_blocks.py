@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.rocksdb.sst_blocks import (
+from index.rocksdb.sst import (
     CRC32C,
     FOOTER_BYTES,
     MAGIC,
