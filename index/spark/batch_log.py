@@ -13,7 +13,7 @@ import msgspec
 
 from index.errors import BatchLogError, UnknownFormatError
 from index.snapshot.model import SIZE_BYTES_MAX, UniqueId
-from index.spark.jackson import encode_jackson
+from index.spark.java_text import encode_jackson
 
 OFFSETS_VERSION_MAX: Final = 2
 COMMITS_VERSION_MAX: Final = 3

@@ -12,7 +12,7 @@ import msgspec
 
 from index.errors import DamagedChangelogError, LineageError, UnknownFormatError, UnsupportedRecordError
 from index.snapshot.model import LineageItem
-from index.spark.java_utf import decode_utf, encode_utf
+from index.spark.java_text import decode_utf, encode_utf
 from index.spark.lineage import decode_lineage, encode_lineage
 from index.spark.names import StateVersion, changelog_name
 

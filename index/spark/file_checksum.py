@@ -10,7 +10,7 @@ import msgspec
 from index.decoding import UNDECODABLE
 from index.errors import FileChecksumError, UnknownFormatError
 from index.snapshot.model import SIZE_BYTES_MAX
-from index.spark.jackson import encode_jackson
+from index.spark.java_text import encode_jackson
 
 CRC32C: Final = "CRC32C"
 FILE_CHECKSUM_BYTES_MAX: Final = 64 * 1024

@@ -11,8 +11,7 @@ import msgspec
 
 from index.errors import LineageError, VersionMissingError
 from index.snapshot.model import LineageItem, SnapshotIndex, UniqueId
-from index.spark.jackson import encode_jackson
-from index.spark.java_utf import UTF_BYTES_MAX, encode_modified_utf8
+from index.spark.java_text import UTF_BYTES_MAX, encode_jackson, encode_modified_utf8
 from index.spark.names import (
     STATE_VERSION_MAX,
     StateVersion,

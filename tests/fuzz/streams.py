@@ -22,7 +22,7 @@ from index.spark import names as state_names
 from index.spark import schema as state_schema
 from index.spark.file_checksum import check_file_checksum, decode_file_checksum, encode_file_checksum
 from index.spark.hadoop_checksum import HadoopSums
-from index.spark.java_utf import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
+from index.spark.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
 from index.spark.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata
 from index.spark.row_checksum import split_values, unwrap_deleted_key, unwrap_record, unwrap_value

@@ -33,7 +33,7 @@ from index.spark.changelog import (
     encode_put,
     encode_record,
 )
-from index.spark.java_utf import encode_utf
+from index.spark.java_text import encode_utf
 
 VERSIONS: tuple[ChangelogVersion, ...] = (1, 2, 3, 4)
 LINEAGE = (

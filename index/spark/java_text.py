@@ -1,16 +1,26 @@
-"""Java's `writeUTF` and `readUTF`: two bytes of length, big-endian, and modified UTF-8.
+"""Write and read text as Java programs do: the UTF-8 of `writeUTF`, and the JSON of Jackson, by which Spark writes.
 
-Modified UTF-8 writes NUL as two bytes, and a character beyond the basic plane as two surrogates of three bytes each.
+`writeUTF` has two bytes of length, big-endian, and modified UTF-8, which writes NUL as two bytes, and a character
+beyond the basic plane as two surrogates of three bytes each. Jackson writes no spaces, fields in order, and its own
+escapes.
 """
 
+import re
 import struct
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 UTF_BYTES_MAX: Final = 0xFFFF
 
 _LENGTH = struct.Struct(">H")
 # The first byte of a sequence of four, which modified UTF-8 does not have.
 _FOUR_BYTES_FIRST: Final = 0xF0
+
+# A JSON escape; matched from left to right, so that an escaped backslash is never taken for the start of another.
+_ESCAPE = re.compile(rb"\\(?:u00[01][0-9a-f]|.)")
+
+_encoder = msgspec.json.Encoder()
 
 
 def encode_modified_utf8(text: str) -> bytes:
@@ -58,3 +68,16 @@ def decode_utf(data: bytes, start: int = 0) -> tuple[str, int] | None:
     if len(data) < start + length:
         return None
     return decode_modified_utf8(data[start : start + length]), start + length
+
+
+def encode_jackson(value: Any) -> bytes:  # noqa: ANN401 (whatever msgspec can encode)
+    """The bytes that Jackson would write for a value that msgspec can encode.
+
+    Raises:
+        UnicodeEncodeError: A text is not valid Unicode.
+    """
+    encoded = _encoder.encode(value)
+    if b"\\u" not in encoded:
+        return encoded
+    # Jackson writes the hexadecimal digits of a control character in capitals.
+    return _ESCAPE.sub(lambda m: m[0][:2] + m[0][2:].upper() if m[0][1:2] == b"u" else m[0], encoded)
