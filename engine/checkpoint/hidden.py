@@ -13,7 +13,7 @@ from engine.checkpoint.findings import DELETE, Finding, damage
 from engine.errors import DamagedError
 from engine.local.stat import READ_FLAGS
 from index.errors import FileChecksumError
-from index.spark.hadoop_checksum import HadoopSums, hadoop_checksum_bytes, hadoop_checksum_name
+from index.spark.checksums import HadoopSums, hadoop_checksum_bytes, hadoop_checksum_name
 
 _READ_BYTES: Final = 1024 * 1024
 _HIDDEN_BYTES_MAX: Final = 256 * 1024 * 1024

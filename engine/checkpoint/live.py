@@ -23,7 +23,7 @@ from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import LocalDir, LocalFile, local_dir_of
 from index.snapshot.model import FileIndex, SnapshotIndex
-from index.spark.file_checksum import FILE_CHECKSUM_BYTES_MAX
+from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata
 from index.spark.names import (

@@ -28,7 +28,7 @@ from engine.state.working_dir import WorkingDir
 from engine.state.zips import build_state_zip
 from index.snapshot.contents import files_of
 from index.snapshot.model import FileIndex
-from index.spark.file_checksum import FileChecksum, encode_file_checksum
+from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.lineage import Resolution
 from index.spark.metadata import StateMetadata
 from index.spark.names import changelog_name, checksum_name, snapshot_name

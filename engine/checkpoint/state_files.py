@@ -19,7 +19,7 @@ from engine.local.stat import READ_FLAGS
 from engine.state.compression import Codec, decompress_chunks
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
 from index.spark.changelog import ChangelogDecoder, ChangelogHeader, check_header
-from index.spark.file_checksum import check_file_checksum, decode_file_checksum
+from index.spark.checksums import check_file_checksum, decode_file_checksum
 from index.spark.lineage import Lineage
 from index.spark.names import StateVersion, checksum_name
 

@@ -22,7 +22,7 @@ from engine.local.hashing import crc32c
 from engine.local.stat import READ_FLAGS
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
 from engine.state.files import StateFiles
-from index.spark.file_checksum import (
+from index.spark.checksums import (
     FILE_CHECKSUM_BYTES_MAX,
     FileChecksum,
     check_file_checksum,

@@ -5,7 +5,7 @@ from pathlib import Path
 from engine.local.hashing import crc32c
 from engine.rocksdb.store import RocksDbSettings, StoreReader
 from index.spark.changelog import Record
-from index.spark.row_checksum import Crc32c, split_values, unwrap_record, unwrap_value, wrap_deleted_key, wrap_value
+from index.spark.checksums import Crc32c, split_values, unwrap_record, unwrap_value, wrap_deleted_key, wrap_value
 
 
 class RowChecks:

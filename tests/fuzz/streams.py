@@ -20,12 +20,19 @@ from index.snapshot.model import LineageItem, UniqueId
 from index.spark import batch_log, changelog, relocation, source_log
 from index.spark import names as state_names
 from index.spark import schema as state_schema
-from index.spark.file_checksum import check_file_checksum, decode_file_checksum, encode_file_checksum
-from index.spark.hadoop_checksum import HadoopSums
+from index.spark.checksums import (
+    HadoopSums,
+    check_file_checksum,
+    decode_file_checksum,
+    encode_file_checksum,
+    split_values,
+    unwrap_deleted_key,
+    unwrap_record,
+    unwrap_value,
+)
 from index.spark.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
 from index.spark.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata
-from index.spark.row_checksum import split_values, unwrap_deleted_key, unwrap_record, unwrap_value
 from tests.fuzz.target import Scratch, Target, check_refusal
 
 SUBJECT: Final = "fuzzed"

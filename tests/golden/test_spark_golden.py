@@ -40,7 +40,7 @@ from index.spark.changelog import (
     encode_header,
     encode_record,
 )
-from index.spark.file_checksum import check_file_checksum, decode_file_checksum, encode_file_checksum
+from index.spark.checksums import check_file_checksum, decode_file_checksum, encode_file_checksum
 from index.spark.lineage import HeaderNeeded, Lineage, Present, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata
 from index.spark.names import StateVersion, parse_state_name

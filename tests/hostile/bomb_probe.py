@@ -26,7 +26,7 @@ from engine.state.compression import Codec, Compressor, decompress_chunks, decom
 from engine.state.zips import read_state_zip
 from index.snapshot.codec import KIND_COMMIT, KIND_INDEX, decode_commit, decode_index
 from index.spark.changelog import ChangelogDecoder, encode_header
-from index.spark.file_checksum import decode_file_checksum
+from index.spark.checksums import decode_file_checksum
 from index.spark.schema import decode_state_schema
 from tests.hostile.forger import sealed
 

@@ -19,8 +19,7 @@ from engine.state.settings import CodecName, StateStoreSettings
 from index.errors import DamagedChangelogError, FileChecksumError, FormatError
 from index.spark.changelog import changelog_version
 from index.spark.checkpoint import StoreId
-from index.spark.file_checksum import FILE_CHECKSUM_BYTES_MAX
-from index.spark.hadoop_checksum import hadoop_checksum_name
+from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX, hadoop_checksum_name
 from index.spark.metadata import StateMetadata, StoredFile
 from index.spark.names import StateVersion, by_version, changelog_name, checksum_name, snapshot_name
 

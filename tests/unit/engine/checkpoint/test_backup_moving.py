@@ -17,7 +17,7 @@ from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.errors import VersionMissingError
 from index.spark.checkpoint import QUERY_TASK
-from index.spark.file_checksum import FileChecksum, encode_file_checksum
+from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.names import parse_state_name
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.live_query import DELTAS, LiveQuery, NewQuery, check_rows, restore_picture

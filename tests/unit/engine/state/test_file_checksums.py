@@ -13,7 +13,7 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_checksums import CREATOR, fetch_checked, publish_checked, read_checked
 from engine.state.files import DirectoryStateFiles
 from index.errors import FileChecksumError
-from index.spark.file_checksum import FILE_CHECKSUM_BYTES_MAX, decode_file_checksum
+from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX, decode_file_checksum
 from tests.doubles import InterposedStore
 from tests.unit.engine.state.state_bench import tree
 

@@ -15,7 +15,7 @@ from engine.state.changelog_files import open_changelog
 from engine.state.compression import Codec
 from engine.state.zips import ZIP_BYTES_MAX
 from index.spark.changelog import encode_end, encode_put
-from index.spark.file_checksum import FILE_CHECKSUM_BYTES_MAX
+from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
 from tests.unit.engine.state.state_store_kit import Bench, Conf, Ids, check_numbers, last_load, write_numbers
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from index.errors import FileChecksumError, UnknownFormatError
-from index.spark.file_checksum import FileChecksum, check_file_checksum, decode_file_checksum, encode_file_checksum
+from index.spark.checksums import FileChecksum, check_file_checksum, decode_file_checksum, encode_file_checksum
 
 # Written by Spark 4.3.0.
 SPARK_TEXT = (

@@ -3,7 +3,7 @@ import zlib
 import pytest
 
 from index.errors import FileChecksumError
-from index.spark.hadoop_checksum import HadoopSums, hadoop_checksum_bytes, hadoop_checksum_name
+from index.spark.checksums import HadoopSums, hadoop_checksum_bytes, hadoop_checksum_name
 
 DATA = bytes(range(256)) * 5
 

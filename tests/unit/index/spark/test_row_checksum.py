@@ -4,7 +4,7 @@ import pytest
 
 from index.errors import RowChecksumError
 from index.spark.changelog import DELETE, DELETE_RANGE, MERGE, PUT
-from index.spark.row_checksum import (
+from index.spark.checksums import (
     split_values,
     unwrap_deleted_key,
     unwrap_record,

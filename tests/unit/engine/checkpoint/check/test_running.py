@@ -20,7 +20,7 @@ from engine.errors import NotFoundError, ProviderError, TargetError
 from engine.rocksdb import store as rocksdb_module
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint
-from index.spark.hadoop_checksum import hadoop_checksum_name
+from index.spark.checksums import hadoop_checksum_name
 from index.spark.metadata import StateMetadata
 from index.spark.names import snapshot_name
 from tests.unit.engine.checkpoint.checked import GOLDEN, LEFT_OUT, first, flip, found
