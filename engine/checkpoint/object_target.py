@@ -14,9 +14,9 @@ from engine.clock import Ambient
 from engine.errors import TargetError, UsageError
 from engine.state.batch_logs import ENTRY_BYTES_MAX
 from engine.state.checkpoint_dir import CheckpointDir
-from index.spark.batch_log import decode_query_id, parse_batch_name
 from index.spark.checkpoint_selection import COMMITS, OFFSETS, SOURCES, STATE
 from index.spark.names import LOGS, SSTS, parse_state_name
+from index.spark.query_logs import decode_query_id, parse_batch_name
 
 # Files under way at once.
 IN_FLIGHT_MAX: Final = 8

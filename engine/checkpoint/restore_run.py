@@ -34,9 +34,9 @@ from index.plan.restore import plan_restore
 from index.snapshot.contents import files_of, select_files
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import Scope, SnapshotIndex
-from index.spark.batch_log import decode_offsets
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
 from index.spark.checkpoint_selection import OFFSETS, SOURCES, FilePath, select_query_files
+from index.spark.query_logs import decode_offsets
 from index.spark.source_log import newest_entry
 
 _PURPOSE: Final = "restore checkpoint"

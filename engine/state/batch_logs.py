@@ -12,7 +12,7 @@ from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from engine.errors import UsageError
 from engine.state.checkpoint_dir import CheckpointDir
 from index.snapshot.model import SIZE_BYTES_MAX
-from index.spark.batch_log import (
+from index.spark.query_logs import (
     BatchCommit,
     BatchOffsets,
     decode_commit,

@@ -18,7 +18,9 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import HDFS_PROVIDER, ROCKSDB_PROVIDER, SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state.store import StateStore
 from index.errors import BatchLogError, FormatError
-from index.spark.batch_log import (
+from index.spark.checkpoint import StoreId
+from index.spark.names import StateVersion, check_store_dir, check_unique_id
+from index.spark.query_logs import (
     DEFAULT_STORE,
     BatchCommit,
     BatchOffsets,
@@ -28,8 +30,6 @@ from index.spark.batch_log import (
     order_stores,
     parse_batch_name,
 )
-from index.spark.checkpoint import StoreId
-from index.spark.names import StateVersion, check_store_dir, check_unique_id
 
 __all__ = [
     "HDFS_PROVIDER",

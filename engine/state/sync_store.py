@@ -14,7 +14,7 @@ from engine.state.settings import StateStoreSettings
 from engine.state.store import StateStore
 from engine.state.streaming_checkpoint import open_query_state
 from index.snapshot.model import LineageItem, UniqueId
-from index.spark.batch_log import DEFAULT_STORE
+from index.spark.query_logs import DEFAULT_STORE
 
 
 class SyncStateStore(Facade[StateStore]):

@@ -6,8 +6,8 @@ import msgspec
 
 from index.decoding import UNDECODABLE
 from index.errors import BatchLogError, UnknownFormatError
-from index.spark.batch_log import DEFAULT_STORE
 from index.spark.names import check_store_dir
+from index.spark.query_logs import DEFAULT_STORE
 
 # The store that has the files of the query: its logs, its metadata and its sources, laid out as in the checkpoint.
 QUERY_TASK: Final = "query"

@@ -5,8 +5,8 @@ from typing import Final
 
 from index.errors import BatchLogError
 from index.plan.commits import Commit
-from index.spark.batch_log import parse_batch_name
 from index.spark.checkpoint import Picture
+from index.spark.query_logs import parse_batch_name
 
 FilePath = tuple[str, ...]
 Taken = tuple[Commit, Picture]

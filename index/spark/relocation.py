@@ -12,8 +12,8 @@ import msgspec
 
 from index.errors import BatchLogError
 from index.snapshot.keys import check_file_name
-from index.spark.batch_log import decode_operator
 from index.spark.java_text import encode_jackson
+from index.spark.query_logs import decode_operator
 
 _SCHEMA_PATH: Final = re.compile(r"(?P<root>.*)/state/(?P<operator>[0-9]+)/_stateSchema/(?P<rest>.+)", re.DOTALL)
 _SCHEME: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?P<slashes>/*)(?P<rest>.*)", re.DOTALL)

@@ -13,8 +13,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from index.errors import BatchLogError, UnknownFormatError
-from index.spark.batch_log import DEFAULT_STORE
 from index.spark.java_text import decode_utf
+from index.spark.query_logs import DEFAULT_STORE
 
 VERSION_MAX: Final = 3
 # Texts over 65,535 bytes are told in pieces; nobody has a schema of so many.

@@ -20,7 +20,7 @@ import msgspec
 
 from index.decoding import UNDECODABLE
 from index.errors import BatchLogError
-from index.spark.batch_log import SourceOffset
+from index.spark.query_logs import SourceOffset
 
 _NAME: Final = re.compile(r"(?P<entry>0|[1-9][0-9]{0,17})(?P<compact>\.compact)?")
 _COMPACT: Final = ".compact"

@@ -17,7 +17,7 @@ from index.errors import DamagedChangelogError, FormatError, LineageError
 from index.rocksdb import sst
 from index.rocksdb.sst import parse_sst_tail
 from index.snapshot.model import LineageItem, UniqueId
-from index.spark import batch_log, changelog, relocation, source_log
+from index.spark import changelog, query_logs, relocation, source_log
 from index.spark import names as state_names
 from index.spark import schema as state_schema
 from index.spark.checksums import (
@@ -155,7 +155,7 @@ def run_state_names(data: bytes) -> None:
     if parsed is not None:
         name = state_names.state_name(parsed.kind, parsed.of)
         assert (state_names.checksum_name(name) if parsed.checksum else name) == text
-    batch = batch_log.parse_batch_name(text)
+    batch = query_logs.parse_batch_name(text)
     assert batch is None or str(batch) == text
     for check in (
         state_names.check_unique_id,
@@ -232,7 +232,7 @@ def run_batch_logs(data: bytes) -> None:
         except FormatError as error:
             check_refusal(error)
             continue
-        is_offsets = isinstance(found, batch_log.BatchOffsets)
+        is_offsets = isinstance(found, query_logs.BatchOffsets)
         # An empty offset at the end is a line that Spark does not tell from the end of the one before; it writes none.
         if not (is_offsets and found.offsets and found.offsets[-1].offset == ""):
             assert decode(encode(found)) == found, decode
@@ -248,10 +248,10 @@ def run_batch_logs(data: bytes) -> None:
 
 
 _LOGS: Final[tuple[tuple[Callable[[bytes], Any], Callable[[Any], bytes]], ...]] = (
-    (batch_log.decode_offsets, batch_log.encode_offsets),
-    (batch_log.decode_commit, batch_log.encode_commit),
-    (batch_log.decode_operator, batch_log.encode_operator),
-    (batch_log.decode_query_id, batch_log.encode_query_id),
+    (query_logs.decode_offsets, query_logs.encode_offsets),
+    (query_logs.decode_commit, query_logs.encode_commit),
+    (query_logs.decode_operator, query_logs.encode_operator),
+    (query_logs.decode_query_id, query_logs.encode_query_id),
 )
 
 
@@ -346,7 +346,7 @@ TARGETS: Final = (
     Target(
         name="state-names",
         run=run_state_names,
-        covers=(state_names.parse_state_name, batch_log.parse_batch_name),
+        covers=(state_names.parse_state_name, query_logs.parse_batch_name),
         bytes_max=512,
     ),
     Target(name="state-metadata", run=run_state_metadata, covers=(decode_state_metadata,)),

@@ -20,17 +20,6 @@ from engine.state.store import StateStore
 from engine.state.streaming_checkpoint import HDFS_PROVIDER, StreamingCheckpoint
 from index.errors import LineageError, VersionMissingError
 from index.snapshot.model import LineageItem
-from index.spark.batch_log import (
-    JOIN_STORES,
-    decode_commit,
-    decode_offsets,
-    decode_operator,
-    decode_query_id,
-    encode_commit,
-    encode_offsets,
-    encode_operator,
-    encode_query_id,
-)
 from index.spark.changelog import (
     DELETE,
     MERGE,
@@ -44,6 +33,17 @@ from index.spark.checksums import check_file_checksum, decode_file_checksum, enc
 from index.spark.lineage import HeaderNeeded, Lineage, Present, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata
 from index.spark.names import StateVersion, parse_state_name
+from index.spark.query_logs import (
+    JOIN_STORES,
+    decode_commit,
+    decode_offsets,
+    decode_operator,
+    decode_query_id,
+    encode_commit,
+    encode_offsets,
+    encode_operator,
+    encode_query_id,
+)
 from tests.spark.state.forms import Forms, KeyForm, StateRow
 
 SPARK = Path(__file__).parent / "spark"

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from engine.cli import tidemark
-from index.spark.batch_log import decode_operator
+from index.spark.query_logs import decode_operator
 
 GOLDEN: Final = Path(__file__).parents[1] / "golden" / "spark"
 # An aggregation of ten batches, and a transformWithState query of three, whose metadata names its schemas by path.

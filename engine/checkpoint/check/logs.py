@@ -25,7 +25,9 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.settings import CodecName, StateStoreSettings
 from engine.state.streaming_checkpoint import QueryAt, StreamingCheckpoint
 from index.errors import BatchLogError, FormatError
-from index.spark.batch_log import (
+from index.spark.checkpoint import StoreId
+from index.spark.names import StateVersion, parse_state_name
+from index.spark.query_logs import (
     BatchCommit,
     BatchOffsets,
     OperatorMetadata,
@@ -35,8 +37,6 @@ from index.spark.batch_log import (
     decode_query_id,
     parse_batch_name,
 )
-from index.spark.checkpoint import StoreId
-from index.spark.names import StateVersion, parse_state_name
 from index.spark.schema import decode_state_schema
 from index.spark.source_log import check_entry, is_entry, missing_entries, newest_entry
 

@@ -18,8 +18,8 @@ from engine.state.settings import StateStoreSettings
 from engine.state.store import StateStore
 from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
 from index.errors import BatchLogError
-from index.spark.batch_log import decode_operator
 from index.spark.checkpoint import StoreId
+from index.spark.query_logs import decode_operator
 from index.spark.schema import StructType, decode_state_schema, with_unique_names
 
 _READ: Final = "read state"

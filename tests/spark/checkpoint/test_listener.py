@@ -25,8 +25,8 @@ from blobstore.local.store import LocalStore
 from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
 from engine.spark.checkpoint.listener import BackupListener
-from index.spark.batch_log import decode_query_id, encode_query_id
 from index.spark.checkpoint import decode_picture
+from index.spark.query_logs import decode_query_id, encode_query_id
 from tests.doubles import InterposedStore
 from tests.spark.checkpoint.shows import Show, flip_byte, wait_until
 from tests.spark.state.queries import AGGREGATION, FORMAT

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from engine.checkpoint.backup import backup_checkpoint
 from engine.repository.repository import Repository
 from engine.spark.sources.register import register_sources
-from index.spark.batch_log import JOIN_STORES
 from index.spark.checkpoint import decode_picture
+from index.spark.query_logs import JOIN_STORES
 from tests.spark.sources.reading import RICH, by_spark, by_us, ran, reading_session, rows_of, types_of
 from tests.spark.state.forms import StateRow
 from tests.spark.state.oracle import spark_rows

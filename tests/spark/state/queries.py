@@ -15,7 +15,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from typing_extensions import override
 
 from engine.state.streaming_checkpoint import ROCKSDB_PROVIDER
-from index.spark.batch_log import JOIN_STORES
+from index.spark.query_logs import JOIN_STORES
 from tests.spark.state.forms import Forms, KeyForm
 
 STREAMING: Final = "spark.sql.streaming."

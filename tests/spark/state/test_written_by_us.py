@@ -14,8 +14,8 @@ from engine.state.commit import Committed
 from engine.state.settings import StateStoreSettings
 from engine.state.store import StateStore
 from engine.state.streaming_checkpoint import StreamingCheckpoint
-from index.spark.batch_log import BatchCommit
 from index.spark.names import StateFileName, parse_state_name
+from index.spark.query_logs import BatchCommit
 from tests.spark.state.oracle import our_rows, spark_rows
 from tests.spark.state.queries import AGGREGATION, CODEC, FORMAT, PARTITIONS, TRANSFORM, StatefulQuery
 

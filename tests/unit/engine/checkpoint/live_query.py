@@ -14,7 +14,8 @@ from engine.state.settings import ROCKSDB_PROVIDER
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
 from index.plan.commits import Commit
 from index.snapshot.model import UniqueId
-from index.spark.batch_log import (
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, StoreId
+from index.spark.query_logs import (
     BatchCommit,
     BatchOffsets,
     OperatorMetadata,
@@ -22,7 +23,6 @@ from index.spark.batch_log import (
     encode_operator,
     encode_query_id,
 )
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, StoreId
 from tests.unit.engine.checkpoint.written_query import ROW_SCHEMA
 from tests.unit.engine.state.state_store_kit import settings_of
 

@@ -19,7 +19,8 @@ from engine.settings import TransferSettings
 from index.errors import FileChecksumError, FormatError, UnsafeNameError
 from index.snapshot.contents import files_of
 from index.snapshot.model import FileIndex, Scope
-from index.spark.batch_log import (
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, decode_picture
+from index.spark.query_logs import (
     BatchCommit,
     BatchOffsets,
     OperatorMetadata,
@@ -29,7 +30,6 @@ from index.spark.batch_log import (
     encode_operator,
     encode_query_id,
 )
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, decode_picture
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.live_query import (
     NewQuery,

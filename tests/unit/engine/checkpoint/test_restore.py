@@ -21,8 +21,8 @@ from engine.repository.repository import Repository
 from engine.restore.staging import Staging
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
-from index.spark.batch_log import decode_operator
 from index.spark.checkpoint import StoreId
+from index.spark.query_logs import decode_operator
 from tests.doubles import InterposedStore, SteppedClock
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
 

@@ -21,7 +21,7 @@ from engine.cli.errors import describe
 from engine.clock import SystemAmbient
 from engine.errors import TargetError, UsageError
 from engine.repository.repository import Repository
-from index.spark.batch_log import decode_operator
+from index.spark.query_logs import decode_operator
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
 

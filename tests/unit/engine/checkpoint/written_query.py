@@ -11,7 +11,8 @@ from engine.state.streaming_checkpoint import (
     open_query_state,
 )
 from index.snapshot.model import UniqueId
-from index.spark.batch_log import (
+from index.spark.checkpoint import StoreId
+from index.spark.query_logs import (
     BatchCommit,
     BatchOffsets,
     OperatorMetadata,
@@ -20,7 +21,6 @@ from index.spark.batch_log import (
     encode_operator,
     encode_query_id,
 )
-from index.spark.checkpoint import StoreId
 
 Rows = dict[tuple[str, bytes], bytes]
 

@@ -12,7 +12,7 @@ from engine.state.batch_logs import CommitLog, OffsetLog
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import BatchLogError, UnknownFormatError
 from index.snapshot.model import UniqueId
-from index.spark.batch_log import BatchCommit, BatchOffsets, SourceOffset
+from index.spark.query_logs import BatchCommit, BatchOffsets, SourceOffset
 from tests.unit.blobstore.scripted_store import LostAnswer, ScriptedStore
 
 COMMIT = BatchCommit(version=2, unique_ids={0: ((UniqueId("a"),),)})

@@ -10,7 +10,8 @@ from engine.state.settings import StateStoreSettings
 from engine.state.streaming_checkpoint import HDFS_PROVIDER, ROCKSDB_PROVIDER, StateOperator, StreamingCheckpoint
 from index.errors import BatchLogError, UnsafeNameError
 from index.snapshot.model import UniqueId
-from index.spark.batch_log import (
+from index.spark.names import StateVersion
+from index.spark.query_logs import (
     JOIN_STORES,
     BatchCommit,
     BatchOffsets,
@@ -19,7 +20,6 @@ from index.spark.batch_log import (
     encode_operator,
     encode_query_id,
 )
-from index.spark.names import StateVersion
 
 CONF = {
     "spark.sql.streaming.stateStore.providerClass": ROCKSDB_PROVIDER,

@@ -6,7 +6,7 @@ import pytest
 
 from index.errors import BatchLogError, FormatError, UnknownFormatError
 from index.snapshot.model import UniqueId
-from index.spark.batch_log import (
+from index.spark.query_logs import (
     JOIN_STORES,
     BatchCommit,
     BatchOffsets,

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from index.errors import BatchLogError, UnsafeNameError
-from index.spark.batch_log import OperatorMetadata, OperatorStore, decode_operator, encode_operator
+from index.spark.query_logs import OperatorMetadata, OperatorStore, decode_operator, encode_operator
 from index.spark.relocation import PathMap, relocate_operator
 
 SCHEMA = "state/0/_stateSchema/default/0_abc"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from index.errors import BatchLogError
-from index.spark.batch_log import SourceOffset
+from index.spark.query_logs import SourceOffset
 from index.spark.source_log import LogCut, join_entries, newest_entry, plan_cut
 
 Log = dict[str, bytes]
