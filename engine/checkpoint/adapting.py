@@ -7,8 +7,7 @@ from pathlib import Path
 from blobstore.local.files import flush
 from engine.errors import UsageError
 from index.spark.checkpoint_selection import SOURCES
-from index.spark.relocation import PathMap, relocate_operator
-from index.spark.source_log import join_entries, plan_cut
+from index.spark.sources import PathMap, join_entries, plan_cut, relocate_operator
 
 
 def cut_source_log(log: Path, newest: int) -> None:

@@ -37,7 +37,7 @@ from index.snapshot.model import Scope, SnapshotIndex
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
 from index.spark.checkpoint_selection import OFFSETS, SOURCES, FilePath, select_query_files
 from index.spark.query_logs import decode_offsets
-from index.spark.source_log import newest_entry
+from index.spark.sources import newest_entry
 
 _PURPOSE: Final = "restore checkpoint"
 _SPARK_LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")

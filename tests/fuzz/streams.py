@@ -17,7 +17,7 @@ from index.errors import DamagedChangelogError, FormatError, LineageError
 from index.rocksdb import sst
 from index.rocksdb.sst import parse_sst_tail
 from index.snapshot.model import LineageItem, UniqueId
-from index.spark import changelog, query_logs, relocation, source_log
+from index.spark import changelog, query_logs, sources
 from index.spark import names as state_names
 from index.spark import schema as state_schema
 from index.spark.checksums import (
@@ -240,10 +240,10 @@ def run_batch_logs(data: bytes) -> None:
             StateStoreSettings.from_conf(found.conf, SPARK_OLD_CHECKPOINT)
             for offset in found.offsets:
                 is_cut_json(offset.offset)
-                newest = source_log.newest_entry(offset)
+                newest = sources.newest_entry(offset)
                 if newest is not None:
-                    source_log.plan_cut(["0", "1", "9.compact"], newest)
-                    source_log.missing_entries(["0", "1"], newest)
+                    sources.plan_cut(["0", "1", "9.compact"], newest)
+                    sources.missing_entries(["0", "1"], newest)
     entry_fields(data)
 
 
@@ -256,16 +256,16 @@ _LOGS: Final[tuple[tuple[Callable[[bytes], Any], Callable[[Any], bytes]], ...]] 
 
 
 def run_source_log(data: bytes) -> None:
-    moved = relocation.PathMap({"/data": "/new", "s3a://b/x": "s3a://c/y"}).relocate_log(data)
-    assert relocation.PathMap({}).relocate_log(moved) == moved
-    relocation.PathMap({"/data": "/new"}).relocate(data.decode("utf-8", "replace"))
-    source_log.check_entry(data, subject=SUBJECT)
-    source_log.join_entries([("0", data), ("1", data)], 7)
+    moved = sources.PathMap({"/data": "/new", "s3a://b/x": "s3a://c/y"}).relocate_log(data)
+    assert sources.PathMap({}).relocate_log(moved) == moved
+    sources.PathMap({"/data": "/new"}).relocate(data.decode("utf-8", "replace"))
+    sources.check_entry(data, subject=SUBJECT)
+    sources.join_entries([("0", data), ("1", data)], 7)
 
 
 def run_relocation(data: bytes) -> None:
     for target in ("/new", "s3://bucket/new"):
-        relocation.relocate_operator(data, target, subject=SUBJECT)
+        sources.relocate_operator(data, target, subject=SUBJECT)
 
 
 def run_sst_tail(data: bytes) -> None:
@@ -367,7 +367,7 @@ TARGETS: Final = (
         covers=(
             *(decode for decode, _ in _LOGS),
             StateStoreSettings.from_conf,
-            source_log.newest_entry,
+            sources.newest_entry,
             entry_fields,
             is_cut_json,
         ),
@@ -375,9 +375,9 @@ TARGETS: Final = (
     Target(
         name="source-log",
         run=run_source_log,
-        covers=(source_log.check_entry, source_log.join_entries, relocation.PathMap.relocate_log),
+        covers=(sources.check_entry, sources.join_entries, sources.PathMap.relocate_log),
     ),
-    Target(name="relocation", run=run_relocation, covers=(relocation.relocate_operator,)),
+    Target(name="relocation", run=run_relocation, covers=(sources.relocate_operator,)),
     Target(name="sst-tail", run=run_sst_tail, covers=(parse_sst_tail,)),
     Target(
         name="sst-blocks",

@@ -38,7 +38,7 @@ from index.spark.query_logs import (
     parse_batch_name,
 )
 from index.spark.schema import decode_state_schema
-from index.spark.source_log import check_entry, is_entry, missing_entries, newest_entry
+from index.spark.sources import check_entry, is_entry, missing_entries, newest_entry
 
 _METADATA: Final = "metadata"
 _STATE: Final = "state"

@@ -4,7 +4,7 @@ import pytest
 
 from index.errors import BatchLogError, UnsafeNameError
 from index.spark.query_logs import OperatorMetadata, OperatorStore, decode_operator, encode_operator
-from index.spark.relocation import PathMap, relocate_operator
+from index.spark.sources import PathMap, relocate_operator
 
 SCHEMA = "state/0/_stateSchema/default/0_abc"
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from index.errors import BatchLogError
 from index.spark.query_logs import SourceOffset
-from index.spark.source_log import LogCut, join_entries, newest_entry, plan_cut
+from index.spark.sources import LogCut, join_entries, newest_entry, plan_cut
 
 Log = dict[str, bytes]
 
