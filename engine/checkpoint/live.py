@@ -35,7 +35,7 @@ from index.spark.names import (
     parse_state_name,
     snapshot_name,
 )
-from index.spark.state_selection import select_state_files
+from index.spark.retention import select_state_files
 
 # Files of one store that are checked at once: each is a thread that reads and sums up.
 _CHECKS_MAX: Final = 2

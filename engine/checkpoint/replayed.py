@@ -32,7 +32,7 @@ from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.lineage import Resolution
 from index.spark.metadata import StateMetadata
 from index.spark.names import changelog_name, checksum_name, snapshot_name
-from index.spark.state_selection import SCHEMA, FilePath
+from index.spark.retention import SCHEMA_PATH, FilePath
 
 _FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_MODE: Final = 0o666
@@ -78,7 +78,7 @@ async def replay_store(
     manager = StateFileManager(
         files, codec=settings.codec, file_checksums=settings.file_checksums, fetches_max=settings.fetches_max
     )
-    schema = await files.read("/".join(SCHEMA)) if SCHEMA in dict(files_of(files.index.dir)) else None
+    schema = await files.read("/".join(SCHEMA_PATH)) if SCHEMA_PATH in dict(files_of(files.index.dir)) else None
     place = await run_blocking(WorkingDir.open, working)
     try:
         loader = StateLoader(manager, place, settings, ambient)
@@ -147,7 +147,7 @@ class _Builder:
                 self._seal(descriptor)
             self._count(file.stored.size_bytes)
         if schema is not None:
-            self._write(SCHEMA, schema)
+            self._write(SCHEMA_PATH, schema)
         name = snapshot_name(self._resolution.target)
         self._write((name,), zipped)
         if self._checksums:

@@ -28,7 +28,7 @@ from index.snapshot.records import StoreReference
 from index.spark.lineage import Resolution, resolve_index, target_in_index
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion, snapshot_name
-from index.spark.state_selection import FilePath, select_state_files
+from index.spark.retention import FilePath, select_state_files
 
 # Of the commits after a version, whose directories may still hold it, the indexes of so many are read at most.
 INDEXES_READ_MAX: Final = 8

@@ -9,7 +9,7 @@ from index.snapshot.model import FileIndex, UniqueId
 from index.spark.lineage import Resolution
 from index.spark.metadata import StateMetadata, StoredFile
 from index.spark.names import StateVersion
-from index.spark.state_selection import select_state_files
+from index.spark.retention import select_state_files
 from tests.unit.index.builders import Tree, backup, dir_modes, read_back
 
 TREE: dict[str, bytes | Tree] = {
