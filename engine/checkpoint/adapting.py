@@ -6,7 +6,7 @@ from pathlib import Path
 
 from blobstore.local.files import flush
 from engine.errors import UsageError
-from index.spark.checkpoint_selection import SOURCES
+from index.spark.checkpoint import SOURCES
 from index.spark.sources import PathMap, join_entries, plan_cut, relocate_operator
 
 

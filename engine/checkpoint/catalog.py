@@ -11,8 +11,7 @@ from engine.repository.reading import CHOICES_MAX
 from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
-from index.spark.checkpoint import Picture, decode_picture
-from index.spark.checkpoint_selection import Taken, choose_picture
+from index.spark.checkpoint import Picture, Taken, choose_picture, decode_picture
 from index.text import iso_time
 
 _FIND: Final = "find picture"

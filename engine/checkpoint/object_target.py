@@ -14,7 +14,7 @@ from engine.clock import Ambient
 from engine.errors import TargetError, UsageError
 from engine.state.batch_logs import ENTRY_BYTES_MAX
 from engine.state.checkpoint_dir import CheckpointDir
-from index.spark.checkpoint_selection import COMMITS, OFFSETS, SOURCES, STATE
+from index.spark.checkpoint import COMMITS, OFFSETS, SOURCES, STATE
 from index.spark.names import LOGS, SSTS, parse_state_name
 from index.spark.query_logs import decode_query_id, parse_batch_name
 

@@ -19,8 +19,7 @@ from engine.state.streaming_checkpoint import QueryAt
 from index.plan.backup import PlannedFile
 from index.snapshot.dir_diff import LocalDir, local_dir_of
 from index.snapshot.model import SnapshotIndex, UniqueId
-from index.spark.checkpoint import StoreId
-from index.spark.checkpoint_selection import belongs
+from index.spark.checkpoint import StoreId, belongs
 from index.spark.lineage import Lineage
 from index.spark.names import check_unique_id
 from index.spark.query_logs import BatchCommit, decode_commit, decode_offsets, decode_operator, decode_query_id

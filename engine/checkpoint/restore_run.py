@@ -34,8 +34,17 @@ from index.plan.restore import plan_restore
 from index.snapshot.contents import files_of, select_files
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import Scope, SnapshotIndex
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
-from index.spark.checkpoint_selection import OFFSETS, SOURCES, FilePath, select_query_files
+from index.spark.checkpoint import (
+    OFFSETS,
+    QUERY_STORE,
+    QUERY_TASK,
+    SOURCES,
+    FilePath,
+    Picture,
+    StoreId,
+    decode_picture,
+    select_query_files,
+)
 from index.spark.query_logs import decode_offsets
 from index.spark.sources import newest_entry
 

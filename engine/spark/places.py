@@ -28,8 +28,7 @@ from engine.state.files import StateFiles, as_state_files
 from engine.state.index_files import IndexStateFiles
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, StoreId
-from index.spark.checkpoint_selection import SOURCES
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId
 from index.spark.schema import SCHEMA_BYTES_MAX
 
 _SCHEMA: Final = "_metadata/schema"

@@ -1,13 +1,19 @@
-"""What a commit says that is the picture of a streaming checkpoint, and how its stores are named (design 0005, P8)."""
+"""Describe the picture of a streaming checkpoint, and choose what of it a batch is restored from (design 0005).
 
+First what the commit of a picture says and how its stores are named (P8); then which picture and which files of the
+query a batch takes (R1 and R2).
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Final, Self
 
 import msgspec
 
 from index.decoding import UNDECODABLE
 from index.errors import BatchLogError, UnknownFormatError
+from index.plan.commits import Commit
 from index.spark.names import check_store_dir
-from index.spark.query_logs import DEFAULT_STORE
+from index.spark.query_logs import DEFAULT_STORE, parse_batch_name
 
 # The store that has the files of the query: its logs, its metadata and its sources, laid out as in the checkpoint.
 QUERY_TASK: Final = "query"
@@ -16,7 +22,13 @@ QUERY_STORE: Final = "checkpoint"
 KIND: Final = "spark-checkpoint"
 FORMAT: Final = 1
 
-_STATE: Final = "state"
+FilePath = tuple[str, ...]
+
+COMMITS: Final = "commits"
+OFFSETS: Final = "offsets"
+SOURCES: Final = "sources"
+STATE: Final = "state"
+QUERY_ID: FilePath = ("metadata",)
 
 
 class StoreId(msgspec.Struct, frozen=True, order=True):
@@ -38,13 +50,13 @@ class StoreId(msgspec.Struct, frozen=True, order=True):
         Raises:
             UnsafeNameError: The name of the store is not one safe component.
         """
-        path = f"{_STATE}/{self.operator}/{self.partition}"
+        path = f"{STATE}/{self.operator}/{self.partition}"
         return path if self.store == DEFAULT_STORE else f"{path}/{check_store_dir(self.store)}"
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]
         """As people read it: `0/3` or `0/3/left-keyToNumValues`."""
-        return self.path.removeprefix(f"{_STATE}/")
+        return self.path.removeprefix(f"{STATE}/")
 
     @classmethod
     def parse(cls, task: str, store: str) -> Self | None:
@@ -106,3 +118,81 @@ class _Kind(msgspec.Struct):
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and (text == "0" or not text.startswith("0"))
+
+
+# A picture with the commit that keeps it.
+Taken = tuple[Commit, Picture]
+
+
+def choose_picture(pictures: Sequence[Taken], *, batch: int | None = None, at_ms: int | None = None) -> Taken | None:
+    """The picture to restore from (R1); None if there is none that fits.
+
+    Where a query was taken back and went on, there are two of some batches: those that led to the newest picture come
+    first, as far as the numbers tell.
+
+    Args:
+        pictures: Newest first.
+        batch: The batch to restore; not together with `at_ms`.
+        at_ms: A time by the store's clock: the picture that was the newest then.
+    """
+    if batch is None:
+        return next((p for p in pictures if at_ms is None or p[0].committed_at_ms <= at_ms), None)
+    return _choose(_current(pictures), batch) or _choose(pictures, batch)
+
+
+def _choose(pictures: Sequence[Taken], batch: int) -> Taken | None:
+    own = next((p for p in pictures if p[1].batch == batch), None)
+    later = [p for p in pictures if p[1].oldest_batch <= batch <= p[1].batch]
+    return own or min(reversed(later), key=lambda taken: taken[1].batch, default=None)
+
+
+def _current(pictures: Sequence[Taken]) -> list[Taken]:
+    """Those whose batch is none that was given up later: going back in time, batches never rise."""
+    kept: list[Taken] = []
+    for taken in pictures:
+        if not kept or taken[1].batch <= kept[-1][1].batch:
+            kept.append(taken)
+    return kept
+
+
+def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: int) -> tuple[FilePath, ...]:
+    """Which files of the query belong to a batch and nothing newer (R2).
+
+    Args:
+        paths: Of the files that the picture has of the query.
+        oldest_batch: The oldest batch whose commit is to be there.
+        batch: The batch to restore.
+
+    Raises:
+        BatchLogError: A file without which the query does not go on is not there; the error names it.
+    """
+    there = sorted(set(paths))
+    needed = (QUERY_ID, (OFFSETS, str(batch)), *((COMMITS, str(b)) for b in range(oldest_batch, batch + 1)))
+    for path in needed:
+        if path not in there:
+            raise BatchLogError(
+                "is not in the picture",
+                subject="/".join(path),
+                hint="the picture is not whole; restore from another one",
+            )
+    return tuple(path for path in there if belongs(path, oldest_batch, batch))
+
+
+def belongs(path: FilePath, oldest_batch: int, batch: int) -> bool:
+    """Whether a file of a query is of these batches, or of all (P7, R2)."""
+    match path:
+        case ("commits", name):
+            return _is_within(name, oldest_batch, batch)
+        case ("offsets", name):
+            return _is_within(name, oldest_batch - 1, batch + 1)
+        case ("state", operator, "_metadata", "v2", name):
+            return parse_batch_name(operator) is not None and _is_within(name, 0, batch)
+        case ("state", operator, "_metadata", "metadata") | ("state", operator, "_stateSchema", _, _):
+            return parse_batch_name(operator) is not None
+        case _:
+            return path == QUERY_ID or path[0] == SOURCES
+
+
+def _is_within(name: str, oldest: int, newest: int) -> bool:
+    found = parse_batch_name(name)
+    return found is not None and oldest <= found <= newest

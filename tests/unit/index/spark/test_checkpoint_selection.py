@@ -4,8 +4,7 @@ from index.errors import BatchLogError
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.snapshot.records import CommitRecord, WriteId
-from index.spark.checkpoint import Picture
-from index.spark.checkpoint_selection import Taken, choose_picture, select_query_files
+from index.spark.checkpoint import Picture, Taken, choose_picture, select_query_files
 
 Path = tuple[str, ...]
 
