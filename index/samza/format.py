@@ -1,49 +1,32 @@
 """Samza's stored form of a snapshot, both directions, byte for byte.
 
+First the JSON that Samza stores for one snapshot, as values: field for field and in the order that Samza writes.
+
 What Samza reads as a snapshot it also cleans up: after a commit it deletes every blob that the index lists as removed,
 and the index that it names as its predecessor. An index made by `to_samza` therefore lists nothing as removed: older
 commits of ours may still need those very blobs.
+
+Source:
+    Samza `storage/blobstore/index/serde/*Mixin.java` and `SamzaObjectMapper`, release 1.8.
 """
 
 import re
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from index.decoding import UNDECODABLE
 from index.errors import FormatError, SamzaFormatError
-from index.samza.wire import (
-    OFFSET_BYTES_MAX,
-    SamzaDirIndex,
-    SamzaFileBlob,
-    SamzaFileIndex,
-    SamzaFileMetadata,
-    SamzaSnapshotIndex,
-    SamzaSnapshotMetadata,
-)
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import DirIndex, FileBlob, FileIndex, SnapshotIndex
 
-__all__ = [
-    "SAMZA_INDEX_BYTES_MAX",
-    "SamzaBlobRun",
-    "SamzaDirIndex",
-    "SamzaFile",
-    "SamzaFileBlob",
-    "SamzaFileIndex",
-    "SamzaFileMetadata",
-    "SamzaSnapshot",
-    "SamzaSnapshotIndex",
-    "SamzaSnapshotMetadata",
-    "check_samza_index",
-    "decode_samza_index",
-    "encode_samza_index",
-    "from_samza",
-    "parse_samza_checkpoint_id",
-    "samza_checkpoint_id",
-    "to_samza",
-]
+OFFSET_BYTES_MAX = 2**31 - 1
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_BYTES_MAX)]
+_Checksum = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+_Permissions = Annotated[str, msgspec.Meta(pattern="^([r-][w-][x-]){3}$")]
 
 SAMZA_INDEX_BYTES_MAX: Final = 1024 * 1024 * 1024
 
@@ -55,10 +38,68 @@ _CHECKPOINT_ID = re.compile(r"(?P<millis>[0-9]{1,19})-(?P<nanos>[0-9]{1,19})")
 # A JSON escape; matched from left to right, so that an escaped backslash is never taken for the start of another.
 _ESCAPE = re.compile(rb"\\(?:u00[01][0-9a-f]|.)")
 
+Path = tuple[str, ...]
+
+
+class SamzaFileBlob(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """One blob of a file. The offset is a Java `int`: files beyond 2 GiB can stand in one blob only."""
+
+    blob_id: str
+    offset: _Offset
+
+
+class SamzaFileMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """POSIX attributes; times in milliseconds since the epoch, permissions such as `rw-r--r--`."""
+
+    creation_time_millis: _Natural
+    last_modified_time_millis: _Natural
+    size: _Natural
+    owner: str
+    group: str
+    permissions: _Permissions
+
+
+class SamzaFileIndex(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """One file; the checksum is the IEEE CRC32 of the whole, unsigned."""
+
+    file_name: str
+    blobs: tuple[SamzaFileBlob, ...]
+    file_metadata: SamzaFileMetadata
+    checksum: _Checksum
+
+
+class SamzaDirIndex(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """One directory; the root's name is empty. No list has a default: Samza refuses a missing one, and so do we."""
+
+    dir_name: str
+    files_present: tuple[SamzaFileIndex, ...]
+    files_removed: tuple[SamzaFileIndex, ...]
+    sub_dirs_present: tuple["SamzaDirIndex", ...]
+    sub_dirs_removed: tuple["SamzaDirIndex", ...]
+
+
+class SamzaSnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """Whose state it is. A checkpoint id is `<millis>-<nanos>`, neither of them padded."""
+
+    checkpoint_id: str
+    job_name: str
+    job_id: str
+    task_name: str
+    store_name: str
+
+
+class SamzaSnapshotIndex(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """One store of one task at one checkpoint."""
+
+    creation_time_millis: _Natural
+    snapshot_metadata: SamzaSnapshotMetadata
+    dir_index: SamzaDirIndex
+    # Written as null when there is none; read as none when it is missing.
+    prev_snapshot_index_blob_id: str | None = None
+
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(SamzaSnapshotIndex)
-
-Path = tuple[str, ...]
 
 
 class SamzaBlobRun(msgspec.Struct, frozen=True, kw_only=True):
