@@ -24,13 +24,11 @@ from blobstore.errors import CapabilityMissingError, InvalidRequestError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.s3.settings import S3Settings
-from blobstore.wrappers.bandwidth import shared_bandwidth
 from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
-from blobstore.wrappers.in_flight import InFlightLimit
-from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.limit import InFlightLimit, LimitedStore
 from blobstore.wrappers.meter import Meter, MeteredStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
-from blobstore.wrappers.throttle import PacedStore
+from blobstore.wrappers.throttle import PacedStore, shared_bandwidth
 
 if TYPE_CHECKING:
     from blobstore.s3.store import S3Store

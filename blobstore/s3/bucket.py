@@ -4,7 +4,7 @@ from blobstore.s3.answers import store_error
 from blobstore.s3.client import Answer, S3Client
 from blobstore.s3.errors import BrokenError, RefusedError
 from blobstore.s3.settings import S3Settings
-from blobstore.wrappers.bandwidth import Bandwidth
+from blobstore.wrappers.throttle import Bandwidth
 
 
 class S3Bucket:

@@ -44,7 +44,7 @@ from blobstore.s3.errors import (
 from blobstore.s3.settings import S3Settings, may_hold_credentials
 from blobstore.s3.threads import IN_THREAD, ThreadedSession, pour
 from blobstore.sink import Buffer, Sink
-from blobstore.wrappers.bandwidth import Bandwidth
+from blobstore.wrappers.throttle import Bandwidth
 
 Answer = dict[str, Any]
 # Reads a body from its start: called once for each request that sends it.

@@ -52,8 +52,8 @@ from blobstore.s3.reader import S3Reader
 from blobstore.s3.settings import S3Settings
 from blobstore.s3.writer import SLOW_PUT_S, S3Writer
 from blobstore.sink import Sink
-from blobstore.wrappers.bandwidth import Bandwidth
 from blobstore.wrappers.hedge import Hedge, HedgeSettings
+from blobstore.wrappers.throttle import Bandwidth
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024

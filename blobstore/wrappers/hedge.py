@@ -15,7 +15,7 @@ from blobstore.concurrency import give_up, to_its_end
 from blobstore.errors import StoreUnavailableError
 from blobstore.sink import Buffer, Sink
 from blobstore.wrappers.forwarding import ForwardingStore
-from blobstore.wrappers.retry_budget import RetryBudget
+from blobstore.wrappers.retry import RetryBudget
 
 T = TypeVar("T")
 

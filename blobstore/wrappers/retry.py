@@ -1,4 +1,7 @@
-"""Trying again what a store did not answer: the only layer that does, and the one door to tenacity."""
+"""Trying again what a store did not answer: the only layer that does, and the only importer of tenacity.
+
+It holds the retrying store, its settings, and the budget that bounds the retries of all operations together.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
@@ -14,8 +17,7 @@ from blobstore.concurrency import give_up
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.sink import POURED_BYTES, Sink, WatchedSink
 from blobstore.wrappers.forwarding import ForwardingStore
-from blobstore.wrappers.in_flight import InFlightLimit
-from blobstore.wrappers.retry_budget import RetryBudget
+from blobstore.wrappers.limit import InFlightLimit
 
 T = TypeVar("T")
 
@@ -486,3 +488,34 @@ def _too_slow(bytes_per_s: float, settings: RetrySettings, key: str) -> _TooSlow
 
 def _error(state: RetryCallState) -> BaseException | None:
     return None if state.outcome is None else state.outcome.exception()
+
+
+class RetryBudget:
+    """Bounds the retries of all operations together, where a count for each of them does not.
+
+    While a store is down, every operation would be sent six times: the store that comes back meets six times its load,
+    and goes down again. With a budget the first operations use up the reserve, and the rest are tried once each. Second
+    requests for what is late are bounded in the same way (`HedgedStore`).
+
+    Args:
+        reserve: Retries that can be made without any success; the budget begins with them and never holds more.
+        successes_per_retry: How many successes pay for one retry.
+
+    Source:
+        The standard mode of the AWS SDKs: a bucket of 500 tokens, a retry takes 5, a success gives 1.
+    """
+
+    def __init__(self, reserve: int, successes_per_retry: int) -> None:
+        self._successes_per_retry = successes_per_retry
+        self._tokens_max = self._tokens = reserve * successes_per_retry
+
+    def take(self) -> bool:
+        """Whether a retry may be made; if so, it is paid for."""
+        if self._tokens < self._successes_per_retry:
+            return False
+        self._tokens -= self._successes_per_retry
+        return True
+
+    def refill(self) -> None:
+        """Something succeeded."""
+        self._tokens = min(self._tokens + 1, self._tokens_max)

@@ -17,8 +17,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.hedge import HedgedStore
-from blobstore.wrappers.in_flight import InFlightLimit
-from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.limit import InFlightLimit, LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from engine.clock import Ambient
 from engine.repository.repository import Repository

@@ -5,8 +5,7 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
-from blobstore.wrappers.in_flight import InFlightLimit
-from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.limit import InFlightLimit, LimitedStore
 from tests.unit.blobstore.scripted_store import ScriptedStore
 
 

@@ -13,8 +13,7 @@ from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import ForwardingStore
-from blobstore.wrappers.in_flight import InFlightLimit
-from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.limit import InFlightLimit, LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.simulation.model.virtual_loop import run_jumping
 

@@ -1,6 +1,6 @@
 import pytest
 
-from blobstore.wrappers.retry_budget import RetryBudget
+from blobstore.wrappers.retry import RetryBudget
 
 
 def test_the_reserve_is_there_at_first_and_no_more() -> None:

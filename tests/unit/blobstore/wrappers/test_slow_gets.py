@@ -11,8 +11,7 @@ from typing_extensions import override
 from blobstore.base import BytesBody, RequestMetadata, read_blob
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.wrappers.in_flight import InFlightLimit
-from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.limit import InFlightLimit, LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.simulation.model.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, ScriptedStore
