@@ -1,4 +1,4 @@
-"""The directories of a directory store, opened without following a link (design 0002, S2).
+"""The directories of a directory store, opened without following a link (design 0002, S2), and the keys below them.
 
 Every component below the root is opened by itself, relative to the directory above it, and must be a directory: so
 nobody who may write to a part of the store leads a write, a rename or a deletion out of it. Descriptors are held for
@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Self
 
+from blobstore.base import check_key
+from blobstore.errors import InvalidRequestError
 from blobstore.local.files import make_durable, sync_dir
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -168,3 +170,53 @@ def read_regular(name: str, directory: int) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     return found if stat.S_ISREG(found.st_mode) else None
+
+
+def walk_keys(dirs: ReadDirs, prefix: str, start_after: str, *, links: bool = False) -> Iterator[str]:
+    """Yield the keys that start with `prefix` and sort after `start_after`, in their order. Blocks.
+
+    They are those of regular files, or with `links` those of symbolic links. Names that no key has are passed over:
+    those with a leading dot, and whatever a person or a file system left there.
+    """
+    # A directory stands for all keys that start with its name and `/`, so it sorts as that: `a-b` is before `a/b`,
+    # though `a` is before `a-b`. What is on top of the stack comes next.
+    stack = _entries(dirs, prefix[: prefix.rfind("/") + 1], prefix, start_after, links=links)
+    while stack:
+        entry = stack.pop()
+        if entry.endswith("/"):
+            stack += _entries(dirs, entry, prefix, start_after, links=links)
+        else:
+            yield entry
+
+
+def _entries(dirs: ReadDirs, directory: str, prefix: str, start_after: str, *, links: bool) -> list[str]:
+    """Return the files and directories (with `/` at their end) of one directory that may matter, last one first."""
+    found: list[str] = []
+    descriptor = dirs.enter(directory.removesuffix("/"))
+    if descriptor is None:
+        return []
+    with os.scandir(descriptor) as scan:
+        for entry in scan:
+            if not is_component(entry.name):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                below = f"{directory}{entry.name}/"
+                # All its keys come after `start_after`, or that is one of them.
+                in_range = below > start_after or start_after.startswith(below)
+                if in_range and (below.startswith(prefix) or prefix.startswith(below)):
+                    found.append(below)
+            elif entry.is_symlink() if links else entry.is_file(follow_symlinks=False):
+                key = directory + entry.name
+                if key > start_after and key.startswith(prefix):
+                    found.append(key)
+    found.sort(reverse=True)
+    return found
+
+
+def is_component(name: str) -> bool:
+    """Return whether a name can be a component of a key."""
+    try:
+        check_key(name, "list_page")
+    except InvalidRequestError:
+        return False
+    return True

@@ -12,10 +12,14 @@ that name synced: `put_if_absent` by link(2), so that of two racers exactly one 
 rename(2). Below the root no link is followed, and nothing is removed but what has a name that this store makes
 (design 0002, S2). Files and directories are their owner's alone, unless the root is shared (`StoreDirs.shared_mode`).
 The file system has to know hard links and tell upper from lower case.
+
+After the store itself: what it does with deleted blobs, which directory it refuses to begin in, and which file systems
+it takes for consistent.
 """
 
 import errno
 import os
+import re
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
@@ -55,15 +59,11 @@ from blobstore.errors import (
     BlobNotFoundError,
     InvalidRequestError,
 )
-from blobstore.local.deleted import DELETED, DeletedBlobs
-from blobstore.local.dirs import ReadDirs, StoreDirs, read_regular, split_key
+from blobstore.local.dirs import ReadDirs, StoreDirs, is_component, read_regular, split_key, walk_keys
 from blobstore.local.errors import shortened, store_errors, telling_failures
 from blobstore.local.files import LocalFile, create_to_write, flush, open_to_read, sync_dir
-from blobstore.local.mounts import lists_are_consistent
 from blobstore.local.temp import TEMP, TempFiles, is_temp_name
-from blobstore.local.ttl import LINK, TtlLinks
-from blobstore.local.unused import check_unused
-from blobstore.local.walk import walk_keys
+from blobstore.local.ttl import LINK, TTL, TtlLinks
 from blobstore.sink import POURED_BYTES, Sink
 
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
@@ -71,6 +71,10 @@ _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _HOP_BYTES: Final = 16 * 1024 * 1024
 # link(2) on a network file system may answer these though the link was made, or will be.
 _NO_ANSWER: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
+
+DELETED: Final = ".deleted"
+# How often within the retention a purge looks through all that is kept.
+_PURGES_PER_RETENTION: Final = 10
 
 
 class LocalStore(BlobStore):
@@ -468,3 +472,145 @@ def _pour(descriptor: int, key: str, sink: Sink, start: int, end: int) -> None:
             raise shortened(key)
         sink.write(buffer[:size_bytes])
         at += size_bytes
+
+
+class DeletedBlobs:
+    """Keeps deleted blobs, if it is to keep them at all. Blocks.
+
+    Args:
+        dirs: Of the store.
+        retention_ms: How long they are kept at least; 0 keeps none.
+    """
+
+    def __init__(self, dirs: StoreDirs, retention_ms: int) -> None:
+        self._dirs = dirs
+        self._retention_ms = retention_ms
+        self._next_purge_ms = 0
+
+    def is_kept(self, key: str) -> bool:
+        """Return whether a deleted blob of this key can still be served."""
+        if self._retention_ms == 0:
+            return False
+        directory, name = split_key(f"{DELETED}/{key}")
+        with suppress(FileNotFoundError, NotADirectoryError), self._dirs.opened(directory) as kept:
+            return read_regular(name, kept) is not None
+        return False
+
+    def delete(self, key: str, directory: int) -> None:
+        """Take a blob away: to where it is kept, or for good.
+
+        Args:
+            key: Of the blob.
+            directory: Descriptor of the directory that it is in.
+        """
+        below, name = split_key(f"{DELETED}/{key}")
+        if self._retention_ms > 0:
+            # An earlier deleted blob may stand where a directory is needed now, or the reverse: then it is not kept.
+            with (
+                suppress(NotADirectoryError, IsADirectoryError, FileExistsError),
+                self._dirs.opened(below, make=True) as kept,
+            ):
+                os.replace(name, name, src_dir_fd=directory, dst_dir_fd=kept)
+                return
+        os.unlink(name, dir_fd=directory)
+
+    def purge(self, now_ms: int) -> None:
+        """Remove for good what was deleted longer ago than the retention; does nothing if it did so recently.
+
+        The time of deletion is the change time of the inode, which the rename has set.
+        """
+        if self._retention_ms == 0 or now_ms < self._next_purge_ms:
+            return
+        self._next_purge_ms = now_ms + self._retention_ms // _PURGES_PER_RETENTION
+        with self._dirs.opened(DELETED) as top:
+            for _, _, names, directory in os.fwalk(".", dir_fd=top):
+                for name in filter(is_component, names):
+                    found = read_regular(name, directory)
+                    if found is not None and found.st_ctime_ns // 1_000_000 < now_ms - self._retention_ms:
+                        # Another process purges too.
+                        with suppress(FileNotFoundError):
+                            os.unlink(name, dir_fd=directory)
+
+
+# What `doctor` writes below.
+_DOCTOR: Final = "doctor"
+_DOCTORS: Final = re.compile(rf"{_DOCTOR}(/[0-9a-f]{{20}}(/.+)?)?")
+# What mkfs(8) makes at the top of a file system.
+_LOST_AND_FOUND: Final = "lost+found"
+
+
+def check_unused(dirs: StoreDirs, operation: str) -> None:
+    """Refuse a directory with anything in it but what a killed `init` or `doctor` leaves. Blocks.
+
+    Raises:
+        InvalidRequestError: It has.
+    """
+    with suppress(FileNotFoundError), dirs.opened("") as root:
+        for parent, directories, names, opened in os.fwalk(".", dir_fd=root):
+            within = parent.removeprefix(".").removeprefix("/")
+            for name in (*directories, *names):
+                path = f"{within}/{name}".removeprefix("/")
+                mode = os.stat(name, dir_fd=opened, follow_symlinks=False).st_mode
+                if not _is_left(path, is_dir=stat.S_ISDIR(mode)):
+                    raise InvalidRequestError(
+                        f"the directory has something else in it: {path!r}",
+                        operation=operation,
+                        key=str(dirs.root),
+                        hint="name an empty directory, or one to be made: a repository has its directory to itself",
+                    )
+            if not within and _LOST_AND_FOUND in directories:
+                directories.remove(_LOST_AND_FOUND)  # is root's alone
+
+
+def _is_left(path: str, *, is_dir: bool) -> bool:
+    top, _, below = path.partition("/")
+    if not below:
+        return is_dir and top in {TEMP, TTL, DELETED, _DOCTOR, _LOST_AND_FOUND}
+    if top == TEMP:
+        return is_temp_name(below)
+    return _DOCTORS.fullmatch(path if top == _DOCTOR else below) is not None
+
+
+# File systems whose clients answer from a cache for seconds: a list may lack what another client has just put.
+# Coherent ones (Ceph, Lustre, GPFS) are not among them.
+_CACHING_TYPES: Final = frozenset(
+    {
+        *("nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "beegfs"),
+        *("fuse.sshfs", "fuse.juicefs", "fuse.glusterfs"),
+    }
+)
+# Mount options of NFS and CIFS that switch this cache off.
+_UNCACHED_OPTIONS: Final = frozenset({"noac", "actimeo=0", "acdirmax=0"})
+_MOUNT: Final = re.compile(
+    r"^\d+ \d+ (?P<device>\d+:\d+) \S+ \S+ (?P<options>\S+).* - (?P<type>\S+) \S+ (?P<super_options>\S+)$", re.MULTILINE
+)
+_MOUNTINFO: Final = Path("/proc/self/mountinfo")
+
+
+def lists_are_consistent(directory: Path) -> bool:
+    """Whether a list of the directory shows at once what other machines have put there.
+
+    A file system that the kernel does not describe, as on macOS, is taken for a local one.
+    """
+    nearest = next(level for level in (directory, *directory.parents) if level.exists())
+    device = nearest.stat().st_dev
+    try:
+        mountinfo = _MOUNTINFO.read_text()
+    except OSError:
+        return True
+    return not is_caching_mount(mountinfo, f"{os.major(device)}:{os.minor(device)}")
+
+
+def is_caching_mount(mountinfo: str, device: str) -> bool:
+    """Whether this device is mounted over a network with a cache that may be stale.
+
+    Args:
+        mountinfo: The text of `/proc/self/mountinfo`, see proc_pid_mountinfo(5).
+        device: `major:minor`.
+    """
+    return any(
+        mount["device"] == device
+        and mount["type"] in _CACHING_TYPES
+        and not _UNCACHED_OPTIONS & {*mount["options"].split(","), *mount["super_options"].split(",")}
+        for mount in _MOUNT.finditer(mountinfo)
+    )

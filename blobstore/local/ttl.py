@@ -24,10 +24,9 @@ from typing import Final
 
 from blobstore.base import UnfinishedPut
 from blobstore.errors import BlobCorruptError
-from blobstore.local.dirs import ReadDirs, StoreDirs, read_regular, split_key
+from blobstore.local.dirs import ReadDirs, StoreDirs, read_regular, split_key, walk_keys
 from blobstore.local.files import sync_dir
 from blobstore.local.temp import TEMP, TempFiles, modified_at_ms
-from blobstore.local.walk import walk_keys
 
 TTL: Final = ".ttl"
 # What `UnfinishedPut.upload_id` says of a link whose blob never came.

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from blobstore.local.mounts import is_caching_mount, lists_are_consistent
+from blobstore.local.store import is_caching_mount, lists_are_consistent
 
 MOUNTINFO = """\
 22 28 0:21 / /proc rw,nosuid - proc proc rw
