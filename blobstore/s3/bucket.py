@@ -1,8 +1,7 @@
 """Requests to one bucket."""
 
-from blobstore.s3.answers import store_error
-from blobstore.s3.client import Answer, S3Client
-from blobstore.s3.errors import BrokenError, RefusedError
+from blobstore.s3.client import S3Client
+from blobstore.s3.errors import Answer, BrokenError, RefusedError, store_error
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.throttle import Bandwidth
 

@@ -35,10 +35,10 @@ from blobstore.s3.errors import (
     FORBIDDEN,
     STALE_CREDENTIALS,
     UNAUTHORIZED,
+    Answer,
     BrokenError,
     Refusal,
     RefusedError,
-    read_date_ms,
     read_refusal,
 )
 from blobstore.s3.settings import S3Settings, may_hold_credentials
@@ -46,7 +46,6 @@ from blobstore.s3.threads import IN_THREAD, ThreadedSession, pour
 from blobstore.sink import Buffer, Sink
 from blobstore.wrappers.throttle import Bandwidth
 
-Answer = dict[str, Any]
 # Reads a body from its start: called once for each request that sends it.
 ReadBody = Callable[[], AsyncGenerator[Buffer, None]]
 
@@ -355,11 +354,6 @@ def read_time(text: str) -> datetime:
 def abandon(answer: Answer) -> None:
     """Give up an answer whose body will not be read, and its connection with it."""
     answer["Body"].raw_stream.close()
-
-
-def date_ms(answer: Answer) -> int | None:
-    """The store's clock as an answer tells it, in whole seconds."""
-    return read_date_ms(answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date"))
 
 
 async def _check_ca_bundle(path: str | None) -> None:

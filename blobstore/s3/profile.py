@@ -8,13 +8,13 @@ from blobstore.errors import CapabilityMissingError, InvalidRequestError
 
 PROFILE_KEY: Final = "profile"
 PROFILE_BYTES_MAX: Final = 64 * 1024
-SCHEMA: Final = 1
+PROFILE_SCHEMA: Final = 1
 
 
 class StoreProfile(msgspec.Struct, frozen=True, kw_only=True):
     """Which of the abilities that matter a store has. A field added later has a default that takes nothing away."""
 
-    schema: int = SCHEMA
+    schema: int = PROFILE_SCHEMA
     # Of several concurrent creates of one key exactly one succeeds.
     atomic_create: bool
     # Lists show at once what was put and deleted.
@@ -50,9 +50,9 @@ def decode_profile(data: bytes) -> StoreProfile:
             key=PROFILE_KEY,
             hint="`tidemark doctor` writes a new one",
         ) from error
-    if profile.schema > SCHEMA:
+    if profile.schema > PROFILE_SCHEMA:
         raise CapabilityMissingError(
-            f"has schema {profile.schema}, this release knows {SCHEMA}",
+            f"has schema {profile.schema}, this release knows {PROFILE_SCHEMA}",
             operation="open",
             key=PROFILE_KEY,
             hint="upgrade tidemark, or write the profile anew with this release's `tidemark doctor`",

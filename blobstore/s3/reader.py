@@ -6,10 +6,17 @@ from typing import Final
 
 from blobstore.checks import range_size_bytes
 from blobstore.errors import StoreUnavailableError
-from blobstore.s3.answers import answers, read_promised_bytes, store_error
 from blobstore.s3.bucket import S3Bucket
-from blobstore.s3.client import Answer, abandon
-from blobstore.s3.errors import RANGE_NOT_SATISFIABLE, BrokenError, RefusedError
+from blobstore.s3.client import abandon
+from blobstore.s3.errors import (
+    RANGE_NOT_SATISFIABLE,
+    Answer,
+    BrokenError,
+    RefusedError,
+    answers,
+    read_promised_bytes,
+    store_error,
+)
 from blobstore.s3.settings import S3Settings
 from blobstore.sink import Sink, pour_chunks
 

@@ -30,21 +30,21 @@ from blobstore.errors import (
     InvalidRequestError,
     StoreUnavailableError,
 )
-from blobstore.s3.answers import (
-    answers,
-    read_created_at_ms,
-    read_ttl_ms,
-    store_error,
-    whole_seconds_ms,
-)
 from blobstore.s3.bucket import S3Bucket
-from blobstore.s3.client import Answer, abandon, date_ms
+from blobstore.s3.client import abandon
 from blobstore.s3.deleting import abort_uploads, delete_objects
 from blobstore.s3.errors import (
     FORBIDDEN,
     NOT_FOUND,
+    Answer,
     BrokenError,
     RefusedError,
+    answers,
+    date_ms,
+    read_created_at_ms,
+    read_ttl_ms,
+    store_error,
+    whole_seconds_ms,
 )
 from blobstore.s3.lifecycle import KEPT, TTL_TAG
 from blobstore.s3.profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile

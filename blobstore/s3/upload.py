@@ -10,10 +10,9 @@ from blobstore.base import Body, Created
 from blobstore.checks import checked_chunks
 from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import StoreError
-from blobstore.s3.answers import read_created
 from blobstore.s3.bucket import S3Bucket
-from blobstore.s3.client import Answer, ReadBody, S3Client, SentBody
-from blobstore.s3.errors import SERVER_ERRORS, BrokenError, RefusedError
+from blobstore.s3.client import ReadBody, S3Client, SentBody
+from blobstore.s3.errors import SERVER_ERRORS, Answer, BrokenError, RefusedError, read_created
 from blobstore.s3.settings import PARTS_MAX
 from blobstore.sink import Buffer
 

@@ -7,17 +7,8 @@ from typing import Any, Final
 
 from blobstore.base import Body, Created, CreateOutcome, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, CapabilityMissingError, StoreError
-from blobstore.s3.answers import (
-    TTL_MS,
-    WRITE_ID,
-    answers,
-    as_unavailable,
-    read_created,
-    read_created_at_ms,
-    store_error,
-)
 from blobstore.s3.bucket import S3Bucket
-from blobstore.s3.client import Answer, SentBody
+from blobstore.s3.client import SentBody
 from blobstore.s3.errors import (
     CONFLICT,
     FORBIDDEN,
@@ -25,8 +16,16 @@ from blobstore.s3.errors import (
     PRECONDITION_FAILED,
     SERVER_ERRORS,
     SERVICE_UNAVAILABLE,
+    TTL_MS,
+    WRITE_ID,
+    Answer,
     BrokenError,
     RefusedError,
+    answers,
+    as_unavailable,
+    read_created,
+    read_created_at_ms,
+    store_error,
 )
 from blobstore.s3.lifecycle import EXPIRING, TTL_TAG
 from blobstore.s3.settings import PUT_BYTES_MAX, S3Settings

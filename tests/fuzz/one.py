@@ -13,7 +13,7 @@ import atheris
 _PARSERS: Final = [
     "index",
     "blobstore.s3.store",
-    "blobstore.s3.answers",
+    "blobstore.s3.errors",
     "blobstore.s3.client",
     "blobstore.s3.lifecycle",
     "blobstore.s3.profile",

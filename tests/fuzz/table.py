@@ -98,6 +98,6 @@ UNFUZZED: Final[dict[str, str]] = {
     "blobstore.local.ttl.TtlLinks.read_ms": "matches one text with a pattern of digits",
     "blobstore.s3.errors.read_date_ms": "has the standard library read one header, and takes any error for no date",
     "blobstore.s3.errors.read_refusal": "picks and shortens words of an answer that the SDK has parsed",
-    "blobstore.s3.answers.read_created": "reads a time with `read_time`, which is fuzzed",
-    "blobstore.s3.answers.read_created_at_ms": "reads a time with `read_time`, which is fuzzed",
+    "blobstore.s3.errors.read_created": "reads a time with `read_time`, which is fuzzed",
+    "blobstore.s3.errors.read_created_at_ms": "reads a time with `read_time`, which is fuzzed",
 }

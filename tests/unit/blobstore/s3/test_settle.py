@@ -9,9 +9,8 @@ import pytest
 
 from blobstore.base import BytesBody, Created, Lost, Unknown
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
-from blobstore.s3.answers import WRITE_ID
 from blobstore.s3.client import ReadBody, SentBody
-from blobstore.s3.errors import BrokenError, Refusal, RefusedError
+from blobstore.s3.errors import WRITE_ID, BrokenError, Refusal, RefusedError
 from blobstore.s3.store import S3Store
 
 DATE = {"HTTPHeaders": {"date": "Sat, 21 Nov 2026 19:00:00 GMT"}}

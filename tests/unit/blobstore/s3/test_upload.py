@@ -10,9 +10,8 @@ import pytest
 
 from blobstore.base import BytesBody, Created, CreateOutcome, Unknown
 from blobstore.errors import StoreUnavailableError
-from blobstore.s3.answers import WRITE_ID
 from blobstore.s3.client import ReadBody, SentBody
-from blobstore.s3.errors import BrokenError, Refusal, RefusedError
+from blobstore.s3.errors import WRITE_ID, BrokenError, Refusal, RefusedError
 from blobstore.s3.settings import MIB, S3Settings
 from blobstore.s3.store import S3Store
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
