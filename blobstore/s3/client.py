@@ -1,9 +1,9 @@
-"""Talking to an S3 server: with `threads` the one door to aiobotocore, botocore, aiohttp and urllib3.
+"""Talking to an S3 server: with `threads` the only importer of aiobotocore, botocore, aiohttp and urllib3.
 
-One client for one event loop. It signs, sends, and tells refusals and broken connections apart. It does not try again,
-but for the HTTP client, which may repeat a request without a body once. And it lets nothing out that could hold a
-secret: credentials are the standard chain's affair, and the exceptions of the libraries, which carry whole requests,
-end here (design 0003, E5).
+One client for one event loop, and the bucket that it is asked about. The client signs, sends, and tells refusals and
+broken connections apart. It does not try again, but for the HTTP client, which may repeat a request without a body
+once. And it lets nothing out that could hold a secret: credentials are the standard chain's affair, and the exceptions
+of the libraries, which carry whole requests, end here (design 0003, E5).
 """
 
 import asyncio
@@ -40,6 +40,7 @@ from blobstore.s3.errors import (
     Refusal,
     RefusedError,
     read_refusal,
+    store_error,
 )
 from blobstore.s3.settings import S3Settings, may_hold_credentials
 from blobstore.s3.threads import IN_THREAD, ThreadedSession, pour
@@ -312,6 +313,38 @@ class S3Client:
         client.meta.events.register_last("before-call.s3", _drop_expect)
         client.meta.events.register_last("before-call.s3.HeadBucket", _ask_no_region)
         return client
+
+
+class S3Bucket:
+    """A bucket and the client that asks it.
+
+    Attributes:
+        name: The bucket's.
+        client: Opened by the first request.
+    """
+
+    def __init__(self, name: str, settings: S3Settings, bandwidth: Bandwidth | None = None) -> None:
+        self.name = name
+        self.client = S3Client(settings, bandwidth)
+
+    async def call(self, method: str, **arguments: object) -> Answer:
+        """One request whose refusal means something to the caller; errors as `S3Client.call`."""
+        return await self.client.call(method, Bucket=self.name, **arguments)
+
+    async def fetch(self, **arguments: object) -> Answer:
+        """As `call`, of an object whose content is to be poured; see `S3Client.fetch`."""
+        return await self.client.fetch(Bucket=self.name, **arguments)
+
+    async def ask(self, method: str, operation: str, key: str, **arguments: object) -> Answer:
+        """One request whose refusal is the caller's error.
+
+        Raises:
+            StoreError: As the store says.
+        """
+        try:
+            return await self.call(method, **arguments)
+        except (RefusedError, BrokenError) as error:
+            raise store_error(error, operation, key) from None
 
 
 def check_endpoint(url: str, *, allow_http: bool) -> None:

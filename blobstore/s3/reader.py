@@ -6,8 +6,7 @@ from typing import Final
 
 from blobstore.checks import range_size_bytes
 from blobstore.errors import StoreUnavailableError
-from blobstore.s3.bucket import S3Bucket
-from blobstore.s3.client import abandon
+from blobstore.s3.client import S3Bucket, abandon
 from blobstore.s3.errors import (
     RANGE_NOT_SATISFIABLE,
     Answer,

@@ -1,9 +1,18 @@
-"""What can be set about an S3 store. No credentials: the standard chain finds them on the machine that uses them."""
+"""What is known of an S3 store before it is asked: what can be set, and what `doctor` has seen it do.
+
+Settings hold no credentials: the standard chain finds them on the machine that uses them. What `doctor` has seen is
+kept in the store itself for everybody who opens it (design 0003, P1 to P3).
+"""
 
 import math
 from typing import Final, Literal
 
 import msgspec
+
+from blobstore.errors import CapabilityMissingError, InvalidRequestError
+
+# What other programs may use; the profile is for the store and `doctor` alone.
+__all__ = ["S3Settings", "may_hold_credentials"]
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -11,6 +20,10 @@ MIB: Final = 1024 * KIB
 PART_BYTES_MIN: Final = 5 * MIB
 PARTS_MAX: Final = 10_000
 PUT_BYTES_MAX: Final = 5 * 1024 * MIB
+
+PROFILE_KEY: Final = "profile"
+PROFILE_BYTES_MAX: Final = 64 * 1024
+PROFILE_SCHEMA: Final = 1
 
 
 class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,3 +79,52 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 def may_hold_credentials(endpoint_url: str) -> bool:
     """Whether a URL of a server has what none needs: a user, even with a slash in the password, a query, a fragment."""
     return any(character in endpoint_url for character in "@?#")
+
+
+class StoreProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of the abilities that matter a store has. A field added later has a default that takes nothing away."""
+
+    schema: int = PROFILE_SCHEMA
+    # Of several concurrent creates of one key exactly one succeeds.
+    atomic_create: bool
+    # Lists show at once what was put and deleted.
+    consistent_lists: bool
+    # Tags are kept and replaced, and come with a PUT.
+    tags: bool
+    # Completing a multipart upload takes `If-None-Match`.
+    conditional_multipart: bool
+    # By this machine's clock, for people.
+    probed_at_ms: int
+    # The release that looked.
+    tidemark: str
+
+
+def encode_profile(profile: StoreProfile) -> bytes:
+    """A profile as the JSON that is stored."""
+    return msgspec.json.format(msgspec.json.encode(profile)) + b"\n"
+
+
+def decode_profile(data: bytes) -> StoreProfile:
+    """The inverse of `encode_profile`; unknown fields are ignored.
+
+    Raises:
+        CapabilityMissingError: A newer release wrote it, which may have seen something that this one would use.
+        InvalidRequestError: It is no profile.
+    """
+    try:
+        profile = msgspec.json.decode(data, type=StoreProfile)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequestError(
+            f"is no profile of a store: {error}",
+            operation="open",
+            key=PROFILE_KEY,
+            hint="`tidemark doctor` writes a new one",
+        ) from error
+    if profile.schema > PROFILE_SCHEMA:
+        raise CapabilityMissingError(
+            f"has schema {profile.schema}, this release knows {PROFILE_SCHEMA}",
+            operation="open",
+            key=PROFILE_KEY,
+            hint="upgrade tidemark, or write the profile anew with this release's `tidemark doctor`",
+        )
+    return profile

@@ -1,9 +1,12 @@
-"""A bucket of an S3-compatible store, as design 0003 lays it out."""
+"""A bucket of an S3-compatible store, as design 0003 lays it out.
+
+After the store itself: how objects and unfinished uploads leave the bucket, in a batch or one by one.
+"""
 
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
@@ -24,15 +27,14 @@ from blobstore.base import (
     check_key,
 )
 from blobstore.checks import check_delete, check_list, check_not_within, check_range, check_ttl, range_size_bytes
+from blobstore.concurrency import map_bounded
 from blobstore.errors import (
     AccessDeniedError,
     BlobNotFoundError,
     InvalidRequestError,
     StoreUnavailableError,
 )
-from blobstore.s3.bucket import S3Bucket
-from blobstore.s3.client import abandon
-from blobstore.s3.deleting import abort_uploads, delete_objects
+from blobstore.s3.client import S3Bucket, abandon
 from blobstore.s3.errors import (
     FORBIDDEN,
     NOT_FOUND,
@@ -43,13 +45,13 @@ from blobstore.s3.errors import (
     date_ms,
     read_created_at_ms,
     read_ttl_ms,
+    showable,
     store_error,
     whole_seconds_ms,
 )
 from blobstore.s3.lifecycle import KEPT, TTL_TAG
-from blobstore.s3.profile import PROFILE_BYTES_MAX, PROFILE_KEY, StoreProfile, decode_profile
 from blobstore.s3.reader import S3Reader
-from blobstore.s3.settings import S3Settings
+from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, S3Settings, StoreProfile, decode_profile
 from blobstore.s3.writer import SLOW_PUT_S, S3Writer
 from blobstore.sink import Sink
 from blobstore.wrappers.hedge import Hedge, HedgeSettings
@@ -59,6 +61,8 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024
 # Forgotten uploads are told so many at a time: whoever gives these up sees the next.
 _UNFINISHED_MAX: Final = 10_000
+
+_SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
 
 
 class S3Store(BlobStore):
@@ -484,3 +488,75 @@ def _checked_prefix(prefix: str) -> str:
             key="s3://",
             hint="components of A-Za-z0-9._-@~%+=, between single slashes, as in s3://bucket/team/state",
         ) from None
+
+
+async def delete_objects(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
+    """Delete objects, there or not; see `BlobStore.delete`.
+
+    Args:
+        bucket: Where they are.
+        names: The key of each object; at least one.
+
+    Raises:
+        AccessDeniedError: None may be deleted.
+        StoreError: As the store says.
+    """
+    wanted = {"Objects": [{"Key": name} for name in names], "Quiet": True}
+    try:
+        answer = await bucket.ask("delete_objects", "delete", "", Delete=wanted)
+    except AccessDeniedError:
+        # Ceph judges a batch by the bucket, to which rights on a prefix do not reach.
+        return await _delete_singly(bucket, names)
+    failures: list[DeleteFailure] = []
+    for error in answer.get("Errors", ()):
+        key, code = names.get(str(error.get("Key", ""))), str(error.get("Code", ""))
+        if key is None:
+            raise StoreUnavailableError(f"failed for a key that was not asked for: {code}", operation="delete")
+        if code != "NoSuchKey":
+            failures.append(DeleteFailure(key=key, reason=f"{code}: {showable(error.get('Message'))}".rstrip(": ")))
+    return tuple(failures)
+
+
+async def _delete_singly(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
+    """Delete one by one; who may not delete the first is told so at once.
+
+    Raises:
+        AccessDeniedError: The first may not be deleted.
+    """
+
+    async def delete(name: str) -> None:
+        with suppress(BlobNotFoundError):
+            await bucket.ask("delete_object", "delete", names[name], Key=name)
+
+    async def delete_if_allowed(name: str) -> DeleteFailure | None:
+        try:
+            await delete(name)
+        except AccessDeniedError as error:
+            return DeleteFailure(key=names[name], reason=str(error))
+        return None
+
+    first, *rest = names
+    await delete(first)
+    failures = await map_bounded(delete_if_allowed, rest, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
+    return tuple(failure for failure in failures if failure is not None)
+
+
+async def abort_uploads(bucket: S3Bucket, puts: Sequence[tuple[str, UnfinishedPut]]) -> tuple[DeleteFailure, ...]:
+    """Give up multipart uploads, each with the name of its object; see `BlobStore.abort_unfinished`.
+
+    Raises:
+        StoreError: As the store says.
+    """
+
+    async def abort(named: tuple[str, UnfinishedPut]) -> DeleteFailure | None:
+        name, put = named
+        try:
+            await bucket.ask("abort_multipart_upload", "abort_unfinished", put.key, Key=name, UploadId=put.upload_id)
+        except BlobNotFoundError:
+            return None
+        except AccessDeniedError as error:
+            return DeleteFailure(key=put.key, reason=str(error))
+        return None
+
+    failures = await map_bounded(abort, puts, in_flight_max=_SINGLE_REQUESTS_IN_FLIGHT_MAX)
+    return tuple(failure for failure in failures if failure is not None)

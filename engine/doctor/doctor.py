@@ -14,7 +14,7 @@ import msgspec
 from blobstore.base import DELETE_BATCH_MAX, BlobStore, BytesBody, list_blobs
 from blobstore.concurrency import first_error
 from blobstore.errors import StoreError, StoreUnavailableError
-from blobstore.s3.profile import PROFILE_KEY, StoreProfile, encode_profile
+from blobstore.s3.settings import PROFILE_KEY, StoreProfile, encode_profile
 from engine.clock import Ambient
 from engine.doctor import abilities, checks
 from engine.doctor.probe import NoTimeError, Patient, S3Powers, failure_of

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from blobstore.s3.profile import StoreProfile
+from blobstore.s3.settings import StoreProfile
 
 SKEW_MS_MAX: Final = 300_000
 # The figure that counts the rules which delete by the tag of a TTL.

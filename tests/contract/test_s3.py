@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore
-from blobstore.s3.profile import StoreProfile
+from blobstore.s3.settings import StoreProfile
 from blobstore.s3.store import S3Store
 from tests.contract.pouring_contract import PouringContract
 from tests.contract.reading_contract import ListingContract, ReadingContract

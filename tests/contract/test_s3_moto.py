@@ -9,7 +9,7 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost
-from blobstore.s3.bucket import S3Bucket
+from blobstore.s3.client import S3Bucket
 from blobstore.s3.errors import Answer
 from blobstore.s3.settings import MIB, S3Settings
 from blobstore.s3.store import S3Store

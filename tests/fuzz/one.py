@@ -16,7 +16,7 @@ _PARSERS: Final = [
     "blobstore.s3.errors",
     "blobstore.s3.client",
     "blobstore.s3.lifecycle",
-    "blobstore.s3.profile",
+    "blobstore.s3.settings",
     "engine.inspect.browse",
     "engine.checkpoint.check.entries",
     "engine.checkpoint.sst_check",

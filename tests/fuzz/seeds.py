@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from blobstore.s3.profile import StoreProfile, encode_profile
+from blobstore.s3.settings import StoreProfile, encode_profile
 from engine.backup.backup import BackupResult, BackupStats
 from engine.cli.result_file import ResultFile
 from engine.drill.model import FailedRehearsal

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from blobstore.s3.profile import decode_profile, encode_profile
+from blobstore.s3.settings import decode_profile, encode_profile
 from engine.cli.config import read_config
 from engine.cli.result_file import read_result
 from engine.collect.policy import read_policy

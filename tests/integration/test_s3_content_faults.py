@@ -10,7 +10,7 @@ import pytest
 
 from blobstore.base import Created
 from blobstore.errors import StoreError, StoreUnavailableError
-from blobstore.s3.profile import PROFILE_KEY, StoreProfile, encode_profile
+from blobstore.s3.settings import PROFILE_KEY, StoreProfile, encode_profile
 from engine.errors import (
     CommitUnknownError,
     DamagedError,

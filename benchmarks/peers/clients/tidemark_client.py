@@ -11,8 +11,7 @@ from typing_extensions import override
 from benchmarks.peers.clients.job import Job, main, opened
 from blobstore.base import Body, BytesBody, Capabilities, Created, CreateOutcome, Lost, RequestMetadata
 from blobstore.opening import StoreSettings, open_s3, open_store
-from blobstore.s3.profile import PROFILE_KEY, StoreProfile, encode_profile
-from blobstore.s3.settings import S3Settings
+from blobstore.s3.settings import PROFILE_KEY, S3Settings, StoreProfile, encode_profile
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.meter import Meter
 from engine.repository.repository import Repository

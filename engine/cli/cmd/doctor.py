@@ -15,8 +15,7 @@ from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.policy import ROLES, Role, partition_of, role_policy
-from blobstore.s3.profile import StoreProfile
-from blobstore.s3.settings import PUT_BYTES_MAX
+from blobstore.s3.settings import PUT_BYTES_MAX, StoreProfile
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode, choose_exit_code

@@ -20,7 +20,7 @@ from blobstore.s3.lifecycle import (
     same_rules,
     threats,
 )
-from blobstore.s3.profile import PROFILE_BYTES_MAX, PROFILE_KEY, decode_profile
+from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, decode_profile
 from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options

@@ -16,7 +16,7 @@ from blobstore.s3.lifecycle import (
     same_rules,
     threats,
 )
-from blobstore.s3.profile import PROFILE_KEY
+from blobstore.s3.settings import PROFILE_KEY
 from index.snapshot import keys
 
 HOUR_MS = DAY_MS // 24

@@ -22,7 +22,7 @@ from blobstore.errors import (
 )
 from blobstore.memory import MemoryStore
 from blobstore.s3.lifecycle import DAY_MS, Rule, backstop_rules
-from blobstore.s3.profile import PROFILE_KEY, StoreProfile, decode_profile
+from blobstore.s3.settings import PROFILE_KEY, StoreProfile, decode_profile
 from engine.clock import SystemAmbient
 from engine.doctor import abilities as doctor_abilities
 from engine.doctor import probe as doctor_patient
