@@ -12,8 +12,7 @@ from engine.backup.source import BackupSource
 from engine.errors import DamagedError
 from engine.local.cache import DigestCache
 from engine.local.identify import identify, identify_ssts
-from engine.local.scan import all_files, file_system_now_ns
-from engine.local.stat import FilePath
+from engine.local.scan import FilePath, all_files, file_system_now_ns
 from engine.records.indexes import IndexCache, StoredSnapshot, read_stored_snapshot
 from engine.records.missing import find_missing, key_of
 from engine.settings import TransferSettings

@@ -9,7 +9,7 @@ from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
 from engine.local.hashing import ContentHasher, Digest, FileHasher
-from engine.local.stat import FilePath, changed_error, check_unchanged, refusing
+from engine.local.scan import FilePath, changed_error, check_unchanged, refusing
 from engine.local.transfer import SourceDir
 from index.snapshot.dir_diff import LocalFile
 

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from engine.local.scan import find_difference, scan_dir
-from engine.local.stat import changed_error
+from engine.local.scan import changed_error, find_difference, scan_dir
 from engine.rocksdb.lock import check_not_held
 from index.plan.backup import PlannedFile
 from index.snapshot.dir_diff import LocalDir

@@ -14,7 +14,7 @@ from engine.errors import UnsafeSourceError
 from engine.local.cache import DigestCache
 from engine.local.hashing import ContentHasher, Digest, hash_bytes
 from engine.local.identify import parse_sst
-from engine.local.stat import (
+from engine.local.scan import (
     READ_FLAGS,
     FilePath,
     changed_error,

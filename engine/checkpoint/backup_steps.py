@@ -19,8 +19,8 @@ from engine.checkpoint.query_files import QueryFiles
 from engine.errors import CommitUnknownError, DamagedError, UsageError
 from engine.local.hashing import hash_content
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.complete import find_complete
 from engine.records.indexes import read_index
+from engine.records.missing import find_complete
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import DamagedError, EngineError, TargetError
-from engine.local.stat import LACKING
+from engine.local.scan import LACKING
 
 LACKING_HINT: Final = "see to permissions, room, memory and open files on this machine; nothing is known of the file"
 

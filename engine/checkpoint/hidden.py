@@ -11,7 +11,7 @@ from typing import Final
 from engine.checkpoint.errors import unreadable
 from engine.checkpoint.findings import DELETE, Finding, damage
 from engine.errors import DamagedError
-from engine.local.stat import READ_FLAGS
+from engine.local.scan import READ_FLAGS
 from index.errors import FileChecksumError
 from index.spark.checksums import HadoopSums, hadoop_checksum_bytes, hadoop_checksum_name
 

@@ -15,7 +15,7 @@ from engine.checkpoint.naming import located, told_of
 from engine.checkpoint.sst_check import check_sst
 from engine.checkpoint.state_files import check_changelog_file, check_zip_file
 from engine.errors import EngineError
-from engine.local.stat import FilePath, changed_error, refusing
+from engine.local.scan import FilePath, changed_error, refusing
 from engine.state.changelog_files import open_changelog
 from engine.state.streaming_checkpoint import StoreAt
 from index.errors import FileChecksumError, FormatError

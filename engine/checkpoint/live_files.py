@@ -17,7 +17,7 @@ from typing_extensions import override
 from blobstore.concurrency import carry_out_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, UnsafeSourceError, restated
-from engine.local.stat import FilePath, changed_error, is_unchanged, local_file, refusing, special_error
+from engine.local.scan import FilePath, changed_error, is_unchanged, local_file, refusing, special_error
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import UnsafeNameError
 from index.snapshot.dir_diff import LocalFile

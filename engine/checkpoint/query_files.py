@@ -13,7 +13,7 @@ from engine.checkpoint.hidden import check_hidden
 from engine.checkpoint.live_files import LiveFiles, read_small
 from engine.checkpoint.naming import DAMAGE_HINT, located
 from engine.errors import DamagedError
-from engine.local.stat import FilePath, changed_error
+from engine.local.scan import FilePath, changed_error
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.streaming_checkpoint import QueryAt
 from index.plan.backup import PlannedFile

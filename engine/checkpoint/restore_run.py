@@ -17,9 +17,9 @@ from engine.checkpoint.store import StoreRestored, StoreToRestore
 from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.clock import Ambient
 from engine.errors import DamagedError, EngineError, UsageError
-from engine.local.stat import DIR_FLAGS
+from engine.local.scan import DIR_FLAGS
 from engine.progress import NO_PROGRESS
-from engine.records.complete import name_commit, naming_complete
+from engine.records.missing import name_commit, naming_complete
 from engine.repository.reading import require_store
 from engine.repository.repository import Repository
 from engine.restore.download import Downloader

@@ -15,7 +15,7 @@ import msgspec
 from engine.checkpoint.errors import unreadable
 from engine.errors import DamagedError
 from engine.local.hashing import crc32c
-from engine.local.stat import READ_FLAGS
+from engine.local.scan import READ_FLAGS
 from engine.state.compression import Codec, decompress_chunks
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
 from index.spark.changelog import ChangelogDecoder, ChangelogHeader, check_header

@@ -11,7 +11,7 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from engine.clock import Ambient
 from engine.errors import TargetError
-from engine.local.stat import FilePath
+from engine.local.scan import FilePath
 from engine.restore.staging import Staging
 from index.text import iso_time
 

@@ -18,7 +18,7 @@ from engine.cli.restore_request import (
 )
 from engine.cli.session import Session
 from engine.cli.views import CommitView, view_commit
-from engine.records.complete import find_complete
+from engine.records.missing import find_complete
 from engine.repository.repository import Choice
 from engine.repository.sync import SyncRepository
 from index.plan.restore import RestorePlan, ReusedFile

@@ -26,6 +26,7 @@ from engine.errors import DamagedError, EngineError, TooMuchToDeleteError, Unsaf
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.damage import Unread, assess, find_broken
 from engine.records.log import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
+from engine.records.repository import check_collects
 from engine.records.roots import (
     IN_FLIGHT_MAX,
     References,
@@ -38,7 +39,6 @@ from engine.records.roots import (
     read_roots,
 )
 from engine.records.settle import settle_record
-from engine.records.store_checks import check_collects
 from engine.release import installed_release
 from index.errors import FormatError, UnknownFormatError
 from index.plan.collect import ScopePlan

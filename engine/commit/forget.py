@@ -11,7 +11,7 @@ from engine.commit.naming import release_name
 from engine.errors import NotFoundError
 from engine.records.log import find_boundary, load_log, put_boundary
 from engine.records.names import list_names
-from engine.records.store_checks import check_commits
+from engine.records.repository import check_commits
 from index.display import Told
 from index.plan.commits import Commit, plan_forget
 from index.snapshot.model import Scope

@@ -45,8 +45,8 @@ from engine.errors import (
 from engine.records.indexes import is_missing
 from engine.records.log import load_log, read_commit
 from engine.records.pins import hold_pin
+from engine.records.repository import check_commits
 from engine.records.settle import new_indexes_of, settle_keys, settle_record
-from engine.records.store_checks import check_commits
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.snapshot.keys import commit_key

@@ -20,7 +20,7 @@ from engine.doctor import abilities, checks
 from engine.doctor.probe import NoTimeError, Patient, S3Powers, failure_of
 from engine.doctor.verdict import Check, Evidence, Row, Verdict, choose_profile, judge
 from engine.errors import UnsafeStoreError
-from engine.records.store_checks import check_unused
+from engine.records.repository import check_unused
 from index.snapshot.keys import REPOSITORY
 
 CLIENTS_COUNT: Final = 16

@@ -14,7 +14,7 @@ from engine.drill.nowhere import Fetched, restore_to_nowhere
 from engine.drill.scratch import scratch_directory
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.complete import naming_complete
+from engine.records.missing import naming_complete
 from engine.release import installed_release
 from engine.repository.reading import Choice, ReadingRepository
 from engine.restore.restore import restore_store

@@ -19,7 +19,7 @@ from engine.records.log import (
     read_record,
 )
 from engine.records.names import read_first_name
-from engine.records.store_checks import check_commits
+from engine.records.repository import check_commits
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.collect import is_upload_key
 from index.plan.commits import FORGOTTEN_AHEAD, Commit, is_number_closed

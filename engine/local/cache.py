@@ -12,7 +12,7 @@ from typing import Final, Self
 import msgspec
 
 from engine.local.hashing import BLAKE3_BYTES, Digest, hash_content
-from engine.local.stat import is_written_once
+from engine.local.scan import is_written_once
 from index.decoding import UNDECODABLE
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import SstIdentity

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from blobstore.local.files import read_chunks
-from engine.local.stat import READ_FLAGS
+from engine.local.scan import READ_FLAGS
 
 # How much one call copies: so much at most is copied after the other side of the copy went away.
 _COPY_BYTES: Final = 64 * 1024 * 1024

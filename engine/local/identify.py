@@ -17,7 +17,7 @@ import msgspec
 from engine.errors import UnsafeSourceError
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest, FileHasher
-from engine.local.stat import (
+from engine.local.scan import (
     DIR_FLAGS,
     READ_FLAGS,
     FilePath,

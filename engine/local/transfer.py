@@ -22,7 +22,7 @@ from blobstore.errors import (
 from blobstore.sink import Buffer, Sink
 from engine.errors import DamagedError, LeaseExpiredError
 from engine.local.hashing import ContentHasher
-from engine.local.stat import DIR_FLAGS, refusing
+from engine.local.scan import DIR_FLAGS, refusing
 from index.snapshot.model import BlobKey
 
 

@@ -1,19 +1,31 @@
-"""What a commit needs and the store does not have: remembered for the next backup, or looked for (design 0006, M1)."""
+"""What a commit needs and the store does not have, and which commit has everything (design 0006, M1 and M2).
+
+What was found missing is remembered for the next backup, or looked for.
+"""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from blobstore.base import BlobStore, RequestMetadata
 from blobstore.concurrency import map_bounded
-from blobstore.errors import BlobNotFoundError
-from engine.errors import DamagedError
+from blobstore.errors import BlobNotFoundError, StoreError
+from engine.errors import DamagedError, EngineError, IncompleteError, bare_message
+from engine.records.indexes import is_missing, read_index
+from index.errors import FormatError
+from index.plan.commits import Commit
 from index.snapshot.keys import BLOBS, INDEXES
 from index.snapshot.model import BlobKey
+from index.snapshot.reachable import blobs_needed
 
 # More gaps than this are found again, by the next backup or by whoever is told to look.
 GAPS_MAX: Final = 10_000
 STATS_IN_FLIGHT_MAX: Final = 16
+
+# So many commits are looked through.
+COMMITS_MAX: Final = 1_000
+
+ReadCommits = Callable[[], Awaitable[Sequence[Commit]]]
 
 
 class Gaps:
@@ -66,3 +78,100 @@ async def find_missing(store: BlobStore, needed: Mapping[BlobKey, int]) -> froze
 
     gone = await map_bounded(is_missing, needed.items(), in_flight_max=STATS_IN_FLIGHT_MAX)
     return frozenset(key for key, is_gone in zip(needed, gone, strict=True) if is_gone)
+
+
+async def find_complete(store: BlobStore, commits: Iterable[Commit]) -> Commit | None:
+    """The first of some commits of which everything is there, by name and size; contents are not read.
+
+    Requests: a GET for each index of each commit looked at (more for deltas), and a `stat` for each blob that none of
+    those before it had; of a commit that is not whole, as few as tell.
+
+    Args:
+        store: Where everything should be.
+        commits: In the order of preference; at most `COMMITS_MAX` are looked at.
+
+    Raises:
+        StoreError: As the store says.
+    """
+    there: set[str] = set()
+    gone: set[str] = set()
+    for commit, _ in zip(commits, range(COMMITS_MAX), strict=False):
+        if await _is_complete(store, commit, there, gone):
+            return commit
+    return None
+
+
+async def _is_complete(store: BlobStore, commit: Commit, there: set[str], gone: set[str]) -> bool:
+    """Whether everything of a commit is there; what it finds out is added to the sets."""
+    for reference in commit.record.stores:
+        if reference.index.key in gone:
+            return False
+        try:
+            needed = blobs_needed(await read_index(store, reference.index))
+        except (DamagedError, FormatError):
+            gone.add(reference.index.key)
+            return False
+        if not gone.isdisjoint(needed):
+            return False
+        unknown = {key: size_bytes for key, size_bytes in needed.items() if key not in there}
+        missing = await find_missing(store, unknown)
+        gone |= missing
+        there |= unknown.keys() - missing
+        if missing:
+            return False
+    return True
+
+
+def name_commit(commit: Commit) -> str:
+    """What a commit is called that is the one to restore."""
+    return f"commit {commit.pointer.number} (version {commit.record.version})"
+
+
+@contextlib.asynccontextmanager
+async def naming_complete(
+    store: BlobStore, read_commits: ReadCommits, name: Callable[[Commit], str] = name_commit
+) -> AsyncIterator[None]:
+    """Let an error of a block that something is missing say which commit is whole.
+
+    Args:
+        store: Where everything should be.
+        read_commits: Reads those that there are, newest first.
+        name: What a commit is called.
+
+    Raises:
+        IncompleteError: In place of a `DamagedError` by which something is missing.
+    """
+    try:
+        yield
+    except DamagedError as error:
+        named = await name_complete(error, store, read_commits, name)
+        if named is error:
+            raise
+        raise named from error.__cause__
+
+
+async def name_complete(
+    error: DamagedError, store: BlobStore, read_commits: ReadCommits, name: Callable[[Commit], str] = name_commit
+) -> DamagedError:
+    """The error that also says which commit is whole; the same one if it is not that something is missing.
+
+    Arguments otherwise as `naming_complete`.
+    """
+    if isinstance(error, IncompleteError) or not is_missing(error):
+        return error
+    complete, why = None, ""
+    try:
+        complete = await find_complete(store, await read_commits())
+    except (StoreError, EngineError, FormatError) as other:
+        why = f"which commit is whole could not be found out: {other}"
+    hint = "run `tidemark verify`: no commit of the job is whole"
+    if complete is not None:
+        hint = f"{name(complete)} is the newest of which everything is there; `--or-newest-complete` takes it"
+    elif why:
+        hint = error.hint
+    named = IncompleteError(bare_message(error), operation=error.operation, subject=error.subject, hint=hint)
+    named.complete = complete
+    named.__cause__ = error.__cause__
+    for note in (*getattr(error, "__notes__", ()), *filter(None, [why])):
+        named.add_note(note)
+    return named.with_traceback(error.__traceback__)

@@ -11,7 +11,7 @@ from engine.clock import Ambient
 from engine.errors import CollectedError
 from engine.records.log import list_log, read_boundaries, repeat_reading
 from engine.records.names import read_name
-from engine.records.store_checks import check_pins
+from engine.records.repository import check_pins
 from index.plan.commits import Commit, is_closed
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import pin_key

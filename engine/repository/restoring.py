@@ -9,7 +9,7 @@ import msgspec
 
 from engine.errors import DamagedError, IncompleteError, bare_message
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.complete import find_complete, name_complete, naming_complete
+from engine.records.missing import find_complete, name_complete, naming_complete
 from engine.repository.reading import CHOICES_MAX, Choice, ReadingRepository, require_store
 from engine.restore.preview import plan_restore_store
 from engine.restore.restore import OwnerPolicy, RestoreResult, restore_store
@@ -169,7 +169,7 @@ class RestoringRepository(ReadingRepository):
     async def choose_complete(self, scope: Scope, **choice: Unpack[Choice]) -> Choice:
         """What chooses the same commit, or where something of it is missing the newest one that is whole (M2).
 
-        For whoever restores several stores of one commit; costs what `engine.records.complete.find_complete` says, and
+        For whoever restores several stores of one commit; costs what `engine.records.missing.find_complete` says, and
         where the commit is not whole the reading of all others of the scope.
 
         Raises:

@@ -16,8 +16,7 @@ from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSource
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest
 from engine.local.identify import find_present
-from engine.local.scan import scan_dir
-from engine.local.stat import DIR_FLAGS, FilePath
+from engine.local.scan import DIR_FLAGS, FilePath, scan_dir
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, read_stored_snapshot
 from engine.restore.download import Downloaded, Downloader

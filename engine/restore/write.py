@@ -21,7 +21,7 @@ from blobstore.local.files import flush
 from blobstore.sink import Buffer, Sink
 from engine.errors import TargetError
 from engine.local.hashing import ContentHasher, hash_content
-from engine.local.stat import READ_FLAGS, is_untouched, local_file
+from engine.local.scan import READ_FLAGS, is_untouched, local_file
 from index.plan.restore import RESTORED_MODE, RestoredFile, ReusedFile
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FileIndex, FileMetadata

@@ -22,7 +22,7 @@ import rocksdict
 from typing_extensions import override
 
 from engine.errors import DamagedError, EngineError, NotFoundError, TargetError, UnsafeSourceError, UsageError
-from engine.local.stat import LACKING
+from engine.local.scan import LACKING
 from engine.rocksdb.options import KIB, MIB, RocksDbSettings, make_options, spark_settings
 from engine.rocksdb.scan import ChunkLimits, ChunkScan
 

@@ -19,7 +19,7 @@ from blobstore.errors import BlobNotFoundError
 from engine.clock import Ambient
 from engine.errors import TargetError
 from engine.local.hashing import crc32c
-from engine.local.stat import READ_FLAGS
+from engine.local.scan import READ_FLAGS
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
 from engine.state.files import StateFiles
 from index.spark.checksums import (

@@ -12,7 +12,7 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
-from engine.local.stat import DIR_FLAGS
+from engine.local.scan import DIR_FLAGS
 from engine.local.transfer import ByteBudget
 from engine.progress import NO_PROGRESS
 from engine.restore.download import Downloader

@@ -17,7 +17,7 @@ from typing import Final
 from engine.errors import UnsafeSourceError
 from engine.local.hashing import ContentHasher
 from engine.local.identify import READ_BYTES, read_sst
-from engine.local.stat import READ_FLAGS
+from engine.local.scan import READ_FLAGS
 from index.errors import UnsafeNameError
 from index.spark.names import LOGS, SSTS, check_log_name, check_sst_name
 from index.spark.sharing import FileStamp, LocalStateFile

@@ -18,7 +18,7 @@ from engine.collect.backend import Swept
 from engine.commit.writer import CommitWriter
 from engine.errors import DamagedError, EngineError
 from engine.inspect import discard
-from engine.records import damage, roots, store_checks
+from engine.records import damage, repository, roots
 from engine.records.pins import PinLease, check_open, hold_pin
 from index.plan import collect as collect_plan
 from index.plan import commits as log
@@ -311,7 +311,7 @@ def pins_come_second() -> Iterator[None]:
     shows=NO_BLOB,
 )
 def old_lists_are_believed() -> Iterator[None]:
-    with everywhere(store_checks.check_pins, lambda *_: None):
+    with everywhere(repository.check_pins, lambda *_: None):
         yield
 
 

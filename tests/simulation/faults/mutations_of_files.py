@@ -10,11 +10,9 @@ from unittest import mock
 from blobstore.base import BlobStore
 from blobstore.local import dirs as local_dirs
 from blobstore.local import temp as local_temp
-from engine.local import identify
-from engine.local import scan as local_dir
-from engine.local import stat as local_stat
+from engine.local import identify, scan
 from engine.local.cache import DigestCache
-from engine.local.stat import FilePath
+from engine.local.scan import FilePath
 from engine.records import roots
 from engine.records.indexes import read_index_chain
 from engine.spark.claims import Attempt, ReadyStore
@@ -118,7 +116,7 @@ def every_recorded_stat_counts() -> Iterator[None]:
     shows=OTHER_BYTES,
 )
 def every_name_is_written_once() -> Iterator[None]:
-    with everywhere(local_stat.is_written_once, lambda _: True):
+    with everywhere(scan.is_written_once, lambda _: True):
         yield
 
 
@@ -130,8 +128,8 @@ def every_name_is_written_once() -> Iterator[None]:
 )
 def changes_are_not_seen() -> Iterator[None]:
     with (
-        everywhere(local_stat.is_unchanged, lambda *_: True),
-        everywhere(local_dir.find_difference, lambda *_: None),
+        everywhere(scan.is_unchanged, lambda *_: True),
+        everywhere(scan.find_difference, lambda *_: None),
     ):
         yield
 

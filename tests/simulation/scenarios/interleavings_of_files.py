@@ -16,7 +16,7 @@ from engine.errors import (
     SourceChangedError,
 )
 from engine.local.hashing import Digest, hash_bytes
-from engine.local.stat import local_file
+from engine.local.scan import local_file
 from engine.spark.claims import StoreClaims, StoreState
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import UniqueId

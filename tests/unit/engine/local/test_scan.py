@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from engine.errors import TargetError, UnsafeSourceError
-from engine.local.scan import file_system_now_ns, find_difference, scan_dir
-from engine.local.stat import is_untouched
+from engine.local.scan import file_system_now_ns, find_difference, is_untouched, scan_dir
 from engine.restore.staging import target_errors
 from index.snapshot.dir_diff import LocalDir
 from index.snapshot.invariants import DEPTH_MAX

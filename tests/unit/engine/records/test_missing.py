@@ -13,8 +13,7 @@ from engine.inspect.verify import Level, ProblemKind, verify
 from engine.local import identify
 from engine.records import indexes as index_io
 from engine.records import missing
-from engine.records.complete import find_complete
-from engine.records.missing import Gaps
+from engine.records.missing import Gaps, find_complete
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.commits import Commit

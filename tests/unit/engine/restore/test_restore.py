@@ -13,7 +13,7 @@ import pytest
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
 from engine.errors import DamagedError, EngineError, NotFoundError, TargetBusyError, TargetError, UsageError
-from engine.local import stat as local_stat
+from engine.local import scan
 from engine.records import indexes as index_io
 from engine.records.indexes import IndexCache, read_index
 from engine.restore.restore import OwnerPolicy
@@ -330,10 +330,10 @@ class TestOwners:
 
     @pytest.mark.parametrize("policy, refused", [(OwnerPolicy.RESTORE, False), (OwnerPolicy.REQUIRE, True)])
     async def test_owner_that_does_not_exist_here(self, bench: Workbench, policy: OwnerPolicy, refused: bool) -> None:
-        local_stat._user_name.cache_clear()
+        scan._user_name.cache_clear()
         bench.write({"f": b"x" * 100})
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local_stat, "_user_name", lambda uid: "somebody-from-elsewhere")
+            patch.setattr(scan, "_user_name", lambda uid: "somebody-from-elsewhere")
             await bench.backup(base=None)
         if refused:
             with pytest.raises(TargetError, match="somebody-from-elsewhere"):

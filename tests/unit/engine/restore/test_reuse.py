@@ -10,7 +10,7 @@ import rocksdict
 from engine.errors import EngineError, TargetError
 from engine.local import identify
 from engine.local.hashing import hash_bytes
-from engine.local.stat import local_file
+from engine.local.scan import local_file
 from index.snapshot.model import SstIdentity
 from tests.unit.engine.restore.restore_kit import FORMS, backed_up, restored_whole
 from tests.unit.engine.workbench import Workbench, read_tree
