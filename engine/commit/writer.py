@@ -13,18 +13,20 @@ from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from engine.backup.backup import BackupResult
 from engine.clock import Ambient
-from engine.commit.checks import acknowledge, check_granularity, find_committed
 from engine.commit.record import (
     ANY,
     Head,
     Request,
     Sent,
+    acknowledge,
     check_bases,
+    check_granularity,
     check_parent,
     check_results,
     compose_commit,
     compose_copy,
     encode_commit,
+    find_committed,
     is_answer,
     request_of,
 )

@@ -14,9 +14,9 @@ from engine.errors import DamagedError, EngineError, IncompleteError, bare_messa
 from engine.records.indexes import is_missing, read_index
 from index.errors import FormatError
 from index.plan.commits import Commit
+from index.snapshot.contents import blobs_needed
 from index.snapshot.keys import BLOBS, INDEXES
 from index.snapshot.model import BlobKey
-from index.snapshot.reachable import blobs_needed
 
 # More gaps than this are found again, by the next backup or by whoever is told to look.
 GAPS_MAX: Final = 10_000

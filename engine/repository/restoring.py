@@ -11,8 +11,7 @@ from engine.errors import DamagedError, IncompleteError, bare_message
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.missing import find_complete, name_complete, naming_complete
 from engine.repository.reading import CHOICES_MAX, Choice, ReadingRepository, require_store
-from engine.restore.preview import plan_restore_store
-from engine.restore.restore import OwnerPolicy, RestoreResult, restore_store
+from engine.restore.restore import OwnerPolicy, RestoreResult, plan_restore_store, restore_store
 from engine.state.compression import Codec
 from engine.state.restore import RestoredState, restore_state
 from index.display import Told

@@ -1,4 +1,7 @@
-"""Bringing one snapshot back into a directory: whole, verified and synced, or not at all."""
+"""Bringing one snapshot back into a directory: whole, verified and synced, or not at all.
+
+`plan_restore_store` takes the same look at snapshot and target, and writes nothing.
+"""
 
 import asyncio
 import os
@@ -20,7 +23,7 @@ from engine.local.scan import DIR_FLAGS, FilePath, scan_dir
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, read_stored_snapshot
 from engine.restore.download import Downloaded, Downloader
-from engine.restore.staging import Staging, target_errors
+from engine.restore.staging import Staging, look_at_target, target_errors
 from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
 from engine.settings import TransferSettings
@@ -31,7 +34,7 @@ from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import SnapshotIndex
 from index.snapshot.records import StoreReference
 
-__all__ = ["OwnerPolicy", "RestoreResult", "read_index_of", "restore_index", "restore_store"]
+__all__ = ["OwnerPolicy", "RestoreResult", "plan_restore_store", "read_index_of", "restore_index", "restore_store"]
 
 # An index, and how many GETs it took.
 ReadIndex = tuple[SnapshotIndex, int]
@@ -369,3 +372,35 @@ def _remember(target: Path, done: Downloaded, cache: DigestCache) -> None:
     finally:
         os.close(root)
     cache.trim([written.local for written in done.files])
+
+
+async def plan_restore_store(
+    store: BlobStore,
+    *,
+    reference: StoreReference,
+    target: Path,
+    settings: TransferSettings,
+    cache: DigestCache,
+    owners: OwnerPolicy = OwnerPolicy.IGNORE,
+    replace: bool = False,
+    files: Sequence[str] = (),
+) -> RestorePlan:
+    """The plan of `restore_store` with the same arguments; what it refuses is refused in the same order.
+
+    Only what takes writing is not found out: whether there is room, and another restore at work.
+
+    Raises:
+        TargetError: The target is no directory, has content that may not be replaced, or a RocksDB has it open; or
+            `replace` would put a few files into the place of a whole directory.
+        UsageError: One of the patterns is empty.
+        NotFoundError: One of the patterns matches no file.
+        DamagedError: The index is missing or altered.
+        StoreError: As the store says.
+    """
+    check_patterns(files)
+    refuse_few_files(target, files, replace=replace)
+    _, has_content = await asyncio.to_thread(look_at_target, target, replace=replace)
+    index, _ = await read_index_of(store, reference)
+    index = choose_or_refuse(index, files, reference)
+    present = await find_present_below(target, index, cache) if has_content else {}
+    return plan_restore(index, present, range_bytes=settings.range_bytes, owners_count=owners is not OwnerPolicy.IGNORE)

@@ -25,8 +25,7 @@ from engine.clock import SystemAmbient
 from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.local.cache import DigestCache
 from engine.repository.repository import Choice, Repository
-from engine.restore.preview import plan_restore_store
-from engine.restore.restore import RestoreResult
+from engine.restore.restore import RestoreResult, plan_restore_store
 from engine.settings import TransferSettings
 from engine.spark.access import Access, open_on_driver
 from engine.spark.at_once import carry_out_as_finished, share_settings

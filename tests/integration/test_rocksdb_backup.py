@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import rocksdict
 
-import engine.backup.facts
+import engine.backup.backup
 import engine.backup.source
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
@@ -155,7 +155,7 @@ async def test_live_store_goes_on_while_its_checkpoint_is_backed_up(
                 time.sleep(0.05)
 
     is_early = when == "after the scan"
-    module, name = (engine.backup.facts, "identify_ssts") if is_early else (engine.backup.source, "find_difference")
+    module, name = (engine.backup.backup, "identify_ssts") if is_early else (engine.backup.source, "find_difference")
     real = getattr(module, name)
 
     def and_work(*args: object, **options: object) -> object:

@@ -12,7 +12,6 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.s3 import lifecycle as s3_lifecycle
 from blobstore.wrappers.retry import RetryingStore
 from engine.backup.backup import BackupResult, backup_source
-from engine.commit import checks as commit_checks
 from engine.commit import record as commit_record
 from engine.commit.record import Head, Request
 from engine.commit.writer import CommitWriter
@@ -67,7 +66,7 @@ def keys_repeat() -> Iterator[None]:
     shows="no UsageError",
 )
 def granularity_is_looked_at_once() -> Iterator[None]:
-    real = commit_checks.check_granularity
+    real = commit_record.check_granularity
 
     async def check(store: BlobStore, scope: Scope, operation: str, first: Commit | None = None) -> None:
         if first is None:
@@ -233,7 +232,7 @@ def acknowledged_unseen() -> Iterator[None]:
     async def acknowledge(_: BlobStore, record: CommitRecord) -> Commit:
         return log.commit_of(record, 0)
 
-    with everywhere(commit_checks.acknowledge, acknowledge):
+    with everywhere(commit_record.acknowledge, acknowledge):
         yield
 
 
@@ -342,7 +341,7 @@ def every_result_is_new() -> Iterator[None]:
     async def find_committed(*_: object) -> frozenset[IndexReference]:
         return frozenset()
 
-    with everywhere(commit_checks.find_committed, find_committed):
+    with everywhere(commit_record.find_committed, find_committed):
         yield
 
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
 from blobstore.local.files import LocalFile as OpenFile
-from engine.backup import run_body
+from engine.backup import upload
 from engine.backup.backup import plan_backup_dir
 from engine.clock import SystemAmbient
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
@@ -327,7 +327,7 @@ async def test_file_of_several_blobs_that_is_not_read_alike_twice_is_refused(
 ) -> None:
     """The whole hash and the blobs come of two readings: a bit that flips in one of them shows (I3)."""
     bench.write({"big": os.urandom(20_000)})
-    real = run_body._read_hashed
+    real = upload._read_hashed
 
     def flip(source: OpenFile, at: int, size_bytes: int, hasher: FileHasher) -> bytes:
         in_whole = at == hasher.size_bytes > 0 and at >= 8192
@@ -339,7 +339,7 @@ async def test_file_of_several_blobs_that_is_not_read_alike_twice_is_refused(
         hasher.update(chunk)
         return bytes(chunk)
 
-    monkeypatch.setattr(run_body, "_read_hashed", flip)
+    monkeypatch.setattr(upload, "_read_hashed", flip)
     with pytest.raises(UnsafeSourceError, match="read twice"):
         await bench.backup()
     monkeypatch.undo()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from blobstore.local.files import LocalFile as OpenFile
-from engine.backup import run_body
-from engine.backup.run_body import FileRunBody
+from engine.backup import upload
+from engine.backup.upload import FileRunBody
 from engine.errors import UnsafeSourceError
 from engine.local.hashing import ContentHasher, hash_bytes, hash_content
 from engine.local.scan import scan_dir
@@ -109,6 +109,6 @@ class TestFileRunBody:
                 hasher.update(b"y" * size_bytes)
                 return b"y" * size_bytes
 
-            monkeypatch.setattr(run_body, "_read_hashed", misread)
+            monkeypatch.setattr(upload, "_read_hashed", misread)
             with pytest.raises(UnsafeSourceError, match="read twice"):
                 await self.read(body)

@@ -12,7 +12,7 @@ from blobstore.concurrency import carry_out_all
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
-from engine.backup.run_body import FileRunBody
+from engine.backup.upload import FileRunBody
 from engine.errors import DamagedError, LeaseExpiredError, UsageError
 from engine.local.hashing import FileHasher, hash_bytes
 from engine.local.scan import scan_dir
@@ -176,7 +176,7 @@ class TestPutNew:
             path.write_bytes(b"y" * 10_000)
 
         inner.after("put_if_absent", KEY, rewrite)
-        monkeypatch.setattr("engine.backup.run_body.check_unchanged", lambda *_: None)
+        monkeypatch.setattr("engine.backup.upload.check_unchanged", lambda *_: None)
         with SourceDir(tmp_path) as source:
             (file,) = scan_dir(tmp_path).files
             body = FileRunBody(source, ("f",), file, start=0, size_bytes=10_000, chunk_bytes=4096)
