@@ -3,28 +3,29 @@
 A run gathers facts, plans, refuses a plan that is too large, writes boundaries, reads the roots again, and deletes what
 is still in the plan. An error on the way means that nothing is deleted after it. What grows with the inventory is done
 by `Hands`, so that Spark tasks can do it; the rest is always this process's work.
+
+After the run itself: reading the roots again where another collector came in between, puts that nobody finished, and
+what earlier collections have left.
 """
 
 import contextlib
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Final, TypeVar
 
-from blobstore.base import BlobStore, Created, Lost
+from blobstore.base import BlobStore, Created, Lost, UnfinishedPut, list_blobs
 from blobstore.concurrency import map_bounded
-from blobstore.errors import StoreError
+from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreError
 from engine.clock import Ambient, SystemAmbient, read_now_ms
-from engine.collect.audit import make_audit, tell_error, write_audit
-from engine.collect.backend import KEYS_TOLD_MAX, Deleted, Hands
+from engine.collect.backend import KEYS_TOLD_MAX, Deleted, DeleteTally, Hands
 from engine.collect.in_process import OwnHands, delete_keys
-from engine.collect.leftovers import delete_leftovers, plan_leftovers
-from engine.collect.overtaken import PLANS_MAX, read_until_not_overtaken
 from engine.collect.plan_writer import check_place, write_header, write_summary
-from engine.collect.report import CollectReport, make_report
+from engine.collect.report import CollectReport, make_audit, make_report, tell_error, write_audit
 from engine.collect.state import Facts
-from engine.collect.unfinished import abort_puts, plan_unfinished
 from engine.errors import DamagedError, EngineError, TooMuchToDeleteError, UnsafeStoreError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.damage import Unread, assess, find_broken
+from engine.records.indexes import is_missing
 from engine.records.log import ScopeLog, find_boundary, list_scopes, load_log, put_boundary
 from engine.records.repository import check_collects
 from engine.records.roots import (
@@ -40,11 +41,40 @@ from engine.records.roots import (
 )
 from engine.records.settle import settle_record
 from engine.release import installed_release
-from index.errors import FormatError, UnknownFormatError
-from index.plan.collect import ScopePlan
-from index.plan.plan_format import Outcome, PlanHeader, PlanSummary, RootCommit, RootName, RootPin
+from index.errors import FormatError, UnknownFormatError, UnsafeNameError
+from index.plan.collect import (
+    DeleteReason,
+    PlannedDelete,
+    ScopePlan,
+    UnfinishedPlan,
+    UnfinishedUpload,
+    choose_unfinished,
+)
+from index.plan.plan_format import (
+    RUN_ENDED,
+    RUN_HEADER,
+    Outcome,
+    PlanHeader,
+    PlanSummary,
+    RootCommit,
+    RootName,
+    RootPin,
+)
 from index.plan.retention import Retention, RetentionPolicy, as_policy
-from index.snapshot.keys import BLOBS, INDEXES, audit_key, boundary_key, make_run_id, parse_name_key
+from index.snapshot.keys import (
+    AUDIT,
+    BLOBS,
+    INDEXES,
+    RUNS,
+    RunId,
+    audit_key,
+    boundary_key,
+    make_run_id,
+    parse_audit_key,
+    parse_name_key,
+    parse_run_key,
+    run_began_at_ms,
+)
 from index.snapshot.model import IndexReference, Scope
 from index.snapshot.records import Boundary, RepositoryRecord
 from index.text import count
@@ -441,3 +471,135 @@ async def write_boundary(store: BlobStore, boundary: Boundary) -> Boundary | Non
             key = boundary_key(boundary.scope, boundary.number)
             message = f"no answer for the boundary: {unknown.reason}"
             raise UnsafeStoreError(message, operation="collect", subject=key, hint=_MAY_ARRIVE)
+
+
+# A collector that is overtaken by a commit and another collector plans again this often.
+PLANS_MAX: Final = 3
+
+Chosen = TypeVar("Chosen")
+Found = TypeVar("Found")
+
+# Reads the roots; records of an earlier reading are not read again.
+ReadRoots = Callable[[Roots | None], Awaitable[Roots]]
+
+
+async def read_until_not_overtaken(
+    read: ReadRoots,
+    known: Roots | None,
+    choose: Callable[[Roots], tuple[References, Chosen]],
+    follow: Callable[[Roots, References, Chosen], Awaitable[Found]],
+) -> tuple[Roots, References, Found]:
+    """Read roots and follow what they lead to; again if something missing shows that this collector was overtaken.
+
+    Returns:
+        The roots, the indexes that were followed, and what that found.
+
+    Raises:
+        DamagedError: Something is missing though the roots still need it, or is altered.
+    """
+    overtaken: tuple[frozenset[IndexReference], DamagedError] | None = None
+    for attempt in range(PLANS_MAX):
+        known = await read(known)
+        references, chosen = choose(known)
+        if overtaken is not None and references.required == overtaken[0]:
+            raise overtaken[1]
+        try:
+            return known, references, await follow(known, references, chosen)
+        except DamagedError as error:
+            if not is_missing(error) or attempt == PLANS_MAX - 1:
+                raise
+            overtaken = references.required, error
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+# Unfinished puts that are given up in one call, which has the deadline of a short request.
+ABORT_BATCH_MAX: Final = 100
+
+
+async def plan_unfinished(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[UnfinishedPlan, str]:
+    """What to do with puts of blobs and indexes that were begun and never finished: one request for each room.
+
+    Returns:
+        The plan, and why there is none: the right to see such puts is one of its own, and a store may not tell them.
+        What nobody can see harms nobody, so that the rest of the collection goes on.
+    """
+    # Those of unknown keys are listed each time.
+    puts: dict[UnfinishedUpload, None] = {}
+    try:
+        for room in (BLOBS, INDEXES):
+            for put in await store.list_unfinished(room):
+                puts[UnfinishedUpload(put.key, put.upload_id, put.begun_at_ms, put.size_bytes)] = None
+    except (AccessDeniedError, CapabilityMissingError) as error:
+        return choose_unfinished((), now_ms, ttl_ms), f"{error} ({error.hint})"
+    return choose_unfinished(puts, now_ms, ttl_ms), ""
+
+
+async def abort_puts(store: BlobStore, doomed: Sequence[UnfinishedUpload]) -> tuple[UnfinishedUpload, ...]:
+    """Give up unfinished puts; returns those that are given up."""
+    given_up: list[UnfinishedUpload] = []
+    for start in range(0, len(doomed), ABORT_BATCH_MAX):
+        batch = doomed[start : start + ABORT_BATCH_MAX]
+        puts = [UnfinishedPut(key=p.key, upload_id=p.upload_id, begun_at_ms=p.begun_at_ms) for p in batch]
+        try:
+            left = {failure.key for failure in await store.abort_unfinished(puts)}
+        except (AccessDeniedError, CapabilityMissingError):
+            left = {put.key for put in batch}
+        given_up += [put for put in batch if put.key not in left]
+    return tuple(given_up)
+
+
+AUDITS_KEPT_MAX: Final = 1000
+# After everything else, and in this order. Without its header nobody would know that the others belong to a run, and a
+# header without the mark that the run has ended would be taken up.
+_LAST: Final = (RUN_HEADER, RUN_ENDED)
+
+
+async def plan_leftovers(store: BlobStore, now_ms: int, ttl_ms: int) -> tuple[PlannedDelete, ...]:
+    """What may go, in the order in which it may; a key that tidemark never wrote is left alone.
+
+    Args:
+        now_ms: When this run began, by the store's clock. A run that it could have taken up is never among them.
+        ttl_ms: The repository's TTL.
+    """
+    runs: list[tuple[RunId, str, int]] = []
+    ended: set[RunId] = set()
+    audits: list[tuple[str, int]] = []
+    async for blob in list_blobs(store, RUNS):
+        try:
+            run, name = parse_run_key(blob.key)
+        except UnsafeNameError:
+            continue
+        runs.append((run, blob.key, blob.size_bytes))
+        if name == RUN_ENDED or run_began_at_ms(run) + ttl_ms <= now_ms:
+            ended.add(run)
+    async for blob in list_blobs(store, AUDIT):
+        try:
+            parse_audit_key(blob.key)
+        except UnsafeNameError:
+            continue
+        audits.append((blob.key, blob.size_bytes))
+    # One more is written at the end of this run; its id is the newest.
+    old = audits[: max(0, len(audits) - (AUDITS_KEPT_MAX - 1))]
+    leftovers = [PlannedDelete(key, DeleteReason.LEFT_RUN, size) for run, key, size in runs if run in ended]
+    leftovers += [PlannedDelete(key, DeleteReason.OLD_AUDIT, size) for key, size in old]
+    return tuple(sorted(leftovers, key=lambda planned: (_stage(planned), planned.key)))
+
+
+async def delete_leftovers(store: BlobStore, leftovers: tuple[PlannedDelete, ...], tally: DeleteTally) -> None:
+    """Delete what `plan_leftovers` has planned; once something of a run stays, no later stage is begun.
+
+    A request deletes its keys in any order, and some of them may fail: so each stage has requests of its own.
+
+    Raises:
+        StoreError: As the store says: nothing was deleted after it.
+    """
+    for _, stage in groupby(leftovers, key=_stage):
+        left = await delete_keys(store, list(stage), tally=tally)
+        if any(key.startswith(RUNS) for key in left):
+            return
+
+
+def _stage(planned: PlannedDelete) -> int:
+    """What has a greater one may go only when everything of a smaller one is gone."""
+    name = planned.key.rpartition("/")[2]
+    return _LAST.index(name) + 1 if planned.reason is DeleteReason.LEFT_RUN and name in _LAST else 0

@@ -84,7 +84,7 @@ async def end_run(store: BlobStore, run: RunId) -> None:
     """Remove everything that a run has written down, its header last, so that nobody takes up a part of it (R6).
 
     First it is marked as ended: what a later collection did of it would be counted twice. What the store will not
-    delete goes with a later collection (`engine.collect.leftovers`).
+    delete goes with a later collection (`engine.collect.collect`).
 
     Raises:
         StoreError: As the store says.

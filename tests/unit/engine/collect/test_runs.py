@@ -13,12 +13,11 @@ from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.wrappers.forwarding import ForwardingStore
-from engine.collect.audit import POINTERS_TOLD_MAX, make_audit
 from engine.collect.backend import Deleted, Hands, Listing
-from engine.collect.collect import collect
+from engine.collect.collect import AUDITS_KEPT_MAX, collect
 from engine.collect.in_process import OwnHands
-from engine.collect.leftovers import AUDITS_KEPT_MAX
 from engine.collect.plan_writer import PlanLinesWriter
+from engine.collect.report import POINTERS_TOLD_MAX, make_audit
 from engine.collect.runs import end_run, take_up_run
 from engine.collect.state import Facts
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
@@ -542,7 +541,7 @@ async def test_of_an_ended_run_nothing_goes_before_what_has_to_go_first(
 
 
 async def test_an_audit_record_that_stays_keeps_no_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.collect.leftovers.AUDITS_KEPT_MAX", 1)
+    monkeypatch.setattr("engine.collect.collect.AUDITS_KEPT_MAX", 1)
     repository = await world.process()
     await leave_run(world, world.clock.now_ms, "plan", RUN_HEADER, RUN_ENDED)
     old = audit_key(make_run_id(1, "0" * 20))

@@ -3,7 +3,7 @@
 import pytest
 
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreUnavailableError
-from engine.collect.unfinished import ABORT_BATCH_MAX
+from engine.collect.collect import ABORT_BATCH_MAX
 from engine.inspect.verify import Level, ProblemKind
 from index.plan.collect import DeleteReason
 from index.plan.retention import Retention
