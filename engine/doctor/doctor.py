@@ -16,7 +16,7 @@ from blobstore.concurrency import first_error
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, encode_profile
 from engine.clock import Ambient
-from engine.doctor import abilities, checks
+from engine.doctor import checks
 from engine.doctor.probe import NoTimeError, Patient, S3Powers, failure_of
 from engine.doctor.verdict import Check, Evidence, Row, Verdict, choose_profile, judge
 from engine.errors import UnsafeStoreError
@@ -142,14 +142,12 @@ async def _examine(patient: Patient, ambient: Ambient, told: Told, left_s: Calla
         Check.RANGES: lambda: checks.check_ranges(patient),
         Check.LISTS: lambda: checks.check_lists(patient),
         Check.TTL: lambda: checks.check_ttl(patient),
-        Check.LIFECYCLE: lambda: abilities.check_lifecycle(
-            patient, ttls_stay=ttls_are(Verdict.MISSING, Verdict.UNSAFE)
-        ),
-        Check.MULTIPART: lambda: abilities.check_multipart(patient, with_ttl=ttls_are(Verdict.OK)),
-        Check.CONDITIONAL_MULTIPART: lambda: abilities.check_conditional_multipart(patient),
-        Check.ABORT: lambda: abilities.check_abort(patient),
-        Check.DELETE: lambda: abilities.check_delete(patient),
-        Check.EMPTY: lambda: abilities.check_empty(patient),
+        Check.LIFECYCLE: lambda: checks.check_lifecycle(patient, ttls_stay=ttls_are(Verdict.MISSING, Verdict.UNSAFE)),
+        Check.MULTIPART: lambda: checks.check_multipart(patient, with_ttl=ttls_are(Verdict.OK)),
+        Check.CONDITIONAL_MULTIPART: lambda: checks.check_conditional_multipart(patient),
+        Check.ABORT: lambda: checks.check_abort(patient),
+        Check.DELETE: lambda: checks.check_delete(patient),
+        Check.EMPTY: lambda: checks.check_empty(patient),
         Check.CLOCK: lambda: checks.check_clock(patient, ambient.local_now_ms),
     }
     rows: dict[Check, Row] = {}

@@ -24,7 +24,7 @@ from blobstore.memory import MemoryStore
 from blobstore.s3.lifecycle import DAY_MS, Rule, backstop_rules
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, decode_profile
 from engine.clock import SystemAmbient
-from engine.doctor import abilities as doctor_abilities
+from engine.doctor import checks
 from engine.doctor import probe as doctor_patient
 from engine.doctor.checks import choose_list_rounds
 from engine.doctor.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store
@@ -88,7 +88,7 @@ from tests.unit.engine.doctor.lying_stores import (
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between attempts."""
     monkeypatch.setattr(doctor_patient, "PAUSE_S", 0.0)
-    monkeypatch.setattr(doctor_abilities, "PAUSE_S", 0.0)
+    monkeypatch.setattr(checks, "PAUSE_S", 0.0)
 
 
 async def examine(store: MemoryStore, *, save: bool = True) -> DoctorReport:
