@@ -204,11 +204,12 @@ class Causes:
         return any(server.writer_of.get(key, asked.process) != asked.process for key in keys)
 
     def _is_late(self, asked: Asked, stood_s: float) -> bool:
-        """C5: by the server's clock."""
+        """C5: by the server's clock, as far ahead as it ever was: a collection may have gone by it (D11)."""
         now_ms = self._server.now_ms()
         if asked.offsets is not None:
             births = [result.oldest_birth_ms for result in asked.results.values()]
-            return bool(births) and min(births) + self._lease_ms < now_ms
+            set_back_ms = self._server.ahead_ms_max - self._server.ahead_ms
+            return bool(births) and min(births) + self._lease_ms < now_ms + set_back_ms
         took_ms = now_ms - asked.began_s * 1000
         is_released = asked.verb == "name" and self._ledger.releases != {}
         return took_ms > PIN_DURATION_MS - self._times.margin_ms or stood_s > 0 or is_released

@@ -75,6 +75,7 @@ class SimServer:
         page_max: May be changed at any time.
         is_full: No object is stored any more; those that are there can be read and deleted.
         ahead_ms: How far its clock is ahead of everybody's.
+        ahead_ms_max: How far it ever was.
         on_effect: See `EffectHook`; for requests that change something alone.
     """
 
@@ -101,6 +102,7 @@ class SimServer:
         self.page_max = page_max
         self.is_full = False
         self.ahead_ms = 0
+        self.ahead_ms_max = 0
         self.on_effect: EffectHook | None = None
         self._names: list[str] = []
         self._storing: dict[str, int] = {}

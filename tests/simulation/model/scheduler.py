@@ -358,6 +358,7 @@ class World:
                 server.is_full = step.what == "fill"
             case "step":
                 server.ahead_ms += step.ms
+                server.ahead_ms_max = max(server.ahead_ms_max, server.ahead_ms)
                 met(Moment.SERVER_CLOCK_BACKWARDS, int(step.ms < 0))
             case "copy":
                 # Whoever was at work goes on at the old place, which nobody looks at any more.
