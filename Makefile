@@ -3,8 +3,8 @@
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-# More than a small machine has cores: a good part of the tests waits for servers, for Spark and for TTLs.
-WORKERS ?= 4
+# One more than a small machine has cores: some tests wait for servers and TTLs. With four, JVMs take it from each other.
+WORKERS ?= 3
 PYTEST := $(PYTHON) -m pytest
 
 # Spark's Python workers must be this environment's, its Java one that scripts/java_home.py vouches for, and its network

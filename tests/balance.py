@@ -28,7 +28,6 @@ LONGEST_FIRST: Final = (
     "tests/spark/test_canary.py",
     "tests/unit/engine/checkpoint/check/test_check.py",
     "tests/unit/engine/checkpoint/check/test_running.py",
-    "tests/integration/test_s3_soak.py",
     f"{_DOCUMENT}[docs/how-to/free-space.md]",
     f"{_DOCUMENT}[docs/how-to/time-travel.md]",
     f"{_DOCUMENT}[docs/how-to/troubleshoot.md]",

@@ -32,7 +32,7 @@ KEEP_LAST = 60
 
 
 class Scale:
-    """How much of everything: the soak's, and a short one that runs with every `make test`."""
+    """How much of everything: the soak's, and a short one."""
 
     def __init__(self, *, alone: int, killed: int, collected: int, ttl_ms: int) -> None:
         self.alone, self.killed, self.collected, self.ttl_ms = alone, killed, collected, ttl_ms
@@ -120,7 +120,11 @@ async def restore_and_compare(url: str, versions: list[int], directory: Path) ->
 @pytest.mark.parametrize(
     "scale",
     [
-        pytest.param(Scale(alone=8, killed=3, collected=6, ttl_ms=21_000), id="short", marks=pytest.mark.timeout(240)),
+        pytest.param(
+            Scale(alone=8, killed=3, collected=6, ttl_ms=21_000),
+            id="short",
+            marks=[pytest.mark.soak, pytest.mark.timeout(240)],
+        ),
         pytest.param(
             Scale(alone=740, killed=60, collected=240, ttl_ms=120_000),
             id="thousand",

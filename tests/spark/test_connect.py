@@ -16,16 +16,14 @@ from tests.servers.spark_connect import ROOT, SparkConnectServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
-PARTS = (
-    "the_example",
+PARTS = ("the_example", "a_job", "a_listener_and_the_sources")
+LONG = (
     "cores",
     "stores",
     "a_collection",
-    "a_job",
     "a_job_that_a_batch_function_holds",
-    "a_listener_and_the_sources",
+    "a_job_that_a_batch_function_opens",
 )
-LONG = "a_job_that_a_batch_function_opens"
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +59,14 @@ def test_what_runs_on_a_classic_session_runs_over_connect(told: dict[str, str], 
 
 
 @pytest.mark.soak
-def test_a_batch_function_opens_its_job_on_the_server(server: SparkConnectServer, tmp_path: Path) -> None:
-    assert tell(server, tmp_path, LONG) == {LONG: ""}
+@pytest.mark.parametrize("part", LONG)
+def test_what_takes_longer_runs_over_connect_too(server: SparkConnectServer, tmp_path: Path, part: str) -> None:
+    assert tell(server, tmp_path, part) == {part: ""}
 
 
 def test_every_part_of_the_story_is_told() -> None:
     source = (ROOT / "tests" / "spark" / "connect_story.py").read_text()
-    assert {*PARTS, LONG} == set(re.findall(r"^def tell_of_(\w+)\(", source, re.MULTILINE))
+    assert {*PARTS, *LONG} == set(re.findall(r"^def tell_of_(\w+)\(", source, re.MULTILINE))
 
 
 def test_a_verb_takes_the_server_that_the_environment_names(server: SparkConnectServer, tmp_path: Path) -> None:
