@@ -147,6 +147,13 @@ class ReadDirs:
             self._directory = directory
         return self._descriptor
 
+    def find(self, key: str) -> tuple[int, os.stat_result] | None:
+        """Return the open directory of a key and what `lstat` says of its file; None if it has no regular file."""
+        directory, name = split_key(key)
+        opened = self.enter(directory)
+        found = None if opened is None else read_regular(name, opened)
+        return None if opened is None or found is None else (opened, found)
+
 
 def _open_below(above: int, name: str) -> int:
     try:

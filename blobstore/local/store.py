@@ -256,14 +256,13 @@ class LocalStore(BlobStore):
         if dirs is None:
             with ReadDirs(self._dirs) as blobs, ReadDirs(self._dirs) as ttls:
                 return self._info(key, (blobs, ttls))
-        directory, name = split_key(key)
-        opened = dirs[0].enter(directory)
         # The blob before its TTL: the link is there before the blob is, so that this order never misses it.
-        found = None if opened is None else read_regular(name, opened)
-        if opened is None or found is None:
+        there = dirs[0].find(key)
+        if there is None:
             return None
+        opened, found = there
         ttl_ms = self._ttl.read_ms(key, dirs[1])
-        created_at_ms = self._temp_files.read_creation_ms(name, opened, found)
+        created_at_ms = self._temp_files.read_creation_ms(split_key(key)[1], opened, found)
         return BlobInfo(
             key=key,
             size_bytes=found.st_size,
@@ -289,13 +288,12 @@ class LocalStore(BlobStore):
         return ListPage(blobs=tuple(blobs), truncated=False)
 
     def _lost(self, key: str) -> Lost | None:
-        directory, name = split_key(key)
         with ReadDirs(self._dirs) as dirs:
-            opened = dirs.enter(directory)
-            if opened is None or read_regular(name, opened) is None:
+            there = dirs.find(key)
+            if there is None:
                 return None
             # Who finds it may build on it, and whoever created it may have died before this.
-            sync_dir(opened)
+            sync_dir(there[0])
             return Lost()
 
     def _create(self, descriptor: int, temp: str, key: str, ttl_ms: int | None) -> CreateOutcome:
@@ -344,9 +342,7 @@ class LocalStore(BlobStore):
 
     def _remove_ttl(self, key: str) -> None:
         with ReadDirs(self._dirs) as dirs:
-            directory, name = split_key(key)
-            opened = dirs.enter(directory)
-            if opened is None or read_regular(name, opened) is None:
+            if dirs.find(key) is None:
                 raise self._missing(key, "remove_ttl")
         self._ttl.remove(key)
 
@@ -491,10 +487,8 @@ class DeletedBlobs:
         """Return whether a deleted blob of this key can still be served."""
         if self._retention_ms == 0:
             return False
-        directory, name = split_key(f"{DELETED}/{key}")
-        with suppress(FileNotFoundError, NotADirectoryError), self._dirs.opened(directory) as kept:
-            return read_regular(name, kept) is not None
-        return False
+        with ReadDirs(self._dirs) as dirs:
+            return dirs.find(f"{DELETED}/{key}") is not None
 
     def delete(self, key: str, directory: int) -> None:
         """Take a blob away: to where it is kept, or for good.

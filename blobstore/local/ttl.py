@@ -24,7 +24,7 @@ from typing import Final
 
 from blobstore.base import UnfinishedPut
 from blobstore.errors import BlobCorruptError
-from blobstore.local.dirs import ReadDirs, StoreDirs, read_regular, split_key, walk_keys
+from blobstore.local.dirs import ReadDirs, StoreDirs, split_key, walk_keys
 from blobstore.local.files import sync_dir
 from blobstore.local.temp import TEMP, TempFiles, modified_at_ms
 
@@ -125,8 +125,8 @@ class TtlLinks:
             for below in walk_keys(links, f"{TTL}/{prefix}", "", links=True):
                 key = below.removeprefix(f"{TTL}/")
                 directory, name = split_key(key)
-                linked, opened = links.enter(f"{TTL}/{directory}".removesuffix("/")), blobs.enter(directory)
-                if linked is not None and (opened is None or read_regular(name, opened) is None):
+                linked = links.enter(f"{TTL}/{directory}".removesuffix("/"))
+                if linked is not None and blobs.find(key) is None:
                     with suppress(FileNotFoundError):
                         found = os.stat(name, dir_fd=linked, follow_symlinks=False)
                         left.append(UnfinishedPut(key=key, upload_id=LINK, begun_at_ms=modified_at_ms(found)))
