@@ -17,6 +17,7 @@ import msgspec
 
 from index.decoding import UNDECODABLE
 from index.errors import FormatError, SamzaFormatError
+from index.java_text import encode_jackson
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.keys import check_file_name
 from index.snapshot.model import DirIndex, FileBlob, FileIndex, SnapshotIndex
@@ -35,8 +36,6 @@ _OWNER_UNKNOWN: Final = "unknown"
 _UNPACK_HINT: Final = "write a copy with `tidemark export --unpack`, one blob per file, and export that"
 
 _CHECKPOINT_ID = re.compile(r"(?P<millis>[0-9]{1,19})-(?P<nanos>[0-9]{1,19})")
-# A JSON escape; matched from left to right, so that an escaped backslash is never taken for the start of another.
-_ESCAPE = re.compile(rb"\\(?:u00[01][0-9a-f]|.)")
 
 Path = tuple[str, ...]
 
@@ -98,7 +97,6 @@ class SamzaSnapshotIndex(msgspec.Struct, frozen=True, kw_only=True, rename="keba
     prev_snapshot_index_blob_id: str | None = None
 
 
-_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(SamzaSnapshotIndex)
 
 
@@ -165,13 +163,9 @@ def encode_samza_index(index: SamzaSnapshotIndex) -> bytes:
     """
     check_samza_index(index, blob_id="snapshot-index")
     try:
-        encoded = _encoder.encode(index)
+        return encode_jackson(index)
     except UnicodeEncodeError as error:
         raise SamzaFormatError("holds a text that is not valid Unicode", subject="snapshot-index") from error
-    if b"\\u" not in encoded:
-        return encoded
-    # Jackson writes the hexadecimal digits of a control character in capitals.
-    return _ESCAPE.sub(lambda m: m[0][:2] + m[0][2:].upper() if m[0][1:2] == b"u" else m[0], encoded)
 
 
 def decode_samza_index(data: bytes, *, blob_id: str) -> SamzaSnapshotIndex:

@@ -11,8 +11,8 @@ from typing import Final, Literal
 import msgspec
 
 from index.errors import DamagedChangelogError, LineageError, UnknownFormatError, UnsupportedRecordError
+from index.java_text import decode_utf, encode_utf
 from index.snapshot.model import LineageItem
-from index.spark.java_text import decode_utf, encode_utf
 from index.spark.lineage import decode_lineage, encode_lineage
 from index.spark.names import StateVersion, changelog_name
 

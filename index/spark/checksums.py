@@ -27,9 +27,9 @@ import msgspec
 
 from index.decoding import UNDECODABLE
 from index.errors import FileChecksumError, RowChecksumError, UnknownFormatError
+from index.java_text import encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX
 from index.spark.changelog import DELETE, DELETE_RANGE, Record
-from index.spark.java_text import encode_jackson
 
 # CRC32C of bytes, going on from the CRC of what came before (0 at first); unsigned.
 Crc32c = Callable[[bytes, int], int]

@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from index.errors import LineageError, VersionMissingError
+from index.java_text import UTF_BYTES_MAX, encode_jackson, encode_modified_utf8
 from index.snapshot.model import LineageItem, SnapshotIndex, UniqueId
-from index.spark.java_text import UTF_BYTES_MAX, encode_jackson, encode_modified_utf8
 from index.spark.names import (
     STATE_VERSION_MAX,
     StateVersion,

@@ -6,8 +6,8 @@ import msgspec
 
 from index.decoding import UNDECODABLE
 from index.errors import FormatError, StateMetadataError, UnknownFormatError
+from index.java_text import encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX
-from index.spark.java_text import encode_jackson
 from index.spark.names import check_log_name, check_sst_name, check_stored_name
 
 # Some 250,000 files, more than any RocksDB has, and few enough to be read at once: what is read takes ten times that.

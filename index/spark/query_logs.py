@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from index.errors import BatchLogError, UnknownFormatError
+from index.java_text import encode_jackson
 from index.snapshot.model import SIZE_BYTES_MAX, UniqueId
-from index.spark.java_text import encode_jackson
 
 OFFSETS_VERSION_MAX: Final = 2
 COMMITS_VERSION_MAX: Final = 3

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from index.errors import BatchLogError, UnknownFormatError
-from index.spark.java_text import decode_utf
+from index.java_text import decode_utf
 from index.spark.query_logs import DEFAULT_STORE
 
 VERSION_MAX: Final = 3

@@ -25,8 +25,8 @@ import msgspec
 
 from index.decoding import UNDECODABLE
 from index.errors import BatchLogError
+from index.java_text import encode_jackson
 from index.snapshot.keys import check_file_name
-from index.spark.java_text import encode_jackson
 from index.spark.query_logs import SourceOffset, decode_operator
 
 _NAME: Final = re.compile(r"(?P<entry>0|[1-9][0-9]{0,17})(?P<compact>\.compact)?")

@@ -14,6 +14,7 @@ from engine.state.lzf import compress_block, decompress_block
 from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state.zips import read_state_zip
 from index.errors import DamagedChangelogError, FormatError, LineageError
+from index.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
 from index.rocksdb import sst
 from index.rocksdb.sst import parse_sst_tail
 from index.snapshot.model import LineageItem, UniqueId
@@ -30,7 +31,6 @@ from index.spark.checksums import (
     unwrap_record,
     unwrap_value,
 )
-from index.spark.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
 from index.spark.lineage import HeaderNeeded, Lineage, Present, decode_lineage, encode_lineage, full_lineage, resolve
 from index.spark.metadata import decode_state_metadata, encode_state_metadata
 from tests.fuzz.target import Scratch, Target, check_refusal

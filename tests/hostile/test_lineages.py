@@ -8,9 +8,9 @@ import pytest
 from engine.errors import EngineError
 from engine.state.compression import Compressor
 from index.errors import DamagedChangelogError, FormatError, LineageError, UnsafeNameError
+from index.java_text import encode_utf
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import encode_end, encode_header, encode_put
-from index.spark.java_text import encode_utf
 from tests.fuzz.target import check_refusal
 from tests.unit.engine.state.state_store_kit import Bench, Ids, write_numbers
 

@@ -13,6 +13,7 @@ from index.errors import (
     UnsafeNameError,
     UnsupportedRecordError,
 )
+from index.java_text import encode_utf
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import (
     DELETE,
@@ -33,7 +34,6 @@ from index.spark.changelog import (
     encode_put,
     encode_record,
 )
-from index.spark.java_text import encode_utf
 
 VERSIONS: tuple[ChangelogVersion, ...] = (1, 2, 3, 4)
 LINEAGE = (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from index.errors import BatchLogError, UnknownFormatError
-from index.spark.java_text import encode_utf
+from index.java_text import encode_utf
 from index.spark.schema import (
     ArrayType,
     AtomType,

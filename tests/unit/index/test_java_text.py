@@ -2,7 +2,7 @@
 
 import pytest
 
-from index.spark.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
+from index.java_text import decode_modified_utf8, decode_utf, encode_modified_utf8, encode_utf
 
 
 @pytest.mark.parametrize(

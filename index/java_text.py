@@ -1,4 +1,4 @@
-"""Write and read text as Java programs do: the UTF-8 of `writeUTF`, and the JSON of Jackson, by which Spark writes.
+"""Write and read text as Spark and Samza do: the UTF-8 of Java's `writeUTF`, and the JSON of Jackson.
 
 `writeUTF` has two bytes of length, big-endian, and modified UTF-8, which writes NUL as two bytes, and a character
 beyond the basic plane as two surrogates of three bytes each. Jackson writes no spaces, fields in order, and its own
