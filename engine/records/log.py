@@ -321,10 +321,9 @@ async def read_vouched(
     record = find_doubtful(listing, records, boundaries)
     if record is None:
         return frozenset()
-    there = await store.stat(REPOSITORY)
-    if there is not None:
+    if created_ms := await repository_created_ms(store):
         repository = await read_record(store, REPOSITORY, decode_repository)
-        if lease_began_ms(record, repository) < there.created_at_ms - store.capabilities.created_late_ms:
+        if lease_began_ms(record, repository) < created_ms:
             indexes = new_indexes_of(record) or tuple(reference.index for reference in record.stores)
             found = [await store.stat(index.key) for index in indexes]
             return frozenset() if None in found else frozenset({record.pointer})
@@ -333,6 +332,12 @@ async def read_vouched(
         return frozenset()
     carry = [await has_ttl(store, index.key) for index in new_indexes_of(record)]
     return frozenset({record.pointer}) if False in carry and True not in carry else frozenset()
+
+
+async def repository_created_ms(store: BlobStore) -> int:
+    """Return when the repository record was created here, at the earliest; 0 if it is not there. One STAT."""
+    there = await store.stat(REPOSITORY)
+    return 0 if there is None else there.created_at_ms - store.capabilities.created_late_ms
 
 
 async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: str, subject: str = "") -> Loaded:

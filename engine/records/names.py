@@ -11,11 +11,11 @@ import msgspec
 from blobstore.base import BlobStore, BytesBody, list_blobs
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from engine.errors import NotFoundError
-from engine.records.log import Noted, Unreadable, read_record
+from engine.records.log import Noted, Unreadable, read_record, repository_created_ms
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.commits import Naming, choose_naming
 from index.snapshot.codec import decode_name, encode_record
-from index.snapshot.keys import NAMES, REPOSITORY, name_prefix, names_prefix, parse_name_key
+from index.snapshot.keys import NAMES, name_prefix, names_prefix, parse_name_key
 from index.snapshot.model import Scope
 from index.snapshot.records import NameRecord
 
@@ -124,6 +124,5 @@ async def _read_namings(store: BlobStore, prefix: str, noted: Noted) -> tuple[Na
     if all(n.record.released or n.is_live for n in namings):
         return tuple(namings)
     # One is late: it holds all the same where it was copied with the whole repository.
-    there = await store.stat(REPOSITORY)
-    created_at_ms = there.created_at_ms - store.capabilities.created_late_ms if there is not None else 0
+    created_at_ms = await repository_created_ms(store)
     return tuple(msgspec.structs.replace(n, repository_created_at_ms=created_at_ms) for n in namings)
