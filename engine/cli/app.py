@@ -15,39 +15,36 @@ from engine.cli.errors import close_quietly, describe, interrupted_by, report, t
 from engine.cli.exit_codes import MEANINGS, ExitCode
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, LOG_META, help_sections
-from engine.cli.verbs import Verbs
+from engine.cli.verbs import OrderedGroup, Verbs
 from engine.release import installed_release
 
 VERBS: Final = {
-    name: f"engine.cli.cmd.{place}"
-    for name, place in {
-        "init": "init:init",
-        "backup": "backup:backup",
-        "commit": "commit:commit",
-        "restore": "restore:restore",
-        "list": "list:list_",
-        "history": "history:history",
-        "show": "show:show",
-        "diff": "diff:diff",
-        "keys": "keys:keys",
-        "verify": "verify:verify",
-        "collect": "collect:collect",
-        "rewind": "rewind:rewind",
-        "fork": "fork:fork",
-        "name": "name:name",
-        "unname": "unname:unname",
-        "forget": "forget:forget",
-        "discard": "discard:discard",
-        "export": "export:export",
-        "report": "report:report",
-        "doctor": "doctor:doctor",
-        "metrics": "metrics:metrics",
-        "lifecycle": "lifecycle:lifecycle",
-        "bench": "bench_restore:bench",
-        "spark": "spark:spark",
-        "config": "config_show:config",
-        "completion": "completion:completion",
-    }.items()
+    "init": "init:init",
+    "backup": "backup:backup",
+    "commit": "commit:commit",
+    "restore": "restore:restore",
+    "list": "list:list_",
+    "history": "history:history",
+    "show": "show:show",
+    "diff": "diff:diff",
+    "keys": "keys:keys",
+    "verify": "verify:verify",
+    "collect": "collect:collect",
+    "rewind": "rewind:rewind",
+    "fork": "fork:fork",
+    "name": "name:name",
+    "unname": "unname:unname",
+    "forget": "forget:forget",
+    "discard": "discard:discard",
+    "export": "export:export",
+    "report": "report:report",
+    "doctor": "doctor:doctor",
+    "metrics": "metrics:metrics",
+    "lifecycle": "lifecycle:lifecycle",
+    "bench": "bench_restore:bench",
+    "spark": "spark:spark",
+    "config": "config_show:config",
+    "completion": "completion:completion",
 }
 GROUPS_HELP: Final = {
     "A commit is": [
@@ -70,12 +67,8 @@ GROUPS_HELP: Final = {
 }
 
 
-class Tidemark(click.Group):
-    """The group of all verbs: lists them in the order of their use, and turns every error into an exit code."""
-
-    @override
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+class Tidemark(OrderedGroup):
+    """The group of all verbs, which turns every error into an exit code."""
 
     @override
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -37,6 +37,7 @@ from engine.cli.config import (
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.log_lines import TEXT, LogFormat
 from engine.cli.run_refused import readable_values, write_refused
+from engine.cli.verbs import OrderedGroup
 from engine.errors import UsageError
 from engine.settings import TransferSettings
 from engine.text import parse_duration_ms, parse_moment, parse_share, parse_size_bytes
@@ -152,15 +153,11 @@ class Verb(click.Command):
             formatter.write(textwrap.fill(text, formatter.width, break_on_hyphens=False) + "\n")
 
 
-class VerbGroup(Verb, click.Group):
+class VerbGroup(Verb, OrderedGroup):
     """A verb that runs by itself and has others below it, which share nothing with it but its name."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (click passes them on)
         super().__init__(*args, invoke_without_command=True, subcommand_metavar="[VERB [ARGS]...]", **kwargs)
-
-    @override
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
     @override
     def resolve_command(

@@ -11,7 +11,7 @@ class Verbs(MutableMapping[str, click.Command]):
     """The commands of a `click.Group`.
 
     Args:
-        places: `module:attribute` of each verb, in the order in which help lists them.
+        places: `module:attribute` of each verb, of a module in `engine.cli.cmd`, in the order of their use.
     """
 
     def __init__(self, places: Mapping[str, str]) -> None:
@@ -22,7 +22,7 @@ class Verbs(MutableMapping[str, click.Command]):
         verb = self._verbs[name]
         if isinstance(verb, str):
             module, _, attribute = verb.partition(":")
-            loaded: click.Command = getattr(importlib.import_module(module), attribute)
+            loaded: click.Command = getattr(importlib.import_module(f"engine.cli.cmd.{module}"), attribute)
             self._verbs[name] = verb = loaded
         return verb
 
@@ -41,3 +41,11 @@ class Verbs(MutableMapping[str, click.Command]):
     @override
     def __len__(self) -> int:
         return len(self._verbs)
+
+
+class OrderedGroup(click.Group):
+    """A group that lists its verbs in the order of their use."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)

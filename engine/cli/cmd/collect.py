@@ -35,8 +35,8 @@ class _Limits(TypedDict):
 
 
 VERBS: Final = {
-    "explain": "engine.cli.cmd.collect_explain:explain",
-    "verify-plan": "engine.cli.cmd.collect_verify_plan:verify_plan",
+    "explain": "collect_explain:explain",
+    "verify-plan": "collect_verify_plan:verify_plan",
 }
 _TOO_MUCH_HINT: Final = "look at the plan with -n; if it is right, say --delete-at-most 100%"
 

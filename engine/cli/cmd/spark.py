@@ -1,28 +1,19 @@
 """The group `spark`: verbs for the checkpoints of streaming queries (design 0005)."""
 
 import click
-from typing_extensions import override
 
-from engine.cli.verbs import Verbs
+from engine.cli.verbs import OrderedGroup, Verbs
 
 VERBS = {
-    "backup": "engine.cli.cmd.spark_backup:spark_backup",
-    "restore": "engine.cli.cmd.spark_restore:spark_restore",
-    "check": "engine.cli.cmd.spark_check:spark_check",
+    "backup": "spark_backup:spark_backup",
+    "restore": "spark_restore:spark_restore",
+    "check": "spark_check:spark_check",
 }
-
-
-class SparkGroup(click.Group):
-    """Lists its verbs in the order of their use."""
-
-    @override
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 @click.group(
     "spark",
-    cls=SparkGroup,
+    cls=OrderedGroup,
     commands=Verbs(VERBS),
     invoke_without_command=True,
     subcommand_metavar="VERB [ARGS]...",
