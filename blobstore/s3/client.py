@@ -15,7 +15,6 @@ import traceback
 from collections.abc import AsyncGenerator, Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from importlib.metadata import version
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -31,6 +30,7 @@ from aiohttp.payload import Payload
 from typing_extensions import override
 
 from blobstore.errors import AccessDeniedError, InvalidRequestError
+from blobstore.release import installed_release
 from blobstore.s3.errors import (
     FORBIDDEN,
     STALE_CREDENTIALS,
@@ -271,7 +271,7 @@ class S3Client:
         session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=read_time)
         config = AioConfig(
             signature_version=_SIGNATURE,
-            user_agent=f"tidemark/{version('tidemark')} {session.user_agent()}",
+            user_agent=f"tidemark/{installed_release()} {session.user_agent()}",
             # `wrappers.retry` alone tries again. The hash of a body is signed: no second checksum is needed.
             retries={"total_max_attempts": 1},
             request_checksum_calculation="when_required",

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from blobstore.base import BlobStore, Created, Lost, UnfinishedPut, list_blobs
 from blobstore.concurrency import map_bounded
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreError
+from blobstore.release import installed_release
 from engine.clock import Ambient, SystemAmbient, read_now_ms
 from engine.collect.backend import KEYS_TOLD_MAX, Deleted, DeleteTally, Hands
 from engine.collect.in_process import OwnHands, delete_keys
@@ -40,7 +41,6 @@ from engine.records.roots import (
     read_roots,
 )
 from engine.records.settle import settle_record
-from engine.release import installed_release
 from index.errors import FormatError, UnknownFormatError, UnsafeNameError
 from index.plan.collect import (
     DeleteReason,

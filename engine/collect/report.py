@@ -7,10 +7,10 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import StoreError
+from blobstore.release import installed_release
 from engine.collect.backend import KEYS_TOLD_MAX
 from engine.collect.state import Facts
 from engine.errors import EngineError
-from engine.release import installed_release
 from index.display import Told, tell_value
 from index.errors import FormatError
 from index.plan.collect import PlannedDelete, ReasonTotal

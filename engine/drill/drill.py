@@ -8,6 +8,7 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.release import installed_release
 from engine.clock import Ambient, SystemAmbient
 from engine.drill.model import Measured, Rehearsal
 from engine.drill.nowhere import Fetched, restore_to_nowhere
@@ -15,7 +16,6 @@ from engine.drill.scratch import scratch_directory
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.missing import naming_complete
-from engine.release import installed_release
 from engine.repository.reading import Choice, ReadingRepository
 from engine.restore.restore import restore_store
 from engine.rocksdb.store import StoreReader, spark_settings

@@ -6,6 +6,7 @@ from typing import Final
 from blobstore.base import BlobInfo, BlobStore, list_blobs, read_blob
 from blobstore.concurrency import map_bounded
 from blobstore.errors import BlobNotFoundError
+from blobstore.release import installed_release
 from blobstore.wrappers.meter import MeteredStore
 from engine.clock import read_now_ms
 from engine.collect.collect import collect
@@ -19,7 +20,6 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.records.inventory import list_room
 from engine.records.log import list_all_logs
 from engine.records.roots import reachable_keys
-from engine.release import installed_release
 from engine.report.model import JobFacts, ReportFacts, Suspects
 from engine.repository.reading import ReadingRepository
 from index.errors import FormatError, UnsafeNameError

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from blobstore.errors import StoreError
+from blobstore.release import installed_release
 from engine.cli.choice import choose_commit, commit_options
 from engine.cli.config import CommitChoice, state_path
 from engine.cli.exit_codes import ExitCode
@@ -29,7 +30,6 @@ from engine.drill.telling import (
     summary_line,
 )
 from engine.errors import EngineError, NotFoundError, UsageError
-from engine.release import installed_release
 from engine.repository.sync import SyncRepository
 from engine.settings import STORES_AT_ONCE
 from engine.text import Moment, table

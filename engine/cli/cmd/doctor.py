@@ -14,6 +14,7 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
+from blobstore.release import installed_release
 from blobstore.s3.policy import ROLES, Role, partition_of, role_policy
 from blobstore.s3.settings import PUT_BYTES_MAX, StoreProfile
 from blobstore.wrappers.retry import RetrySettings
@@ -26,7 +27,6 @@ from engine.clock import SystemAmbient
 from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
 from engine.doctor.verdict import Check, Verdict, describe_profile
 from engine.errors import NotFoundError
-from engine.release import installed_release
 from engine.text import table
 from index.text import count, printable, shortened
 

@@ -13,12 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from blobstore.base import BlobStore
+from blobstore.release import installed_release
 from engine.collect.backend import KEYS_TOLD_MAX, Deleted, Hands, Listing, Swept
 from engine.collect.plan_writer import write_lines
 from engine.collect.runs import Run, end_run, take_up_run
 from engine.errors import UnsafeStoreError
 from engine.records.roots import References
-from engine.release import installed_release
 from engine.spark.access import Access
 from engine.spark.collection.deleting import DeletedShard, DeleteTask, SparedShard, SpareItem, SpareTask
 from engine.spark.collection.failures import raise_failures

@@ -12,6 +12,7 @@ from blobstore.base import BlobStore, BytesBody, DeleteFailure, RequestMetadata,
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
+from blobstore.release import installed_release
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine.collect.backend import Deleted, Hands, Listing
 from engine.collect.collect import AUDITS_KEPT_MAX, collect
@@ -21,7 +22,6 @@ from engine.collect.report import POINTERS_TOLD_MAX, make_audit
 from engine.collect.runs import end_run, take_up_run
 from engine.collect.state import Facts
 from engine.errors import TargetError, TooMuchToDeleteError, UsageError
-from engine.release import installed_release
 from engine.repository.repository import Repository
 from index.errors import CorruptIndexError, UnknownFormatError
 from index.plan.collect import DeleteReason, PlannedUpload
