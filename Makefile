@@ -53,7 +53,7 @@ soak: $(STAMP)  ## Try to break the protocol: 100,000 schedules, every crash poi
 	$(PYTEST) -n 2 -m soak tests/simulation --timeout 1800
 
 endure: $(STAMP)  ## Run the other tests that take minutes: real processes killed, faults of servers, Spark's plans
-	$(WITH_JAVA) $(PYTEST) -m soak --ignore tests/simulation --timeout 3600
+	$(WITH_JAVA) $(PYTEST) -n 2 --dist loadfile -m soak --ignore tests/simulation --timeout 3600
 
 # TARGET is a name of tests/fuzz/table.py; without one, all of them are fuzzed for so many SECONDS each.
 TARGET ?=

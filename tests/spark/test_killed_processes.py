@@ -314,6 +314,7 @@ class TestMatrix:
         case.check()
 
 
+@pytest.mark.soak
 def test_workers_are_killed_in_a_backup_and_in_a_collection(
     spark: SparkSession, s3_server: S3Server, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parents[3]
 
 # What a killed process leaves in a store is shown for every effect by test_store_effects.py; here it is what it
 # leaves in a file system. `make test` takes the use cases that write most to it, and of the points that follow a change
-# within a file a fifth, the same in every run; `make soak` stops before every effect of every use case.
+# within a file a tenth, the same in every run; `make soak` stops before every effect of every use case.
 _SCENARIOS = ("backup", "commit", "rewind", "restore", "replace", "collect", "name", "fork", "release")
 _IN_SHORT = ("restore", "replace")
 CASES = [
-    *(pytest.param(scenario, 5, id=f"{scenario}-share") for scenario in _IN_SHORT),
+    *(pytest.param(scenario, 10, id=f"{scenario}-share") for scenario in _IN_SHORT),
     *(pytest.param(scenario, 1, id=f"{scenario}-all", marks=pytest.mark.soak) for scenario in _SCENARIOS),
 ]
 

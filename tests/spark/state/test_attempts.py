@@ -80,6 +80,7 @@ def counts(query: StatefulQuery, batch: int) -> set[int]:
     return {int.from_bytes(value[8:16], "little") for counter in rows.values() for _, _, value in counter}
 
 
+@pytest.mark.soak
 @pytest.mark.spark_case(45)
 def test_an_attempt_whose_commit_was_never_written_counts_for_nothing(query: StatefulQuery) -> None:
     """A commit file is removed and the batch run again: the id in the new one is the only one that counts."""
