@@ -38,7 +38,7 @@ from engine.records.roots import References
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
-from engine.spark.collection.backend import SparkHands
+from engine.spark.collection.backend import SparkBackend
 from index.plan.collect import DeleteReason
 from index.plan.retention import Retention
 from index.snapshot.keys import BLOBS, INDEXES, RunId
@@ -75,7 +75,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     cpu_seconds: float = 0.0
 
 
-class TimedHands(SparkHands):
+class TimedBackend(SparkBackend):
     """Tells how long each step took."""
 
     def __init__(self, spark: SparkSession, access: DoorAccess, doors: Doors) -> None:
@@ -135,11 +135,11 @@ def run_here(root: Path) -> None:
             transfer=TransferSettings(),
             root=str(root),
         )
-        hands = TimedHands(spark, access, doors)
-        report = repository.collect(Retention(keep_last=KEEP_LAST), hands=hands)
+        backend = TimedBackend(spark, access, doors)
+        report = repository.collect(Retention(keep_last=KEEP_LAST), backend=backend)
     seconds = time.perf_counter() - started_s
     check(world, report)
-    steps = hands.seconds | {"the driver's own": seconds - sum(hands.seconds.values())}
+    steps = backend.seconds | {"the driver's own": seconds - sum(backend.seconds.values())}
     outcome = Outcome(
         blobs=world.blobs,
         index_mb=world.index_bytes // 1_000_000,

@@ -15,9 +15,7 @@ Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
 
-async def carry_out_all(
-    carry_out: Callable[[Item], Awaitable[None]], items: Iterable[Item], *, in_flight_max: int
-) -> None:
+async def run_all(carry_out: Callable[[Item], Awaitable[None]], items: Iterable[Item], *, in_flight_max: int) -> None:
     """Call an async function on every item, at most `in_flight_max` at once.
 
     Items are drawn as workers become free, and nothing is kept of them: memory does not grow with their number.
@@ -53,14 +51,14 @@ async def carry_out_all(
 async def map_bounded(
     function: Callable[[Item], Awaitable[Result]], items: Iterable[Item], *, in_flight_max: int
 ) -> list[Result]:
-    """The results of `carry_out_all` in the order of the items; errors likewise."""
+    """The results of `run_all` in the order of the items; errors likewise."""
     results: dict[int, Result] = {}
 
     async def keep(numbered: tuple[int, Item]) -> None:
         position, item = numbered
         results[position] = await function(item)
 
-    await carry_out_all(keep, enumerate(items), in_flight_max=in_flight_max)
+    await run_all(keep, enumerate(items), in_flight_max=in_flight_max)
     return [results[position] for position in range(len(results))]
 
 
@@ -72,7 +70,7 @@ def first_error(group: BaseExceptionGroup) -> BaseException:
     return error
 
 
-async def to_its_end(work: Awaitable[Result]) -> Result:
+async def shielded(work: Awaitable[Result]) -> Result:
     """The result of something that must not be left halfway: a call that is cancelled raises once it is done."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -93,7 +91,7 @@ async def give_up(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks, all of them first, and wait until they have ended even if this call is cancelled meanwhile."""
     for task in tasks:
         task.cancel()
-    await to_its_end(asyncio.gather(*tasks, return_exceptions=True))
+    await shielded(asyncio.gather(*tasks, return_exceptions=True))
 
 
 async def run_blocking(
@@ -101,4 +99,4 @@ async def run_blocking(
 ) -> Result:
     """Call a function in a thread, to its end even if this call is cancelled meanwhile."""
     call = functools.partial(function, *args, **kwargs)
-    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, call))
+    return await shielded(asyncio.get_running_loop().run_in_executor(None, call))

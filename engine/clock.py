@@ -14,7 +14,7 @@ from index.snapshot.model import UniqueId
 from index.snapshot.records import WriteId
 
 
-class Ambient(Protocol):
+class Runtime(Protocol):
     """Clock and randomness, replaceable by a seeded one in tests."""
 
     def session(self) -> str:
@@ -38,7 +38,7 @@ class Ambient(Protocol):
         ...
 
 
-class SystemAmbient:
+class SystemRuntime:
     """The real thing."""
 
     def session(self) -> str:
@@ -70,4 +70,4 @@ async def read_now_ms(store: BlobStore) -> int:
     try:
         return await store.now_ms()
     except (AccessDeniedError, StoreFullError):
-        return SystemAmbient().local_now_ms()
+        return SystemRuntime().local_now_ms()

@@ -18,7 +18,7 @@ FIGURES_MAX: Final = 7
 _WHOLE_S: Final = 100
 
 
-class Told:
+class DisplayMixin:
     """A struct that tells its figures, for people. What programs read are its fields.
 
     Everything in a result may come from storage: it is made printable, and escaped in HTML.
@@ -29,13 +29,13 @@ class Told:
     def figures(self) -> Mapping[str, str]:
         """What there is to say, by name and the most important first: every field that says something."""
         names = msgspec.structs.fields(self) if isinstance(self, msgspec.Struct) else ()
-        told = {field.name: tell_value(field.name, getattr(self, field.name)) for field in names}
-        return {tell_name(name): text for name, text in told.items() if text}
+        told = {field.name: format_value(field.name, getattr(self, field.name)) for field in names}
+        return {format_name(name): text for name, text in told.items() if text}
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __repr__(self) -> str:  # type: ignore[explicit-override]
         """The first figures in one line."""
-        return printable(f"<{type(self).__name__} {tell_line(self)}".rstrip() + ">")
+        return printable(f"<{type(self).__name__} {format_line(self)}".rstrip() + ">")
 
     def _repr_html_(self) -> str:
         """All figures as a table: what a notebook shows."""
@@ -47,21 +47,21 @@ class Told:
         return f"<table><caption>{_html(type(self).__name__)}</caption><tbody>{rows}</tbody></table>"
 
 
-def tell_line(result: Told) -> str:
+def format_line(result: DisplayMixin) -> str:
     """The first figures of a result, each behind its name."""
     told = list(result.figures().items())
     parts = [name if text == "yes" else f"{name} {text}" for name, text in told[:FIGURES_MAX]]
     return ", ".join([*parts, *(["…"] if len(told) > FIGURES_MAX else [])])
 
 
-def tell_name(name: str) -> str:
+def format_name(name: str) -> str:
     """The name of a field for people: units are told with the figure."""
     for unit in ("_bytes", "_ms", "_count"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
 
 
-def tell_value(name: str, value: Any) -> str:  # noqa: ANN401  (a field has any type)
+def format_value(name: str, value: Any) -> str:  # noqa: ANN401  (a field has any type)
     """One field in words, by the house's names of units; empty if it says nothing.
 
     Args:
@@ -70,35 +70,35 @@ def tell_value(name: str, value: Any) -> str:  # noqa: ANN401  (a field has any 
     """
     if value is None or isinstance(value, bool):
         return "yes" if value else ""
-    if isinstance(value, Told):
-        return tell_line(value)
+    if isinstance(value, DisplayMixin):
+        return format_line(value)
     if isinstance(value, int | float):
-        return _tell_number(name, value)
+        return _format_number(name, value)
     if isinstance(value, Collection) and not isinstance(value, str):
-        return _tell_collection(value)
+        return _format_collection(value)
     return shortened(printable(str(value.value if isinstance(value, Enum) else value)), TEXT_LENGTH_MAX)
 
 
-def tell_texts(texts: Iterable[str]) -> str:
+def format_texts(texts: Iterable[str]) -> str:
     """The first few of some texts, and how many there are beside them."""
     found = [shortened(printable(text), TEXT_LENGTH_MAX) for text in texts]
     left = len(found) - TEXTS_MAX
     return ", ".join(found[:TEXTS_MAX]) + (f" and {left:,} more" if left > 0 else "")
 
 
-def tell_seconds(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """A measured time."""
     return human_duration(round(seconds * 1000)) if seconds < 1 or seconds >= _WHOLE_S else f"{seconds:.1f} s"
 
 
-def tell_files(files: int, size_bytes: int) -> str:
+def format_files(files: int, size_bytes: int) -> str:
     """So many files of so many bytes."""
     return f"{files:,} ({human_bytes(size_bytes)})"
 
 
-def _tell_number(name: str, value: Any) -> str:  # noqa: ANN401  (to a type checker, a float may be an int)
+def _format_number(name: str, value: Any) -> str:  # noqa: ANN401  (to a type checker, a float may be an int)
     if isinstance(value, float):
-        return tell_seconds(value) if name.endswith(("seconds", "_s")) else f"{value:g}"
+        return format_seconds(value) if name.endswith(("seconds", "_s")) else f"{value:g}"
     if name.endswith("_at_ms") or name == "now_ms":
         return iso_time(value)
     if name.endswith("_ms"):
@@ -108,9 +108,9 @@ def _tell_number(name: str, value: Any) -> str:  # noqa: ANN401  (to a type chec
     return f"{value:,}"
 
 
-def _tell_collection(value: Collection[Any]) -> str:
+def _format_collection(value: Collection[Any]) -> str:
     if isinstance(value, Sequence) and value and all(isinstance(item, str) for item in value):
-        return tell_texts(value)
+        return format_texts(value)
     return f"{len(value):,}" if value else ""
 
 

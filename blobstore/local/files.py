@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 import aiofiles
 
-from blobstore.concurrency import run_blocking, to_its_end
+from blobstore.concurrency import run_blocking, shielded
 
 CHUNK_BYTES: Final = 1 << 20
 
@@ -237,16 +237,16 @@ async def _opened(
         made.append(await aiofiles.open(path, mode, buffering=0, opener=opener))
 
     try:
-        await to_its_end(open_it())
+        await shielded(open_it())
         yield LocalFile(made[0].fileno())
     except BaseException:
         for file in made:
             # What went wrong first is what the caller has to know.
             with suppress(OSError):
-                await to_its_end(file.close())
+                await shielded(file.close())
         raise
     else:
-        await to_its_end(made[0].close())
+        await shielded(made[0].close())
 
 
 def _write_all(descriptor: int, offset: int, data: bytes) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from blobstore.base import LIST_PAGE_MAX, BlobInfo, BlobStore, Body, Created, ListPage, RequestMetadata
-from blobstore.concurrency import give_up, to_its_end
+from blobstore.concurrency import give_up, shielded
 from blobstore.errors import StoreUnavailableError
 from blobstore.sink import Buffer, Sink
 from blobstore.wrappers.forwarding import ForwardingStore
@@ -94,10 +94,10 @@ class Hedge:
                 asked.append(asyncio.ensure_future(ask()))
             winner = await _first_answer(asked)
             if len(asked) > 1:
-                await to_its_end(_let_go([request for request in asked if request is not winner], discard))
+                await shielded(_let_go([request for request in asked if request is not winner], discard))
         except BaseException:
             # Whatever has come, nobody will take it: also what has won, which may go on by itself.
-            await to_its_end(_let_go(asked, discard))
+            await shielded(_let_go(asked, discard))
             raise
         result = winner.result()
         answers.add(clock() - began_s)

@@ -17,7 +17,7 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from engine.backup.source import BackupSource, WholeDirectory
 from engine.backup.upload import Uploader, UploadSession
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import DamagedError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.identify import identify, identify_ssts
@@ -27,7 +27,7 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, StoredSnapshot, read_stored_snapshot, write_index
 from engine.records.missing import find_missing, key_of
 from engine.settings import TransferSettings
-from index.display import Told, tell_files, tell_seconds
+from index.display import DisplayMixin, format_files, format_seconds
 from index.errors import FormatError
 from index.plan.backup import BackupLimits, BackupPlan, build_snapshot, plan_backup
 from index.snapshot.contents import blob_keys
@@ -85,7 +85,7 @@ class BackupStats(msgspec.Struct, frozen=True, kw_only=True):
     diff_seconds: float = 0.0
 
 
-class BackupResult(Told, msgspec.Struct, frozen=True, kw_only=True):
+class BackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What a commit needs to know of a backup; it can be sent to the process that commits."""
 
     scope: Scope
@@ -109,16 +109,16 @@ class BackupResult(Told, msgspec.Struct, frozen=True, kw_only=True):
             "of": printable(str(self.scope)),
             "store": printable(f"{reference.task}/{reference.store}"),
             "version": f"{reference.version:,}",
-            "files": tell_files(stats.files_total, stats.bytes_total),
-            "added": tell_files(stats.files_added, stats.bytes_added),
-            "retained": tell_files(stats.files_retained, stats.bytes_retained),
+            "files": format_files(stats.files_total, stats.bytes_total),
+            "added": format_files(stats.files_added, stats.bytes_added),
+            "retained": format_files(stats.files_retained, stats.bytes_retained),
             "uploaded": human_bytes(stats.bytes_uploaded),
-            "removed": tell_files(stats.files_removed, stats.bytes_removed),
-            "packed again": tell_files(stats.files_repacked, stats.bytes_repacked) if stats.files_repacked else "",
-            "healed": tell_files(stats.files_healed, stats.bytes_healed) if stats.files_healed else "",
+            "removed": format_files(stats.files_removed, stats.bytes_removed),
+            "packed again": format_files(stats.files_repacked, stats.bytes_repacked) if stats.files_repacked else "",
+            "healed": format_files(stats.files_healed, stats.bytes_healed) if stats.files_healed else "",
             "unique id": printable(reference.unique_id),
             "requests": f"{stats.requests:,}",
-            "time": tell_seconds(stats.seconds),
+            "time": format_seconds(stats.seconds),
         }
         return {name: text for name, text in told.items() if text}
 
@@ -135,7 +135,7 @@ async def backup_source(
     base: StoreReference | None,
     repository: RepositoryRecord,
     settings: TransferSettings,
-    ambient: Ambient,
+    runtime: Runtime,
     cache: DigestCache,
     progress: Progress = NO_PROGRESS,
     indexes: IndexCache | None = None,
@@ -160,7 +160,7 @@ async def backup_source(
         base: The snapshot to diff against; None uploads everything.
         repository: Tells the TTL of uploads.
         settings: Limits and sizes.
-        ambient: Clock and randomness.
+        runtime: Clock and randomness.
         cache: Hashes of local files that are known already (I1).
         progress: Told what there is to do and what is done.
         indexes: Indexes that this process knows already.
@@ -180,9 +180,9 @@ async def backup_source(
         StoreError: As the store says. What was uploaded until then expires.
         EngineError, FormatError: As the source says.
     """
-    begun_s = ambient.monotonic_s()
-    session = ambient.session()
-    unique_id = unique_id or ambient.unique_id()
+    begun_s = runtime.monotonic_s()
+    session = runtime.session()
+    unique_id = unique_id or runtime.unique_id()
     facts = await gather_facts(
         store,
         source=source,
@@ -193,7 +193,7 @@ async def backup_source(
         missing=missing,
         check_retained=check_retained,
     )
-    looked_s = ambient.monotonic_s()
+    looked_s = runtime.monotonic_s()
     metadata = SnapshotMetadata(
         job=scope.job,
         task=task,
@@ -202,7 +202,7 @@ async def backup_source(
         unique_id=unique_id,
         base=LineageItem(base.version, base.unique_id) if base is not None else None,
         lineage=_lineage(facts) if lineage is None else tuple(lineage() if callable(lineage) else lineage),
-        created_at_ms=ambient.local_now_ms(),
+        created_at_ms=runtime.local_now_ms(),
     )
     _check_metadata(metadata, session)
     with SourceDir(source.directory) as opened:
@@ -249,7 +249,7 @@ async def backup_source(
         base=base.index if base is not None else None,
         oldest_birth_ms=min(births_ms),
         new_keys=(*uploaded.keys, reference.key),
-        stats=_stats(facts, reference.size_bytes, ambient.monotonic_s() - begun_s, diff_seconds=looked_s - begun_s),
+        stats=_stats(facts, reference.size_bytes, runtime.monotonic_s() - begun_s, diff_seconds=looked_s - begun_s),
         missing_keys=tuple(sorted(facts.missing)),
     )
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from blobstore.base import BlobStore, Body, Created, RequestMetadata
-from blobstore.concurrency import carry_out_all, run_blocking
+from blobstore.concurrency import run_all, run_blocking
 from blobstore.local.files import LocalFile as OpenFile
 from blobstore.local.files import open_to_read
 from engine.errors import UnsafeSourceError
@@ -247,7 +247,7 @@ class Uploader:
         for empty in plan.empty:
             self._enter(empty, nothing, None)
         self._progress.add(files=len(plan.empty))
-        await carry_out_all(self._carry_out, _jobs(plan), in_flight_max=self._settings.in_flight_max)
+        await run_all(self._carry_out, _jobs(plan), in_flight_max=self._settings.in_flight_max)
         for planned in plan.blobs:
             self._check_runs(planned)
             sst = self._ssts.get(planned.file.path)

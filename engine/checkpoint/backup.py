@@ -24,7 +24,7 @@ from engine.checkpoint.backup_steps import (
     finish_backup,
 )
 from engine.checkpoint.errors import QueryMovedOnError
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Runtime, SystemRuntime
 from engine.errors import SourceChangedError, UnsafeSourceError
 from engine.progress import NO_PROGRESS, Progress, SummedProgress
 from engine.repository.repository import Repository
@@ -55,7 +55,7 @@ async def backup_checkpoint(
     scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
     store_settings: StoreSettings | None = None,
-    ambient: Ambient | None = None,
+    runtime: Runtime | None = None,
 ) -> CheckpointBackup:
     """Take a picture of a query's newest committed batch. The query may run meanwhile.
 
@@ -74,7 +74,7 @@ async def backup_checkpoint(
         scratch: Where files of a checkpoint on another store are fetched to; the system's place if not given.
         progress: Told what there is to do and what is done.
         store_settings: How the checkpoint's store is asked.
-        ambient: Tells how long it took.
+        runtime: Tells how long it took.
 
     Raises:
         NotFoundError: There is no checkpoint, or no batch is committed.
@@ -117,7 +117,7 @@ async def backup_checkpoint(
             moved=moved,
             scratch=scratch,
             progress=sums.part(),
-            ambient=ambient,
+            runtime=runtime,
         )
 
 
@@ -144,14 +144,14 @@ async def take_picture(
     moved: bool = False,
     scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
-    ambient: Ambient | None = None,
+    runtime: Runtime | None = None,
 ) -> CheckpointBackup:
     """All steps, the stores being backed up as the caller says; again if the query moves on under it (P6).
 
     Arguments and errors otherwise as `backup_checkpoint`.
     """
-    ambient = ambient or SystemAmbient()
-    began_s = ambient.monotonic_s()
+    runtime = runtime or SystemRuntime()
+    began_s = runtime.monotonic_s()
     failed: tuple[int, Exception] | None = None
     for attempt in range(1, ATTEMPTS_MAX + 1):
         begun = await begin_backup(repository, root, job=job, check_retained=check_retained, moved=moved)
@@ -175,7 +175,7 @@ async def take_picture(
                 raise
             failed = begun.at.batch, error
             continue
-        return msgspec.structs.replace(done, attempts=attempt, seconds=ambient.monotonic_s() - began_s)
+        return msgspec.structs.replace(done, attempts=attempt, seconds=runtime.monotonic_s() - began_s)
     assert failed is not None  # noqa: S101  # every other end of an attempt leaves the loop
     raise QueryMovedOnError(
         f"was read {ATTEMPTS_MAX} times, and each time the query took away a part; the last time at batch {failed[0]}: "

@@ -26,7 +26,7 @@ from engine.settings import TransferSettings
 from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
-from index.display import Told
+from index.display import DisplayMixin
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of
 from index.snapshot.model import Scope
@@ -75,7 +75,7 @@ class StoreBackup(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: tuple[str, ...] = ()
 
 
-class PictureSums(Told, msgspec.Struct, frozen=True, kw_only=True):
+class PictureSums(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What a picture has, and what was sent for it."""
 
     stores: int = 0
@@ -90,7 +90,7 @@ class PictureSums(Told, msgspec.Struct, frozen=True, kw_only=True):
     source_requests: int = 0
 
 
-class CheckpointBackup(Told, msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointBackup(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """A picture, and how it was taken."""
 
     commit: Commit

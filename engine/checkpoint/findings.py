@@ -5,7 +5,7 @@ from typing import Final, Literal
 import msgspec
 
 from engine.errors import DamagedError, EngineError, UsageError, bare_message
-from index.display import Told
+from index.display import DisplayMixin
 from index.errors import FormatError
 
 # Damage: something committed cannot be had, or is not what was written. A warning: it will become that, or nobody can
@@ -54,7 +54,7 @@ class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
     keys: int = -1
 
 
-class CheckReport(Told, msgspec.Struct, frozen=True, kw_only=True):
+class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What came of a checkpoint."""
 
     location: str

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 from typing_extensions import override
 
-from blobstore.concurrency import carry_out_all, run_blocking
+from blobstore.concurrency import run_all, run_blocking
 from engine.backup.source import BackupSource
 from engine.checkpoint.live_files import LiveFiles, read_small
 from engine.checkpoint.naming import located, told_of
@@ -188,7 +188,7 @@ class LiveStore(BackupSource):
         self._brought |= await self._files.bring(missing)
         if self._verify:
             added = [item.path for item in planned if item.expected is None]
-            await self._unless_changed(carry_out_all(self._check, added, in_flight_max=_CHECKS_MAX))
+            await self._unless_changed(run_all(self._check, added, in_flight_max=_CHECKS_MAX))
         return self._tree() if missing and not self.is_lasting else None
 
     async def _check(self, path: FilePath) -> None:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 from typing_extensions import override
 
-from blobstore.concurrency import carry_out_all, run_blocking
+from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, UnsafeSourceError, restated
 from engine.local.scan import FilePath, changed_error, is_unchanged, local_file, refusing, special_error
@@ -224,7 +224,7 @@ class FetchedFiles(LiveFiles):
     @override
     async def bring(self, paths: Collection[FilePath]) -> dict[FilePath, LocalFile]:
         new = [path for path in paths if path not in self._brought]
-        await carry_out_all(self._fetch, new, in_flight_max=FETCHES_MAX)
+        await run_all(self._fetch, new, in_flight_max=FETCHES_MAX)
         return {path: self._brought[path] for path in paths}
 
     async def _fetch(self, path: FilePath) -> None:

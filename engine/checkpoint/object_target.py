@@ -7,10 +7,10 @@ from typing import Final
 
 from blobstore.base import BlobStore
 from blobstore.checkpoint_files import FileStatus
-from blobstore.concurrency import carry_out_all, run_blocking
+from blobstore.concurrency import run_all, run_blocking
 from blobstore.opening import StoreSettings
 from engine.checkpoint.targets import moment
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import TargetError, UsageError
 from engine.state.batch_logs import ENTRY_BYTES_MAX
 from engine.state.checkpoint_dir import CheckpointDir
@@ -33,7 +33,7 @@ class ObjectTarget:
         parent: The URL of the prefix above, or a store whose root it is.
         name: Of the prefix itself.
         location: What people, and paths in the checkpoint, call it.
-        ambient: Tells when something was moved aside.
+        runtime: Tells when something was moved aside.
         move_aside: Whether content may be moved aside.
         settings: Of the store that is opened.
 
@@ -47,13 +47,13 @@ class ObjectTarget:
         name: str,
         *,
         location: str,
-        ambient: Ambient,
+        runtime: Runtime,
         move_aside: bool,
         settings: StoreSettings | None = None,
     ) -> None:
         self.location = self.root = location
         self._parent, self._name, self._settings = parent, name, settings
-        self._aside = f"{name}.aside-{moment(ambient)}"
+        self._aside = f"{name}.aside-{moment(runtime)}"
         self._move_aside = move_aside
         self._above: CheckpointDir | None = None
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
@@ -176,7 +176,7 @@ class ObjectTarget:
                 await aside.publish_file(status.path, local, overwrite=True)
                 await run_blocking(local.unlink)
 
-            await carry_out_all(copy, enumerate(found), in_flight_max=IN_FLIGHT_MAX)
+            await run_all(copy, enumerate(found), in_flight_max=IN_FLIGHT_MAX)
         there = {status.path: status.size_bytes for status in await aside.walk()}
         missing = next((s.path for s in found if there.get(s.path) != s.size_bytes), None)
         if missing is not None:
@@ -233,7 +233,7 @@ async def publish_files(directory: CheckpointDir, root: Path, paths: Iterable[st
         sizes[path] = await directory.publish_file(path, root / path, overwrite=True)
 
     for stage in sorted(stages):
-        await carry_out_all(publish, stages[stage], in_flight_max=IN_FLIGHT_MAX)
+        await run_all(publish, stages[stage], in_flight_max=IN_FLIGHT_MAX)
     return sizes
 
 

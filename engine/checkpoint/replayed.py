@@ -13,7 +13,7 @@ import msgspec
 
 from blobstore.concurrency import run_blocking
 from blobstore.local.files import flush
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.local.hashing import crc32c
 from engine.restore.staging import target_errors
 from engine.state.file_checksums import CREATOR
@@ -56,7 +56,7 @@ async def replay_store(
     *,
     working: Path,
     target: Path,
-    ambient: Ambient,
+    runtime: Runtime,
 ) -> ReplayedStore:
     """Build the directory of a store that holds one snapshot of a version, and nothing else but the schema of its rows.
 
@@ -66,7 +66,7 @@ async def replay_store(
         settings: Of the store.
         working: Where RocksDB works; made, and left to the caller to remove.
         target: An empty directory on the same file system.
-        ambient: Ids, and the time that a checksum says.
+        runtime: Ids, and the time that a checksum says.
 
     Raises:
         DamagedError, FormatError: What the version takes is missing or damaged; the error names it.
@@ -81,13 +81,13 @@ async def replay_store(
     schema = await files.read("/".join(SCHEMA_PATH)) if SCHEMA_PATH in dict(files_of(files.index.dir)) else None
     place = await run_blocking(WorkingDir.open, working)
     try:
-        loader = StateLoader(manager, place, settings, ambient)
+        loader = StateLoader(manager, place, settings, runtime)
         loaded, metrics = await loader.load(resolution.target, {}, read_only=True)
         try:
             captured = await run_blocking(_capture, manager, place, loaded)
         finally:
             await run_blocking(loaded.db.close)
-        builder = _Builder(target, files, resolution, ambient, file_checksums=settings.file_checksums)
+        builder = _Builder(target, files, resolution, runtime, file_checksums=settings.file_checksums)
         with target_errors(target):
             await run_blocking(builder.build, captured, schema)
     finally:
@@ -124,10 +124,10 @@ class _Builder:
     """
 
     def __init__(
-        self, target: Path, files: IndexStateFiles, resolution: Resolution, ambient: Ambient, *, file_checksums: bool
+        self, target: Path, files: IndexStateFiles, resolution: Resolution, runtime: Runtime, *, file_checksums: bool
     ) -> None:
         self._target = target
-        self._ambient = ambient
+        self._runtime = runtime
         self._resolution = resolution
         self._checksums = file_checksums and resolution.target.unique_id is not None
         replaced = _replaced(dict(files_of(files.index.dir)), resolution)
@@ -154,7 +154,7 @@ class _Builder:
             checksum = FileChecksum.of_file(
                 crc32c=crc32c(zipped),
                 size_bytes=len(zipped),
-                timestamp_ms=self._ambient.local_now_ms(),
+                timestamp_ms=self._runtime.local_now_ms(),
                 executor_id=CREATOR,
             )
             self._write((checksum_name(name),), encode_file_checksum(checksum))

@@ -14,7 +14,7 @@ from engine.checkpoint.object_target import ObjectTarget, directory_of
 from engine.checkpoint.restore_run import CheckpointRestore, CheckpointRestorePlan, RestoreChoice, RestoredCheckpoint
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Runtime, SystemRuntime
 from engine.errors import TargetError
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository.repository import Repository
@@ -48,7 +48,7 @@ async def restore_checkpoint(
     stores_at_once: int = STORES_AT_ONCE,
     progress: Progress = NO_PROGRESS,
     store_settings: StoreSettings | None = None,
-    ambient: Ambient | None = None,
+    runtime: Runtime | None = None,
 ) -> RestoredCheckpoint:
     """Bring a checkpoint back; a query that is started on it goes on after the batch.
 
@@ -68,7 +68,7 @@ async def restore_checkpoint(
         stores_at_once: So many stores are worked on at once.
         progress: Told of files and bytes.
         store_settings: How a target that is a URL is asked.
-        ambient: Clock and chance.
+        runtime: Clock and random numbers.
 
     Raises:
         NotFoundError: There is no such job, picture or batch.
@@ -80,7 +80,7 @@ async def restore_checkpoint(
         StoreError: As a store says. After any error the target is as it was, or, on an object store, lacks `commits/`;
             if what stood there is aside already, the error's hint and a note say where.
     """
-    ambient = ambient or SystemAmbient()
+    runtime = runtime or SystemRuntime()
     choice = RestoreChoice(
         job=job,
         batch=batch,
@@ -91,8 +91,8 @@ async def restore_checkpoint(
         spark_location=spark_location,
         or_newest_complete=or_newest_complete,
     )
-    place = _place(target, ambient, choice, store_settings)
-    restore = CheckpointRestore(repository, place, choice, ambient)
+    place = _place(target, runtime, choice, store_settings)
+    restore = CheckpointRestore(repository, place, choice, runtime)
     at_once, transfer = share_among(repository.settings, stores_at_once)
     quiet = _StoresProgress(progress)
 
@@ -103,7 +103,7 @@ async def restore_checkpoint(
             restore.directory / item.id.path,
             replayed=replayed,
             transfer=transfer,
-            ambient=ambient,
+            runtime=runtime,
             progress=quiet,
         )
 
@@ -126,7 +126,7 @@ async def plan_checkpoint_restore(
     *,
     stores_at_once: int = STORES_AT_ONCE,
     store_settings: StoreSettings | None = None,
-    ambient: Ambient | None = None,
+    runtime: Runtime | None = None,
 ) -> CheckpointRestorePlan:
     """What `restore_checkpoint` would bring back. Nothing is written but a pin, and files that are gone afterwards.
 
@@ -136,9 +136,9 @@ async def plan_checkpoint_restore(
     Raises:
         As `restore_checkpoint`.
     """
-    ambient = ambient or SystemAmbient()
-    place = _place(target, ambient, choice, store_settings)
-    restore = CheckpointRestore(repository, _Unwritten(place), choice, ambient)
+    runtime = runtime or SystemRuntime()
+    place = _place(target, runtime, choice, store_settings)
+    restore = CheckpointRestore(repository, _Unwritten(place), choice, runtime)
     try:
         work = await restore.begin()
 
@@ -206,16 +206,16 @@ class _StoresProgress:
 
 
 def _place(
-    target: str | Path | CheckpointTarget, ambient: Ambient, choice: RestoreChoice, settings: StoreSettings | None
+    target: str | Path | CheckpointTarget, runtime: Runtime, choice: RestoreChoice, settings: StoreSettings | None
 ) -> CheckpointTarget:
     if isinstance(target, str | Path):
-        return make_target(target, ambient, move_aside=choice.move_aside, settings=settings)
+        return make_target(target, runtime, move_aside=choice.move_aside, settings=settings)
     return target
 
 
 def make_target(
     target: str | Path,
-    ambient: Ambient,
+    runtime: Runtime,
     *,
     move_aside: bool,
     settings: StoreSettings | None = None,
@@ -231,7 +231,7 @@ def make_target(
     """
     path = local_path_of(target)
     if path is not None:
-        return DirectoryTarget(path, ambient, move_aside=move_aside)
+        return DirectoryTarget(path, runtime, move_aside=move_aside)
     location = str(target).rstrip("/")
     parent, _, name = store_url(location).rpartition("/")
     if not name or parent.endswith("/"):
@@ -241,7 +241,7 @@ def make_target(
         parent,
         name,
         location=location,
-        ambient=ambient,
+        runtime=runtime,
         move_aside=move_aside,
         settings=settings,
     )

@@ -15,7 +15,7 @@ from engine.checkpoint.adapting import cut_source_log, relocate
 from engine.checkpoint.catalog import find_job, pinned_picture
 from engine.checkpoint.store import StoreRestored, StoreToRestore
 from engine.checkpoint.targets import CheckpointTarget, check_apart
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, UsageError
 from engine.local.scan import DIR_FLAGS
 from engine.progress import NO_PROGRESS
@@ -27,7 +27,7 @@ from engine.restore.restore import read_index_of
 from engine.restore.staging import target_errors
 from engine.restore.write import OwnerPolicy
 from engine.state.streaming_checkpoint import StreamingCheckpoint
-from index.display import Told
+from index.display import DisplayMixin
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.restore import plan_restore
@@ -72,7 +72,7 @@ class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
     or_newest_complete: bool = False
 
 
-class RestoredCheckpoint(Told, msgspec.Struct, frozen=True, kw_only=True):
+class RestoredCheckpoint(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What was restored, from what, and what it took."""
 
     job: str
@@ -124,17 +124,17 @@ class CheckpointRestore:
         repository: Where from.
         target: Where to; closed by `close`.
         choice: What.
-        ambient: Clock.
+        runtime: Clock.
     """
 
     def __init__(
-        self, repository: Repository, target: CheckpointTarget, choice: RestoreChoice, ambient: Ambient
+        self, repository: Repository, target: CheckpointTarget, choice: RestoreChoice, runtime: Runtime
     ) -> None:
         self._repository = repository
         self._target = target
         self._choice = choice
-        self._ambient = ambient
-        self._begun_s = ambient.monotonic_s()
+        self._runtime = runtime
+        self._begun_s = runtime.monotonic_s()
         self._resources = contextlib.AsyncExitStack()
         self._wanted: set[StoreId] = set()
         self._requests = self._files = self._size_bytes = self._bytes_fetched = 0
@@ -236,7 +236,7 @@ class CheckpointRestore:
             requests=self._requests + sum(store.requests for store in restored),
             changelogs=sum(store.changelogs for store in restored),
             records=sum(store.records for store in restored),
-            seconds=self._ambient.monotonic_s() - self._begun_s,
+            seconds=self._runtime.monotonic_s() - self._begun_s,
             pinned=self._lease.pinned,
             leftovers=leftovers,
         )

@@ -7,7 +7,7 @@ import msgspec
 from blobstore.concurrency import run_blocking
 from engine.checkpoint.replayed import replay_store
 from engine.checkpoint.targets import dirs_below
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository.repository import Repository
@@ -58,7 +58,7 @@ async def restore_store(
     *,
     replayed: bool,
     transfer: TransferSettings,
-    ambient: Ambient,
+    runtime: Runtime,
     replace: bool = False,
     progress: Progress = NO_PROGRESS,
 ) -> StoreRestored:
@@ -70,7 +70,7 @@ async def restore_store(
         target: Absent or empty, or with `replace` any directory.
         replayed: Whether its changelogs are to be applied (R7).
         transfer: Limits and sizes for this store.
-        ambient: Clock and chance.
+        runtime: Clock and random numbers.
         replace: Whether what stands there may go: an earlier attempt has left it.
         progress: Told of files and bytes.
 
@@ -80,7 +80,7 @@ async def restore_store(
         StoreError: As the store says. After any error the target is as it was.
     """
     if replayed:
-        found = await _replayed(repository, work, target, transfer, ambient, replace=replace, progress=progress)
+        found = await _replayed(repository, work, target, transfer, runtime, replace=replace, progress=progress)
         if found is not None:
             return found
     restored = await restore_state(
@@ -91,7 +91,7 @@ async def restore_store(
         unique_id=work.store.at.unique_id,
         codec=work.store.settings.codec,
         settings=transfer,
-        ambient=ambient,
+        runtime=runtime,
         cache=DigestCache(),
         replace=replace,
         progress=progress,
@@ -111,7 +111,7 @@ async def _replayed(
     work: StoreToRestore,
     target: Path,
     transfer: TransferSettings,
-    ambient: Ambient,
+    runtime: Runtime,
     *,
     replace: bool,
     progress: Progress,
@@ -125,7 +125,7 @@ async def _replayed(
     resolution = await StateFileManager(files, codec=settings.codec).resolve(at.version, unique_id)
     if not resolution.changelogs:
         return None
-    staging = Staging(target, ambient.session(), replace=replace)
+    staging = Staging(target, runtime.session(), replace=replace)
     try:
         await run_blocking(staging.open)
         made = await replay_store(
@@ -134,7 +134,7 @@ async def _replayed(
             settings,
             working=staging.directory.with_name("working"),
             target=staging.directory,
-            ambient=ambient,
+            runtime=runtime,
         )
         await run_blocking(lambda: staging.publish(dirs_below(staging.directory), {}))
     finally:

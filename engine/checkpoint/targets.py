@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import TargetError
 from engine.local.scan import FilePath
 from engine.restore.staging import Staging
@@ -80,13 +80,13 @@ class CheckpointTarget(Protocol):
 class DirectoryTarget:
     """A directory, built beside its place and renamed into it (R3)."""
 
-    def __init__(self, path: Path, ambient: Ambient, *, move_aside: bool) -> None:
+    def __init__(self, path: Path, runtime: Runtime, *, move_aside: bool) -> None:
         path = path.absolute()
         self.location = self.root = str(path)
         self._move_aside = move_aside
         self._path = path
-        aside = f"{path.name}.aside-{moment(ambient)}" if move_aside else ""
-        self._staging = Staging(path, ambient.session(), replace=move_aside, aside=aside)
+        aside = f"{path.name}.aside-{moment(runtime)}" if move_aside else ""
+        self._staging = Staging(path, runtime.session(), replace=move_aside, aside=aside)
         self._aside = path.parent / aside
         self.moved_aside = ""
         self._is_closed = False
@@ -132,9 +132,9 @@ class DirectoryTarget:
         return tuple(self._staging.leftovers)
 
 
-def moment(ambient: Ambient) -> str:
+def moment(runtime: Runtime) -> str:
     """Now, in the name of what is moved aside: by this machine's clock, as it is for people only."""
-    return _NOT_IN_NAMES.sub("", iso_time(ambient.local_now_ms()))
+    return _NOT_IN_NAMES.sub("", iso_time(runtime.local_now_ms()))
 
 
 async def check_apart(target: CheckpointTarget, repository: BlobStore) -> None:

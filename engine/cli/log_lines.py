@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from engine.cli.views import SCHEMA
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from index.text import iso_time, printable
 
 Level = Literal["info", "warning", "error"]
@@ -33,7 +33,7 @@ class LogLineView(msgspec.Struct, frozen=True, kw_only=True):
 def log(level: Level, verb: str, message: str, fields: Mapping[str, Any] | None = None) -> None:
     """Write one line of a structured log."""
     line = LogLineView(
-        time=iso_time(SystemAmbient().local_now_ms()),
+        time=iso_time(SystemRuntime().local_now_ms()),
         level=level,
         verb=verb,
         message=printable(message),

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from blobstore.wrappers.meter import Meter
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.progress import Progress, SummedProgress
 
 
@@ -54,9 +54,9 @@ class RunRecord:
         progress: Files and bytes, planned and done.
     """
 
-    def __init__(self, ambient: Ambient) -> None:
-        self._ambient = ambient
-        self.began_s = ambient.monotonic_s()
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.began_s = runtime.monotonic_s()
         self.meter = Meter()
         self.view: msgspec.Struct | None = None
         self.seconds: dict[str, float] = {}
@@ -65,11 +65,11 @@ class RunRecord:
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
         """Note how long the block takes, also where it fails."""
-        began_s = self._ambient.monotonic_s()
+        began_s = self._runtime.monotonic_s()
         try:
             yield
         finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + self._ambient.monotonic_s() - began_s
+            self.seconds[part] = self.seconds.get(part, 0.0) + self._runtime.monotonic_s() - began_s
 
     def heard(self, progress: Progress) -> Progress:
         """A progress that is counted, too."""
@@ -111,13 +111,13 @@ class RunRecord:
             job=job,
             code=code,
             error=error,
-            ended_at_ms=self._ambient.local_now_ms(),
-            seconds=self._ambient.monotonic_s() - self.began_s,
+            ended_at_ms=self._runtime.local_now_ms(),
+            seconds=self._runtime.monotonic_s() - self.began_s,
         )
         return add_run(path, samples)
 
     def _begin_again(self) -> None:
-        self.began_s = self._ambient.monotonic_s()
+        self.began_s = self._runtime.monotonic_s()
         self.meter.reset()
         self.view = None
         self.seconds = {}

@@ -9,7 +9,7 @@ import click
 from engine.cli.exit_codes import ExitCode
 from engine.cli.log_lines import JSON, log
 from engine.cli.run_record import RunRecord
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from index.text import printable
 
 
@@ -39,7 +39,7 @@ def write_refused(words: str, values: Mapping[str, Any], error: BaseException) -
         else:
             click.echo(f"warning: {printable(text)}", err=True)
 
-    RunRecord(SystemAmbient()).write(
+    RunRecord(SystemRuntime()).write(
         Path(path),
         verb=figures_verb(words, values),
         job=str(values.get("job") or ""),

@@ -26,7 +26,7 @@ from engine.cli.run_record import RunRecord
 from engine.cli.run_refused import figures_verb, write_refused
 from engine.cli.terminal_progress import TerminalProgress
 from engine.cli.views import SCHEMA
-from engine.clock import SystemAmbient, read_now_ms
+from engine.clock import SystemRuntime, read_now_ms
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository.repository import Choice, Repository
@@ -57,8 +57,8 @@ class Session:
         self.job = ""
         self._figures_verb = self.verb
         self._prints = verb.prints
-        self._ambient = SystemAmbient()
-        self.record = RunRecord(self._ambient) if common.metrics_file is not None else None
+        self._runtime = SystemRuntime()
+        self.record = RunRecord(self._runtime) if common.metrics_file is not None else None
 
     def tell_of(self, values: Mapping[str, Any]) -> None:
         """Know what the figures of the run are about: the values of its options. A dry run has no figures."""
@@ -73,7 +73,7 @@ class Session:
         with self.timed("open"):
             opening = self._begin(
                 functools.partial(
-                    Repository.open, settings=self.common.transfer, ambient=self._ambient, cache_dir=self.cache_dir()
+                    Repository.open, settings=self.common.transfer, runtime=self._runtime, cache_dir=self.cache_dir()
                 )
             )
         with opening as repository:
@@ -88,7 +88,7 @@ class Session:
         return self._begin(
             functools.partial(
                 Repository.init,
-                ambient=self._ambient,
+                runtime=self._runtime,
                 ttl_ms=ttl_ms,
                 margin_ms=margin_ms,
                 collection_period_ms=collection_period_ms,
@@ -115,11 +115,11 @@ class Session:
 
     def seed(self) -> int:
         """A new seed for a sample."""
-        return int(self._ambient.session()[:8], 16)
+        return int(self._runtime.session()[:8], 16)
 
     def new_id(self) -> RunId:
         """An id for a directory of its own; such ids sort by this machine's time."""
-        return make_run_id(self._ambient.local_now_ms(), self._ambient.session())
+        return make_run_id(self._runtime.local_now_ms(), self._runtime.session())
 
     def store(self) -> BlobStore:
         """The store of the repository's URL, open.
@@ -160,7 +160,7 @@ class Session:
             yield self._heard(NO_PROGRESS)
             return
         tell = (lambda line, fields: log("info", self.verb, line, fields)) if self.logs_json else None
-        with TerminalProgress(sys.stderr, self._ambient.monotonic_s, what=what, tell=tell) as progress:
+        with TerminalProgress(sys.stderr, self._runtime.monotonic_s, what=what, tell=tell) as progress:
             yield self._heard(progress)
 
     def _heard(self, progress: Progress) -> Progress:

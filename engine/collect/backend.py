@@ -8,7 +8,7 @@ from engine.records.roots import References
 from index.plan.collect import PlannedUpload, ReasonTotal
 from index.snapshot.keys import RunId
 
-__all__ = ["KEYS_TOLD_MAX", "Deleted", "Hands", "Listing", "Swept"]
+__all__ = ["KEYS_TOLD_MAX", "CollectBackend", "Deleted", "Listing", "Swept"]
 
 # So many keys of a kind are told one by one; of the others there are counts, and the plan.
 KEYS_TOLD_MAX: Final = 1000
@@ -72,8 +72,8 @@ class DeleteTally(msgspec.Struct, kw_only=True):
     left: list[str] = []
 
 
-class Hands(Protocol):
-    """This process (`OwnHands`), or the tasks of a Spark job; serves one collection, its methods called in order."""
+class CollectBackend(Protocol):
+    """This process (`InProcessBackend`) or Spark's tasks; serves one collection, its methods called in order."""
 
     async def list_uploads(self, run: RunId, now_ms: int) -> Listing:
         """List every blob and index, and remember them; called once, before any root is read (D2).

@@ -2,7 +2,7 @@
 
 A run gathers facts, plans, refuses a plan that is too large, writes boundaries, reads the roots again, and deletes what
 is still in the plan. An error on the way means that nothing is deleted after it. What grows with the inventory is done
-by `Hands`, so that Spark tasks can do it; the rest is always this process's work.
+by `CollectBackend`, so that Spark tasks can do it; the rest is always this process's work.
 
 After the run itself: reading the roots again where another collector came in between, puts that nobody finished, and
 what earlier collections have left.
@@ -17,9 +17,9 @@ from blobstore.base import BlobStore, Created, Lost, UnfinishedPut, list_blobs
 from blobstore.concurrency import map_bounded
 from blobstore.errors import AccessDeniedError, CapabilityMissingError, StoreError
 from blobstore.release import installed_release
-from engine.clock import Ambient, SystemAmbient, read_now_ms
-from engine.collect.backend import KEYS_TOLD_MAX, Deleted, DeleteTally, Hands
-from engine.collect.in_process import OwnHands, delete_keys
+from engine.clock import Runtime, SystemRuntime, read_now_ms
+from engine.collect.backend import KEYS_TOLD_MAX, CollectBackend, Deleted, DeleteTally
+from engine.collect.in_process import InProcessBackend, delete_keys
 from engine.collect.plan_writer import check_place, write_header, write_summary
 from engine.collect.report import CollectReport, make_audit, make_report, tell_error, write_audit
 from engine.collect.state import Facts
@@ -97,8 +97,8 @@ async def collect(
     dry_run: bool = False,
     delete_share_max: float = DELETE_SHARE_MAX,
     plan_to: BlobStore | None = None,
-    hands: Hands | None = None,
-    ambient: Ambient | None = None,
+    backend: CollectBackend | None = None,
+    runtime: Runtime | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> CollectReport:
     """Delete what nothing keeps, in the order that D4 demands, and leave a record of it.
@@ -110,7 +110,7 @@ async def collect(
             before it closes or deletes anything (design 0006, P4); 1 allows everything.
         plan_to: An empty place outside the repository for the plan, key by key.
         hands: Who lists, marks and deletes; this process if not given. Whoever gives them has told them of `plan_to`.
-        ambient: Where the run's id comes from, how long it took, and the clock that the store's is compared with: where
+        runtime: Where the run's id comes from, how long it took, and the clock that the store's is compared with: where
             that is more than a margin ahead of it and of the newest upload, nothing is deleted for its age.
 
     Returns:
@@ -128,21 +128,21 @@ async def collect(
     """
     if not 0 <= delete_share_max <= 1:
         raise UsageError("is no share of a whole", operation="collect", subject="delete_share_max", hint="give 0 to 1")
-    ambient = ambient or SystemAmbient()
+    runtime = runtime or SystemRuntime()
     now_ms = await (read_now_ms(store) if dry_run else store.now_ms())
     check_collects(store)
     if plan_to is not None:
         await check_place(plan_to, store)
     facts = Facts(
-        run=make_run_id(now_ms, ambient.session()),
+        run=make_run_id(now_ms, runtime.session()),
         repository=repository,
         policy=as_policy(retention),
         now_ms=now_ms,
         dry_run=dry_run,
         delete_share_max=delete_share_max,
     )
-    hands = hands or OwnHands(store, progress, plan_to)
-    run = _Run(store, facts, hands, plan_to=plan_to, ambient=ambient, progress=progress)
+    backend = backend or InProcessBackend(store, progress, plan_to)
+    run = _Run(store, facts, backend, plan_to=plan_to, runtime=runtime, progress=progress)
     if dry_run:
         await run.plan()
         run.foresee()
@@ -173,23 +173,23 @@ class _Run:
         self,
         store: BlobStore,
         facts: Facts,
-        hands: Hands,
+        backend: CollectBackend,
         *,
         plan_to: BlobStore | None,
-        ambient: Ambient,
+        runtime: Runtime,
         progress: Progress,
     ) -> None:
         self._store = store
         self._facts = facts
-        self._hands = hands
+        self._backend = backend
         self._plan_to = plan_to
         self._progress = progress
-        self._ambient = ambient
+        self._runtime = runtime
         # Indexes that are missing or altered.
         self._broken: Mapping[IndexReference, Unread] = {}
         # Why newest commits could not be settled.
         self._unsettled: tuple[SettleError, ...] = ()
-        self._began_s = ambient.monotonic_s()
+        self._began_s = runtime.monotonic_s()
 
     async def plan(self) -> References:
         """List, read the roots, settle the newest commits, mark, sweep; refuse what is too much.
@@ -201,9 +201,9 @@ class _Run:
             TooMuchToDeleteError: As `collect`.
         """
         facts, ttl_ms = self._facts, self._facts.repository.ttl_ms
-        facts.listing = await self._hands.list_uploads(facts.run, facts.now_ms)
+        facts.listing = await self._backend.list_uploads(facts.run, facts.now_ms)
         # The clock of a directory is a machine's, and may step: what looks old by it may be the newest that there is.
-        believed_ms = max(facts.listing.newest_created_at_ms, self._ambient.local_now_ms())
+        believed_ms = max(facts.listing.newest_created_at_ms, self._runtime.local_now_ms())
         if facts.now_ms > believed_ms + facts.repository.margin_ms:
             facts.clock_ahead_ms = facts.now_ms - believed_ms
             facts.policy = facts.policy.ageless()
@@ -242,7 +242,7 @@ class _Run:
         if not set(facts.damage.reasons) <= set(damage.reasons):
             raise self._damaged("something more cannot be read than before; nothing was deleted")
         if spared:
-            facts.swept = await self._hands.spare(spared)
+            facts.swept = await self._backend.spare(spared)
         facts.log_deletes = plan_log_deletes(facts.roots, damaged=damage.scopes)
 
     def foresee(self) -> None:
@@ -297,23 +297,23 @@ class _Run:
     async def end(self) -> str:
         """Let the run's own objects go; returns why they are still there, which harms nobody (R6)."""
         try:
-            await self._hands.end()
+            await self._backend.end()
         except (EngineError, StoreError) as error:
             return f"{error} ({error.hint})"
         return ""
 
     async def leave_audit(self, outcome: Outcome, error: str = "") -> str:
         """Write down how the run ended; returns why that could not be done."""
-        seconds = self._ambient.monotonic_s() - self._began_s
+        seconds = self._runtime.monotonic_s() - self._began_s
         return await write_audit(self._store, make_audit(self._facts, seconds=seconds, outcome=outcome, error=error))
 
     async def _delete_room(self, room: str) -> None:
         facts = self._facts
         try:
-            deleted = await self._hands.delete(room)
+            deleted = await self._backend.delete(room)
         except (EngineError, FormatError, StoreError):
             # The audit record says what is known to be gone, and of how much nobody knows.
-            known = self._hands.so_far() or Deleted(totals=(), unknown_count=self._hands.planned_count(room))
+            known = self._backend.so_far() or Deleted(totals=(), unknown_count=self._backend.planned_count(room))
             facts.deleted = {**facts.deleted, room: known}
             raise
         facts.deleted = {**facts.deleted, room: deleted}
@@ -340,7 +340,7 @@ class _Run:
             # Before anything that can fail or be refused every night: it protects, and nobody else may do it in time.
             self._unsettled = await settle_newest(self._store, roots)
         now_ms = min(facts.listing.listed_at_ms, facts.age_now_ms)
-        facts.swept = await self._hands.sweep(references, now_ms, facts.repository.ttl_ms)
+        facts.swept = await self._backend.sweep(references, now_ms, facts.repository.ttl_ms)
         if self._plan_to is not None:
             await write_header(self._plan_to, make_header(facts))
             await write_summary(self._plan_to, make_summary(facts))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing_extensions import override
 
 from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, RequestMetadata
-from engine.collect.backend import KEYS_TOLD_MAX, Deleted, DeleteTally, Hands, Listing, Swept
+from engine.collect.backend import KEYS_TOLD_MAX, CollectBackend, Deleted, DeleteTally, Listing, Swept
 from engine.collect.plan_writer import PlanLinesWriter
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.inventory import list_room
@@ -22,7 +22,7 @@ from index.plan.collect import (
 from index.snapshot.keys import BLOBS, INDEXES, RunId
 
 
-class OwnHands(Hands):
+class InProcessBackend(CollectBackend):
     """All of it in this process, and nothing written down but a plan, where it is wanted."""
 
     def __init__(self, store: BlobStore, progress: Progress = NO_PROGRESS, plan_to: BlobStore | None = None) -> None:

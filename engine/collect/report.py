@@ -11,7 +11,7 @@ from blobstore.release import installed_release
 from engine.collect.backend import KEYS_TOLD_MAX
 from engine.collect.state import Facts
 from engine.errors import EngineError
-from index.display import Told, tell_value
+from index.display import DisplayMixin, format_value
 from index.errors import FormatError
 from index.plan.collect import PlannedDelete, ReasonTotal
 from index.plan.commits import Commit
@@ -42,7 +42,7 @@ class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):
     reason: KeepReason
 
 
-class CollectReport(Told, msgspec.Struct, frozen=True, kw_only=True):
+class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What a collection did, or with `dry_run` would do."""
 
     run: RunId
@@ -109,8 +109,8 @@ class CollectReport(Told, msgspec.Struct, frozen=True, kw_only=True):
             "younger than the TTL": _tell_keys(self.waiting_count, self.waiting_bytes),
             "failed": f"{self.failed_count:,}" if self.failed_count else "",
             "refused": "yes" if self.refused else "",
-            "store's clock ahead": tell_value("clock_ahead_ms", self.clock_ahead_ms) if self.clock_ahead_ms else "",
-            "no audit record": tell_value("audit_missing", self.audit_missing),
+            "store's clock ahead": format_value("clock_ahead_ms", self.clock_ahead_ms) if self.clock_ahead_ms else "",
+            "no audit record": format_value("audit_missing", self.audit_missing),
             **{total.reason.value: _tell_keys(total.count, total.size_bytes) for total in self.totals},
         }
         return {name: text for name, text in told.items() if text}

@@ -12,7 +12,7 @@ from engine.errors import NotFoundError
 from engine.records.log import find_boundary, load_log, put_boundary
 from engine.records.names import list_names
 from engine.records.repository import check_commits
-from index.display import Told
+from index.display import DisplayMixin
 from index.plan.commits import Commit, plan_forget
 from index.snapshot.model import Scope
 from index.snapshot.records import Boundary
@@ -25,7 +25,7 @@ _MAY_ARRIVE: Final = (
 )
 
 
-class ForgetReport(Told, msgspec.Struct, frozen=True, kw_only=True):
+class ForgetReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What was forgotten, or with `dry_run` would be."""
 
     scope: Scope

@@ -2,7 +2,7 @@
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import REFUSALS, StoreUnavailableError
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import LeaseExpiredError, UsageError
 from engine.records.names import find_name, read_namings, release_naming
 from engine.records.pins import PinLease, hold_pin
@@ -15,7 +15,7 @@ from index.snapshot.records import NameRecord, RepositoryRecord
 
 
 async def give_name(
-    store: BlobStore, repository: RepositoryRecord, ambient: Ambient, commit: Commit, name: str
+    store: BlobStore, repository: RepositoryRecord, runtime: Runtime, commit: Commit, name: str
 ) -> NameRecord:
     """Keep a commit under a name until the name is released (design 0002, D5).
 
@@ -36,7 +36,7 @@ async def give_name(
         if standing.record.source != commit.pointer:
             raise _name_is_taken(name)
         return standing.record
-    async with hold_pin(store, ambient, commit, purpose="name", margin_ms=repository.margin_ms, required=True) as lease:
+    async with hold_pin(store, runtime, commit, purpose="name", margin_ms=repository.margin_ms, required=True) as lease:
         await settle_record(store, commit.record)
         record = NameRecord(
             scope=commit.scope,
@@ -49,7 +49,7 @@ async def give_name(
             offsets=commit.record.offsets,
             layout=commit.record.layout,
         )
-        key = name_key(commit.scope, name, ambient.session())
+        key = name_key(commit.scope, name, runtime.session())
         await _put_naming(store, lease, key, record)
         return await _judge_naming(store, key, record)
 

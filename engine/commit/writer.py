@@ -12,7 +12,7 @@ import msgspec
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import REFUSALS, BlobNotFoundError, StoreError
 from engine.backup.backup import BackupResult
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.commit.record import (
     ANY,
     Head,
@@ -70,11 +70,11 @@ class CommitWriter:
     A failed commit leaves nothing behind that the next one could trip over: the next one loads the log anew.
     """
 
-    def __init__(self, store: BlobStore, repository: RepositoryRecord, scope: Scope, ambient: Ambient) -> None:
+    def __init__(self, store: BlobStore, repository: RepositoryRecord, scope: Scope, runtime: Runtime) -> None:
         self._store = store
         self._repository = repository
         self._scope = scope
-        self._ambient = ambient
+        self._runtime = runtime
         self._head: Head | None = None
         self._unresolved: dict[CommitPointer, Sent] = {}
         self._one_at_a_time = asyncio.Lock()
@@ -149,7 +149,7 @@ class CommitWriter:
                 request,
                 results,
                 scope=self._scope,
-                write_id=self._ambient.write_id(),
+                write_id=self._runtime.write_id(),
                 repository=self._repository,
                 committed_before=await find_committed(self._store, head, results),
             )
@@ -192,7 +192,7 @@ class CommitWriter:
                 return await self._finish(standing, ())
             pinned = hold_pin(
                 self._store,
-                self._ambient,
+                self._runtime,
                 target,
                 purpose=request.kind,
                 margin_ms=self._repository.margin_ms,
@@ -207,7 +207,7 @@ class CommitWriter:
                         request,
                         target.record,
                         scope=self._scope,
-                        write_id=self._ambient.write_id(),
+                        write_id=self._runtime.write_id(),
                         valid_until_ms=lease.valid_until_ms,
                     )
 

@@ -14,7 +14,7 @@ from blobstore.concurrency import map_bounded
 from blobstore.errors import AccessDeniedError, InvalidRequestError, StoreError, StoreUnavailableError
 from blobstore.s3.lifecycle import DAYS_MIN, backstop_days, is_backstop, threats
 from blobstore.s3.settings import KIB, MIB, PART_BYTES_MIN
-from engine.doctor.probe import ATTEMPTS_MAX, PAUSE_S, SMALL_BYTES, TTL_MS, NotApplicableError, Patient, pattern
+from engine.doctor.probe import ATTEMPTS_MAX, PAUSE_S, SMALL_BYTES, TTL_MS, NotApplicableError, StoreProbe, pattern
 from engine.doctor.verdict import BACKSTOPS, Check, Evidence, judge_clock
 from index.errors import FormatError
 from index.snapshot.codec import decode_repository
@@ -31,23 +31,23 @@ LISTS_S: Final = 8.0
 SECOND_MS: Final = 1000
 
 
-async def check_create(patient: Patient) -> Evidence:
+async def check_create(probe: StoreProbe) -> Evidence:
     """Many clients create one key at once; one of them wins, its bytes stand, and a later create loses."""
-    clients_count = len(patient.clients)
+    clients_count = len(probe.clients)
     # Connections are made before, so that the requests of a race meet.
-    await asyncio.gather(*(patient.stat(number, patient.root + "nothing") for number in range(clients_count)))
+    await asyncio.gather(*(probe.stat(number, probe.root + "nothing") for number in range(clients_count)))
     seen: Counter[str] = Counter()
     decided = 0
     broken = ""
     for number in range(RACES_COUNT):
-        key = patient.key(f"create/{number}")
+        key = probe.key(f"create/{number}")
         bodies = [pattern(SMALL_BYTES << (4 * (number % 2)), f"{number} {client}") for client in range(clients_count)]
 
         async def enter(client: int, key: str = key, bodies: list[bytes] = bodies) -> CreateOutcome | str:
             try:
-                return await patient.client(client).put_if_absent(key, BytesBody(bodies[client]))
+                return await probe.client(client).put_if_absent(key, BytesBody(bodies[client]))
             except StoreUnavailableError as error:
-                patient.hiccups += 1
+                probe.hiccups += 1
                 return str(error)
 
         outcomes = await asyncio.gather(*map(enter, range(clients_count)))
@@ -61,10 +61,10 @@ async def check_create(patient: Patient) -> Evidence:
             broken = broken or "everybody was told that somebody else had won"
         if len(winners) != 1:
             continue
-        late = await patient.tried(lambda key=key: patient.client(1).put_if_absent(key, BytesBody(b"late")))  # type: ignore[misc]
+        late = await probe.tried(lambda key=key: probe.client(1).put_if_absent(key, BytesBody(b"late")))  # type: ignore[misc]
         if isinstance(late, Created):
             broken = broken or "a create of what was there long since succeeded"
-        if await patient.read(2, key) != bodies[winners[0]]:
+        if await probe.read(2, key) != bodies[winners[0]]:
             broken = broken or "the bytes of the winner were replaced"
         decided += losers + 1 >= RACE_ANSWERS_MIN
     if not broken and decided * 2 < RACES_COUNT:
@@ -78,30 +78,30 @@ async def check_create(patient: Patient) -> Evidence:
     )
 
 
-async def check_read(patient: Patient) -> Evidence:
+async def check_read(probe: StoreProbe) -> Evidence:
     """What one client wrote, replaced or deleted, the others see at once."""
 
     async def look(number: int) -> str:  # noqa: PLR0911  (each is another fault)
-        key = patient.key(f"read/{number}")
-        if await patient.stat(number + 1, key) is not None:
+        key = probe.key(f"read/{number}")
+        if await probe.stat(number + 1, key) is not None:
             return "something is there that nobody wrote"
-        await patient.create(number, key, b"first")
-        if await patient.read(number + 1, key) != b"first":
+        await probe.create(number, key, b"first")
+        if await probe.read(number + 1, key) != b"first":
             return "a read after the create did not see it"
         for version in range(3):
             data = f"version {version}".encode() * (version + 1)
-            await patient.put(number, key, data)
-            if await patient.read(number + 2, key) != data:
+            await probe.put(number, key, data)
+            if await probe.read(number + 2, key) != data:
                 return "a read after a put saw something else"
-            info = await patient.stat(number + 3, key)
+            info = await probe.stat(number + 3, key)
             if info is None or info.size_bytes != len(data):
                 return "a stat after a put saw something else"
         try:
-            if await patient.tried(lambda: patient.client(number).delete([key])):
+            if await probe.tried(lambda: probe.client(number).delete([key])):
                 return ""
         except (StoreError, NotImplementedError):
             return ""  # another check is about deleting
-        if await patient.stat(number + 1, key) is not None or await patient.read(number + 2, key) is not None:
+        if await probe.stat(number + 1, key) is not None or await probe.read(number + 2, key) is not None:
             return "something deleted was still seen"
         return ""
 
@@ -113,11 +113,11 @@ async def check_read(patient: Patient) -> Evidence:
     )
 
 
-async def check_replace(patient: Patient) -> Evidence:
+async def check_replace(probe: StoreProbe) -> Evidence:
     """While an object is replaced again and again, whoever reads it sees one of the versions, whole."""
-    key = patient.key("replace")
+    key = probe.key("replace")
     versions = [pattern(48 * KIB + 1000 * version, f"version {version}") for version in range(8)]
-    await patient.put(0, key, versions[0])
+    await probe.put(0, key, versions[0])
     is_over = False
     reads = 0
 
@@ -125,7 +125,7 @@ async def check_replace(patient: Patient) -> Evidence:
         nonlocal is_over
         try:
             for number in range(16):
-                await patient.put(0, key, versions[number % len(versions)])
+                await probe.put(0, key, versions[number % len(versions)])
                 # Also where requests wait for nothing, everybody has a turn.
                 await asyncio.sleep(0)
         finally:
@@ -135,7 +135,7 @@ async def check_replace(patient: Patient) -> Evidence:
         nonlocal reads
         while not is_over:
             await asyncio.sleep(0)
-            data = await patient.read(number, key)
+            data = await probe.read(number, key)
             reads += 1
             if data is None:
                 return "an object was gone while it was replaced"
@@ -154,12 +154,12 @@ async def check_replace(patient: Patient) -> Evidence:
     )
 
 
-async def check_ranges(patient: Patient) -> Evidence:
+async def check_ranges(probe: StoreProbe) -> Evidence:
     """Ranges are the bytes that were asked for, and those that are not within the object are refused."""
     size = 1 * MIB + 13
     data = pattern(size, "ranges")
-    key = patient.key("ranges")
-    await patient.put(0, key, data)
+    key = probe.key("ranges")
+    await probe.put(0, key, data)
     wanted: list[tuple[int, int | None]] = [
         (0, None), (0, 1), (0, size), (1, 1), (4095, 2), (65_535, 65_537), (size // 2, 100_000), (size - 1, 1),
         (size - 13, None), (1, None), (size, None), (size, 0), (7, 0),
@@ -167,53 +167,53 @@ async def check_ranges(patient: Patient) -> Evidence:
     for number, (start, size_bytes) in enumerate(wanted):
         end = size if size_bytes is None else start + size_bytes
         try:
-            got = await patient.range(number, key, start, size_bytes)
+            got = await probe.range(number, key, start, size_bytes)
         except (StoreUnavailableError, InvalidRequestError) as error:
-            if getattr(error, "asks_for_less", False) or not await patient.is_alive():
+            if getattr(error, "asks_for_less", False) or not await probe.is_alive():
                 raise
             return Evidence(check=Check.RANGES, broken=f"bytes {start} to {end} could not be read ({error})")
         if got != data[start:end]:
             return Evidence(check=Check.RANGES, broken=f"bytes {start} to {end} were others than those written")
     for start, size_bytes in ((size + 1, None), (size - 1, 2), (size, 1)):
         try:
-            got = await patient.range(1, key, start, size_bytes)
+            got = await probe.range(1, key, start, size_bytes)
         except InvalidRequestError:
             continue
         return Evidence(check=Check.RANGES, broken=f"{len(got)} bytes came from behind the end")
     return Evidence(check=Check.RANGES, figure=f"{len(wanted) + 3} ranges of 1 MiB")
 
 
-async def check_lists(patient: Patient) -> Evidence:
+async def check_lists(probe: StoreProbe) -> Evidence:
     """Whatever one client created or deleted, the next list of another shows, in order and page by page."""
-    if not patient.client(0).capabilities.consistent_lists:
+    if not probe.client(0).capabilities.consistent_lists:
         return Evidence(check=Check.LISTS, lacking="lists may be stale in a place like this")
     rounds = LIST_ROUNDS_MAX
     there: list[str] = []
     number = 0
-    began_s = patient.monotonic_s()
+    began_s = probe.monotonic_s()
     while number < rounds:
         name = f"lists/{_ORDERED[number % len(_ORDERED)]}{number:02d}"
-        await patient.create(number, patient.key(name), b"x")
+        await probe.create(number, probe.key(name), b"x")
         there = sorted([*there, name])
-        if (listed := await patient.listed(number + 1, "lists/")) != there:
+        if (listed := await probe.listed(number + 1, "lists/")) != there:
             return Evidence(check=Check.LISTS, broken=_listing_fault(listed, there, "a create"))
         if number == 0:
-            rounds = choose_list_rounds(patient.monotonic_s() - began_s)
+            rounds = choose_list_rounds(probe.monotonic_s() - began_s)
         number += 1
     page_max = max(1, rounds // 5)
-    pages = [page async for page in patient.names(3, "lists/", limit=page_max)]
+    pages = [page async for page in probe.names(3, "lists/", limit=page_max)]
     if [name for page in pages for name in page] != there or any(len(page) > page_max for page in pages):
         return Evidence(check=Check.LISTS, broken="pages of a list are not what the whole list is")
     deletes = 0
     try:
         for number, name in enumerate(there[::3]):
-            if await patient.tried(
-                lambda n=number, k=patient.root + name: patient.client(n).delete([k])  # type: ignore[misc]
+            if await probe.tried(
+                lambda n=number, k=probe.root + name: probe.client(n).delete([k])  # type: ignore[misc]
             ):
                 break
             deletes += 1
             there.remove(name)
-            if (listed := await patient.listed(number + 1, "lists/")) != there:
+            if (listed := await probe.listed(number + 1, "lists/")) != there:
                 return Evidence(check=Check.LISTS, broken=_listing_fault(listed, there, "a delete"))
     except AccessDeniedError:
         pass  # another check is about deleting
@@ -244,26 +244,26 @@ def _listing_fault(listed: Sequence[str], there: Sequence[str], after: str) -> s
     )
 
 
-async def check_ttl(patient: Patient) -> Evidence:  # noqa: PLR0911  (each is another fault)
+async def check_ttl(probe: StoreProbe) -> Evidence:  # noqa: PLR0911  (each is another fault)
     """A TTL is there from birth on, and gone for everybody once it was removed."""
-    key = patient.fresh_key("ttl")
-    await patient.create(0, key, b"with a TTL", ttl_ms=TTL_MS)
-    born = await patient.stat(1, key)
+    key = probe.fresh_key("ttl")
+    await probe.create(0, key, b"with a TTL", ttl_ms=TTL_MS)
+    born = await probe.stat(1, key)
     if born is None or born.expires_at_ms is None:
         return Evidence(check=Check.TTL, broken="a TTL was lost when the object was written")
     if abs(born.expires_at_ms - born.created_at_ms - TTL_MS) > SECOND_MS:
         return Evidence(check=Check.TTL, broken="a TTL is another than the one that was set")
-    if not patient.client(0).capabilities.removes_ttl:
+    if not probe.client(0).capabilities.removes_ttl:
         return Evidence(check=Check.TTL, lacking="TTLs cannot be removed with these settings")
     for number in (2, 3):
         try:
-            await patient.tried(lambda n=number: patient.client(n).remove_ttl(key))  # type: ignore[misc]
+            await probe.tried(lambda n=number: probe.client(n).remove_ttl(key))  # type: ignore[misc]
         except (AccessDeniedError, StoreUnavailableError):
             raise
         except StoreError as error:
             return Evidence(check=Check.TTL, lacking=f"a TTL could not be removed ({error})")
-    kept = await patient.stat(4, key)
-    if kept is None or await patient.read(5, key) != b"with a TTL":
+    kept = await probe.stat(4, key)
+    if kept is None or await probe.read(5, key) != b"with a TTL":
         return Evidence(check=Check.TTL, broken="removing a TTL changed the object")
     if kept.expires_at_ms is not None:
         return Evidence(check=Check.TTL, lacking="a TTL was still there after it was removed")
@@ -271,24 +271,24 @@ async def check_ttl(patient: Patient) -> Evidence:  # noqa: PLR0911  (each is an
     return Evidence(check=Check.TTL, figure="set at birth, removed, gone", figures={"creation_moved_ms": moved_ms})
 
 
-async def check_clock(patient: Patient, local_now_ms: Callable[[], int]) -> Evidence:
+async def check_clock(probe: StoreProbe, local_now_ms: Callable[[], int]) -> Evidence:
     """The store's clock, the times at which it says that objects were created, and the clock of this machine."""
-    key = patient.key("clock")
-    store = patient.client(0)
+    key = probe.key("clock")
+    store = probe.client(0)
     if not store.capabilities.shared:
         raise NotApplicableError("a store in this process has a clock of its own")
     aheads: list[float] = []
     for _ in range(3):
         before_ms = local_now_ms()
-        now_ms = await patient.tried(store.now_ms)
+        now_ms = await probe.tried(store.now_ms)
         after_ms = local_now_ms()
         # A clock of whole seconds is somewhere in this second.
         known_ms = now_ms + SECOND_MS / 2 if now_ms % SECOND_MS == 0 else now_ms
         aheads.append(known_ms - (before_ms + after_ms) / 2)
-    before_ms = await patient.tried(store.now_ms)
-    await patient.put(0, key, b"now")
-    info = await patient.stat(1, key)
-    after_ms = await patient.tried(store.now_ms)
+    before_ms = await probe.tried(store.now_ms)
+    await probe.put(0, key, b"now")
+    info = await probe.stat(1, key)
+    after_ms = await probe.tried(store.now_ms)
     created_at_ms = info.created_at_ms if info else before_ms
     skew_ms = max(before_ms - SECOND_MS - created_at_ms, created_at_ms - after_ms - SECOND_MS, 0)
     ahead_ms = round(sorted(aheads)[1])
@@ -297,36 +297,36 @@ async def check_clock(patient: Patient, local_now_ms: Callable[[], int]) -> Evid
     )
 
 
-async def check_multipart(patient: Patient, *, with_ttl: bool) -> Evidence:
+async def check_multipart(probe: StoreProbe, *, with_ttl: bool) -> Evidence:
     """An upload in parts becomes one object, whole, with the TTL that it was begun with."""
-    s3 = patient.s3
+    s3 = probe.s3
     data = pattern(PART_BYTES_MIN + 1 * KIB, "parts")
-    key = patient.fresh_key("multipart")
+    key = probe.fresh_key("multipart")
 
     async def create() -> CreateOutcome:
         ttl_ms = TTL_MS if with_ttl else None
         return await s3[0].put_parts_if_absent(key, BytesBody(data), ttl_ms=ttl_ms, part_bytes=PART_BYTES_MIN)
 
-    await patient.tried(create)
-    if await patient.read(1, key) != data:
+    await probe.tried(create)
+    if await probe.read(1, key) != data:
         return Evidence(check=Check.MULTIPART, broken="an upload in parts became something else")
     if not with_ttl:
         return Evidence(check=Check.MULTIPART, figure="2 parts")
-    info = await patient.stat(2, key)
+    info = await probe.stat(2, key)
     if info is None or info.expires_at_ms is None:
         return Evidence(check=Check.MULTIPART, broken="an upload in parts lost its TTL")
     return Evidence(check=Check.MULTIPART, figure="2 parts, TTL kept")
 
 
-async def check_conditional_multipart(patient: Patient) -> Evidence:
+async def check_conditional_multipart(probe: StoreProbe) -> Evidence:
     """Of several multipart uploads of one key one can be completed, and none where the object is there."""
-    s3 = patient.s3
-    key, taken = patient.fresh_key("conditional/race"), patient.fresh_key("conditional/taken")
-    await patient.create(0, taken, b"first")
-    late = await patient.tried(lambda: s3[0].put_parts_if_absent(taken, BytesBody(b"second")))
+    s3 = probe.s3
+    key, taken = probe.fresh_key("conditional/race"), probe.fresh_key("conditional/taken")
+    await probe.create(0, taken, b"first")
+    late = await probe.tried(lambda: s3[0].put_parts_if_absent(taken, BytesBody(b"second")))
     if isinstance(late, Unknown):
         raise StoreUnavailableError(late.reason, operation="put_if_absent", key=taken)
-    if isinstance(late, Created) or await patient.read(1, taken) != b"first":
+    if isinstance(late, Created) or await probe.read(1, taken) != b"first":
         return Evidence(
             check=Check.CONDITIONAL_MULTIPART, lacking="completing an upload replaced an object that was there"
         )
@@ -335,7 +335,7 @@ async def check_conditional_multipart(patient: Patient) -> Evidence:
 
     async def enter(number: int) -> CreateOutcome:
         body = BytesBody(bodies[number])
-        return await patient.tried(lambda: s3[number % len(s3)].put_parts_if_absent(key, body))
+        return await probe.tried(lambda: s3[number % len(s3)].put_parts_if_absent(key, body))
 
     outcomes = await asyncio.gather(*map(enter, range(len(bodies))))
     winners = [number for number, outcome in enumerate(outcomes) if isinstance(outcome, Created)]
@@ -344,7 +344,7 @@ async def check_conditional_multipart(patient: Patient) -> Evidence:
     if not won and unclear:
         raise StoreUnavailableError(f"nobody knows who won: {unclear[0]}", operation="put_if_absent", key=key)
     lacking = "" if won == 1 else f"{won} of {len(bodies)} uploads of one key were completed"
-    if won == 1 and await patient.read(1, key) != bodies[winners[0]]:
+    if won == 1 and await probe.read(1, key) != bodies[winners[0]]:
         lacking = "what was there after a race is not what its winner wrote"
     return Evidence(
         check=Check.CONDITIONAL_MULTIPART,
@@ -354,16 +354,16 @@ async def check_conditional_multipart(patient: Patient) -> Evidence:
     )
 
 
-async def check_abort(patient: Patient) -> Evidence:
+async def check_abort(probe: StoreProbe) -> Evidence:
     """An upload that nobody finishes is found, and given up."""
-    s3 = patient.s3
-    key = patient.fresh_key("abort/unfinished")
-    begun = await patient.tried(lambda: s3[0].begin_upload(key))
-    patient.unfinished.append(begun)
-    store = patient.client(1)
+    s3 = probe.s3
+    key = probe.fresh_key("abort/unfinished")
+    begun = await probe.tried(lambda: s3[0].begin_upload(key))
+    probe.unfinished.append(begun)
+    store = probe.client(1)
 
     async def found() -> bool:
-        puts = await patient.tried(lambda: store.list_unfinished(patient.root + "abort/"))
+        puts = await probe.tried(lambda: store.list_unfinished(probe.root + "abort/"))
         return any(put.upload_id == begun.upload_id for put in puts)
 
     async def becomes(there: bool) -> bool:  # noqa: FBT001  (it says what it waits for)
@@ -376,37 +376,37 @@ async def check_abort(patient: Patient) -> Evidence:
 
     if not await becomes(there=True):
         return Evidence(check=Check.ABORT, lacking="an unfinished upload is not listed")
-    if failures := await patient.tried(lambda: store.abort_unfinished([begun])):
+    if failures := await probe.tried(lambda: store.abort_unfinished([begun])):
         reason = failures[0].reason
         kind = AccessDeniedError if _is_denial(reason) else StoreUnavailableError
         raise kind(reason, operation="abort_unfinished", key=key)
     if not await becomes(there=False):
         return Evidence(check=Check.ABORT, lacking="an unfinished upload cannot be given up")
-    if await patient.stat(2, key) is not None:
+    if await probe.stat(2, key) is not None:
         return Evidence(check=Check.ABORT, lacking="an upload that was given up is there all the same")
     return Evidence(check=Check.ABORT, figure="begun, found, given up")
 
 
-async def check_delete(patient: Patient) -> Evidence:
+async def check_delete(probe: StoreProbe) -> Evidence:
     """A batch deletes what it names, there or not, and nothing else."""
-    doomed = [patient.key(f"delete/{number:03d}") for number in range(100)]
-    spared = [patient.key(f"delete/{number:03d}-spared") for number in range(0, 100, 10)]
-    absent = [f"{patient.root}delete/absent-{number}" for number in range(20)]
+    doomed = [probe.key(f"delete/{number:03d}") for number in range(100)]
+    spared = [probe.key(f"delete/{number:03d}-spared") for number in range(0, 100, 10)]
+    absent = [f"{probe.root}delete/absent-{number}" for number in range(20)]
 
     async def put(numbered: tuple[int, str]) -> None:
-        await patient.put(*numbered, b"x")
+        await probe.put(*numbered, b"x")
 
-    await map_bounded(put, enumerate([*doomed, *spared]), in_flight_max=len(patient.clients))
-    began_s = patient.monotonic_s()
-    failures = await patient.tried(lambda: patient.client(0).delete([*doomed, *absent]))
-    took_ms = 1000 * (patient.monotonic_s() - began_s)
+    await map_bounded(put, enumerate([*doomed, *spared]), in_flight_max=len(probe.clients))
+    began_s = probe.monotonic_s()
+    failures = await probe.tried(lambda: probe.client(0).delete([*doomed, *absent]))
+    took_ms = 1000 * (probe.monotonic_s() - began_s)
     failed = {failure.key: failure.reason for failure in failures}
     if failed.keys() & set(doomed):
         reason = failed[min(failed)]
         if _is_denial(reason):
             raise AccessDeniedError(reason, operation="delete")
         return Evidence(check=Check.DELETE, lacking=f"{len(failed)} of 120 keys were not deleted ({reason})")
-    left = {patient.root + name for name in await patient.listed(1, "delete/")}
+    left = {probe.root + name for name in await probe.listed(1, "delete/")}
     figures = {"keys": 120.0, "ms": round(took_ms, 1)}
     figure = f"100 keys and 20 absent ones in {took_ms:.0f} ms"
     if set(spared) - left:
@@ -421,13 +421,13 @@ def _is_denial(reason: str) -> bool:
     return "denied" in reason.lower()
 
 
-async def check_empty(patient: Patient) -> Evidence:
+async def check_empty(probe: StoreProbe) -> Evidence:
     """An object may have no bytes at all."""
-    key = patient.key("empty")
-    await patient.put(0, key, b"")
-    info = await patient.stat(1, key)
-    content = await patient.read(2, key)
-    part = await patient.range(3, key, 0, 0)
+    key = probe.key("empty")
+    await probe.put(0, key, b"")
+    info = await probe.stat(1, key)
+    content = await probe.read(2, key)
+    part = await probe.range(3, key, 0, 0)
     is_right = info is not None and info.size_bytes == 0 and content == part == b""
     return Evidence(
         check=Check.EMPTY,
@@ -436,9 +436,9 @@ async def check_empty(patient: Patient) -> Evidence:
     )
 
 
-async def _read_days_min(patient: Patient) -> int:
+async def _read_days_min(probe: StoreProbe) -> int:
     """How long a backstop has to wait for the repository that is there; the least where there is none yet."""
-    data = await patient.read(0, REPOSITORY)
+    data = await probe.read(0, REPOSITORY)
     try:
         record = decode_repository(data or b"", subject=REPOSITORY)
     except FormatError:
@@ -448,12 +448,12 @@ async def _read_days_min(patient: Patient) -> int:
     )
 
 
-async def check_lifecycle(patient: Patient, *, ttls_stay: bool) -> Evidence:
+async def check_lifecycle(probe: StoreProbe, *, ttls_stay: bool) -> Evidence:
     """The rules of the bucket can be read, and none takes away what is committed, or what soon may be."""
-    s3 = patient.s3[0]
-    rules = await patient.tried(s3.read_lifecycle)
+    s3 = probe.s3[0]
+    rules = await probe.tried(s3.read_lifecycle)
     backstops = sum(is_backstop(rule, s3.prefix) for rule in rules)
-    days_min = await _read_days_min(patient) if backstops else DAYS_MIN
+    days_min = await _read_days_min(probe) if backstops else DAYS_MIN
     found = threats(rules, s3.prefix, days_min=days_min, ttls_stay=ttls_stay)
     return Evidence(
         check=Check.LIFECYCLE,

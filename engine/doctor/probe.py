@@ -62,7 +62,7 @@ class NoTimeError(Exception):
     """The time of the whole examination was over."""
 
 
-class Patient:
+class StoreProbe:
     """The store that is looked at, by several clients at once.
 
     Attributes:

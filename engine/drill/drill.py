@@ -9,7 +9,7 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.release import installed_release
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Runtime, SystemRuntime
 from engine.drill.model import Measured, Rehearsal
 from engine.drill.nowhere import Fetched, restore_to_nowhere
 from engine.drill.scratch import scratch_directory
@@ -36,7 +36,7 @@ async def rehearse(
     keep: bool = False,
     stores_at_once: int = STORES_AT_ONCE,
     slo_ms: int | None = None,
-    ambient: Ambient | None = None,
+    runtime: Runtime | None = None,
     progress: Progress = NO_PROGRESS,
     **choice: Unpack[Choice],
 ) -> Rehearsal:
@@ -53,7 +53,7 @@ async def rehearse(
         keep: Leave the fresh directory where it is. RocksDB was open in it: it is not byte for byte what was backed up.
         stores_at_once: So many stores share the requests and the memory of `repository.settings`, as on an executor.
         slo_ms: What it may take; nothing but noted.
-        ambient: Clock and chance.
+        runtime: Clock and random numbers.
         progress: Told what there is to do and what is done.
 
     Returns:
@@ -65,24 +65,24 @@ async def rehearse(
         DamagedError: Something is missing or altered, or a RocksDB does not open.
         StoreError: As the store says.
     """
-    ambient = ambient or SystemAmbient()
-    began_at_ms, began_s = ambient.local_now_ms(), ambient.monotonic_s()
+    runtime = runtime or SystemRuntime()
+    began_at_ms, began_s = runtime.local_now_ms(), runtime.monotonic_s()
     find = repository.find_pinned(scope, purpose="rehearse a restore", **choice)
     async with naming_complete(repository.store, lambda: repository.commits(scope)), find as (commit, lease):
-        find_s = ambient.monotonic_s() - began_s
+        find_s = runtime.monotonic_s() - began_s
         stores = commit.record.stores
         at_once, settings = share_among(repository.settings, max(1, min(stores_at_once, len(stores))))
-        async with scratch_directory(scratch, commit, ambient, keep=keep) as directory:
-            drill = _Drill(repository.store, directory, settings, ambient, _Adding(progress))
+        async with scratch_directory(scratch, commit, runtime, keep=keep) as directory:
+            drill = _Drill(repository.store, directory, settings, runtime, _Adding(progress))
             progress.total(files=sum(s.files_count for s in stores), bytes_=sum(s.size_bytes for s in stores))
-            with repository.gaps.noting():
-                began_s = ambient.monotonic_s()
+            with repository.missing_blobs.recording():
+                began_s = runtime.monotonic_s()
                 done = await map_bounded(drill.restore, stores, in_flight_max=at_once)
-                restore_s = ambient.monotonic_s() - began_s
+                restore_s = runtime.monotonic_s() - began_s
                 databases = await run_blocking(_rocksdb_dirs, directory) if directory is not None else []
-                began_s = ambient.monotonic_s()
+                began_s = runtime.monotonic_s()
                 await map_bounded(_open_and_close, databases, in_flight_max=at_once)
-                open_s = ambient.monotonic_s() - began_s if databases else 0.0
+                open_s = runtime.monotonic_s() - began_s if databases else 0.0
     return Rehearsal(
         began_at_ms=began_at_ms,
         release=installed_release(),
@@ -118,7 +118,7 @@ class _Drill(msgspec.Struct, frozen=True):
     # None: to nowhere.
     directory: Path | None
     settings: TransferSettings
-    ambient: Ambient
+    runtime: Runtime
     progress: Progress
 
     async def restore(self, reference: StoreReference) -> Fetched:
@@ -130,7 +130,7 @@ class _Drill(msgspec.Struct, frozen=True):
             reference=reference,
             target=_target(self.directory, reference),
             settings=self.settings,
-            ambient=self.ambient,
+            runtime=self.runtime,
             cache=DigestCache(),
             progress=self.progress,
         )

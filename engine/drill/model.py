@@ -5,7 +5,7 @@ from typing import Annotated, Final
 import msgspec
 from typing_extensions import override
 
-from index.display import Told, tell_files, tell_seconds
+from index.display import DisplayMixin, format_files, format_seconds
 from index.snapshot.model import Scope
 from index.text import iso_time, printable
 
@@ -28,7 +28,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     opened_count: Count
 
 
-class Rehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="done"):
+class Rehearsal(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="done"):
     """One restore drill that came to its end. Seconds of phases are wall time; removing the files is not in them."""
 
     schema: int = SCHEMA
@@ -65,14 +65,14 @@ class Rehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outc
         told = {
             "of": printable(str(Scope(self.job, self.task))),
             "commit": f"{self.commit_number:,}",
-            "time": tell_seconds(self.total_s),
-            "files": tell_files(self.files_count, self.size_bytes),
+            "time": format_seconds(self.total_s),
+            "files": format_files(self.files_count, self.size_bytes),
             "stores": f"{self.stores_count:,}",
             "to": "disk" if self.to_disk else "nowhere",
             "SLO": "" if self.slo_ms is None else "missed" if self.is_slow else "met",
-            "finding": tell_seconds(self.find_s),
-            "restoring": tell_seconds(self.restore_s),
-            "opening": tell_seconds(self.open_s) if self.measured.opened_count else "",
+            "finding": format_seconds(self.find_s),
+            "restoring": format_seconds(self.restore_s),
+            "opening": format_seconds(self.open_s) if self.measured.opened_count else "",
             "began": iso_time(self.began_at_ms),
         }
         return {name: text for name, text in told.items() if text}
@@ -88,7 +88,7 @@ class Rehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outc
         return self.slo_ms is not None and self.total_s * 1000 > self.slo_ms
 
 
-class FailedRehearsal(Told, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="failed"):
+class FailedRehearsal(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="failed"):
     """One rehearsal that an error ended: the state could not have been restored then."""
 
     schema: int = SCHEMA

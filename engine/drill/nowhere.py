@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.concurrency import carry_out_all
+from blobstore.concurrency import run_all
 from engine.errors import DamagedError
 from engine.local.hashing import ContentHasher
 from engine.local.transfer import ByteBudget, HashingSink, fetch_right
@@ -41,7 +41,7 @@ async def restore_to_nowhere(
     index, index_requests = await read_index_of(store, reference)
     plan = plan_restore(index, {}, range_bytes=settings.range_bytes, owners_count=False)
     reader = _Reader(store, settings, progress)
-    await carry_out_all(reader.read, _jobs(plan), in_flight_max=settings.in_flight_max)
+    await run_all(reader.read, _jobs(plan), in_flight_max=settings.in_flight_max)
     in_index = (*plan.empty, *plan.inline)
     progress.add(files=len(in_index) + len(plan.streams), bytes_=sum(file.size_bytes for file in in_index))
     return Fetched(requests=index_requests + reader.requests, bytes_fetched=reader.bytes_fetched)

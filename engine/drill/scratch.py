@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from blobstore.concurrency import run_blocking
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import TargetError
 from engine.restore.staging import remove_tree, target_errors
 from index.plan.commits import Commit
@@ -17,7 +17,7 @@ SCRATCH_PREFIX: Final = "tidemark-rehearsal-"
 
 @asynccontextmanager
 async def scratch_directory(
-    scratch: Path | None, commit: Commit, ambient: Ambient, *, keep: bool
+    scratch: Path | None, commit: Commit, runtime: Runtime, *, keep: bool
 ) -> AsyncIterator[Path | None]:
     """A fresh directory with room for a commit, which is removed at the end unless all went well and it is kept.
 
@@ -26,7 +26,7 @@ async def scratch_directory(
     Args:
         scratch: Where it is made; None: there is none.
         commit: What it has room for.
-        ambient: Names it.
+        runtime: Names it.
         keep: Leave it where it is if all went well.
 
     Raises:
@@ -35,7 +35,7 @@ async def scratch_directory(
     if scratch is None:
         yield None
         return
-    directory = await run_blocking(scratch.absolute) / f"{SCRATCH_PREFIX}{ambient.session()}"
+    directory = await run_blocking(scratch.absolute) / f"{SCRATCH_PREFIX}{runtime.session()}"
     try:
         with target_errors(directory):
             await run_blocking(_make_with_room, directory, commit)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import NotFoundError, UsageError
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
@@ -19,7 +19,7 @@ from engine.restore.restore import read_index_of, restore_store
 from engine.restore.staging import remove_tree
 from engine.rocksdb.store import RocksDbSettings, StoreReader, list_families, open_family
 from engine.settings import TransferSettings
-from index.display import Told
+from index.display import DisplayMixin
 from index.errors import FormatError
 from index.snapshot.model import SnapshotIndex
 from index.snapshot.records import StoreReference
@@ -55,7 +55,7 @@ class FoundKey(msgspec.Struct, frozen=True, kw_only=True):
     value: bytes | None = None
 
 
-class FoundKeys(Told, msgspec.Struct, frozen=True, kw_only=True):
+class FoundKeys(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """The first keys of a range."""
 
     keys: tuple[FoundKey, ...]
@@ -112,7 +112,7 @@ async def opened_snapshot(
             reference=reference,
             target=directory / "store",
             settings=settings,
-            ambient=SystemAmbient(),
+            runtime=SystemRuntime(),
             # What is learned of a directory that is gone in a moment is of no use to anybody.
             cache=DigestCache(),
             progress=progress,

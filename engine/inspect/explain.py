@@ -13,7 +13,7 @@ from engine.clock import read_now_ms
 from engine.errors import DamagedError, UsageError
 from engine.records.indexes import is_missing, read_index_chain
 from engine.records.roots import IN_FLIGHT_MAX, Roots, plan_log_deletes, plan_scopes, read_roots
-from index.display import Told
+from index.display import DisplayMixin
 from index.errors import UnsafeNameError
 from index.plan.collect import DeleteReason, ScopePlan, Upload, choose_uploads, is_upload_key
 from index.plan.retention import KeepReason, Retention, RetentionPolicy, as_policy
@@ -94,7 +94,7 @@ class KeyPath(msgspec.Struct, frozen=True, kw_only=True):
         return self.root is not RootKind.COMMIT or self.kept is not None
 
 
-class Explanation(Told, msgspec.Struct, frozen=True, kw_only=True):
+class Explanation(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What there is to say of one key; times by the store's clock."""
 
     key: str

@@ -19,7 +19,7 @@ from engine.records.indexes import read_index
 from engine.records.log import Noted, list_log, read_boundary, read_commit, read_vouched, repeat_reading
 from engine.records.names import list_names
 from engine.records.roots import read_pins
-from index.display import Told
+from index.display import DisplayMixin
 from index.errors import FormatError
 from index.plan.commits import (
     NOTHING_VOUCHES,
@@ -89,7 +89,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.names[0] if self.names and self.commit is not None and self.state is not State.OPEN else ""
 
 
-class History(Told, msgspec.Struct, frozen=True, kw_only=True):
+class History(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What stands of a scope's log, newest first."""
 
     scope: Scope
@@ -340,7 +340,7 @@ def _with_share(entry: HistoryEntry, known: dict[tuple[int, str, str], SnapshotS
     return msgspec.structs.replace(entry, share=total)
 
 
-def tell_offsets(offsets: str, length_max: int) -> str:
+def format_offsets(offsets: str, length_max: int) -> str:
     """What a commit says of itself, in a few characters: of the picture of a checkpoint its batch (design 0005, P8)."""
     try:
         picture = decode_picture(offsets)

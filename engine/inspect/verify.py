@@ -21,7 +21,7 @@ from engine.records.indexes import read_index, read_index_chain
 from engine.records.inventory import list_room
 from engine.records.log import ScopeLog, Unreadable
 from engine.records.settle import has_ttl, settle_keys
-from index.display import Told, tell_files, tell_texts
+from index.display import DisplayMixin, format_files, format_texts
 from index.errors import FormatError, UnsafeNameError
 from index.plan.commits import NOTHING_VOUCHES, Commit
 from index.snapshot.contents import blobs_needed, files_of, new_blob_keys
@@ -67,7 +67,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
     healed: bool = False
 
 
-class VerifyReport(Told, msgspec.Struct, frozen=True, kw_only=True):
+class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at and what was found."""
 
     level: Level
@@ -85,12 +85,12 @@ class VerifyReport(Told, msgspec.Struct, frozen=True, kw_only=True):
     def figures(self) -> dict[str, str]:
         """Whether anything is wrong, and what was looked at."""
         found = Counter(problem.kind.value for problem in self.problems)
-        read = tell_files(self.files_read, self.bytes_read) if self.level is Level.CONTENT else ""
+        read = format_files(self.files_read, self.bytes_read) if self.level is Level.CONTENT else ""
         told = {
             "verdict": "damaged" if self.damaged else "no damage",
             **{kind: f"{number:,}" for kind, number in found.items()},
-            "keys": tell_texts(problem.key for problem in self.problems),
-            NOTHING_VOUCHES: tell_texts(self.late),
+            "keys": format_texts(problem.key for problem in self.problems),
+            NOTHING_VOUCHES: format_texts(self.late),
             "level": self.level.value,
             "commits": f"{self.commits_count:,}",
             "indexes": f"{self.indexes_count:,}",

@@ -19,7 +19,7 @@ from index.snapshot.keys import BLOBS, INDEXES
 from index.snapshot.model import BlobKey
 
 # More gaps than this are found again, by the next backup or by whoever is told to look.
-GAPS_MAX: Final = 10_000
+MISSING_BLOBS_MAX: Final = 10_000
 STATS_IN_FLIGHT_MAX: Final = 16
 
 # So many commits are looked through.
@@ -28,7 +28,7 @@ COMMITS_MAX: Final = 1_000
 ReadCommits = Callable[[], Awaitable[Sequence[Commit]]]
 
 
-class Gaps:
+class MissingBlobs:
     """Blobs and indexes that were found missing or altered, by their keys; what was noted longest ago goes first."""
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class Gaps:
         for key in keys:
             if key.startswith((BLOBS, INDEXES)):
                 self._keys[key] = None
-        while len(self._keys) > GAPS_MAX:
+        while len(self._keys) > MISSING_BLOBS_MAX:
             del self._keys[next(iter(self._keys))]
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Remember what a block fails on, if it fails because something is missing or altered."""
         try:
             yield

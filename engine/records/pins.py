@@ -7,7 +7,7 @@ from typing import Final
 
 from blobstore.base import BlobStore, BytesBody, Created
 from blobstore.errors import AccessDeniedError, StoreError, StoreFullError
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import CollectedError
 from engine.records.log import list_log, read_boundaries, repeat_reading
 from engine.records.names import read_name
@@ -87,7 +87,7 @@ class PinLease:
 
 @contextlib.asynccontextmanager
 async def hold_pin(
-    store: BlobStore, ambient: Ambient, commit: Commit, *, purpose: str, margin_ms: int = 0, required: bool = False
+    store: BlobStore, runtime: Runtime, commit: Commit, *, purpose: str, margin_ms: int = 0, required: bool = False
 ) -> AsyncIterator[PinLease]:
     """Keep what a commit refers to from being collected while the block runs.
 
@@ -111,7 +111,7 @@ async def hold_pin(
     if required:
         check_pins(store, purpose)
     pin = Pin(
-        id=ambient.session(),
+        id=runtime.session(),
         scope=commit.scope,
         source=commit.pointer,
         duration_ms=PIN_DURATION_MS + margin_ms,

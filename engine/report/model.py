@@ -9,7 +9,7 @@ from engine.collect.report import CollectReport
 from engine.drill.model import Entry
 from engine.inspect.history import History
 from engine.inspect.verify import VerifyReport
-from index.display import Told
+from index.display import DisplayMixin
 from index.errors import FormatError
 from index.plan.plan_format import AuditRecord
 from index.snapshot.model import Scope
@@ -38,7 +38,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     rehearsals: tuple[Entry, ...] = ()
 
 
-class ReportFacts(Told, msgspec.Struct, frozen=True, kw_only=True):
+class ReportFacts(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """Everything that stands on the page."""
 
     repository_id: str

@@ -6,7 +6,7 @@ from typing import Final
 from engine.drill.forecast import EXECUTORS, forecast
 from engine.drill.model import Entry, Rehearsal
 from engine.drill.telling import ASSUMPTIONS, forecast_rows, seconds, slo_line
-from engine.inspect.history import HistoryEntry, State, tell_offsets
+from engine.inspect.history import HistoryEntry, State, format_offsets
 from engine.report import lineage
 from engine.report.html import items, key, paragraph, table, tell
 from engine.report.lineage import draw_lineage
@@ -56,7 +56,7 @@ def _commit_row(entry: HistoryEntry) -> tuple[str, ...]:
         f"{len(record.stores):,}",
         f"{sum(s.files_count for s in record.stores):,}",
         human_bytes(sum(s.size_bytes for s in record.stores)),
-        tell_offsets(record.offsets, OFFSETS_SHOWN_MAX),
+        format_offsets(record.offsets, OFFSETS_SHOWN_MAX),
         ", ".join(entry.names),
         _state(entry),
     )

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from blobstore.base import BlobStore
 from engine.clock import read_now_ms
-from engine.collect.backend import Hands
+from engine.collect.backend import CollectBackend
 from engine.collect.check.plan import PlanCheck, verify_plan
 from engine.collect.collect import DELETE_SHARE_MAX, collect
 from engine.collect.report import CollectReport
@@ -27,7 +27,7 @@ class CaringRepository(RestoringRepository):
 
     async def name(self, commit: Commit, name: str) -> NameRecord:
         """Keep a commit under a name until the name is released; see `engine.commit.naming.give_name`."""
-        return await give_name(self.store, self.record, self._ambient, commit, name)
+        return await give_name(self.store, self.record, self._runtime, commit, name)
 
     async def release_name(self, scope: Scope, name: str) -> None:
         """Give up a name; see `engine.commit.naming.release_name`."""
@@ -40,7 +40,7 @@ class CaringRepository(RestoringRepository):
         dry_run: bool = False,
         delete_share_max: float = DELETE_SHARE_MAX,
         plan_to: BlobStore | None = None,
-        hands: Hands | None = None,
+        backend: CollectBackend | None = None,
         progress: Progress = NO_PROGRESS,
     ) -> CollectReport:
         """Delete what nothing keeps; see `engine.collect.collect`."""
@@ -51,8 +51,8 @@ class CaringRepository(RestoringRepository):
             dry_run=dry_run,
             delete_share_max=delete_share_max,
             plan_to=plan_to,
-            hands=hands,
-            ambient=self._ambient,
+            backend=backend,
+            runtime=self._runtime,
             progress=progress,
         )
 
@@ -101,7 +101,7 @@ class CaringRepository(RestoringRepository):
         report = await verify(self.store, chosen, level=level, sample=sample, seed=seed, heal=heal, progress=progress)
         if not report.damaged:
             return report
-        self.gaps.note(p.key for p in report.problems if p.kind is not ProblemKind.AT_RISK)
+        self.missing_blobs.note(p.key for p in report.problems if p.kind is not ProblemKind.AT_RISK)
         still_open = {(c.scope, c.pointer) for c in await self._all_commits()}
         left = [c for c in chosen if (c.scope, c.pointer) in still_open]
         if len(left) == len(chosen):

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Final, Self, TypedDict, Unpack
 
 from blobstore.base import BlobStore
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Runtime, SystemRuntime
 from engine.errors import (
     CollectedError,
     NotFoundError,
@@ -18,7 +18,7 @@ from engine.local.cache import DigestCaches
 from engine.progress import NO_PROGRESS, Progress
 from engine.records import indexes as index_io
 from engine.records.log import Noted, ScopeLog, list_scopes, load_log, load_scope
-from engine.records.missing import Gaps
+from engine.records.missing import MissingBlobs
 from engine.records.names import list_names, read_name
 from engine.records.pins import PinLease, hold_pin
 from engine.restore.restore import read_index_of
@@ -55,17 +55,17 @@ class ReadingRepository:
         record: RepositoryRecord,
         *,
         settings: TransferSettings | None = None,
-        ambient: Ambient | None = None,
+        runtime: Runtime | None = None,
         cache_dir: Path | None = None,
     ) -> None:
         """Prefer `Repository.open`; arguments as there."""
         self.store = store
         self.record = record
         self.settings = settings or TransferSettings()
-        self._ambient = ambient or SystemAmbient()
+        self._runtime = runtime or SystemRuntime()
         # The id comes from the store: as one component it cannot lead out of the directory.
         # What this object has found missing: the next backup uploads it again (design 0006, M1).
-        self.gaps = Gaps()
+        self.missing_blobs = MissingBlobs()
         self._digests = DigestCaches(
             cache_dir / encode_component(record.id) if cache_dir is not None else None,
             trust_stat=self.settings.trust_stat,
@@ -211,7 +211,7 @@ class ReadingRepository:
     @contextlib.asynccontextmanager
     async def pinned(self, commit: Commit, purpose: str = "read") -> AsyncIterator[PinLease]:
         """Keep a commit from being collected while the block runs (design 0002, D5)."""
-        async with hold_pin(self.store, self._ambient, commit, purpose=purpose) as lease:
+        async with hold_pin(self.store, self._runtime, commit, purpose=purpose) as lease:
             yield lease
 
     @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from engine.backup.backup import BackupResult, backup_source, plan_backup_dir
 from engine.backup.source import BackupSource, WholeDirectory
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Runtime, SystemRuntime
 from engine.commit.forget import ForgetReport, forget
 from engine.commit.record import ANY
 from engine.commit.writer import CommitWriter
@@ -65,11 +65,11 @@ class Repository(CaringRepository):
         record: RepositoryRecord,
         *,
         settings: TransferSettings | None = None,
-        ambient: Ambient | None = None,
+        runtime: Runtime | None = None,
         cache_dir: Path | None = None,
     ) -> None:
         """Prefer `Repository.open` or `Repository.init`."""
-        super().__init__(store, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
+        super().__init__(store, record, settings=settings, runtime=runtime, cache_dir=cache_dir)
         self._writers: dict[Scope, CommitWriter] = {}
         self._indexes = index_io.IndexCache()
 
@@ -82,7 +82,7 @@ class Repository(CaringRepository):
         margin_ms: int = HOUR_MS,
         collection_period_ms: int = DAY_MS,
         settings: TransferSettings | None = None,
-        ambient: Ambient | None = None,
+        runtime: Runtime | None = None,
         cache_dir: Path | None = None,
     ) -> Self:
         """Make a store a repository (design 0002, K1).
@@ -103,14 +103,14 @@ class Repository(CaringRepository):
                 create replace what was there, and then what stands in the record's place is opened by nobody.
             StoreError: As the store says.
         """
-        ambient = ambient or SystemAmbient()
+        runtime = runtime or SystemRuntime()
         record = RepositoryRecord(
-            id=ambient.unique_id(), ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=collection_period_ms
+            id=runtime.unique_id(), ttl_ms=ttl_ms, margin_ms=margin_ms, collection_period_ms=collection_period_ms
         )
         check_times(record)
         async with opened_store(store) as opened:
             await write_repository_record(opened, record)
-        return cls(opened, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
+        return cls(opened, record, settings=settings, runtime=runtime, cache_dir=cache_dir)
 
     @classmethod
     async def open(
@@ -118,7 +118,7 @@ class Repository(CaringRepository):
         store: str | BlobStore,
         *,
         settings: TransferSettings | None = None,
-        ambient: Ambient | None = None,
+        runtime: Runtime | None = None,
         cache_dir: Path | None = None,
     ) -> Self:
         """Open a repository: one GET.
@@ -126,7 +126,7 @@ class Repository(CaringRepository):
         Args:
             store: A URL or an open store.
             settings: How bytes are moved.
-            ambient: Clock and chance.
+            runtime: Clock and random numbers.
             cache_dir: Where hashes of local files are kept from one process to the next; None keeps them in memory.
 
         Raises:
@@ -137,7 +137,7 @@ class Repository(CaringRepository):
         """
         async with opened_store(store) as opened:
             record = await read_repository_record(opened, "open")
-        return cls(opened, record, settings=settings, ambient=ambient, cache_dir=cache_dir)
+        return cls(opened, record, settings=settings, runtime=runtime, cache_dir=cache_dir)
 
     # ------------------------------------------------------------------ writing
 
@@ -165,8 +165,8 @@ class Repository(CaringRepository):
             base: What to diff against; the newest commit's snapshot of this store if not given, None for nothing.
             lineage: The versions that this one grew from, oldest first: Spark's lineage of a state store's version
                 (design 0004, R6). If not given, the base and what it grew from; of a state store's directory, nothing.
-            missing: Blobs that are known to be missing, besides those that this object has met (`gaps`): files with
-                bytes in them are uploaded again, as are all if the base's index is missing (design 0006, M1).
+            missing: Blobs that are known to be missing, besides those that this object has met (`missing_blobs`): files
+                with bytes in them are uploaded again, as are all if the base's index is missing (design 0006, M1).
             check_retained: Look for such blobs: a STAT for each that is retained.
 
         Raises:
@@ -227,7 +227,7 @@ class Repository(CaringRepository):
                     base=base,
                     repository=self.record,
                     settings=settings or self.settings,
-                    ambient=self._ambient,
+                    runtime=self._runtime,
                     cache=cache,
                     indexes=self._indexes,
                     lineage=lineage,
@@ -281,8 +281,8 @@ class Repository(CaringRepository):
                 results, version=version, offsets=offsets, layout=layout, parent=parent, dropped=dropped
             )
         except DamagedError as error:
-            self.gaps.note([key_of(error)])
-            await self._note_gaps(scope)
+            self.missing_blobs.note([key_of(error)])
+            await self._note_missing(scope)
             raise
 
     async def settle(self, newest: Commit) -> None:
@@ -292,22 +292,22 @@ class Repository(CaringRepository):
         asked if this object has made the commit and knows it to be permanent.
 
         Raises:
-            DamagedError: Something of it is missing; all that is has been noted in `gaps`.
+            DamagedError: Something of it is missing; all that is has been noted in `missing_blobs`.
             StoreError: As the store says.
         """
         try:
             await self._writer(newest.scope).settle(newest.pointer)
         except DamagedError:
-            await self._note_gaps(newest.scope)
+            await self._note_missing(newest.scope)
             raise
 
-    async def _note_gaps(self, scope: Scope) -> None:
+    async def _note_missing(self, scope: Scope) -> None:
         """Look for all that the newest commit misses, once it is known that it misses something."""
         newest = await self.latest(scope)
         for reference in newest.record.stores if newest is not None else ():
-            with contextlib.suppress(DamagedError), self.gaps.noting():
+            with contextlib.suppress(DamagedError), self.missing_blobs.recording():
                 index = await self.read_index(reference.index)
-                self.gaps.note(await find_missing(self.store, blobs_needed(index)))
+                self.missing_blobs.note(await find_missing(self.store, blobs_needed(index)))
 
     async def head(self, scope: Scope) -> Commit | None:
         """The newest commit, looked at anew: what the next `commit` of this object builds on."""
@@ -344,7 +344,7 @@ class Repository(CaringRepository):
             yield DigestCache()
 
     def _writer(self, scope: Scope) -> CommitWriter:
-        return self._writers.setdefault(scope, CommitWriter(self.store, self.record, scope, self._ambient))
+        return self._writers.setdefault(scope, CommitWriter(self.store, self.record, scope, self._runtime))
 
     async def _with_base(
         self,
@@ -360,8 +360,8 @@ class Repository(CaringRepository):
         """
         chosen = await self._newest(scope, task, store) if base == LATEST else base
         try:
-            with self.gaps.noting():
-                return await use(chosen, self.gaps.keys)
+            with self.missing_blobs.recording():
+                return await use(chosen, self.missing_blobs.keys)
         except DamagedError as error:
             if chosen is None or not index_io.is_missing(error):
                 raise
@@ -372,7 +372,7 @@ class Repository(CaringRepository):
                     operation="backup",
                     subject=f"{scope} {task}/{store}",
                 ) from error
-        return await use(newest, self.gaps.keys)
+        return await use(newest, self.missing_blobs.keys)
 
     async def _newest(self, scope: Scope, task: str, store: str, *, anew: bool = False) -> StoreReference | None:
         newest = (await self._writer(scope).head(anew=anew)).newest

@@ -14,14 +14,14 @@ from engine.repository.reading import CHOICES_MAX, Choice, ReadingRepository, re
 from engine.restore.restore import OwnerPolicy, RestoreResult, plan_restore_store, restore_store
 from engine.state.compression import Codec
 from engine.state.restore import RestoredState, restore_state
-from index.display import Told
+from index.display import DisplayMixin
 from index.plan.commits import Commit
 from index.plan.restore import RestorePlan
 from index.snapshot.model import Scope, UniqueId
 from index.snapshot.records import CommitPointer, StoreReference
 
 
-class Restored(Told, msgspec.Struct, frozen=True, kw_only=True):
+class Restored(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """Which commit was restored and how it went."""
 
     commit: Commit
@@ -143,13 +143,13 @@ class RestoringRepository(ReadingRepository):
     ) -> RestoreResult:
         """As `restore`, for a caller that holds the pin and the reference: no log is read."""
         async with self._digests.of(target) as cache:
-            with self.gaps.noting():
+            with self.missing_blobs.recording():
                 return await restore_store(
                     self.store,
                     reference=reference,
                     target=target,
                     settings=self.settings,
-                    ambient=self._ambient,
+                    runtime=self._runtime,
                     cache=cache,
                     owners=owners,
                     replace=replace,
@@ -225,7 +225,7 @@ class RestoringRepository(ReadingRepository):
             if pin:
                 await stack.enter_async_context(self.pinned(commit, purpose=f"restore {task}/{store}"))
             cache = await stack.enter_async_context(self._digests.of(target))
-            stack.enter_context(self.gaps.noting())
+            stack.enter_context(self.missing_blobs.recording())
             return await restore_state(
                 self.store,
                 reference=reference,
@@ -234,7 +234,7 @@ class RestoringRepository(ReadingRepository):
                 unique_id=unique_id,
                 codec=codec,
                 settings=self.settings,
-                ambient=self._ambient,
+                runtime=self._runtime,
                 cache=cache,
                 owners=owners,
                 replace=replace,

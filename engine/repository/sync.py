@@ -7,7 +7,7 @@ from typing import Self, Unpack
 
 from blobstore.base import BlobStore
 from engine.blocking import Blocking, Facade
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.records.pins import PinLease
 from engine.repository.repository import Choice, Repository
 from engine.settings import TransferSettings
@@ -25,11 +25,11 @@ class SyncRepository(Facade[Repository]):
         store: str | BlobStore,
         *,
         settings: TransferSettings | None = None,
-        ambient: Ambient | None = None,
+        runtime: Runtime | None = None,
         cache_dir: Path | None = None,
     ) -> Self:
         """As `Repository.open`."""
-        return cls._begin(Repository.open(store, settings=settings, ambient=ambient, cache_dir=cache_dir))
+        return cls._begin(Repository.open(store, settings=settings, runtime=runtime, cache_dir=cache_dir))
 
     @classmethod
     def init(
@@ -37,12 +37,12 @@ class SyncRepository(Facade[Repository]):
         store: str | BlobStore,
         *,
         settings: TransferSettings | None = None,
-        ambient: Ambient | None = None,
+        runtime: Runtime | None = None,
         cache_dir: Path | None = None,
         **times_ms: int,
     ) -> Self:
         """As `Repository.init`; `times_ms` are its `ttl_ms`, `margin_ms` and `collection_period_ms`."""
-        return cls._begin(Repository.init(store, settings=settings, ambient=ambient, cache_dir=cache_dir, **times_ms))
+        return cls._begin(Repository.init(store, settings=settings, runtime=runtime, cache_dir=cache_dir, **times_ms))
 
     @property
     def record(self) -> RepositoryRecord:

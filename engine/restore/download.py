@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from blobstore.base import BlobStore, RequestMetadata
-from blobstore.concurrency import carry_out_all, run_blocking
+from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobCorruptError, InvalidRequestError
 from engine.errors import DamagedError
 from engine.local.transfer import ByteBudget, fetch_right
@@ -142,7 +142,7 @@ class Downloader:
             StoreError: As the store says.
         """
         try:
-            await carry_out_all(self._carry_out, _jobs(plan), in_flight_max=self._settings.in_flight_max)
+            await run_all(self._carry_out, _jobs(plan), in_flight_max=self._settings.in_flight_max)
         finally:
             # Every task has ended and so has every thread that it had started.
             for stream in self._streams:

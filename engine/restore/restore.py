@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest
@@ -27,7 +27,7 @@ from engine.restore.staging import Staging, look_at_target, target_errors
 from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
 from engine.settings import TransferSettings
-from index.display import Told, tell_files, tell_seconds, tell_texts
+from index.display import DisplayMixin, format_files, format_seconds, format_texts
 from index.plan.restore import RestorePlan, choose_candidates, plan_restore
 from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile
@@ -40,7 +40,7 @@ __all__ = ["OwnerPolicy", "RestoreResult", "plan_restore_store", "read_index_of"
 ReadIndex = tuple[SnapshotIndex, int]
 
 
-class RestoreResult(Told, msgspec.Struct, frozen=True, kw_only=True):
+class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What a restore did."""
 
     files_total: int
@@ -69,13 +69,13 @@ class RestoreResult(Told, msgspec.Struct, frozen=True, kw_only=True):
     def figures(self) -> dict[str, str]:
         """How much came back, and where it came from."""
         told = {
-            "files": tell_files(self.files_total, self.bytes_total),
-            "fetched": tell_files(self.files_fetched, self.bytes_fetched),
-            "reused": tell_files(self.files_reused, self.bytes_reused),
-            "from the index": tell_files(self.files_inline, self.bytes_inline),
+            "files": format_files(self.files_total, self.bytes_total),
+            "fetched": format_files(self.files_fetched, self.bytes_fetched),
+            "reused": format_files(self.files_reused, self.bytes_reused),
+            "from the index": format_files(self.files_inline, self.bytes_inline),
             "requests": f"{self.requests:,}",
-            "time": tell_seconds(self.seconds),
-            "could not be removed": tell_texts(self.leftovers),
+            "time": format_seconds(self.seconds),
+            "could not be removed": format_texts(self.leftovers),
         }
         return {name: text for name, text in told.items() if text}
 
@@ -86,7 +86,7 @@ async def restore_store(
     reference: StoreReference,
     target: Path,
     settings: TransferSettings,
-    ambient: Ambient,
+    runtime: Runtime,
     cache: DigestCache,
     owners: OwnerPolicy = OwnerPolicy.IGNORE,
     replace: bool = False,
@@ -104,7 +104,7 @@ async def restore_store(
         reference: The snapshot.
         target: Absent, an empty directory, or with `replace` any directory.
         settings: Limits and sizes.
-        ambient: Clock and randomness.
+        runtime: Clock and randomness.
         cache: What earlier restores wrote, where a stat is trusted (I2); told what this one writes.
         owners: What to do about recorded owners.
         replace: Whether a directory with content may be replaced. Its files are reused where they are the right ones.
@@ -137,7 +137,7 @@ async def restore_store(
         choose=choose,
         target=target,
         settings=settings,
-        ambient=ambient,
+        runtime=runtime,
         cache=cache,
         owners=owners,
         replace=replace,
@@ -152,7 +152,7 @@ async def restore_index(
     choose: Callable[[], Awaitable[ReadIndex]],
     target: Path,
     settings: TransferSettings,
-    ambient: Ambient,
+    runtime: Runtime,
     cache: DigestCache,
     owners: OwnerPolicy = OwnerPolicy.IGNORE,
     replace: bool = False,
@@ -167,13 +167,13 @@ async def restore_index(
     Returns:
         As `restore_store`, as are all other arguments and the errors.
     """
-    begun_s = ambient.monotonic_s()
-    staging = Staging(target, ambient.session(), replace=replace)
+    begun_s = runtime.monotonic_s()
+    staging = Staging(target, runtime.session(), replace=replace)
     try:
         await run_blocking(staging.open)
-        opened_s = ambient.monotonic_s()
+        opened_s = runtime.monotonic_s()
         index, requests = await choose()
-        indexed_s = ambient.monotonic_s()
+        indexed_s = runtime.monotonic_s()
         present = await find_present_below(staging.target, index, cache) if staging.replaces else {}
         plan = await run_blocking(
             plan_restore,
@@ -184,9 +184,9 @@ async def restore_index(
         )
         progress.total(files=plan.files_count, bytes_=plan.size_bytes)
         await run_blocking(_prepare, staging, plan)
-        prepared_s = ambient.monotonic_s()
+        prepared_s = runtime.monotonic_s()
         done = await _download(store, index, plan, staging, settings=settings, owners=owners, progress=progress)
-        fetched_s = ambient.monotonic_s()
+        fetched_s = runtime.monotonic_s()
         if unless is not None:
             await unless()
         if staging.replaces:
@@ -195,7 +195,7 @@ async def restore_index(
     finally:
         await run_blocking(staging.close)
     await asyncio.to_thread(_remember, staging.target, done, cache)
-    done_s = ambient.monotonic_s()
+    done_s = runtime.monotonic_s()
     in_index = (*plan.empty, *plan.inline)
     return RestoreResult(
         files_total=plan.files_count,

@@ -14,7 +14,7 @@ from engine.errors import UsageError
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
-from engine.spark.kept_repository import kept_here
+from engine.spark.repository_cache import cached_here
 from index.snapshot.records import RepositoryRecord
 
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -43,7 +43,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             transfer: How bytes are moved, in place of what travelled.
         """
-        with kept_here().borrow((self.url, self.record.id, self.store), self.open) as kept:
+        with cached_here().borrow((self.url, self.record.id, self.store), self.open) as kept:
             settings = transfer or self.transfer
             yield SyncRepository(kept.loop, Repository(kept.asynchronous.store, self.record, settings=settings))
 

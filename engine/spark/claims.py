@@ -39,7 +39,7 @@ from typing import Final, Self
 
 import msgspec
 
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Runtime, SystemRuntime
 from engine.errors import TargetError, UsageError
 from index.errors import UnsafeNameError
 from index.snapshot.keys import decode_component, encode_component, encode_scope
@@ -89,11 +89,11 @@ class StoreClaims:
     """One store's directory on this machine."""
 
     def __init__(
-        self, root: Path, *, repository_id: str, scope: Scope, task: str, store: str, ambient: Ambient | None = None
+        self, root: Path, *, repository_id: str, scope: Scope, task: str, store: str, runtime: Runtime | None = None
     ) -> None:
         parts = (encode_component(repository_id), encode_scope(scope), encode_component(task), encode_component(store))
         self.directory = root.joinpath(*parts)
-        self._ambient = ambient or SystemAmbient()
+        self._runtime = runtime or SystemRuntime()
 
     def begin(self) -> "Attempt":
         """A new room with its lock held.
@@ -105,7 +105,7 @@ class StoreClaims:
             # The state is as private as the user's other files: what others may read, the user decides above it.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for _ in range(ROOM_ATTEMPTS_MAX):
-                room = self.directory / f"attempt-{self._ambient.session()}"
+                room = self.directory / f"attempt-{self._runtime.session()}"
                 room.mkdir()
                 # Between these two lines another attempt may find the lock free and remove the room.
                 lock = _try_lock(room)

@@ -16,7 +16,7 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.checkpoint.catalog import find_job, find_picture
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.local.cache import DigestCache
 from engine.repository.reading import require_store
 from engine.repository.repository import Repository
@@ -143,7 +143,7 @@ class PicturePlace(msgspec.Struct, frozen=True, kw_only=True):
                 choose=choose,
                 target=target,
                 settings=repository.settings,
-                ambient=SystemAmbient(),
+                runtime=SystemRuntime(),
                 cache=DigestCache(),
             )
 

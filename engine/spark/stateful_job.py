@@ -15,7 +15,7 @@ from pyspark.sql import functions as sf
 from typing_extensions import override
 
 from blobstore.opening import StoreSettings
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import CommitLostError, DamagedError, UsageError
 from engine.rocksdb.store import RocksDbSettings
 from engine.settings import TransferSettings
@@ -33,7 +33,7 @@ from engine.spark.store_task import (
     UpdateTask,
 )
 from engine.spark.tasks import PURPOSE, RestoreForRun, StoreWork, spread
-from index.display import Told
+from index.display import DisplayMixin
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.snapshot.records import ScopeLayout
@@ -45,7 +45,7 @@ TASKS_MAX: Final = 100_000
 PINS_MAX: Final = 8
 
 
-class JobCommit(Told, msgspec.Struct, frozen=True, kw_only=True):
+class JobCommit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What one run has committed."""
 
     commit: Commit
@@ -149,7 +149,7 @@ class StatefulJob:
         self._order_by = tuple(order_by)
         self._check_retained = check_retained
         self._rocksdb = rocksdb or RocksDbSettings()
-        self._ambient = SystemAmbient()
+        self._runtime = SystemRuntime()
         self._repository, self._access = open_on_driver(url, store=store_settings, transfer=transfer)
         # Of the commits that were read, by write id, the one read last at the end.
         self._pins: OrderedDict[str, contextlib.ExitStack] = OrderedDict()
@@ -213,7 +213,7 @@ class StatefulJob:
             AnalysisException: Spark cannot make a plan for the rows.
             StoreError: As the store says; nothing was committed.
         """
-        started_s = self._ambient.monotonic_s()
+        started_s = self._runtime.monotonic_s()
         layout = self._layout(rows)
         parent = self.latest()
         if parent is not None:
@@ -239,7 +239,7 @@ class StatefulJob:
         reports = self._attempt_all(rows, parent, next_version)
         dropped = self._other_stores(parent) if self._drop_other_stores else ()
         commit = self._commit(reports, parent, dropped, version=next_version, offsets=offsets, layout=layout)
-        seconds = self._ambient.monotonic_s() - started_s
+        seconds = self._runtime.monotonic_s() - started_s
         others = self._other_stores(commit)
         return JobCommit(commit=commit, tasks=reports, seconds=seconds, dropped=dropped, carried_over=others)
 
@@ -370,10 +370,10 @@ class StatefulJob:
             scope=self.scope,
             store=self._store,
             local_root=self._local_root,
-            id=self._ambient.session(),
+            id=self._runtime.session(),
             bases={reference.task: reference for reference in stores if reference.store == self._store},
             rocksdb=self._rocksdb,
-            missing=self._repository.asynchronous.gaps.keys,
+            missing=self._repository.asynchronous.missing_blobs.keys,
             check_retained=self._check_retained,
         )
 

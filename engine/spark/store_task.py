@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from engine.backup.backup import BackupResult
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import DamagedError, EngineError, UsageError
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.spark.access import Access
@@ -88,13 +88,13 @@ class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
         yield pa.record_batch([[report.task], [msgspec.msgpack.encode(report)]], schema=RESULT_SCHEMA)
 
     def _attempt(self, rows: "TaskRows", task: str) -> TaskReport:
-        ambient = SystemAmbient()
+        runtime = SystemRuntime()
         claims = self.run.claims(task)
         base = self.run.bases.get(task)
         origin: Origin = "new"
         with claims.begin() as attempt:
             claims.remove_dead_rooms()
-            started_s = ambient.monotonic_s()
+            started_s = runtime.monotonic_s()
             if base is None:
                 store = StoreWriter.open(attempt.directory, self.run.rocksdb)
                 attempt.remove_stale(None, self.run.id)
@@ -102,14 +102,14 @@ class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
                 store, claimed = open_at(self.run, attempt, base, StoreWriter)
                 origin = "local" if claimed else "restored"
                 attempt.remove_stale(state_of(base), self.run.id)
-            opened_s = ambient.monotonic_s()
+            opened_s = runtime.monotonic_s()
             with store:
                 self.update(store, rows, task)
                 rows.check_finished()
                 store.checkpoint(attempt.checkpoint_directory)
-            updated_s = ambient.monotonic_s()
+            updated_s = runtime.monotonic_s()
             backup = self._back_up(attempt.checkpoint_directory, task, base)
-            backed_up_s = ambient.monotonic_s()
+            backed_up_s = runtime.monotonic_s()
             # Last, for from here on another attempt may claim the store: an error above leaves nothing to claim.
             attempt.finish(state_of(backup.reference), self.run.id)
         return TaskReport(

@@ -21,7 +21,7 @@ from typing_extensions import override
 from blobstore.concurrency import run_blocking
 from blobstore.opening import StoreSettings
 from engine.backup.backup import BackupResult
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import TargetBusyError, TargetError, UsageError
 from engine.local.cache import DigestCache
 from engine.repository.repository import Choice, Repository
@@ -117,11 +117,11 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
         at_once, share = share_settings(
             self.access.transfer, in_flight_max=self.access.store.in_flight_max, stores_count=len(work)
         )
-        ambient = SystemAmbient()
+        runtime = SystemRuntime()
         with self.access.borrow(share) as repository, repository.inside(self.opened()) as do:
 
             async def carry_out(item: StoreWork) -> StoreOutcome:
-                return await self._outcome(do, repository.asynchronous, item, ambient)
+                return await self._outcome(do, repository.asynchronous, item, runtime)
 
             outcomes = carry_out_as_finished(repository.loop, carry_out, work, at_once=at_once)
             with contextlib.closing(outcomes):
@@ -137,16 +137,16 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     async def _outcome(
-        carry_out: CarryOut, repository: Repository, work: StoreWork, ambient: SystemAmbient
+        carry_out: CarryOut, repository: Repository, work: StoreWork, runtime: SystemRuntime
     ) -> StoreOutcome:
-        started_s = ambient.monotonic_s()
+        started_s = runtime.monotonic_s()
         try:
             outcome = await carry_out(repository, work)
         except Exception as error:  # noqa: BLE001  # whatever it is stands in the store's row, and the others go on
             outcome = StoreOutcome(
                 task=work.task, store=work.store, path=work.path, ok=False, error=f"{type(error).__name__}: {error}"
             )
-        seconds = ambient.monotonic_s() - started_s
+        seconds = runtime.monotonic_s() - started_s
         rate = outcome.bytes_moved / MB / seconds if seconds > 0 else 0.0
         return msgspec.structs.replace(outcome, seconds=seconds, mb_per_s=rate)
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 
 from blobstore.concurrency import run_blocking
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.rocksdb.store import RocksDbSettings
 from engine.state.errors import SnapshotUploadError
 from engine.state.file_manager import StateFileManager
@@ -56,7 +56,7 @@ class StateCommits:
         manager: Of the store's files.
         place: Where captured snapshots stand.
         settings: Of the store.
-        ambient: Durations.
+        runtime: Durations.
         rocksdb: What RocksDB is opened with.
         rebase: Told of each version whose snapshot has arrived.
 
@@ -69,7 +69,7 @@ class StateCommits:
         manager: StateFileManager,
         place: WorkingDir,
         settings: StateStoreSettings,
-        ambient: Ambient,
+        runtime: Runtime,
         *,
         rocksdb: RocksDbSettings,
         rebase: Callable[[StateVersion], None],
@@ -77,7 +77,7 @@ class StateCommits:
         self._manager = manager
         self._place = place
         self._settings = settings
-        self._ambient = ambient
+        self._runtime = runtime
         self._rocksdb = rocksdb
         self._rebase = rebase
         self._uploaded: StateVersion | None = None
@@ -98,7 +98,7 @@ class StateCommits:
 
         After an error `loaded` is of no version.
         """
-        began_s = self._ambient.monotonic_s()
+        began_s = self._runtime.monotonic_s()
         of = StateVersion(loaded.target.version + 1, loaded.next_id)
         writer = loaded.writer
         # Waited for: without changelogs it is the commit itself, and what no changelog can say must not be lost. Nor
@@ -122,13 +122,13 @@ class StateCommits:
                 # Before the changelog: a failure is no commit then, and Spark never looks beyond a version's zip.
                 self._note_uploaded(captured, await self._upload(captured))
             if writer is not None:
-                changelog_began_s = self._ambient.monotonic_s()
+                changelog_began_s = self._runtime.monotonic_s()
                 await run_blocking(writer.finish)
                 changelog_bytes = await self._manager.publish_changelog(of, writer.path)
                 with suppress(OSError):
                     # The version is there; what cannot be removed now is removed when the store is closed.
                     await run_blocking(writer.path.unlink, missing_ok=True)
-                changelog_s = self._ambient.monotonic_s() - changelog_began_s
+                changelog_s = self._runtime.monotonic_s() - changelog_began_s
         except BaseException:
             if captured is not None:
                 await self._drop(captured)
@@ -149,7 +149,7 @@ class StateCommits:
             changelog_bytes=changelog_bytes,
             snapshot_made=captured is not None,
             snapshot_inline=inline,
-            total_s=self._ambient.monotonic_s() - began_s,
+            total_s=self._runtime.monotonic_s() - began_s,
             changelog_s=changelog_s,
         )
         return Committed(
@@ -174,16 +174,16 @@ class StateCommits:
         made: list[CapturedSnapshot] = []
 
         def capture() -> list[float]:
-            times_s = [self._ambient.monotonic_s()]
+            times_s = [self._runtime.monotonic_s()]
             loaded.write_operands()
             loaded.db.flush()
-            times_s.append(self._ambient.monotonic_s())
+            times_s.append(self._runtime.monotonic_s())
             if self._settings.compact_on_commit:
                 loaded.db.compact()
-            times_s.append(self._ambient.monotonic_s())
+            times_s.append(self._runtime.monotonic_s())
             loaded.db.checkpoint(directory)
             made.append(self._manager.capture(directory, of, metadata))
-            times_s.append(self._ambient.monotonic_s())
+            times_s.append(self._runtime.monotonic_s())
             return [after - before for before, after in pairwise(times_s)]
 
         try:

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import TargetError
 from engine.local.hashing import crc32c
 from engine.local.scan import READ_FLAGS
@@ -45,7 +45,7 @@ async def publish_checked(
     source: Path | bytes,
     *,
     overwrite: bool,
-    ambient: Ambient,
+    runtime: Runtime,
     skip_where_missing: bool = True,
 ) -> int:
     """Publish a file and its checksum.
@@ -57,7 +57,7 @@ async def publish_checked(
         path: Of the file in it.
         source: Its content: bytes, or a local file that nobody changes.
         overwrite: Whether it may replace one that is there.
-        ambient: Tells the time that the checksum says.
+        runtime: Tells the time that the checksum says.
         skip_where_missing: With `overwrite`: a file that is there without a checksum is replaced by one without.
 
     Returns:
@@ -81,7 +81,7 @@ async def publish_checked(
     else:
         found, size_bytes = await run_blocking(_read_crc32c, source)
     checksum = FileChecksum.of_file(
-        crc32c=found, size_bytes=size_bytes, timestamp_ms=ambient.local_now_ms(), executor_id=CREATOR
+        crc32c=found, size_bytes=size_bytes, timestamp_ms=runtime.local_now_ms(), executor_id=CREATOR
     )
     data = encode_file_checksum(checksum)
     await publish(directory, path, source, overwrite=overwrite)

@@ -14,7 +14,7 @@ import msgspec
 
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobNotFoundError
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Runtime, SystemRuntime
 from engine.errors import UsageError
 from engine.state.changelog_files import ChangelogReader, ChangelogWriter, open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
@@ -57,7 +57,7 @@ class StateFileManager:
         versions_retained_min: How many versions whoever deletes here retains (S4).
         check_stale_files: Whether a file that somebody may have deleted is uploaded again (S4).
         fetches_max: Requests of one load or one upload under way at once.
-        ambient: Clock and chance.
+        runtime: Clock and random numbers.
 
     Attributes:
         files: As given.
@@ -74,7 +74,7 @@ class StateFileManager:
         versions_retained_min: int = 100,
         check_stale_files: bool = True,
         fetches_max: int = 8,
-        ambient: Ambient | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         self.files = as_state_files(files)
         self.last_load = FilesLoaded()
@@ -84,7 +84,7 @@ class StateFileManager:
         self._versions_retained_min = versions_retained_min
         self._check_stale_files = check_stale_files
         self._fetches_max = fetches_max
-        self._ambient = ambient or SystemAmbient()
+        self._runtime = runtime or SystemRuntime()
         self._map = StateFileMap()
         # Lineages of changelogs that were read here. A name with a unique id never gets other bytes.
         self._headers: dict[StateVersion, Lineage] = {}
@@ -186,16 +186,16 @@ class StateFileManager:
             TargetError: The directory cannot be written.
             StoreError: As the store says.
         """
-        began_s = self._ambient.monotonic_s()
+        began_s = self._runtime.monotonic_s()
         if base is None:
             self._map.forget_all()
             await empty(directory)
-            self.last_load = FilesLoaded(seconds=self._ambient.monotonic_s() - began_s)
+            self.last_load = FilesLoaded(seconds=self._runtime.monotonic_s() - began_s)
             return StateMetadata(num_keys=0, column_family_ids=(), column_family_internal=(), column_family_id_max=0)
         self._map.forget_named_from(base.version)
         state = await self.read_snapshot(base)
         loaded = await fetch_snapshot(self.files, base, state, directory, self._map, gets_max=self._fetches_max)
-        self.last_load = msgspec.structs.replace(loaded, seconds=self._ambient.monotonic_s() - began_s)
+        self.last_load = msgspec.structs.replace(loaded, seconds=self._runtime.monotonic_s() - began_s)
         return state.metadata
 
     def forget_local(self) -> None:
@@ -323,7 +323,7 @@ class StateFileManager:
             UnsafeSourceError: A file cannot be read, or is not RocksDB's.
         """
         local = look_at_all(list_shared(checkpoint_dir))
-        upload_id = self._ambient.unique_id()
+        upload_id = self._runtime.unique_id()
         files = self._map.capture(local, version=of.version, upload_id=upload_id)
         return CapturedSnapshot(of=of, directory=checkpoint_dir, upload_id=upload_id, files=files, metadata=metadata)
 
@@ -343,7 +343,7 @@ class StateFileManager:
             UsageError: This is a picture, which cannot be written.
         """
         directory = self._writable("upload a snapshot")
-        began_s = self._ambient.monotonic_s()
+        began_s = self._runtime.monotonic_s()
         try:
             uploaded = await upload_snapshot(
                 directory,
@@ -356,7 +356,7 @@ class StateFileManager:
         except BaseException:
             self.discard(captured)
             raise
-        seconds = self._ambient.monotonic_s() - began_s
+        seconds = self._runtime.monotonic_s() - began_s
         self.last_save = msgspec.structs.replace(uploaded, seconds=seconds)
         return self.last_save
 
@@ -381,7 +381,7 @@ class StateFileManager:
         directory = self._writable("publish")
         if _has_id(name):
             if self._file_checksums:
-                return await publish_checked(directory, name, source, overwrite=False, ambient=self._ambient)
+                return await publish_checked(directory, name, source, overwrite=False, runtime=self._runtime)
             return await publish(directory, name, source, overwrite=False)
         # It was that of the file that is replaced now; and no listing says what somebody else has put there since.
         await directory.delete((checksum_name(name),))

@@ -13,7 +13,7 @@ import msgspec
 
 from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
 from engine.state.changelog_files import ChangelogReader, open_changelog
@@ -58,14 +58,14 @@ class _Opened(msgspec.Struct, frozen=True):
 class _Timer:
     """Seconds of the phases of one load."""
 
-    def __init__(self, ambient: Ambient) -> None:
-        self._ambient = ambient
-        self._began_s = self._last_s = ambient.monotonic_s()
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._began_s = self._last_s = runtime.monotonic_s()
         self._phases_s = {"resolve": 0.0, "fetch": 0.0, "open": 0.0, "replay": 0.0}
 
     def note(self, phase: str) -> None:
         """What passed since the last call was this phase."""
-        now_s = self._ambient.monotonic_s()
+        now_s = self._runtime.monotonic_s()
         self._phases_s[phase] += now_s - self._last_s
         self._last_s = now_s
 
@@ -73,7 +73,7 @@ class _Timer:
         """The same with what was measured here."""
         return msgspec.structs.replace(
             metrics,
-            total_s=self._ambient.monotonic_s() - self._began_s,
+            total_s=self._runtime.monotonic_s() - self._began_s,
             **{f"{phase}_s": seconds for phase, seconds in self._phases_s.items()},
         )
 
@@ -82,12 +82,12 @@ class StateLoader:
     """Builds the versions of one store in its working directory, one at a time."""
 
     def __init__(
-        self, manager: StateFileManager, place: WorkingDir, settings: StateStoreSettings, ambient: Ambient
+        self, manager: StateFileManager, place: WorkingDir, settings: StateStoreSettings, runtime: Runtime
     ) -> None:
         self._manager = manager
         self._place = place
         self._settings = settings
-        self._ambient = ambient
+        self._runtime = runtime
         # Whether files that were here already are part of what is being built.
         self._has_reused = False
         self._rocksdb: RocksDbSettings = msgspec.structs.replace(
@@ -115,7 +115,7 @@ class StateLoader:
             SnapshotRepairError: Nor is a snapshot that opens.
             FormatError, EngineError, StoreError: As they say.
         """
-        timer = _Timer(self._ambient)
+        timer = _Timer(self._runtime)
         resolution = await self._resolve(target, known)
         timer.note("resolve")
         changelogs: dict[StateVersion, Path] = {}
@@ -157,7 +157,7 @@ class StateLoader:
 
     async def load_empty(self, version: int) -> tuple[LoadedState, LoadMetrics]:
         """An empty store that counts as a version, whatever there is of it (SPARK-54420)."""
-        timer = _Timer(self._ambient)
+        timer = _Timer(self._runtime)
         resolution = Resolution(StateVersion(version), None)
         built = await self._build(resolution, {}, timer, is_empty_start=True)
         if isinstance(built, Exception):

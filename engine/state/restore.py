@@ -9,7 +9,7 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.errors import NotFoundError
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
@@ -19,7 +19,7 @@ from engine.state.compression import Codec
 from engine.state.file_manager import StateFileManager
 from engine.state.index_files import IndexStateFiles
 from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
-from index.display import Told
+from index.display import DisplayMixin
 from index.errors import LineageError, VersionMissingError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
@@ -34,7 +34,7 @@ from index.spark.retention import FilePath, select_state_files
 INDEXES_READ_MAX: Final = 8
 
 
-class RestoredState(Told, msgspec.Struct, frozen=True, kw_only=True):
+class RestoredState(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """Which version was restored, from which files, and how it went."""
 
     resolution: Resolution
@@ -76,7 +76,7 @@ async def restore_state(
     unique_id: UniqueId | None,
     codec: Codec,
     settings: TransferSettings,
-    ambient: Ambient,
+    runtime: Runtime,
     cache: DigestCache,
     owners: OwnerPolicy = OwnerPolicy.IGNORE,
     replace: bool = False,
@@ -95,7 +95,7 @@ async def restore_state(
         unique_id: The version's; if not given, the one that the index knows for it, and else none.
         codec: Of changelogs, should the header of one have to be read.
         settings: Limits and sizes.
-        ambient: Clock and chance.
+        runtime: Clock and random numbers.
         cache: As for a restore.
         owners: As for a restore.
         replace: As for a restore.
@@ -121,7 +121,7 @@ async def restore_state(
         choose=choose,
         target=target,
         settings=settings,
-        ambient=ambient,
+        runtime=runtime,
         cache=cache,
         owners=owners,
         replace=replace,

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from blobstore.concurrency import run_blocking
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Runtime, SystemRuntime
 from engine.errors import DamagedError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.commit import Committed, Maintained, StateCommits
@@ -53,7 +53,7 @@ class StateStore:
     """
 
     def __init__(
-        self, files: StateFiles, place: WorkingDir, settings: StateStoreSettings, ambient: Ambient, *, owns_files: bool
+        self, files: StateFiles, place: WorkingDir, settings: StateStoreSettings, runtime: Runtime, *, owns_files: bool
     ) -> None:
         """Prefer `StateStore.open`."""
         self.settings = settings
@@ -61,7 +61,7 @@ class StateStore:
         self._files = files
         self._owns_files = owns_files
         self._place = place
-        self._ambient = ambient
+        self._runtime = runtime
         self._manager = StateFileManager(
             files,
             codec=settings.codec,
@@ -69,11 +69,11 @@ class StateStore:
             versions_retained_min=settings.versions_retained_min,
             check_stale_files=settings.check_stale_files,
             fetches_max=settings.fetches_max,
-            ambient=ambient,
+            runtime=runtime,
         )
-        self._loader = StateLoader(self._manager, place, settings, ambient)
+        self._loader = StateLoader(self._manager, place, settings, runtime)
         self._commits = StateCommits(
-            self._manager, place, settings, ambient, rocksdb=self._loader.rocksdb, rebase=self._rebase
+            self._manager, place, settings, runtime, rocksdb=self._loader.rocksdb, rebase=self._rebase
         )
         self._loaded: LoadedState | None = None
         # Of the last version that was loaded to be written on, or committed. A deletion counts from it and spares what
@@ -90,7 +90,7 @@ class StateStore:
         directory: Path,
         settings: StateStoreSettings | None = None,
         *,
-        ambient: Ambient | None = None,
+        runtime: Runtime | None = None,
         owns_files: bool = False,
     ) -> Self:
         """Open a store. Nothing is loaded, and nothing is asked of the files.
@@ -101,7 +101,7 @@ class StateStore:
             directory: On this machine, private to this store: what else is in it is refused, and what a dead process
                 left is removed.
             settings: Of the store.
-            ambient: Ids and durations.
+            runtime: Ids and durations.
             owns_files: Whether `close`, and a failure of this call, close `files` that were open already.
 
         Raises:
@@ -118,7 +118,7 @@ class StateStore:
                 as_state_files(opened),
                 places[0],
                 settings or StateStoreSettings(),
-                ambient or SystemAmbient(),
+                runtime or SystemRuntime(),
                 owns_files=owns_files,
             )
         except BaseException:
@@ -240,7 +240,7 @@ class StateStore:
 
     async def _begin(self, loaded: LoadedState) -> None:
         """Make ready for the next version: with its id and its changelog."""
-        unique_id = self._ambient.unique_id() if self.settings.format_version > 1 else None
+        unique_id = self._runtime.unique_id() if self.settings.format_version > 1 else None
         await run_blocking(loaded.begin, self._place.new_changelog(), unique_id)
 
     async def _unload(self) -> None:

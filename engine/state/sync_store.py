@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from engine.blocking import Blocking, Facade
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.families import DEFAULT_FAMILY
 from engine.state.files import StateFiles
@@ -30,10 +30,10 @@ class SyncStateStore(Facade[StateStore]):
         directory: Path,
         settings: StateStoreSettings | None = None,
         *,
-        ambient: Ambient | None = None,
+        runtime: Runtime | None = None,
     ) -> Self:
         """As `StateStore.open`."""
-        return cls._begin(StateStore.open(files, directory, settings, ambient=ambient))
+        return cls._begin(StateStore.open(files, directory, settings, runtime=runtime))
 
     @classmethod
     def of_query(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from blobstore.concurrency import carry_out_all, run_blocking
+from blobstore.concurrency import run_all, run_blocking
 from engine.errors import UnsafeSourceError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.file_map import CapturedFile, StateFileMap
@@ -62,14 +62,14 @@ async def upload_snapshot(
 
     # Before the first byte is sent: what must not be empty is not.
     zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
-    await carry_out_all(put, [file for file in files if not file.is_reused], in_flight_max=puts_max)
+    await run_all(put, [file for file in files if not file.is_reused], in_flight_max=puts_max)
     # As late as can be, when what takes long is done: a file that was there at the beginning may be deleted meanwhile.
     renewed: list[CapturedFile] = []
     if versions_retained is not None and any(file.is_reused for file in files):
         renewed = await _renew_stale(directory, captured, known, versions_retained)
     if renewed:
         known.begin_upload(captured.upload_id, renewed)
-        await carry_out_all(put, renewed, in_flight_max=puts_max)
+        await run_all(put, renewed, in_flight_max=puts_max)
         by_name = {file.local.name: file for file in renewed}
         files = tuple(by_name.get(file.local.name, file) for file in files)
         zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from index.display import Told, tell_files, tell_value
+from index.display import DisplayMixin, format_files, format_value
 from index.errors import IndexInvariantError, UnsafeNameError
 from index.snapshot.keys import parse_log_key
 from index.snapshot.model import Scope
@@ -59,7 +59,7 @@ class LogListing(msgspec.Struct, frozen=True, kw_only=True):
         return dict(self.records).get(number)
 
 
-class Commit(Told, msgspec.Struct, frozen=True, kw_only=True):
+class Commit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """A valid commit record together with what only the store knows of it."""
 
     record: CommitRecord
@@ -81,7 +81,7 @@ class Commit(Told, msgspec.Struct, frozen=True, kw_only=True):
         """Its number and write id."""
         return self.record.pointer
 
-    def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `Told`
+    def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
         """Which commit it is, and how much it holds."""
         stores = self.record.stores
         told = {
@@ -91,9 +91,9 @@ class Commit(Told, msgspec.Struct, frozen=True, kw_only=True):
             "at": iso_time(self.committed_at_ms),
             "kind": self.record.kind if self.record.kind != "commit" else "",
             "stores": f"{len(stores):,}",
-            "files": tell_files(sum(s.files_count for s in stores), sum(s.size_bytes for s in stores)),
-            "name": tell_value("name", self.name),
-            "offsets": tell_value("offsets", self.record.offsets),
+            "files": format_files(sum(s.files_count for s in stores), sum(s.size_bytes for s in stores)),
+            "name": format_value("name", self.name),
+            "offsets": format_value("offsets", self.record.offsets),
             "TTLs left to remove": "" if self.settled else "perhaps",
         }
         return {name: text for name, text in told.items() if text}

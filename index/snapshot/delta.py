@@ -10,7 +10,7 @@ from operator import attrgetter
 
 import msgspec
 
-from index.display import Told, tell_files
+from index.display import DisplayMixin, format_files
 from index.errors import IndexInvariantError
 from index.snapshot.dir_diff import is_stored_alike, strip_removed
 from index.snapshot.invariants import DEPTH_MAX, check_index_delta, check_snapshot_index
@@ -187,7 +187,7 @@ class ComparedFile(msgspec.Struct, frozen=True, kw_only=True):
     mode_changed: bool = False
 
 
-class IndexDifference(Told, msgspec.Struct, frozen=True, kw_only=True):
+class IndexDifference(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """Two snapshots compared by content; each list is in the order of a walk, files before sub-directories."""
 
     added: tuple[ComparedFile, ...] = ()
@@ -198,12 +198,12 @@ class IndexDifference(Told, msgspec.Struct, frozen=True, kw_only=True):
     dirs_added: tuple[Path, ...] = ()
     dirs_removed: tuple[Path, ...] = ()
 
-    def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `Told`
+    def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
         """How many files, and how large they are afterwards; those removed, before."""
         groups = {
             "added": self.added, "removed": self.removed, "changed": self.changed, "unchanged": self.unchanged
         }  # fmt: skip
-        told = {name: tell_files(len(files), sum(map(_size_bytes, files))) for name, files in groups.items()}
+        told = {name: format_files(len(files), sum(map(_size_bytes, files))) for name, files in groups.items()}
         folders = {"directories added": len(self.dirs_added), "directories removed": len(self.dirs_removed)}
         return told | {name: f"{number:,}" for name, number in folders.items() if number}
 

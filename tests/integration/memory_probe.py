@@ -17,7 +17,7 @@ from pathlib import Path
 from blobstore.opening import open_store
 from engine.backup.backup import backup_source
 from engine.backup.source import WholeDirectory
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.local.cache import DigestCache
 from engine.restore.restore import restore_store
 from engine.settings import MIB, TransferSettings
@@ -68,7 +68,7 @@ class Peak:
 async def run(root: Path, url: str) -> dict[str, object]:
     settings = TransferSettings(memory_bytes_max=64 * MIB)
     store = open_store(url)
-    ambient = SystemAmbient()
+    runtime = SystemRuntime()
     repository = RepositoryRecord(id="0" * 20, ttl_ms=10**9, margin_ms=10**6, collection_period_ms=10**9)
     await store.now_ms()
     phases: dict[str, object] = {}
@@ -87,7 +87,7 @@ async def run(root: Path, url: str) -> dict[str, object]:
             base=reference,
             repository=repository,
             settings=settings,
-            ambient=ambient,
+            runtime=runtime,
             cache=cache,
         )
         reference = result.reference
@@ -100,7 +100,7 @@ async def run(root: Path, url: str) -> dict[str, object]:
             reference=reference,
             target=root / "target",
             settings=settings,
-            ambient=ambient,
+            runtime=runtime,
             cache=cache,
             replace=phase != "restore",
         )

@@ -38,7 +38,7 @@ from blobstore.wrappers.hedge import HedgeSettings
 from blobstore.wrappers.retry import RetrySettings
 from engine.backup.backup import BackupResult
 from engine.collect.backend import Listing
-from engine.collect.in_process import OwnHands
+from engine.collect.in_process import InProcessBackend
 from engine.collect.report import CollectReport
 from engine.repository.repository import Repository
 from index.plan.commits import Commit
@@ -84,7 +84,7 @@ INDEX = "/indexes/"
 RECORD = "/log/"
 
 
-class AgedHands(OwnHands):
+class AgedBackend(InProcessBackend):
     """See every upload as two days older than it is, as no server of tests lets anybody wait for that."""
 
     @override
@@ -162,7 +162,7 @@ class Bench:
     @staticmethod
     async def collect(repository: Repository) -> CollectReport:
         """Collect as in two days: only the newest commit stays."""
-        return await repository.collect(LAST, delete_share_max=1, hands=AgedHands(repository.store))
+        return await repository.collect(LAST, delete_share_max=1, backend=AgedBackend(repository.store))
 
     async def backup(self, repository: Repository, text: str) -> BackupResult:
         tree = self._root / f"tree-{next(self._names)}"

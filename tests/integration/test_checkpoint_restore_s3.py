@@ -14,7 +14,7 @@ from engine.checkpoint.object_target import ObjectTarget
 from engine.checkpoint.restore import make_target, restore_checkpoint
 from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice, RestoredCheckpoint
 from engine.checkpoint.store import StoreRestored, StoreToRestore
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
 from engine.spark.access import Access
@@ -102,8 +102,8 @@ async def test_executors_publish_their_stores_and_may_be_repeated(world: World, 
     """What `engine.spark.checkpoint.restore` does, without Spark."""
     target = f"{world.bucket}/checkpoints/here"
     async with await Repository.open(f"{world.bucket}/repository") as repository:
-        place = make_target(target, SystemAmbient(), move_aside=False)
-        restore = CheckpointRestore(repository, place, RestoreChoice(replayed=replayed), SystemAmbient())
+        place = make_target(target, SystemRuntime(), move_aside=False)
+        restore = CheckpointRestore(repository, place, RestoreChoice(replayed=replayed), SystemRuntime())
         stores = await restore.begin()
         assert isinstance(place, ObjectTarget)
         await place.clear()

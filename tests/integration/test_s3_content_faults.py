@@ -75,11 +75,11 @@ async def test_row_15_an_unprotected_reader_that_was_overtaken_takes_the_newer_c
     bench.strike(s3_error(403, "AccessDenied"), "PutObject", key="/pins/", times=None)
     overtaken = asyncio.Event()
     bench.strike(Hang(at=Stage.REQUEST, until=overtaken), "GetObject", key=INDEX)
-    patient = bench.store(
+    probe = bench.store(
         retry=msgspec.structs.replace(RETRY, deadline_s=60), s3=msgspec.structs.replace(S3, read_timeout_s=60)
     )
     target = bench.target()
-    reading = asyncio.create_task((await Repository.open(patient)).find_and_restore(JOB, target))
+    reading = asyncio.create_task((await Repository.open(probe)).find_and_restore(JOB, target))
     while not bench.proxy.of("GetObject", key=INDEX):  # noqa: ASYNC110 - it is another's request that is waited for
         await asyncio.sleep(0.01)
     await bench.commit(writer, "two")

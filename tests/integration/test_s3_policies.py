@@ -13,7 +13,7 @@ from blobstore.errors import AccessDeniedError
 from blobstore.opening import open_s3
 from blobstore.s3.policy import Role, role_policy
 from engine.cli import tidemark
-from tests.integration.s3_fault_bench import AgedHands
+from tests.integration.s3_fault_bench import AgedBackend
 from tests.servers.ceph_rgw import CephRgw, Keys
 
 pytestmark = pytest.mark.s3
@@ -147,7 +147,7 @@ def test_each_role_can_do_its_work(site: Site, monkeypatch: pytest.MonkeyPatch) 
     assert site.stored("pins/")
     site.run(Role.WRITER, "unname", "again")
     # Ceph judges a batch delete by the bucket, to which none of these policies gives a right: it goes one by one.
-    monkeypatch.setattr("engine.collect.collect.OwnHands", AgedHands)
+    monkeypatch.setattr("engine.collect.collect.InProcessBackend", AgedBackend)
     collected = site.told(Role.COLLECTOR, "collect", "--keep-last", "1")
     assert collected["failed"] == []
     assert {d["reason"] for d in collected["deleted"]} >= {"closed_commit", "unreachable_upload", "expired_pin"}

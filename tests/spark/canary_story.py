@@ -31,7 +31,7 @@ from engine.rocksdb.store import RocksDbSettings
 from engine.settings import TransferSettings
 from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import Access, open_on_driver
-from engine.spark.collection.backend import SparkHands
+from engine.spark.collection.backend import SparkBackend
 from engine.spark.collection.deleting import DeleteTask, SpareTask
 from engine.spark.collection.listing import ListTask
 from engine.spark.collection.marking import MarkTask, SweepTask
@@ -234,8 +234,8 @@ def fail(
     notebook.write(f"{name}: access", repr(access) + repr(vars_of(access)))
     if not raises:
         return
-    hands = SparkHands(spark, access, MemoryStore(), partitions_max=1, cores=1, dry_run=True)
-    notebook.failing(f"{name}: workers list", hands._list)
+    backend = SparkBackend(spark, access, MemoryStore(), partitions_max=1, cores=1, dry_run=True)
+    notebook.failing(f"{name}: workers list", backend._list)
     run = JobRun(
         access=access,
         scope=SCOPE,

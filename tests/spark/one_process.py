@@ -14,7 +14,7 @@ from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
 from engine.spark.access import Access
-from engine.spark.collection.backend import SparkHands
+from engine.spark.collection.backend import SparkBackend
 from engine.spark.collection.rows import Row, batch_of, rows_of
 from index.snapshot.records import RepositoryRecord
 
@@ -88,9 +88,9 @@ class OneProcessSpark:
         return Frame(lambda: rows)
 
 
-def hands_on(store: BlobStore, record: RepositoryRecord, **settings: Any) -> SparkHands:
+def backend_on(store: BlobStore, record: RepositoryRecord, **settings: Any) -> SparkBackend:
     """Hands whose tasks work on a store of this process."""
     _stores.append(store)
     access = HereAccess(url=str(len(_stores) - 1), record=record, store=StoreSettings(), transfer=TransferSettings())
     session = cast("SparkSession", OneProcessSpark())
-    return SparkHands(session, access, store, **({"partitions_max": 3, "cores": 2} | settings))
+    return SparkBackend(session, access, store, **({"partitions_max": 3, "cores": 2} | settings))

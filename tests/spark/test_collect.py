@@ -92,7 +92,7 @@ def test_it_agrees_with_the_collection_in_one_process(
             repository.restore(commit, tmp_path / f"{scope} {commit.pointer.number}", task="1", store="facts")
 
 
-@pytest.mark.soak  # test_collect_hands shows it without a JVM
+@pytest.mark.soak  # test_collect_backend shows it without a JVM
 def test_it_deletes_nothing_if_an_index_is_altered(
     spark: SparkSession, url: str, repository: SyncRepository, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from engine.checkpoint.check.logs import LogsChecked, check_logs
 from engine.checkpoint.check.stores import check_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, Finding, StoreChecked
 from engine.checkpoint.hidden import find_left_overs
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Runtime, SystemRuntime
 from engine.progress import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint
@@ -50,7 +50,7 @@ async def check_checkpoint(
     level: CheckLevel = "full",
     stores_at_once: int = 4,
     progress: Progress = NO_PROGRESS,
-    ambient: Ambient | None = None,
+    runtime: Runtime | None = None,
 ) -> CheckReport:
     """Check a checkpoint; nothing in it changes, and its query may run meanwhile.
 
@@ -62,7 +62,7 @@ async def check_checkpoint(
         level: `quick` leaves out what stands in SSTs, and loading the newest version.
         stores_at_once: How many.
         progress: Hears of stores, as files, and of bytes.
-        ambient: The clock.
+        runtime: The clock.
 
     Raises:
         NotFoundError: There is no checkpoint here.
@@ -70,10 +70,10 @@ async def check_checkpoint(
         TargetError: The scratch directory cannot be written, or this machine lacks what it takes to read a file.
         StoreError: The store did not answer.
     """
-    ambient = ambient or SystemAmbient()
+    runtime = runtime or SystemRuntime()
     root = await CheckpointDir.open(location, settings=store_settings)
     try:
-        plan = await begin_check(root, level=level, ambient=ambient)
+        plan = await begin_check(root, level=level, runtime=runtime)
         progress.total(files=len(plan.stores), bytes_=0)
 
         async def check(work: StoreWork) -> StoreChecked:
@@ -82,19 +82,19 @@ async def check_checkpoint(
             return checked
 
         checked = await map_bounded(check, plan.stores, in_flight_max=stores_at_once)
-        return await finish_check(root, plan, checked, ambient=ambient)
+        return await finish_check(root, plan, checked, runtime=runtime)
     finally:
         await root.close()
 
 
-async def begin_check(root: CheckpointDir, *, level: CheckLevel, ambient: Ambient) -> CheckPlan:
+async def begin_check(root: CheckpointDir, *, level: CheckLevel, runtime: Runtime) -> CheckPlan:
     """Read the logs. Raises as `check_checkpoint`."""
-    began_s = ambient.monotonic_s()
+    began_s = runtime.monotonic_s()
     return CheckPlan(level=level, logs=await check_logs(root, StreamingCheckpoint(root)), began_s=began_s)
 
 
 async def finish_check(
-    root: CheckpointDir, plan: CheckPlan, checked: Iterable[StoreChecked], *, ambient: Ambient
+    root: CheckpointDir, plan: CheckPlan, checked: Iterable[StoreChecked], *, runtime: Runtime
 ) -> CheckReport:
     """Put together what came of the logs and of all stores.
 
@@ -134,5 +134,5 @@ async def finish_check(
         ssts=sum(store.ssts for store in stores),
         blocks=sum(store.blocks for store in stores),
         keys=sum(max(0, store.keys) for store in stores),
-        seconds=ambient.monotonic_s() - plan.began_s,
+        seconds=runtime.monotonic_s() - plan.began_s,
     )

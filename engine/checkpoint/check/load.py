@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from blobstore.concurrency import run_blocking
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.state.file_manager import StateFileManager
 from engine.state.files import StateFiles
 from engine.state.load import StateLoader
@@ -43,11 +43,11 @@ async def check_load(
     """
     # Another snapshot in the place of the one that is to be looked at would prove nothing.
     settings = msgspec.structs.replace(settings, snapshot_repair=False)
-    ambient = SystemAmbient()
-    manager = StateFileManager(files, codec=settings.codec, file_checksums=settings.file_checksums, ambient=ambient)
+    runtime = SystemRuntime()
+    manager = StateFileManager(files, codec=settings.codec, file_checksums=settings.file_checksums, runtime=runtime)
     place = await run_blocking(WorkingDir.open, directory)
     try:
-        loader = StateLoader(manager, place, settings, ambient)
+        loader = StateLoader(manager, place, settings, runtime)
         keys, doubt = 0, ""
         if resolution.base is not None and metadata is not None:
             state, _ = await loader.load(resolution.base, {}, read_only=True)

@@ -15,7 +15,7 @@ from engine.cli.config import CommitChoice, state_path
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import DURATION, Setting, Verb, common_options, figures_option, scope_options, transfer_options
 from engine.cli.session import Session, choose_scope, with_session
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.drill.drill import rehearse
 from engine.drill.forecast import EXECUTORS, Forecast, forecast
 from engine.drill.history import HISTORY_NAME, append
@@ -199,8 +199,8 @@ def _rehearse(
     Raises:
         Exception: As `engine.drill.drill.rehearse`.
     """
-    ambient = SystemAmbient()
-    began_at_ms = ambient.local_now_ms()
+    runtime = SystemRuntime()
+    began_at_ms = runtime.local_now_ms()
     try:
         with (
             session.explaining(repository, request.scope),
@@ -214,7 +214,7 @@ def _rehearse(
                     keep=request.keep,
                     stores_at_once=request.at_once,
                     slo_ms=request.slo_ms,
-                    ambient=ambient,
+                    runtime=runtime,
                     progress=progress,
                     **session.choose(repository, request.choice),
                 )

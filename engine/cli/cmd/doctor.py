@@ -23,7 +23,7 @@ from engine.cli.exit_codes import ExitCode, choose_exit_code
 from engine.cli.options import Verb, common_options
 from engine.cli.s3_places import is_s3, open_bucket, usage_error
 from engine.cli.session import Session, with_session
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
 from engine.doctor.verdict import Check, Verdict, describe_profile
 from engine.errors import NotFoundError
@@ -150,7 +150,7 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
     loop = LoopThread()
     try:
         return loop.run(
-            examine_store(open_client, ambient=SystemAmbient(), release=installed_release(), save=save, told=told)
+            examine_store(open_client, runtime=SystemRuntime(), release=installed_release(), save=save, on_check=told)
         )
     finally:
         if shows:

@@ -9,7 +9,7 @@ import msgspec
 from engine.cli.options import MOMENT, Setting, Verb, common_options, scope_options
 from engine.cli.session import Session, choose_scope, with_session
 from engine.errors import NotFoundError
-from engine.inspect.history import ENTRIES_MAX, History, HistoryEntry, State, tell_offsets
+from engine.inspect.history import ENTRIES_MAX, History, HistoryEntry, State, format_offsets
 from engine.text import Moment, table
 from index.snapshot.model import Scope
 from index.text import count, human_bytes, iso_time, printable, shortened
@@ -181,7 +181,7 @@ def history_lines(view: HistoryView) -> list[str]:
                 "-" if e.new_files is None else f"{e.new_files:,}",
                 "-" if e.retained_bytes is None else human_bytes(e.retained_bytes),
                 str(e.stores_count),
-                tell_offsets(e.offsets, OFFSETS_SHOWN_MAX) or "-",
+                format_offsets(e.offsets, OFFSETS_SHOWN_MAX) or "-",
                 printable(shortened(", ".join(e.names), NAMES_SHOWN_MAX)) or "-",
                 tell_entry(e, view),
             )

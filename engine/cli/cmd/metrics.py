@@ -13,7 +13,7 @@ from engine.cli.errors import describe
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import DURATION, Verb, common_options
 from engine.cli.session import Session, with_session
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import UsageError
 from engine.metrics.model import Metric, Sample
 from engine.metrics.samples import METRICS, Samples, labels_of
@@ -115,7 +115,7 @@ def metrics(
         raise UsageError("--textfile and --listen", operation="metrics", hint="give one of them")
     address = _split_address(listen) if listen is not None else None
     with session.open() as repository:
-        monotonic_s = SystemAmbient().monotonic_s
+        monotonic_s = SystemRuntime().monotonic_s
 
         def read() -> Samples:
             gathering = gather_condition(

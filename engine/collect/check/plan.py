@@ -17,7 +17,7 @@ from blobstore.errors import BlobNotFoundError
 from engine.clock import read_now_ms
 from engine.collect.check.roots import OPERATION, Reach, compare_roots, follow, read_now_roots
 from engine.errors import DamagedError, UnsafeStoreError, UsageError
-from index.display import Told
+from index.display import DisplayMixin
 from index.errors import PlanFileError, UnsafeNameError
 from index.plan.collect import PlannedUpload
 from index.plan.plan_format import (
@@ -61,7 +61,7 @@ class WrongKey(msgspec.Struct, frozen=True, kw_only=True):
     kind: WrongKind
 
 
-class PlanCheck(Told, msgspec.Struct, frozen=True, kw_only=True):
+class PlanCheck(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What the check of a plan has found. Of keys the first `NAMED_MAX` are named, the counts are of all."""
 
     run: RunId

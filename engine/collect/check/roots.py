@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from blobstore.base import BlobStore, list_blobs, read_blob
-from blobstore.concurrency import carry_out_all, map_bounded
+from blobstore.concurrency import map_bounded, run_all
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError
 from index.errors import FormatError, UnsafeNameError
@@ -269,7 +269,7 @@ async def follow(
         _walk_dir(index.dir, keys)
         reached.update(keys)
 
-    await carry_out_all(walk, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)
+    await run_all(walk, sorted(references, key=lambda r: r.key), in_flight_max=IN_FLIGHT_MAX)
     return reached
 
 

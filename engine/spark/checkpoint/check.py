@@ -20,7 +20,7 @@ from engine.checkpoint.check.check import begin_check, finish_check
 from engine.checkpoint.check.contents import StoreWork
 from engine.checkpoint.check.stores import check_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.spark.errors import TaskFailedError, last_error
 from engine.spark.frames import frame_of
 from engine.spark.places import absolute
@@ -103,12 +103,12 @@ def check_checkpoint(
 
 
 async def _check(spark: SparkSession, task: CheckStores, partitions_max: int) -> CheckReport:
-    ambient = SystemAmbient()
+    runtime = SystemRuntime()
     root = await CheckpointDir.open(task.location, settings=task.settings)
     try:
-        plan = await begin_check(root, level=task.level, ambient=ambient)
+        plan = await begin_check(root, level=task.level, runtime=runtime)
         checked = await asyncio.to_thread(_spread, spark, task, plan.stores, partitions_max)
-        return await finish_check(root, plan, checked, ambient=ambient)
+        return await finish_check(root, plan, checked, runtime=runtime)
     finally:
         await root.close()
 

@@ -27,7 +27,7 @@ from engine.checkpoint.restore import make_target
 from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice, RestoredCheckpoint
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
 from engine.checkpoint.targets import DirectoryTarget
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import DamagedError, TargetBusyError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
@@ -86,7 +86,7 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
                     target,
                     replayed=self.replayed,
                     transfer=repository.settings,
-                    ambient=SystemAmbient(),
+                    runtime=SystemRuntime(),
                     replace=True,
                 )
             await asyncio.sleep(BUSY_WAIT_S)
@@ -160,11 +160,11 @@ def restore_checkpoint(
         or_newest_complete=or_newest_complete,
     )
     settings = target_settings or store_settings or StoreSettings()
-    ambient = SystemAmbient()
+    runtime = SystemRuntime()
     repository, access = open_on_driver(url, store=store_settings, transfer=transfer)
     with repository:
-        place = make_target(target, ambient, move_aside=move_aside, settings=settings)
-        restore = CheckpointRestore(repository.asynchronous, place, choice, ambient)
+        place = make_target(target, runtime, move_aside=move_aside, settings=settings)
+        restore = CheckpointRestore(repository.asynchronous, place, choice, runtime)
         try:
             with restore.telling():
                 wanted = repository.loop.run(restore.begin())

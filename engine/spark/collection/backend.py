@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.release import installed_release
-from engine.collect.backend import KEYS_TOLD_MAX, Deleted, Hands, Listing, Swept
+from engine.collect.backend import KEYS_TOLD_MAX, CollectBackend, Deleted, Listing, Swept
 from engine.collect.plan_writer import write_lines
 from engine.collect.runs import Run, end_run, take_up_run
 from engine.errors import UnsafeStoreError
@@ -61,7 +61,7 @@ UPLOADS_PER_TASK: Final = 50_000
 TASKS_PER_CORE: Final = 2
 
 
-class SparkHands(Hands):
+class SparkBackend(CollectBackend):
     """Lists, marks and deletes in tasks; lives in the driver for one collection. Its calls block a thread each.
 
     Args:

@@ -12,7 +12,7 @@ from engine.collect.collect import DELETE_SHARE_MAX
 from engine.collect.report import CollectReport
 from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
-from engine.spark.collection.backend import SparkHands
+from engine.spark.collection.backend import SparkBackend
 from engine.spark.tasks import default_partitions
 from index.plan.retention import Retention, RetentionPolicy
 
@@ -61,7 +61,7 @@ def collect(
         partitions_max = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     repository, access = open_on_driver(url, store=store_settings, transfer=transfer)
     with repository:
-        hands = SparkHands(
+        backend = SparkBackend(
             spark,
             access,
             repository.asynchronous.store,
@@ -71,5 +71,5 @@ def collect(
             plan_to=plan_to,
         )
         return repository.collect(
-            retention, dry_run=dry_run, delete_share_max=delete_share_max, plan_to=plan_to, hands=hands
+            retention, dry_run=dry_run, delete_share_max=delete_share_max, plan_to=plan_to, backend=backend
         )

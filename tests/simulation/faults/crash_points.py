@@ -32,7 +32,7 @@ from typing_extensions import override
 from blobstore.base import list_blobs
 from blobstore.local.store import LocalStore
 from engine.backup.backup import BackupResult
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.retention import Retention
@@ -68,7 +68,7 @@ class LaterStore(LocalStore):
         return await super().now_ms() + self.shift_ms
 
 
-class LaterAmbient(SystemAmbient):
+class LaterRuntime(SystemRuntime):
     """The clock of a machine at that time: a store that is ahead of it deletes nothing for its age (S2)."""
 
     def __init__(self, shift_ms: int) -> None:
@@ -106,7 +106,7 @@ def read_tree(root: Path) -> dict[str, bytes]:
 async def opened(world: Path, *, shift_ms: int = 0) -> Repository:
     store = LaterStore(world / "repository")
     store.shift_ms = shift_ms
-    return await Repository.open(store, settings=SETTINGS, ambient=LaterAmbient(shift_ms))
+    return await Repository.open(store, settings=SETTINGS, runtime=LaterRuntime(shift_ms))
 
 
 async def prepare(world: Path) -> None:

@@ -10,9 +10,9 @@ import msgspec
 from blobstore.base import BlobStore
 from blobstore.errors import StoreError
 from engine.backup.backup import BackupResult
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.collect import collect as run
-from engine.collect import in_process as own_hands
+from engine.collect import in_process as in_process_backend
 from engine.collect import state as facts
 from engine.collect.backend import Swept
 from engine.commit.writer import CommitWriter
@@ -41,9 +41,9 @@ def blobs_go_first() -> Iterator[None]:
     async def delete(self: run._Run) -> None:
         facts = self._facts
         for room in (BLOBS, INDEXES):
-            facts.deleted = {**facts.deleted, room: await self._hands.delete(room)}
-        facts.log_left = frozenset(await own_hands.delete_keys(self._store, facts.log_deletes))
-        await self._hands.end()
+            facts.deleted = {**facts.deleted, room: await self._backend.delete(room)}
+        facts.log_left = frozenset(await in_process_backend.delete_keys(self._store, facts.log_deletes))
+        await self._backend.end()
 
     with mock.patch.object(run._Run, "delete", delete):
         yield
@@ -93,7 +93,7 @@ def age_is_not_asked() -> Iterator[None]:
     shows="the index is gone",
 )
 def closed_uploads_go() -> Iterator[None]:
-    real = own_hands.list_uploads
+    real = in_process_backend.list_uploads
 
     async def listed(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple[Upload, ...], tuple[str, ...]]:
         uploads, foreign = await real(store, prefixes)
@@ -213,12 +213,12 @@ def nothing_is_written_down() -> Iterator[None]:
     shows=NO_BLOB,
 )
 def nothing_is_spared() -> Iterator[None]:
-    real = own_hands.OwnHands.spare
+    real = in_process_backend.InProcessBackend.spare
 
-    async def spare(self: own_hands.OwnHands, _keys: frozenset[str]) -> Swept:
+    async def spare(self: in_process_backend.InProcessBackend, _keys: frozenset[str]) -> Swept:
         return await real(self, frozenset())
 
-    with mock.patch.object(own_hands.OwnHands, "spare", spare):
+    with mock.patch.object(in_process_backend.InProcessBackend, "spare", spare):
         yield
 
 
@@ -292,9 +292,9 @@ def pins_are_believed() -> Iterator[None]:
 )
 def pins_come_second() -> Iterator[None]:
     @asynccontextmanager
-    async def hold(store: BlobStore, ambient: Ambient, commit: Commit, **options: Any) -> AsyncIterator[PinLease]:
+    async def hold(store: BlobStore, runtime: Runtime, commit: Commit, **options: Any) -> AsyncIterator[PinLease]:
         await check_open(store, commit)
-        async with hold_pin(store, ambient, commit, **options) as lease:
+        async with hold_pin(store, runtime, commit, **options) as lease:
             yield lease
 
     async def check(*_: object) -> None:

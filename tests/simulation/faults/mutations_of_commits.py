@@ -24,7 +24,7 @@ from index.snapshot.keys import BLOBS, INDEXES
 from index.snapshot.model import BlobKey, IndexReference, Scope
 from index.snapshot.records import Boundary, CommitPointer, CommitRecord
 from tests.simulation.faults.mutation import IS_DAMAGED, NO_BLOB, NO_INDEX, everywhere, mutation
-from tests.simulation.model.processes import SimAmbient
+from tests.simulation.model.processes import SimRuntime
 from tests.simulation.scenarios import interleavings_of_commits
 
 
@@ -55,7 +55,7 @@ def uploads_replace() -> Iterator[None]:
     shows="DamagedError: backup ",
 )
 def keys_repeat() -> Iterator[None]:
-    with mock.patch.object(SimAmbient, "session", return_value="0" * 20):
+    with mock.patch.object(SimRuntime, "session", return_value="0" * 20):
         yield
 
 

@@ -19,7 +19,7 @@ from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.hedge import HedgedStore
 from blobstore.wrappers.limit import InFlightLimit, LimitedStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
-from engine.clock import Ambient
+from engine.clock import Runtime
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.snapshot.model import UniqueId
@@ -47,7 +47,7 @@ class KilledError(Exception):
     """The process was killed while it was at this work: nobody knows what has become of it."""
 
 
-class SimAmbient(Ambient):
+class SimRuntime(Runtime):
     """Clock and chance of a process, from a seed.
 
     Attributes:
@@ -93,7 +93,7 @@ class SimProcess:
         cache_dir: As of `Repository.open`.
 
     Attributes:
-        ambient: Its clock and chance.
+        runtime: Its clock and chance.
         lifeline: What its callbacks hang on.
         repository: Once `open` or `init` is done.
     """
@@ -113,7 +113,7 @@ class SimProcess:
     ) -> None:
         self.name = name
         self.lifeline = Lifeline(name)
-        self.ambient = SimAmbient(f"{seed} {name}", skew_s)
+        self.runtime = SimRuntime(f"{seed} {name}", skew_s)
         self.repository: Repository | None = None
         self._settings = settings
         self._cache_dir = cache_dir
@@ -142,14 +142,14 @@ class SimProcess:
 
     async def open(self) -> Repository:
         """Open the repository."""
-        opening = Repository.open(self.store, settings=self._settings, ambient=self.ambient, cache_dir=self._cache_dir)
+        opening = Repository.open(self.store, settings=self._settings, runtime=self.runtime, cache_dir=self._cache_dir)
         self.repository = await self.run(opening)
         return self.repository
 
     async def init(self, **times: int) -> Repository:
         """Make the bucket a repository; arguments as of `Repository.init`."""
         making = Repository.init(
-            self.store, settings=self._settings, ambient=self.ambient, cache_dir=self._cache_dir, **times
+            self.store, settings=self._settings, runtime=self.runtime, cache_dir=self._cache_dir, **times
         )
         self.repository = await self.run(making)
         return self.repository

@@ -340,7 +340,7 @@ class World:
             member.clock_fell = skew_s < member.skew_s
             member.skew_s = skew_s
             if process is not None:
-                process.ambient.skew_s = skew_s
+                process.runtime.skew_s = skew_s
         elif process is None or not process.is_alive:
             return
         elif step.what == "kill":

@@ -129,7 +129,7 @@ async def the_newest_commit_is_never_closed(scene: Scene) -> None:
     await writer.push("one")
     await writer.push("two")
     await asyncio.sleep(3 * DAY_S)
-    await writer.collect(Retention(keep_since_ms=writer.process.ambient.local_now_ms()))
+    await writer.collect(Retention(keep_since_ms=writer.process.runtime.local_now_ms()))
     await scene.check({"a": "two"})
 
 

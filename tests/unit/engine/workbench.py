@@ -8,7 +8,7 @@ from blobstore.memory import MemoryStore
 from blobstore.wrappers.meter import MeteredStore
 from engine.backup.backup import BackupResult, backup_source
 from engine.backup.source import WholeDirectory
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.local.cache import DigestCache
 from engine.restore.restore import RestoreResult, restore_store
 from engine.settings import TransferSettings
@@ -45,7 +45,7 @@ class Workbench:
         self.meter = self.metered.meter
         self.store = InterposedStore(self.metered)
         self.cache = DigestCache()
-        self.ambient = SystemAmbient()
+        self.runtime = SystemRuntime()
         self.settings = SETTINGS
         self.directory = root / "state"
         self.directory.mkdir()
@@ -81,7 +81,7 @@ class Workbench:
             "base": self.newest,
             "repository": REPOSITORY,
             "settings": self.settings,
-            "ambient": self.ambient,
+            "runtime": self.runtime,
             "cache": self.cache,
         }
         result = await backup_source(self.store, **(arguments | changed))
@@ -93,7 +93,7 @@ class Workbench:
             "reference": self.newest,
             "target": self.target,
             "settings": self.settings,
-            "ambient": self.ambient,
+            "runtime": self.runtime,
             "cache": self.cache,
         }
         return await restore_store(self.store, **(arguments | changed))

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from index.display import Told, tell_seconds, tell_value
+from index.display import DisplayMixin, format_seconds, format_value
 from index.plan.commits import commit_of
 from index.snapshot.delta import ComparedFile, IndexDifference
 from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
@@ -19,11 +19,11 @@ class _Colour(StrEnum):
     RED = "red"
 
 
-class _Inner(Told, msgspec.Struct, frozen=True):
+class _Inner(DisplayMixin, msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class _Result(Told, msgspec.Struct, frozen=True, kw_only=True):
+class _Result(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     name: str
     files: int = 0
     size_bytes: int = 0
@@ -92,11 +92,11 @@ def test_a_line_cannot_steer_a_terminal_and_is_short() -> None:
     ],
 )
 def test_fields_are_told_by_the_units_in_their_names(name: str, value: object, text: str) -> None:
-    assert tell_value(name, value) == text
+    assert format_value(name, value) == text
 
 
 def test_times_are_told_with_the_digits_that_matter() -> None:
-    assert [tell_seconds(s) for s in (0.0004, 0.25, 1.25, 99.9, 100, 5400)] == [
+    assert [format_seconds(s) for s in (0.0004, 0.25, 1.25, 99.9, 100, 5400)] == [
         "0 ms",
         "250 ms",
         "1.2 s",

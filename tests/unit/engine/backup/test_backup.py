@@ -17,7 +17,7 @@ from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavaila
 from blobstore.local.files import LocalFile as OpenFile
 from engine.backup import upload
 from engine.backup.backup import plan_backup_dir
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.local import identify
 from engine.local.cache import DigestCache
@@ -284,7 +284,7 @@ class TestNext:
 
     async def test_file_changed_just_now_is_never_believed_by_its_stat(self, bench: Workbench) -> None:
         """By the clock of its file system: one that is ahead of it, as a client's may be, makes no file old."""
-        bench.ambient = _AheadAmbient()
+        bench.runtime = _AheadRuntime()
         bench.write(FORMS)
         await bench.backup()
         assert len(bench.cache) == 0
@@ -313,7 +313,7 @@ class TestNext:
         assert stored["lmdb"][:5] == (b"FIRST" if trust_stat else b"LATER")
 
 
-class _AheadAmbient(SystemAmbient):
+class _AheadRuntime(SystemRuntime):
     """A wall clock ten seconds ahead of the file system's."""
 
     @override

@@ -18,7 +18,7 @@ from engine.checkpoint.restore import RestoredCheckpoint, make_target, plan_chec
 from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice
 from engine.checkpoint.targets import check_apart
 from engine.cli.errors import describe
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import TargetError, UsageError
 from engine.repository.repository import Repository
 from index.spark.query_logs import decode_operator
@@ -41,7 +41,7 @@ class World:
             self.bucket,
             "place",
             location=LOCATION,
-            ambient=SystemAmbient(),
+            runtime=SystemRuntime(),
             move_aside=choice.pop("move_aside", False),
         )
         return await restore_checkpoint(self.repository, target, **choice)
@@ -274,7 +274,7 @@ async def test_a_foreign_name_beside_the_same_query_is_not_moved_aside(world: Wo
 async def test_the_store_of_the_repository_is_no_target(world: World, is_preview: bool) -> None:
     async with await Repository.init(world.bucket) as repository:
         target = ObjectTarget(
-            ForwardingStore(world.bucket), "place", location=LOCATION, ambient=SystemAmbient(), move_aside=True
+            ForwardingStore(world.bucket), "place", location=LOCATION, runtime=SystemRuntime(), move_aside=True
         )
         with pytest.raises(TargetError, match="is below the place of the repository itself"):
             await (
@@ -296,7 +296,7 @@ async def test_the_store_of_the_repository_is_no_target(world: World, is_preview
     ],
 )
 async def test_a_prefix_that_overlaps_with_the_repository_is_no_target(url: str, where: str) -> None:
-    target, store = make_target(url, SystemAmbient(), move_aside=True), open_store("s3://bucket/a/repository")
+    target, store = make_target(url, SystemRuntime(), move_aside=True), open_store("s3://bucket/a/repository")
     try:
         if where:
             with pytest.raises(TargetError, match=f"is {where} the place of the repository itself"):
@@ -310,12 +310,12 @@ async def test_a_prefix_that_overlaps_with_the_repository_is_no_target(url: str,
 
 def test_before_it_is_open_a_prefix_is_gathered_nowhere() -> None:
     with pytest.raises(UsageError, match="not open"):
-        _ = make_target("s3://bucket/place", SystemAmbient(), move_aside=False).directory
+        _ = make_target("s3://bucket/place", SystemRuntime(), move_aside=False).directory
 
 
 async def test_nothing_is_published_while_a_store_is_missing(world: World) -> None:
-    target = ObjectTarget(world.bucket, "place", location=LOCATION, ambient=SystemAmbient(), move_aside=False)
-    restore = CheckpointRestore(world.repository, target, RestoreChoice(), SystemAmbient())
+    target = ObjectTarget(world.bucket, "place", location=LOCATION, runtime=SystemRuntime(), move_aside=False)
+    restore = CheckpointRestore(world.repository, target, RestoreChoice(), SystemRuntime())
     await restore.begin()
     with pytest.raises(UsageError, match="stores were not restored: 0/0, 0/1"):
         await restore.finish([])
@@ -326,4 +326,4 @@ async def test_nothing_is_published_while_a_store_is_missing(world: World) -> No
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3a:///place", "memory://name"])
 def test_a_bucket_is_no_prefix(url: str) -> None:
     with pytest.raises(TargetError, match="no prefix"):
-        make_target(url, SystemAmbient(), move_aside=False)
+        make_target(url, SystemRuntime(), move_aside=False)

@@ -14,9 +14,9 @@ from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.release import installed_release
 from blobstore.wrappers.forwarding import ForwardingStore
-from engine.collect.backend import Deleted, Hands, Listing
+from engine.collect.backend import CollectBackend, Deleted, Listing
 from engine.collect.collect import AUDITS_KEPT_MAX, collect
-from engine.collect.in_process import OwnHands
+from engine.collect.in_process import InProcessBackend
 from engine.collect.plan_writer import PlanLinesWriter
 from engine.collect.report import POINTERS_TOLD_MAX, make_audit
 from engine.collect.runs import end_run, take_up_run
@@ -311,12 +311,12 @@ async def test_what_is_gone_when_a_deletion_fails_is_told_and_of_what_nobody_kno
     ]
 
 
-class _LostHands(OwnHands):
+class _LostBackend(InProcessBackend):
     """As tasks that are lost: nobody knows what they did."""
 
     @override
     def so_far(self) -> Deleted | None:
-        return Hands.so_far(self)
+        return CollectBackend.so_far(self)
 
 
 async def test_what_lost_tasks_did_is_told_as_unknown(world: World) -> None:
@@ -324,7 +324,7 @@ async def test_what_lost_tasks_did_is_told_as_unknown(world: World) -> None:
     await world.old_history(repository, "one", "two", "three")
     world.store.fail("delete", "blobs/")
     with pytest.raises(StoreUnavailableError):
-        await repository.collect(LAST, delete_share_max=1, hands=_LostHands(world.store))
+        await repository.collect(LAST, delete_share_max=1, backend=_LostBackend(world.store))
     (audit,) = await audits(world)
     assert {t.reason: t.count for t in audit.deleted} == {
         DeleteReason.CLOSED_COMMIT: 2,
@@ -339,7 +339,7 @@ async def test_of_lost_tasks_nobody_knows_of_their_own_room_only(world: World) -
     await world.old_history(repository, "one", "two", "three")
     world.store.fail("delete", INDEXES)
     with pytest.raises(StoreUnavailableError):
-        await repository.collect(LAST, delete_share_max=1, hands=_LostHands(world.store))
+        await repository.collect(LAST, delete_share_max=1, backend=_LostBackend(world.store))
     (audit,) = await audits(world)
     assert (audit.unknown_count, audit.failed_count) == (2, 3)
     # Blobs were not begun: all of them are there.
@@ -372,7 +372,7 @@ async def test_of_a_long_boundary_the_newest_records_are_told(world: World) -> N
     assert (told.kept_count, told.kept) == (len(kept), kept[2:])
 
 
-class _TakesUp(OwnHands):
+class _TakesUp(InProcessBackend):
     """Goes on with a listing of before the newest commit."""
 
     @override
@@ -391,13 +391,13 @@ async def test_a_newest_commit_that_an_old_listing_lacks_is_settled(world: World
     world.store.fail("remove_ttl", unsettled.new_keys[0])
     await repository.commit(JOB, [unsettled])
     world.clock.advance(1000)
-    await (await world.process()).collect(LAST, delete_share_max=1, hands=_TakesUp(world.store))
+    await (await world.process()).collect(LAST, delete_share_max=1, backend=_TakesUp(world.store))
     assert await expiring(world) == []
     (audit,) = await audits(world)
     assert audit.taken_up == make_run_id(LISTED_AT_MS, "a" * 20)
 
 
-class _StuckHands(OwnHands):
+class _StuckBackend(InProcessBackend):
     @override
     async def end(self) -> None:
         raise StoreUnavailableError("no answer", operation="delete", key=RUNS)
@@ -406,7 +406,7 @@ class _StuckHands(OwnHands):
 async def test_a_run_that_was_recorded_as_done_is_done_though_its_objects_stay(world: World) -> None:
     repository = await world.process()
     await world.history(repository, "one", "two")
-    report = await repository.collect(LAST, delete_share_max=1, hands=_StuckHands(world.store))
+    report = await repository.collect(LAST, delete_share_max=1, backend=_StuckBackend(world.store))
     assert report.deletes_count
     assert "no answer" in report.run_left
     assert (await audits(world))[0].outcome == "done"
@@ -583,7 +583,7 @@ class _Refusing(ForwardingStore):
         return (*refused, *await super().delete([k for k in keys if not k.startswith(self._prefix)], metadata=metadata))
 
 
-class _Hands(OwnHands):
+class _Backend(InProcessBackend):
     """Tell whether the run has ended, after its record was written."""
 
     ended = False
@@ -599,16 +599,16 @@ async def test_what_the_store_would_not_delete_is_counted_and_no_later_room_is_b
     monkeypatch.setattr("engine.collect.in_process.KEYS_TOLD_MAX", 1)
     repository = await world.process()
     await world.old_history(repository, "one", "two", "three", "four")
-    hands = _Hands(_Refusing(world.store, INDEXES))
-    report = await repository.collect(LAST, delete_share_max=1, hands=hands)
-    assert not hands.ended
+    backend = _Backend(_Refusing(world.store, INDEXES))
+    report = await repository.collect(LAST, delete_share_max=1, backend=backend)
+    assert not backend.ended
     assert report.failed_count == 3 + 3 + 2
     assert [key.split("/")[0] for key in report.failed] == ["indexes", "blobs"]
     assert [(t.reason, t.count) for t in report.totals] == [(DeleteReason.CLOSED_COMMIT, 3)]
     assert not [d for d in report.deletes if not d.key.startswith("log/")]
     (audit,) = await audits(world)
     assert (audit.outcome, audit.failed_count) == ("partly", 8)
-    hands = _Hands(world.store)
-    again = await repository.collect(LAST, delete_share_max=1, hands=hands)
-    assert hands.ended
+    backend = _Backend(world.store)
+    again = await repository.collect(LAST, delete_share_max=1, backend=backend)
+    assert backend.ended
     assert (again.failed_count, again.deletes_count) == (0, 8)

@@ -23,7 +23,7 @@ async def test_a_commit_of_which_something_new_is_gone_says_so_and_the_next_back
         assert caught.value.subject == gone
         assert "back up again" in caught.value.hint
         assert choose_exit_code(caught.value) == ExitCode.DAMAGED
-    assert gone in writer.gaps.keys
+    assert gone in writer.missing_blobs.keys
     again = await world.backup(writer, "two")
     assert again.stats.files_healed
     assert (await writer.commit(JOB, [again])).settled

@@ -30,7 +30,7 @@ from blobstore.errors import (
 )
 from blobstore.memory import MemoryStore
 from blobstore.s3.lifecycle import Rule
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 
 NOW_MS = 1_795_000_000_000
 
@@ -41,7 +41,7 @@ class HonestS3(MemoryStore):
     prefix = "state"
 
     def __init__(self) -> None:
-        super().__init__(clock=SystemAmbient().local_now_ms)
+        super().__init__(clock=SystemRuntime().local_now_ms)
         self.unfinished: dict[str, UnfinishedPut] = {}
         self.rules: list[Rule] = []
         self.ids = itertools.count()
@@ -403,7 +403,7 @@ class MangleEmpty(Alters):
 class IsAhead(HonestS3):
     def __init__(self, ms: int = 360_000) -> None:
         super().__init__()
-        self._clock = lambda: SystemAmbient().local_now_ms() + ms
+        self._clock = lambda: SystemRuntime().local_now_ms() + ms
 
 
 class DatesWrongly(HonestS3):

@@ -23,9 +23,9 @@ from blobstore.errors import (
 from blobstore.memory import MemoryStore
 from blobstore.s3.lifecycle import DAY_MS, Rule, backstop_rules
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, decode_profile
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.doctor import checks
-from engine.doctor import probe as doctor_patient
+from engine.doctor import probe as doctor_probe
 from engine.doctor.checks import choose_list_rounds
 from engine.doctor.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store
 from engine.doctor.verdict import (
@@ -87,13 +87,13 @@ from tests.unit.engine.doctor.lying_stores import (
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting between attempts."""
-    monkeypatch.setattr(doctor_patient, "PAUSE_S", 0.0)
+    monkeypatch.setattr(doctor_probe, "PAUSE_S", 0.0)
     monkeypatch.setattr(checks, "PAUSE_S", 0.0)
 
 
 async def examine(store: MemoryStore, *, save: bool = True) -> DoctorReport:
     """What is found when all clients are one store."""
-    return await examine_store(lambda: store, ambient=SystemAmbient(), release="1.2.3", save=save)
+    return await examine_store(lambda: store, runtime=SystemRuntime(), release="1.2.3", save=save)
 
 
 def verdicts(report: DoctorReport) -> dict[Check, Verdict]:
@@ -290,7 +290,7 @@ async def test_tags_are_given_up_only_if_no_rule_goes_by_them(error: Exception, 
 # ---------------------------------------------------------------------- what is no lie
 
 
-class LoopAmbient(SystemAmbient):
+class LoopRuntime(SystemRuntime):
     """Its seconds are those of the loop, which jumps over waiting."""
 
     @override
@@ -299,7 +299,7 @@ class LoopAmbient(SystemAmbient):
 
 
 def examine_jumping(store: HonestS3) -> tuple[DoctorReport, float]:
-    return run_jumping(examine_store(lambda: store, ambient=LoopAmbient(), release="x", save=True))
+    return run_jumping(examine_store(lambda: store, runtime=LoopRuntime(), release="x", save=True))
 
 
 @pytest.mark.parametrize("with_rule", [False, True])
@@ -500,10 +500,10 @@ async def test_it_tells_how_far_it_is() -> None:
     store = HonestS3()
     await examine_store(
         lambda: store,
-        ambient=SystemAmbient(),
+        runtime=SystemRuntime(),
         release="x",
         save=False,
-        told=lambda check, number, total: seen.append((check, number, total)),
+        on_check=lambda check, number, total: seen.append((check, number, total)),
     )
     assert {check for check, _, _ in seen} == set(Check)
     assert [(number, total) for _, number, total in seen] == [(i + 1, len(Check)) for i in range(len(Check))]

@@ -2,7 +2,7 @@
 
 from blobstore.base import BytesBody
 from blobstore.wrappers.meter import MeteredStore
-from engine.inspect.history import History, State, read_history, tell_offsets
+from engine.inspect.history import History, State, format_offsets, read_history
 from index.plan.retention import Retention
 from index.snapshot.codec import encode_record
 from index.snapshot.contents import SnapshotShare
@@ -163,9 +163,9 @@ async def test_only_what_is_asked_for_is_read(world: World) -> None:
 
 
 def test_offsets_of_a_picture_are_its_batch() -> None:
-    assert tell_offsets(Picture(query_id="q", batch=12, oldest_batch=1).encode(), 10) == "Spark batch 12"
-    assert tell_offsets('{"kind":"spark-checkpoint","format":99}', 10) == '{"kind":"…'
-    assert tell_offsets("a\x1b" + "b" * 100, 4) == "a\\x1bb…"
+    assert format_offsets(Picture(query_id="q", batch=12, oldest_batch=1).encode(), 10) == "Spark batch 12"
+    assert format_offsets('{"kind":"spark-checkpoint","format":99}', 10) == '{"kind":"…'
+    assert format_offsets("a\x1b" + "b" * 100, 4) == "a\\x1bb…"
 
 
 def test_shares_add_up() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blobstore.base import BytesBody, RequestMetadata, read_blob
-from blobstore.concurrency import carry_out_all
+from blobstore.concurrency import run_all
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
@@ -39,7 +39,7 @@ class TestCarryOutAll:
             now -= 1
             done.append(job)
 
-        await carry_out_all(work, iter(range(100)), in_flight_max=7)
+        await run_all(work, iter(range(100)), in_flight_max=7)
         assert sorted(done) == list(range(100))
         assert most == 7
 
@@ -56,13 +56,13 @@ class TestCarryOutAll:
                 raise ValueError("a later failure") from None
 
         with pytest.raises(DamagedError) as raised:
-            await carry_out_all(work, range(10), in_flight_max=4)
+            await run_all(work, range(10), in_flight_max=4)
         assert isinstance(raised.value.__cause__, KeyError)
         assert raised.value.__context__ is None
         assert sorted(cancelled) == [0, 1, 2]
 
     async def test_cancellation_stays_one(self) -> None:
-        task = asyncio.create_task(carry_out_all(lambda _: asyncio.sleep(3600), range(9), in_flight_max=3))
+        task = asyncio.create_task(run_all(lambda _: asyncio.sleep(3600), range(9), in_flight_max=3))
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

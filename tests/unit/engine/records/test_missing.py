@@ -13,7 +13,7 @@ from engine.inspect.verify import Level, ProblemKind, verify
 from engine.local import identify
 from engine.records import indexes as index_io
 from engine.records import missing
-from engine.records.missing import Gaps, find_complete
+from engine.records.missing import MissingBlobs, find_complete
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.commits import Commit
@@ -486,6 +486,6 @@ class TestChoice:
 
 def test_gaps_are_of_uploads_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(missing, "GAPS_MAX", 3)
-    gaps = Gaps()
-    gaps.note(["log/x", "/a/file", *(f"blobs/{n}" for n in range(4)), "indexes/1"])
-    assert gaps.keys == {"blobs/2", "blobs/3", "indexes/1"}
+    missing_blobs = MissingBlobs()
+    missing_blobs.note(["log/x", "/a/file", *(f"blobs/{n}" for n in range(4)), "indexes/1"])
+    assert missing_blobs.keys == {"blobs/2", "blobs/3", "indexes/1"}

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.inspect.verify import Level
-from index.display import Told
+from index.display import DisplayMixin
 from index.plan.retention import Retention
 from tests.unit.engine.conftest import JOB, World
 
@@ -26,7 +26,7 @@ async def test_results_tell_what_a_user_asks_first(world: World) -> None:
     collected = await repository.collect(Retention(keep_last=1), dry_run=True)
     assert "would delete 1 key (0 B), kept 1 commit" in repr(collected)
     for told in (result, commit, restored, report, difference, history, collected):
-        assert isinstance(told, Told)
+        assert isinstance(told, DisplayMixin)
         assert told._repr_html_().startswith(f"<table><caption>{type(told).__name__}</caption>")
 
 
@@ -44,4 +44,4 @@ async def test_damage_comes_first(world: World) -> None:
 def test_results_are_exported(name: str) -> None:
     import engine  # noqa: PLC0415  (what a user writes)
 
-    assert issubclass(getattr(engine, name), Told)
+    assert issubclass(getattr(engine, name), DisplayMixin)

@@ -6,7 +6,7 @@ import pytest
 
 from blobstore.errors import BlobNotFoundError, CheckpointFileExistsError
 from blobstore.memory import MemoryStore
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import DamagedError
 from engine.local.hashing import crc32c
 from engine.state.checkpoint_dir import CheckpointDir
@@ -17,7 +17,7 @@ from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX, decode_file_checksum
 from tests.doubles import InterposedStore
 from tests.unit.engine.state.state_bench import tree
 
-AMBIENT = SystemAmbient()
+RUNTIME = SystemRuntime()
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def publish(
     directory: CheckpointDir, data: bytes | Path, *, overwrite: bool = False, skip_where_missing: bool = True
 ) -> None:
     await publish_checked(
-        directory, "file", data, overwrite=overwrite, ambient=AMBIENT, skip_where_missing=skip_where_missing
+        directory, "file", data, overwrite=overwrite, runtime=RUNTIME, skip_where_missing=skip_where_missing
     )
 
 

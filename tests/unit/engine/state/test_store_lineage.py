@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from blobstore.memory import MemoryStore
 from engine import StateStore
-from engine.clock import Ambient, SystemAmbient
+from engine.clock import Runtime, SystemRuntime
 from engine.state.changelog_files import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import VersionMissingError
@@ -98,7 +98,7 @@ async def test_a_lineage_in_memory_spares_the_header(bench: Bench, monkeypatch: 
         assert read == [StateVersion(4, ids[4])]
 
 
-class LongIds(SystemAmbient):
+class LongIds(SystemRuntime):
     """Ids that fill a header in a quarter of the versions."""
 
     @override
@@ -107,21 +107,21 @@ class LongIds(SystemAmbient):
 
 
 @pytest.mark.parametrize(
-    "ambient, newest",
+    "runtime, newest",
     [
         pytest.param(LongIds(), 270, id="long ids"),
         # Spark: "encoded string too long" at about version 840.
-        pytest.param(SystemAmbient(), 900, id="uuids", marks=pytest.mark.soak),
+        pytest.param(SystemRuntime(), 900, id="uuids", marks=pytest.mark.soak),
     ],
 )
 async def test_a_query_without_uploaded_snapshots_does_not_die_of_its_lineage(
-    bench: Bench, ambient: Ambient, newest: int
+    bench: Bench, runtime: Runtime, newest: int
 ) -> None:
     # Design 0004, §1.4 and C6.
     settings = settings_of(deltas_per_snapshot=10_000, file_checksums=False, count_keys=False)
     files = await CheckpointDir.open(MemoryStore())
     ids: Ids = [None]
-    async with await StateStore.open(files, bench.new_work(), settings, ambient=ambient) as store:
+    async with await StateStore.open(files, bench.new_work(), settings, runtime=runtime) as store:
         await store.load(0)
         for version in range(1, newest + 1):
             store.put(b"%d" % (version % 50), b"%d" % version)

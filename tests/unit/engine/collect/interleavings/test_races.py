@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from blobstore.base import BytesBody, Created, read_blob
 from blobstore.errors import StoreUnavailableError
-from engine.clock import SystemAmbient
+from engine.clock import SystemRuntime
 from engine.errors import DamagedError, EngineError, UnsafeStoreError
 from engine.repository.repository import Repository
 from index.plan.collect import DeleteReason
@@ -208,7 +208,7 @@ async def test_a_collector_that_is_overtaken_again_and_again_gives_up(world: Wor
         await asyncio.wait_for(repository.collect(LAST, delete_share_max=1), 30)
 
 
-class _OwnClock(SystemAmbient):
+class _OwnClock(SystemRuntime):
     """A machine whose clock does not follow the store's."""
 
     def __init__(self, now_ms: int) -> None:
@@ -224,7 +224,7 @@ async def test_a_clock_that_steps_forward_makes_nothing_old(world: World) -> Non
     writer = await world.process()
     await world.history(writer, "one", "two")
     result = await world.backup(writer, "three")
-    collector = await Repository.open(world.store, ambient=_OwnClock(world.clock.now_ms))
+    collector = await Repository.open(world.store, runtime=_OwnClock(world.clock.now_ms))
     before = await keys(world)
     async with writer.pinned(await writer.find(JOB, number=1)):
         world.clock.advance(25 * 3_600_000)
@@ -244,7 +244,7 @@ async def test_a_clock_that_steps_forward_makes_nothing_old(world: World) -> Non
 async def test_a_clock_that_steps_forward_closes_no_commit_for_its_age(world: World) -> None:
     writer = await world.process()
     await world.history(writer, "one", "two", "three")
-    collector = await Repository.open(world.store, ambient=_OwnClock(world.clock.now_ms))
+    collector = await Repository.open(world.store, runtime=_OwnClock(world.clock.now_ms))
     world.clock.advance(25 * 3_600_000)
     for keep_last in (0, 1):
         since = Retention(keep_last=keep_last, keep_since_ms=world.clock.now_ms - TTL_MS)
@@ -261,8 +261,8 @@ async def test_what_agrees_with_the_store_on_the_time_lets_it_judge_ages(world: 
     behind_ms = world.clock.now_ms - MARGIN_MS - 1
     if seen == "an upload":
         await world.backup(writer, "three")
-    ambient = _OwnClock(behind_ms if seen == "an upload" else behind_ms + 1)
-    report = await (await Repository.open(world.store, ambient=ambient)).collect(LAST, delete_share_max=1)
+    runtime = _OwnClock(behind_ms if seen == "an upload" else behind_ms + 1)
+    report = await (await Repository.open(world.store, runtime=runtime)).collect(LAST, delete_share_max=1)
     assert report.clock_ahead_ms == 0
     assert DeleteReason.UNREACHABLE_UPLOAD in {d.reason for d in report.deletes}
 

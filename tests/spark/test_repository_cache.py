@@ -24,7 +24,7 @@ from engine.repository.sync import SyncRepository
 from engine.settings import MIB, TransferSettings
 from engine.spark.access import Access, open_on_driver
 from engine.spark.at_once import STORES_AT_ONCE_MAX, carry_out_as_finished, share_settings
-from engine.spark.kept_repository import KeptRepositories, kept_here
+from engine.spark.repository_cache import RepositoryCache, cached_here
 from engine.spark.tasks import WORK, StoreOutcome, StoresTask, StoreWork
 from index.snapshot.model import Scope
 
@@ -39,8 +39,8 @@ def access(url: str) -> Access:
 
 
 @pytest.fixture
-def kept() -> Iterator[KeptRepositories]:
-    kept = KeptRepositories(kept_max=2)
+def kept() -> Iterator[RepositoryCache]:
+    kept = RepositoryCache(kept_max=2)
     yield kept
     kept.close()
 
@@ -52,13 +52,13 @@ def loop() -> Iterator[LoopThread]:
     loop.stop()
 
 
-def borrow(kept: KeptRepositories, access: Access, key: str = "") -> SyncRepository:
+def borrow(kept: RepositoryCache, access: Access, key: str = "") -> SyncRepository:
     with kept.borrow((access, key), access.open) as repository:
         assert repository.latest(SCOPE) is None
         return repository
 
 
-def test_the_next_task_finds_the_repository_open(kept: KeptRepositories, access: Access) -> None:
+def test_the_next_task_finds_the_repository_open(kept: RepositoryCache, access: Access) -> None:
     first = borrow(kept, access)
     assert first.loop.is_running
     assert borrow(kept, access) is first
@@ -78,7 +78,7 @@ def test_other_limits_of_a_task_take_no_other_connections(access: Access) -> Non
         assert (first.asynchronous.settings, second.asynchronous.settings) == (access.transfer, limits)
 
 
-def test_what_was_used_longest_ago_is_closed_first(kept: KeptRepositories, access: Access) -> None:
+def test_what_was_used_longest_ago_is_closed_first(kept: RepositoryCache, access: Access) -> None:
     opened = {name: borrow(kept, access, name) for name in ("a", "b", "a", "c")}
     assert {name: repository.loop.is_running for name, repository in opened.items()} == {
         "a": True,
@@ -88,20 +88,20 @@ def test_what_was_used_longest_ago_is_closed_first(kept: KeptRepositories, acces
     assert borrow(kept, access, "b") is not opened["b"]
 
 
-def test_what_is_in_use_is_not_closed_to_make_room(kept: KeptRepositories, access: Access) -> None:
+def test_what_is_in_use_is_not_closed_to_make_room(kept: RepositoryCache, access: Access) -> None:
     with kept.borrow("a", access.open) as a, kept.borrow("b", access.open) as b, kept.borrow("c", access.open) as c:
         assert a.loop.is_running
     assert [repository.loop.is_running for repository in (a, b, c)] == [True, True, False]
 
 
-def test_an_error_leaves_the_repository_open(kept: KeptRepositories, access: Access) -> None:
+def test_an_error_leaves_the_repository_open(kept: RepositoryCache, access: Access) -> None:
     first = borrow(kept, access)
     with pytest.raises(UsageError), kept.borrow((access, ""), access.open):
         raise UsageError("is refused", operation="backup")
     assert borrow(kept, access) is first
 
 
-def test_an_interrupted_task_takes_the_repository_along(kept: KeptRepositories, access: Access) -> None:
+def test_an_interrupted_task_takes_the_repository_along(kept: RepositoryCache, access: Access) -> None:
     with pytest.raises(KeyboardInterrupt), kept.borrow((access, ""), access.open) as first:
         raise KeyboardInterrupt
     assert not first.loop.is_running
@@ -109,7 +109,7 @@ def test_an_interrupted_task_takes_the_repository_along(kept: KeptRepositories, 
 
 
 def test_a_repository_that_others_use_outlives_the_one_who_was_interrupted(
-    kept: KeptRepositories, access: Access
+    kept: RepositoryCache, access: Access
 ) -> None:
     with kept.borrow("a", access.open) as first:
         with pytest.raises(KeyboardInterrupt), kept.borrow("a", access.open) as second:
@@ -120,13 +120,13 @@ def test_a_repository_that_others_use_outlives_the_one_who_was_interrupted(
     assert not first.loop.is_running
 
 
-def test_a_repository_whose_loop_has_ended_is_opened_anew(kept: KeptRepositories, access: Access) -> None:
+def test_a_repository_whose_loop_has_ended_is_opened_anew(kept: RepositoryCache, access: Access) -> None:
     first = borrow(kept, access)
     first.close()
     assert borrow(kept, access) is not first
 
 
-def test_threads_share_what_is_kept(kept: KeptRepositories, access: Access) -> None:
+def test_threads_share_what_is_kept(kept: RepositoryCache, access: Access) -> None:
     barrier = threading.Barrier(8)
 
     def use(_: int) -> SyncRepository:
@@ -147,7 +147,7 @@ def test_a_forked_process_opens_its_own_and_lets_the_parents_alone(access: Acces
         try:
             with access.borrow() as own:
                 is_right = own.loop is not first.loop and own.latest(SCOPE) is None
-            kept_here().close()
+            cached_here().close()
             os._exit(0 if is_right and not own.loop.is_running else 1)
         finally:
             os._exit(2)

@@ -36,7 +36,7 @@ from index.plan.retention import Retention
 from index.snapshot.keys import AUDIT, BLOBS, INDEXES, RUNS, RunId, make_run_id, run_key
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore, SteppedClock
-from tests.spark.one_process import hands_on, tasks_started
+from tests.spark.one_process import backend_on, tasks_started
 from tests.walker import expected_keys
 
 T = TypeVar("T")
@@ -120,9 +120,11 @@ class Bench:
 
     async def collect(self, store: BlobStore | None = None, **settings: object) -> CollectReport:
         store = store or self.store
-        hands = hands_on(store, self.repository.record, **settings)
+        backend = backend_on(store, self.repository.record, **settings)
         dry_run = bool(settings.get("dry_run"))
-        return await collect(store, self.repository.record, KEEP_TWO, delete_share_max=1, hands=hands, dry_run=dry_run)
+        return await collect(
+            store, self.repository.record, KEEP_TWO, delete_share_max=1, backend=backend, dry_run=dry_run
+        )
 
     async def carried_out(self) -> list[PlannedUpload]:
         """The lines of the plans that stand and are marked as carried out."""
@@ -156,9 +158,9 @@ async def test_a_dry_run_foresees_it_and_writes_its_plan_elsewhere(
     record = bench.repository.record
     mine = await collect(bench.store, record, KEEP_TWO, delete_share_max=1, dry_run=True)
     tasks_started.clear()
-    hands = hands_on(bench.store, record, partitions_max=200, cores=2, dry_run=True, plan_to=elsewhere)
+    backend = backend_on(bench.store, record, partitions_max=200, cores=2, dry_run=True, plan_to=elsewhere)
     foreseen = await collect(
-        bench.store, record, KEEP_TWO, delete_share_max=1, dry_run=True, plan_to=elsewhere, hands=hands
+        bench.store, record, KEEP_TWO, delete_share_max=1, dry_run=True, plan_to=elsewhere, backend=backend
     )
     assert facts(foreseen) == facts(mine)
     # Lists; indexes; inventories: little work is not spread over 200 tasks.

@@ -24,7 +24,7 @@ from engine.repository.sync import SyncRepository
 KEPT_MAX: Final = 8
 
 
-class KeptRepositories:
+class RepositoryCache:
     """Open repositories, each with an event loop of its own, for threads that borrow them.
 
     Args:
@@ -103,16 +103,16 @@ class _Kept:
 
 
 # By process id.
-_of_processes: Final[dict[int, KeptRepositories]] = {}
+_of_processes: Final[dict[int, RepositoryCache]] = {}
 
 
-def kept_here() -> KeptRepositories:
+def cached_here() -> RepositoryCache:
     """What this process keeps."""
     kept = _of_processes.get(os.getpid())
     if kept is None:
         if not _of_processes:
             atexit.register(_close_here)
-        kept = _of_processes.setdefault(os.getpid(), KeptRepositories())
+        kept = _of_processes.setdefault(os.getpid(), RepositoryCache())
     return kept
 
 
