@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 from typing_extensions import override
 
-from blobstore.base import LIST_PAGE_MAX, BlobInfo, BytesBody, DeleteFailure, ListPage, RequestMetadata
+from blobstore.base import LIST_PAGE_MAX, BlobInfo, BytesBody, DeleteFailure, ListPage
 from blobstore.local.store import LocalStore
 from blobstore.opening import open_store
 from blobstore.wrappers.forwarding import ForwardingStore
@@ -122,9 +122,7 @@ class Doors(ForwardingStore):
         return ListPage(blobs=blobs, truncated=first + limit < len(rows))
 
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         for room in (BLOBS, INDEXES):
             counted = [key.encode() for key in keys if key.startswith(room)]
             if counted:
@@ -132,7 +130,7 @@ class Doors(ForwardingStore):
                 with (self._root / f"deleted-{room.rstrip('/')}-{os.getpid()}").open("ab") as told:
                     told.write(line)
         rest = [key for key in keys if not key.startswith((BLOBS, INDEXES))]
-        return await super().delete(rest, metadata=metadata) if rest else ()
+        return await super().delete(rest) if rest else ()
 
     def _rows(self, prefix: str) -> tuple[str, np.ndarray, np.ndarray]:
         if self._shard is None or self._shard[0] != prefix:

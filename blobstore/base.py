@@ -172,15 +172,14 @@ class BlobStore(Protocol):
         """
         return ()
 
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    def tagged(self, metadata: RequestMetadata) -> "BlobStore":  # noqa: ARG002 - for stores that trace
+        """Return a view of this store whose requests are made on behalf of somebody; by default the store itself.
+
+        Its answers and requests are the same. A store that traces, meters or audits by it overrides this.
+        """
+        return self
+
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         """Write a blob, replacing one that is there.
 
         A reader sees the old blob or the new one, whole, and never a mixture. On return the new one is durable. With
@@ -192,9 +191,7 @@ class BlobStore(Protocol):
         """
         ...
 
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         """Write a blob unless one of this key is there.
 
         Of concurrent calls for one key at most one returns `Created` where `capabilities.atomic_create`. `Lost` means
@@ -211,7 +208,6 @@ class BlobStore(Protocol):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         """The bytes `[start, start + size_bytes)` of a blob, or from `start` to its end, in non-empty chunks.
 
@@ -232,7 +228,6 @@ class BlobStore(Protocol):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         """Give the bytes `[start, start + size_bytes)` of a blob to a sink: for many bytes, past the event loop.
 
@@ -240,9 +235,9 @@ class BlobStore(Protocol):
         the bytes asked for, in their order; on an error or a cancellation, the first of them. In each case no call of
         it is under way, and none comes any more.
         """
-        await pour_chunks(self.get(key, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata), sink)
+        await pour_chunks(self.get(key, start=start, size_bytes=size_bytes, fresh=fresh), sink)
 
-    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+    async def stat(self, key: str) -> BlobInfo | None:
         """What is known of a blob, `ttl_known` always; None if there is none."""
         ...
 
@@ -254,16 +249,14 @@ class BlobStore(Protocol):
         """
         ...
 
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         """Delete up to 1,000 blobs; a key that is not there counts as deleted (idempotent).
 
         Returns the keys that were not deleted, each with its reason; all others are gone.
         """
         ...
 
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+    async def remove_ttl(self, key: str) -> None:
         """Make a blob permanent. Doing it again changes nothing (idempotent). The content stays.
 
         The creation time stays where `capabilities.keeps_created_at`. Without `removes_ttl` the TTL stays.
@@ -327,7 +320,6 @@ async def read_blob(
     size_bytes_max: int,
     deleted: bool = False,
     fresh: bool = False,
-    metadata: RequestMetadata | None = None,
 ) -> bytes:
     """A whole small blob.
 
@@ -337,7 +329,7 @@ async def read_blob(
     """
     chunks: list[bytes] = []
     total = 0
-    stream = store.get(key, deleted=deleted, fresh=fresh, metadata=metadata)
+    stream = store.get(key, deleted=deleted, fresh=fresh)
     try:
         async for chunk in stream:
             total += len(chunk)

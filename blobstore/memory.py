@@ -20,7 +20,6 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     Lost,
-    RequestMetadata,
     UnfinishedPut,
     check_key,
 )
@@ -71,23 +70,13 @@ class MemoryStore(BlobStore):
         return "memory", str(id(self))
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         check_key(key, "put")
         check_ttl(ttl_ms, operation="put", key=key)
         return self._publish(key, await _collect(body, operation="put", key=key), ttl_ms)
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         check_key(key, "put_if_absent")
         check_ttl(ttl_ms, operation="put_if_absent", key=key)
         if key in self._blobs:
@@ -105,7 +94,6 @@ class MemoryStore(BlobStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         check_key(key, "get")
         check_range(start, size_bytes, key=key)
@@ -120,7 +108,7 @@ class MemoryStore(BlobStore):
             yield data[at : min(at + self._chunk_bytes, end)]
 
     @override
-    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+    async def stat(self, key: str) -> BlobInfo | None:
         check_key(key, "stat")
         return self._info(key) if key in self._blobs else None
 
@@ -133,9 +121,7 @@ class MemoryStore(BlobStore):
         return ListPage(blobs=tuple(map(self._info, page[:limit])), truncated=len(page) > limit)
 
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         check_delete(keys)
         for key in keys:
             blob = self._blobs.pop(key, None)
@@ -145,7 +131,7 @@ class MemoryStore(BlobStore):
         return ()
 
     @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+    async def remove_ttl(self, key: str) -> None:
         check_key(key, "remove_ttl")
         if key not in self._blobs:
             raise self._missing(key, "remove_ttl")

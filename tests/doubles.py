@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata, Unknown
+from blobstore.base import BlobStore, Body, CreateOutcome, Unknown
 from blobstore.errors import StoreUnavailableError
 from blobstore.wrappers.forwarding import ForwardingStore
 
@@ -88,11 +88,9 @@ class InterposedStore(ForwardingStore):
                 raise _AnswerLostError("the answer was lost", operation=operation, key=key)
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         try:
-            return await super().put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
+            return await super().put_if_absent(key, body, ttl_ms=ttl_ms)
         except _AnswerLostError:
             return Unknown(reason="the answer was lost")
 

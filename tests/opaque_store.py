@@ -11,7 +11,6 @@ from blobstore.base import (
     Capabilities,
     DeleteFailure,
     ListPage,
-    RequestMetadata,
     UnfinishedPut,
 )
 from blobstore.memory import MemoryStore
@@ -48,11 +47,11 @@ class OpaqueStore(MemoryStore):
         return ListPage(blobs=tuple(map(_untold, page.blobs)), truncated=page.truncated)
 
     @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+    async def remove_ttl(self, key: str) -> None:
         if not self.capabilities.removes_ttl:
             assert await self.stat(key) is not None
             return
-        await super().remove_ttl(key, metadata=metadata)
+        await super().remove_ttl(key)
         self._blobs[key] = msgspec.structs.replace(self._blobs[key], created_at_ms=await self.now_ms())
 
     def begin(self, key: str, upload_id: str, begun_at_ms: int) -> None:

@@ -39,7 +39,6 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     Lost,
-    RequestMetadata,
     UnfinishedPut,
     Unknown,
     check_key,
@@ -114,15 +113,7 @@ class LocalStore(BlobStore):
         return "file", *self._root.resolve().parts
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         check_key(key, "put")
         check_ttl(ttl_ms, operation="put", key=key)
         async with self._staged(key, body, "put") as (file, temp):
@@ -130,9 +121,7 @@ class LocalStore(BlobStore):
                 return await run_blocking(self._replace, file.descriptor, temp, key, ttl_ms)
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         check_key(key, "put_if_absent")
         check_ttl(ttl_ms, operation="put_if_absent", key=key)
         with store_errors("put_if_absent", key):
@@ -152,7 +141,6 @@ class LocalStore(BlobStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         check_key(key, "get")
         check_range(start, size_bytes, key=key)
@@ -178,7 +166,6 @@ class LocalStore(BlobStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         check_key(key, "get")
         check_range(start, size_bytes, key=key)
@@ -193,7 +180,7 @@ class LocalStore(BlobStore):
                 await run_blocking(_pour, file.descriptor, key, sink, at, min(at + _HOP_BYTES, end))
 
     @override
-    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+    async def stat(self, key: str) -> BlobInfo | None:
         check_key(key, "stat")
         with store_errors("stat", key):
             return await run_blocking(self._info, key)
@@ -205,14 +192,12 @@ class LocalStore(BlobStore):
             return await run_blocking(self._list, prefix, start_after, limit)
 
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         check_delete(keys)
         return await run_blocking(self._delete, keys)
 
     @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+    async def remove_ttl(self, key: str) -> None:
         check_key(key, "remove_ttl")
         with store_errors("remove_ttl", key):
             await run_blocking(self._remove_ttl, key)

@@ -22,7 +22,6 @@ from blobstore.base import (
     CreateOutcome,
     DeleteFailure,
     ListPage,
-    RequestMetadata,
     UnfinishedPut,
     check_key,
 )
@@ -132,24 +131,14 @@ class S3Store(BlobStore):
     # --- writing ---
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         name = self._object(key, "put")
         check_ttl(ttl_ms, operation="put", key=key)
         await self._ready()
         return await self._writer.put(name, body, key=key, ttl_ms=ttl_ms, tagged=self._uses_tags)
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         name = self._object(key, "put_if_absent")
         check_ttl(ttl_ms, operation="put_if_absent", key=key)
         await self._ready()
@@ -186,7 +175,6 @@ class S3Store(BlobStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         name = self._object(key, "get")
         check_range(start, size_bytes, key=key)
@@ -207,7 +195,6 @@ class S3Store(BlobStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         name = self._object(key, "get")
         check_range(start, size_bytes, key=key)
@@ -218,7 +205,7 @@ class S3Store(BlobStore):
             await self._reader.pour(name, key, sink, start, size_bytes, fresh=fresh)
 
     @override
-    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+    async def stat(self, key: str) -> BlobInfo | None:
         name = self._object(key, "stat")
         await self._ready()
         try:
@@ -295,7 +282,7 @@ class S3Store(BlobStore):
     # --- TTL, deletion, time ---
 
     @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+    async def remove_ttl(self, key: str) -> None:
         name = self._object(key, "remove_ttl")
         await self._ready()
         if not self._uses_tags:
@@ -305,9 +292,7 @@ class S3Store(BlobStore):
         await self._bucket.ask("put_object_tagging", "remove_ttl", key, Key=name, Tagging=kept)
 
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         check_delete(keys)
         names = {self._object(key, "delete"): key for key in keys}
         if not names:

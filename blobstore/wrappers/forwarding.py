@@ -1,5 +1,6 @@
 """What every wrapper of a store has in common: each request is passed on as it came."""
 
+import copy
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import TypeVar
@@ -57,28 +58,26 @@ class ForwardingStore(BlobStore):
         return self._inner.place()
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    def tagged(self, metadata: RequestMetadata) -> BlobStore:
+        inner = self._inner.tagged(metadata)
+        if inner is self._inner:
+            return self
+        # Limits, budgets and meters are shared by both.
+        view = copy.copy(self)
+        view._inner = inner  # noqa: SLF001 - its own class
+        return view
+
+    @override
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         return await self._send(
             "put",
             (key,),
-            lambda: self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata),
+            lambda: self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable),
         )
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
-        return await self._send(
-            "put_if_absent", (key,), lambda: self._inner.put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
-        )
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
+        return await self._send("put_if_absent", (key,), lambda: self._inner.put_if_absent(key, body, ttl_ms=ttl_ms))
 
     @override
     async def get(
@@ -89,11 +88,8 @@ class ForwardingStore(BlobStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        stream = self._inner.get(
-            key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh, metadata=metadata
-        )
+        stream = self._inner.get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
         async with self._around("get", key), aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -107,14 +103,13 @@ class ForwardingStore(BlobStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         async with self._around("get", key):
-            await self._inner.pour(key, sink, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)
+            await self._inner.pour(key, sink, start=start, size_bytes=size_bytes, fresh=fresh)
 
     @override
-    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
-        return await self._send("stat", (key,), lambda: self._inner.stat(key, metadata=metadata))
+    async def stat(self, key: str) -> BlobInfo | None:
+        return await self._send("stat", (key,), lambda: self._inner.stat(key))
 
     @override
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
@@ -123,14 +118,12 @@ class ForwardingStore(BlobStore):
         )
 
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
-        return await self._send("delete", keys, lambda: self._inner.delete(keys, metadata=metadata))
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
+        return await self._send("delete", keys, lambda: self._inner.delete(keys))
 
     @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
-        await self._send("remove_ttl", (key,), lambda: self._inner.remove_ttl(key, metadata=metadata))
+    async def remove_ttl(self, key: str) -> None:
+        await self._send("remove_ttl", (key,), lambda: self._inner.remove_ttl(key))
 
     @override
     async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import LIST_PAGE_MAX, BlobInfo, BlobStore, Body, Created, ListPage, RequestMetadata
+from blobstore.base import LIST_PAGE_MAX, BlobInfo, BlobStore, Body, Created, ListPage
 from blobstore.concurrency import give_up, shielded
 from blobstore.errors import StoreUnavailableError
 from blobstore.sink import Buffer, Sink
@@ -120,17 +120,9 @@ class HedgedStore(ForwardingStore):
         self._hedge = Hedge(settings)
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         def ask() -> Coroutine[Any, Any, Created]:
-            return self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
+            return self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable)
 
         return await (self._hedge.race("put", ask) if repeatable else ask())
 
@@ -143,12 +135,9 @@ class HedgedStore(ForwardingStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         async def ask() -> tuple[AsyncGenerator[bytes, None], bytes]:
-            stream = self._inner.get(
-                key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh, metadata=metadata
-            )
+            stream = self._inner.get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
             return stream, await anext(stream, b"")
 
         stream, first = await self._hedge.race("get", ask, lambda answer: answer[0].aclose())
@@ -167,14 +156,13 @@ class HedgedStore(ForwardingStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         mouth = _Mouth(sink)
 
         async def ask() -> asyncio.Future[None]:
             """A pour, once it has brought bytes or is at its end."""
             lane = _Lane(mouth)
-            pour = self._inner.pour(key, lane, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)
+            pour = self._inner.pour(key, lane, start=start, size_bytes=size_bytes, fresh=fresh)
             pouring = asyncio.ensure_future(pour)
             try:
                 await asyncio.wait({pouring, lane.is_taken}, return_when=asyncio.FIRST_COMPLETED)
@@ -194,8 +182,8 @@ class HedgedStore(ForwardingStore):
         pouring.result()
 
     @override
-    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
-        return await self._hedge.race("stat", lambda: self._inner.stat(key, metadata=metadata))
+    async def stat(self, key: str) -> BlobInfo | None:
+        return await self._hedge.race("stat", lambda: self._inner.stat(key))
 
     @override
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:

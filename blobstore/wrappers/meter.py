@@ -8,7 +8,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, Created, CreateOutcome, RequestMetadata
+from blobstore.base import BlobStore, Body, Created, CreateOutcome
 from blobstore.errors import StoreError
 from blobstore.sink import CountedSink, Sink
 from blobstore.wrappers.forwarding import ForwardingStore
@@ -114,23 +114,13 @@ class MeteredStore(ForwardingStore):
             self.meter.seconds[operation] += clock() - began_s
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         counted = _CountedBody(body, self.meter)
-        return await super().put(key, counted, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
+        return await super().put(key, counted, ttl_ms=ttl_ms, repeatable=repeatable)
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
-        return await super().put_if_absent(key, _CountedBody(body, self.meter), ttl_ms=ttl_ms, metadata=metadata)
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
+        return await super().put_if_absent(key, _CountedBody(body, self.meter), ttl_ms=ttl_ms)
 
     @override
     async def get(
@@ -141,9 +131,8 @@ class MeteredStore(ForwardingStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        stream = super().get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh, metadata=metadata)
+        stream = super().get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 self.meter.bytes_in += len(chunk)
@@ -158,10 +147,9 @@ class MeteredStore(ForwardingStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         counted = CountedSink(sink)
         try:
-            await super().pour(key, counted, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)
+            await super().pour(key, counted, start=start, size_bytes=size_bytes, fresh=fresh)
         finally:
             self.meter.bytes_in += counted.size_bytes

@@ -12,7 +12,7 @@ import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, Created, CreateOutcome, RequestMetadata, Unknown
+from blobstore.base import BlobStore, Body, Created, CreateOutcome, Unknown
 from blobstore.concurrency import give_up
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.sink import POURED_BYTES, Sink, WatchedSink
@@ -179,30 +179,20 @@ class RetryingStore(ForwardingStore):
         self._chance = Random().random if chance is None else chance  # noqa: S311 - see the import
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         async def attempt() -> Created:
-            put = self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
+            put = self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable)
             return await self._within(self._deadline_s(body), put, "put", key)
 
         return await self._try(attempt)
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         unknown = ""
 
         async def attempt() -> CreateOutcome:
             nonlocal unknown
-            put = self._inner.put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
+            put = self._inner.put_if_absent(key, body, ttl_ms=ttl_ms)
             try:
                 outcome = await self._within(self._deadline_s(body), put, "put_if_absent", key)
             except _NoAnswerError as error:
@@ -231,7 +221,6 @@ class RetryingStore(ForwardingStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         clock = asyncio.get_running_loop().time
         tries, pace = _Tries(), _Pace(self._settings)
@@ -247,9 +236,7 @@ class RetryingStore(ForwardingStore):
             if stream is None:
                 deadline_s = self._answer_s(tries)
                 left = None if size_bytes is None else size_bytes - got_bytes
-                stream = self._inner.get(
-                    key, start=start + got_bytes, size_bytes=left, deleted=deleted, fresh=fresh, metadata=metadata
-                )
+                stream = self._inner.get(key, start=start + got_bytes, size_bytes=left, deleted=deleted, fresh=fresh)
                 pace = _Pace(self._settings)
             try:
                 pace.check(key)
@@ -287,7 +274,6 @@ class RetryingStore(ForwardingStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         watched, tries = WatchedSink(sink, asyncio.get_running_loop().time), _Tries()
         counted_bytes = 0
@@ -303,7 +289,6 @@ class RetryingStore(ForwardingStore):
                 start=start + got_bytes,
                 size_bytes=size_bytes - got_bytes,
                 fresh=fresh,
-                metadata=metadata,
             )
             try:
                 await self._watch(pour, watched, key, self._answer_s(tries))

@@ -8,7 +8,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, Created, CreateOutcome, RequestMetadata
+from blobstore.base import BlobStore, Body, Created, CreateOutcome
 from blobstore.concurrency import give_up
 from blobstore.sink import Buffer, Sink
 from blobstore.wrappers.forwarding import ForwardingStore
@@ -91,22 +91,12 @@ class PacedStore(ForwardingStore):
         self._paces_bodies = paces_bodies
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
-        return await super().put(key, self._paced(body), ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
+        return await super().put(key, self._paced(body), ttl_ms=ttl_ms, repeatable=repeatable)
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
-        return await super().put_if_absent(key, self._paced(body), ttl_ms=ttl_ms, metadata=metadata)
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
+        return await super().put_if_absent(key, self._paced(body), ttl_ms=ttl_ms)
 
     @override
     async def get(
@@ -117,9 +107,8 @@ class PacedStore(ForwardingStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        stream = super().get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh, metadata=metadata)
+        stream = super().get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 await self._bandwidth.pass_through(len(chunk))
@@ -134,10 +123,9 @@ class PacedStore(ForwardingStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         paced = _PacedSink(sink, self._bandwidth, asyncio.get_running_loop().time)
-        pour = super().pour(key, paced, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata)
+        pour = super().pour(key, paced, start=start, size_bytes=size_bytes, fresh=fresh)
         pouring = asyncio.ensure_future(pour)
         try:
             await asyncio.wait({pouring})

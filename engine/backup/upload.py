@@ -317,8 +317,8 @@ class Uploader:
             raise read_twice_error(str(self._source.path.joinpath(*planned.file.path)))
 
     async def _put(self, key: BlobKey, body: Body, payload: str) -> None:
-        metadata = self._session.metadata(payload, body.size_bytes)
-        created: Created = await put_new(self._store, key, body, ttl_ms=self._session.ttl_ms, metadata=metadata)
+        store = self._store.tagged(self._session.metadata(payload, body.size_bytes))
+        created: Created = await put_new(store, key, body, ttl_ms=self._session.ttl_ms)
         self._births_ms.append(created.created_at_ms)
 
     def _body(self, item: PlannedFile, start: int, size_bytes: int) -> FileRunBody:

@@ -140,10 +140,11 @@ async def delete_keys(
         tally: Is filled as it goes on, for whoever has to know how far it came when an error ends it.
     """
     tally = DeleteTally() if tally is None else tally
+    collecting = store.tagged(RequestMetadata(payload_path="collect"))
     for start in range(0, len(deletes), DELETE_BATCH_MAX):
         batch = deletes[start : start + DELETE_BATCH_MAX]
         tally.asked += len(batch)
-        failures = await store.delete([d.key for d in batch], metadata=RequestMetadata(payload_path="collect"))
+        failures = await collecting.delete([d.key for d in batch])
         failed = {failure.key for failure in failures}
         tally.answered += len(batch)
         tally.left += sorted(failed)

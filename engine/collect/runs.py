@@ -70,9 +70,7 @@ async def take_up_run(store: BlobStore, repository: RepositoryRecord, run: RunId
         ):
             return Run(id=found, names=frozenset(names[found]))
     header = RunHeader(run=run, repository_id=repository.id, release=release)
-    outcome = await store.put_if_absent(
-        run_key(run, RUN_HEADER), BytesBody(encode_run_header(header)), metadata=COLLECT
-    )
+    outcome = await store.tagged(COLLECT).put_if_absent(run_key(run, RUN_HEADER), BytesBody(encode_run_header(header)))
     if isinstance(outcome, Unknown):
         raise UnsafeStoreError(
             f"no answer for the run's header: {outcome.reason}", operation="collect", subject=run_key(run, RUN_HEADER)
@@ -91,20 +89,21 @@ async def end_run(store: BlobStore, run: RunId) -> None:
     """
     header = run_key(run, RUN_HEADER)
     ended = run_key(run, RUN_ENDED)
-    await store.put(ended, BytesBody(b""), metadata=COLLECT)
+    store = store.tagged(COLLECT)
+    await store.put(ended, BytesBody(b""))
     keys = [blob.key async for blob in list_blobs(store, run_prefix(run)) if blob.key not in {header, ended}]
     for start in range(0, len(keys), DELETE_BATCH_MAX):
-        if await store.delete(keys[start : start + DELETE_BATCH_MAX], metadata=COLLECT):
+        if await store.delete(keys[start : start + DELETE_BATCH_MAX]):
             return
     # One after the other: a header without the mark would be taken up.
-    if not await store.delete([header], metadata=COLLECT):
-        await store.delete([ended], metadata=COLLECT)
+    if not await store.delete([header]):
+        await store.delete([ended])
 
 
 async def _is_ours(store: BlobStore, repository: RepositoryRecord, run: RunId) -> bool:
     key = run_key(run, RUN_HEADER)
     try:
-        data = await read_blob(store, key, size_bytes_max=RUN_HEADER_BYTES_MAX, metadata=COLLECT)
+        data = await read_blob(store.tagged(COLLECT), key, size_bytes_max=RUN_HEADER_BYTES_MAX)
         header = decode_run_header(data, subject=key)
     except (BlobNotFoundError, FormatError):
         return False

@@ -56,7 +56,7 @@ def _jobs(plan: RestorePlan) -> Iterator[FetchedRun | tuple[RestoredFile, FileBl
 
 class _Reader:
     def __init__(self, store: BlobStore, settings: TransferSettings, progress: Progress) -> None:
-        self._store = store
+        self._store = store.tagged(_REHEARSAL)
         self._settings = settings
         self._budget = ByteBudget(settings.memory_bytes_max)
         self._progress = progress
@@ -88,9 +88,7 @@ class _Reader:
 
     async def _run_is_right(self, run: FetchedRun, *, fresh: bool) -> bool:
         files = PackReader(run, run.files)
-        await self._store.pour(
-            run.key, files, start=run.start, size_bytes=run.size_bytes, fresh=fresh, metadata=_REHEARSAL
-        )
+        await self._store.pour(run.key, files, start=run.start, size_bytes=run.size_bytes, fresh=fresh)
         return not files.wrong
 
     async def _blob_is_right(self, file: RestoredFile, blob: FileBlob, *, fresh: bool) -> bool:
@@ -101,7 +99,6 @@ class _Reader:
             start=blob.blob_offset_bytes,
             size_bytes=blob.size_bytes,
             fresh=fresh,
-            metadata=_REHEARSAL,
         )
         # The hash of a file's only blob is the file's.
         return hasher.blake3 == (blob.blake3 or file.entry.blake3)

@@ -136,7 +136,7 @@ async def explain(
     now_ms = await read_now_ms(store)
     kind = kind_of(key)
     try:
-        there = await store.stat(key, metadata=RequestMetadata(payload_path="explain"))
+        there = await store.tagged(RequestMetadata(payload_path="explain")).stat(key)
     except InvalidRequestError as error:
         raise UsageError("is no key that a store can hold", operation="explain", subject=repr(key)) from error
     told = Explanation(key=key, kind=kind, fate=Fate.ABSENT, rule="", now_ms=now_ms)

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, Created, Lost, RequestMetadata, Unknown
+from blobstore.base import BlobStore, Body, Created, Lost, Unknown
 from blobstore.errors import (
     BlobCorruptError,
     BlobNotFoundError,
@@ -155,7 +155,7 @@ class PartsBody:
             yield b"".join(chunk)
 
 
-async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int, metadata: RequestMetadata) -> Created:
+async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int) -> Created:
     """Put a blob under a key that was minted for it (design 0002, K2).
 
     Returns:
@@ -167,7 +167,7 @@ async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int, me
         LeaseExpiredError: It was there, and is gone.
         StoreError: As the store says.
     """
-    match await store.put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata):
+    match await store.put_if_absent(key, body, ttl_ms=ttl_ms):
         case Created() as created:
             return created
         case Unknown(reason=reason):
@@ -175,7 +175,7 @@ async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int, me
         case Lost():
             # The key is random and ours alone: what stands there came from an earlier sending of this very request. Its
             # size is proof enough: a body keeps the hash of its first reading, and refuses another that differs.
-            found = await store.stat(key, metadata=metadata)
+            found = await store.stat(key)
             if found is None:
                 raise LeaseExpiredError(
                     "an upload was collected before it was answered", operation="backup", subject=key

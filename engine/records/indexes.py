@@ -170,7 +170,7 @@ async def write_index(
         payload_path=PAYLOAD,
         size_bytes=len(data),
     )
-    created = await put_new(store, key, BytesBody(data), ttl_ms=ttl_ms, metadata=metadata)
+    created = await put_new(store.tagged(metadata), key, BytesBody(data), ttl_ms=ttl_ms)
     chain = (reference, *(base.chain if is_delta and base is not None else ()))
     return StoredSnapshot(index=index, chain=chain), created
 
@@ -219,14 +219,14 @@ def _encode_delta(index: SnapshotIndex, base: StoredSnapshot) -> bytes | None:
 
 async def _read_stored(store: BlobStore, reference: IndexReference) -> StoredIndex:
     key = reference.key
-    metadata = RequestMetadata(payload_path=PAYLOAD, size_bytes=reference.size_bytes)
+    store = store.tagged(RequestMetadata(payload_path=PAYLOAD, size_bytes=reference.size_bytes))
     if reference.size_bytes > INDEX_BYTES_MAX:
         raise DamagedError(f"is said to have {reference.size_bytes} bytes", operation="read index", subject=key)
     data = b""
     # Bytes that are wrong are fetched once more: a fault on the way is not yet a fault of the blob.
     for fresh in (False, True):
         try:
-            data = await read_blob(store, key, size_bytes_max=reference.size_bytes, fresh=fresh, metadata=metadata)
+            data = await read_blob(store, key, size_bytes_max=reference.size_bytes, fresh=fresh)
         except (BlobNotFoundError, BlobCorruptError, InvalidRequestError) as error:
             if fresh or isinstance(error, BlobNotFoundError):
                 raise DamagedError(f"cannot be had: {error}", operation="read index", subject=key) from error

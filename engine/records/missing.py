@@ -70,10 +70,11 @@ async def find_missing(store: BlobStore, needed: Mapping[BlobKey, int]) -> froze
         store: Where they should be.
         needed: How many bytes each must at least have.
     """
+    checked = store.tagged(RequestMetadata(payload_path="check"))
 
     async def is_missing(item: tuple[BlobKey, int]) -> bool:
         key, size_bytes = item
-        info = await store.stat(key, metadata=RequestMetadata(payload_path="check"))
+        info = await checked.stat(key)
         return info is None or info.size_bytes < size_bytes
 
     gone = await map_bounded(is_missing, needed.items(), in_flight_max=STATS_IN_FLIGHT_MAX)

@@ -239,13 +239,12 @@ class Downloader:
         async with self._budget.hold(2 * self._settings.chunk_bytes):
             with target_errors(self._target):
                 try:
-                    await self._store.pour(
+                    await self._tagged(run.files[0], run.size_bytes).pour(
                         run.key,
                         writer,
                         start=run.start,
                         size_bytes=run.size_bytes,
                         fresh=fresh,
-                        metadata=self._metadata(run.files[0], run.size_bytes),
                     )
                 except (BlobCorruptError, InvalidRequestError):
                     await run_blocking(writer.end)
@@ -295,13 +294,12 @@ class Downloader:
         """Write a blob's bytes as they come; their hash."""
         place = FilePlace(stream.descriptor, blob.file_offset_bytes, size_bytes_max=blob.size_bytes)
         with target_errors(self._target):
-            await self._store.pour(
+            await self._tagged(stream.file, blob.size_bytes).pour(
                 blob.key,
                 place,
                 start=blob.blob_offset_bytes,
                 size_bytes=blob.size_bytes,
                 fresh=fresh,
-                metadata=self._metadata(stream.file, blob.size_bytes),
             )
         return place.blake3
 
@@ -315,13 +313,12 @@ class Downloader:
         self._requests += 1
         self._bytes_fetched += size_bytes
 
-    def _metadata(self, file: RestoredFile, size_bytes: int) -> RequestMetadata:
-        return RequestMetadata(
-            job=self._snapshot.job,
-            task=self._snapshot.task,
-            store=self._snapshot.store,
-            payload_path="/".join(file.path),
-            size_bytes=size_bytes,
+    def _tagged(self, file: RestoredFile, size_bytes: int) -> BlobStore:
+        snapshot, path = self._snapshot, "/".join(file.path)
+        return self._store.tagged(
+            RequestMetadata(
+                job=snapshot.job, task=snapshot.task, store=snapshot.store, payload_path=path, size_bytes=size_bytes
+            )
         )
 
     def _damaged(self, file: RestoredFile, key: str, reason: str) -> DamagedError:

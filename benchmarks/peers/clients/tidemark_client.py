@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from benchmarks.peers.clients.job import Job, main, opened
-from blobstore.base import Body, BytesBody, Capabilities, Created, CreateOutcome, Lost, RequestMetadata
+from blobstore.base import Body, BytesBody, Capabilities, Created, CreateOutcome, Lost
 from blobstore.opening import StoreSettings, open_s3, open_store
 from blobstore.s3.settings import PROFILE_KEY, S3Settings, StoreProfile, encode_profile
 from blobstore.wrappers.forwarding import ForwardingStore
@@ -68,10 +68,9 @@ class _KeepsWithoutTags(ForwardingStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         # The inner one itself, so that no chunk passes through here.
-        return self._inner.get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh, metadata=metadata)
+        return self._inner.get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
 
 
 class _RefusesASecond(ForwardingStore):
@@ -80,12 +79,10 @@ class _RefusesASecond(ForwardingStore):
     created: bool = False
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         if self.created:
             return Lost()
-        outcome = await super().put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
+        outcome = await super().put_if_absent(key, body, ttl_ms=ttl_ms)
         self.created = isinstance(outcome, Created)
         return outcome
 

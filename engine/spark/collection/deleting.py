@@ -72,10 +72,10 @@ class DeleteTask(ShardTask, frozen=True, kw_only=True):
         planned = await read_plan(store, self.run, shard, data)
         mark = run_key(self.run, shard.done_name(data))
         left: Sequence[str] = ()
-        if await store.stat(mark, metadata=COLLECT) is None:
+        if await store.tagged(COLLECT).stat(mark) is None:
             left = await delete_keys(store, planned)
             if not left:
-                await store.put(mark, BytesBody(b""), metadata=COLLECT)
+                await store.tagged(COLLECT).put(mark, BytesBody(b""))
         here = frozenset(left)
         deleted = DeletedShard(
             totals=sum_deletes(p for p in planned if p.key not in here),

@@ -80,7 +80,7 @@ class ListTask(ShardTask, frozen=True, kw_only=True):
         """List a shard and write down what was listed; what somebody else has written down first is what counts."""
         inventory = await _list(store, shard)
         key = run_key(run, shard.inventory_name)
-        outcome = await store.put_if_absent(key, BytesBody(inventory), metadata=COLLECT)
+        outcome = await store.tagged(COLLECT).put_if_absent(key, BytesBody(inventory))
         if isinstance(outcome, Unknown):
             raise UnsafeStoreError(f"no answer: {outcome.reason}", operation="collect", subject=key)
         return inventory if isinstance(outcome, Created) else await read_inventory(store, run, shard)
@@ -95,7 +95,7 @@ async def read_inventory(store: BlobStore, run: RunId, shard: Shard) -> bytes:
     """
     key = run_key(run, shard.inventory_name)
     try:
-        return await read_blob(store, key, size_bytes_max=INVENTORY_BYTES_MAX, metadata=COLLECT)
+        return await read_blob(store.tagged(COLLECT), key, size_bytes_max=INVENTORY_BYTES_MAX)
     except BlobNotFoundError as error:
         raise run_has_ended(key) from error
 

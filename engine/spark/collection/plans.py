@@ -19,7 +19,7 @@ PLAN_BYTES_MAX: Final = 8 * INVENTORY_BYTES_MAX
 async def write_plan(store: BlobStore, run: RunId, shard: Shard, plan: bytes) -> None:
     """Write a shard's plan, unless it is empty. Its name follows from its bytes, so that it replaces only its like."""
     if plan:
-        await store.put(run_key(run, shard.plan_name(digest_of(plan))), BytesBody(plan), metadata=COLLECT)
+        await store.tagged(COLLECT).put(run_key(run, shard.plan_name(digest_of(plan))), BytesBody(plan))
 
 
 def encode_plan(planned: Iterable[PlannedUpload]) -> bytes:
@@ -37,7 +37,7 @@ async def read_plan(store: BlobStore, run: RunId, shard: Shard, digest: bytes) -
     """
     key = run_key(run, shard.plan_name(digest))
     try:
-        data = await read_blob(store, key, size_bytes_max=PLAN_BYTES_MAX, metadata=COLLECT)
+        data = await read_blob(store.tagged(COLLECT), key, size_bytes_max=PLAN_BYTES_MAX)
     except BlobNotFoundError as error:
         raise run_has_ended(key) from error
     if digest_of(data) != digest:

@@ -7,7 +7,7 @@ from unittest import mock
 
 import msgspec
 
-from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata
+from blobstore.base import BlobStore, Body, CreateOutcome
 from blobstore.errors import BlobNotFoundError
 from blobstore.s3 import lifecycle as s3_lifecycle
 from blobstore.wrappers.retry import RetryingStore
@@ -37,12 +37,10 @@ from tests.simulation.scenarios import interleavings_of_commits
 def uploads_replace() -> Iterator[None]:
     real = RetryingStore.put_if_absent
 
-    async def put_if_absent(
-        self: RetryingStore, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self: RetryingStore, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         if key.startswith((BLOBS, INDEXES)):
-            return await self.put(key, body, ttl_ms=ttl_ms, metadata=metadata)
-        return await real(self, key, body, ttl_ms=ttl_ms, metadata=metadata)
+            return await self.put(key, body, ttl_ms=ttl_ms)
+        return await real(self, key, body, ttl_ms=ttl_ms)
 
     with mock.patch.object(RetryingStore, "put_if_absent", put_if_absent):
         yield

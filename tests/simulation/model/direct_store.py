@@ -17,7 +17,6 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     Lost,
-    RequestMetadata,
     UnfinishedPut,
     Unknown,
 )
@@ -74,24 +73,14 @@ class DirectStore(BlobStore):
         return "simulated", str(id(self._server)), *filter(None, self._root.split("/"))
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         try:
             return await self._put(key, body, ttl_ms, if_absent=False)
         except (RefusedError, BrokenError) as error:
             raise store_error(error, "put", key) from None
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         try:
             return await self._put(key, body, ttl_ms, if_absent=True)
         except BrokenError as error:
@@ -127,7 +116,6 @@ class DirectStore(BlobStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         def find(_: int) -> tuple[bytes, bool]:
             whole = self._server.find(self._root + key).data
@@ -147,7 +135,7 @@ class DirectStore(BlobStore):
             raise store_error(BrokenError("the body broke off"), "get", key)
 
     @override
-    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+    async def stat(self, key: str) -> BlobInfo | None:
         try:
             return await self._told("head_object", "stat", key, lambda _: self._info(self._root + key))
         except BlobNotFoundError:
@@ -176,9 +164,7 @@ class DirectStore(BlobStore):
         return infos
 
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         def delete(_: int) -> tuple[DeleteFailure, ...]:
             failed = self._server.delete_batch([self._root + key for key in keys])
             return tuple(DeleteFailure(key=name.removeprefix(self._root), reason="simulated") for name in failed)
@@ -186,7 +172,7 @@ class DirectStore(BlobStore):
         return await self._told("delete_objects", "delete", " ".join(keys), delete, mutates=True)
 
     @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+    async def remove_ttl(self, key: str) -> None:
         await self._told(
             "put_object_tagging", "remove_ttl", key, lambda _: self._server.keep(self._root + key), mutates=True
         )

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from blobstore.base import RequestMetadata
 from blobstore.s3.client import ReadBody, SentBody
 from blobstore.s3.errors import NOT_FOUND, RANGE_NOT_SATISFIABLE, Answer, BrokenError
 from blobstore.s3.lifecycle import KEPT, TTL_TAG
@@ -262,7 +261,6 @@ class SimS3Store(S3Store):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         # `fresh` would open another, real, client: here every request has a connection of its own.
         return super().get(key, start=start, size_bytes=size_bytes, deleted=deleted)
@@ -276,7 +274,6 @@ class SimS3Store(S3Store):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         await super().pour(key, sink, start=start, size_bytes=size_bytes)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, CreateOutcome, RequestMetadata, Unknown
+from blobstore.base import BlobStore, Body, CreateOutcome, Unknown
 from blobstore.errors import StoreUnavailableError
 from blobstore.s3.errors import RefusedError
 from blobstore.wrappers.forwarding import ForwardingStore
@@ -322,11 +322,9 @@ class TrappedStore(ForwardingStore):
             raise _OutageError("an outage: simulated", operation=operation, key=key)
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         try:
-            return await super().put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
+            return await super().put_if_absent(key, body, ttl_ms=ttl_ms)
         except _OutageError as error:
             return Unknown(reason=str(error))
 

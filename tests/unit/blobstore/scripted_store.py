@@ -12,7 +12,6 @@ from blobstore.base import (
     CreateOutcome,
     DeleteFailure,
     ListPage,
-    RequestMetadata,
     Unknown,
 )
 from blobstore.memory import MemoryStore
@@ -58,22 +57,12 @@ class ScriptedStore(MemoryStore):
         return step
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         await self._next("put")
         return await super().put(key, body, ttl_ms=ttl_ms)
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         step = await self._next("put_if_absent")
         if isinstance(step, Unknown):
             return step
@@ -93,7 +82,6 @@ class ScriptedStore(MemoryStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         step = await self._next(f"get {start}+{size_bytes}")
         got_bytes = 0
@@ -106,7 +94,7 @@ class ScriptedStore(MemoryStore):
             raise step.error
 
     @override
-    async def stat(self, key: str, *, metadata: RequestMetadata | None = None) -> BlobInfo | None:
+    async def stat(self, key: str) -> BlobInfo | None:
         await self._next("stat")
         return await super().stat(key)
 
@@ -116,14 +104,12 @@ class ScriptedStore(MemoryStore):
         return await super().list_page(prefix, start_after=start_after, limit=limit)
 
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         step = await self._next("delete")
         return step if isinstance(step, tuple) else await super().delete(keys)
 
     @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+    async def remove_ttl(self, key: str) -> None:
         await self._next("remove_ttl")
         await super().remove_ttl(key)
 

@@ -1,3 +1,4 @@
+import copy
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -7,6 +8,7 @@ import pytest
 from typing_extensions import override
 
 from blobstore.base import (
+    BlobInfo,
     BlobStore,
     BytesBody,
     Created,
@@ -19,6 +21,10 @@ from blobstore.base import (
 from blobstore.errors import BlobNotFoundError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.hedge import HedgedStore
+from blobstore.wrappers.limit import LimitedStore
+from blobstore.wrappers.meter import Meter, MeteredStore
+from blobstore.wrappers.retry import RetryingStore
 from tests.contract.pouring_contract import Collecting
 
 T = TypeVar("T")
@@ -66,32 +72,32 @@ class Watching(ForwardingStore):
     "call,expected,seen",
     [
         (
-            lambda store: store.put("k", BODY, ttl_ms=5, repeatable=True, metadata=WHO),
-            ("put", ("k", BODY), {"ttl_ms": 5, "repeatable": True, "metadata": WHO}),
+            lambda store: store.put("k", BODY, ttl_ms=5, repeatable=True),
+            ("put", ("k", BODY), {"ttl_ms": 5, "repeatable": True}),
             "put k",
         ),
         (
-            lambda store: store.put_if_absent("k", BODY, ttl_ms=5, metadata=WHO),
-            ("put_if_absent", ("k", BODY), {"ttl_ms": 5, "metadata": WHO}),
+            lambda store: store.put_if_absent("k", BODY, ttl_ms=5),
+            ("put_if_absent", ("k", BODY), {"ttl_ms": 5}),
             "put_if_absent k",
         ),
         (
-            lambda store: store.pour("k", SINK, start=1, size_bytes=2, fresh=True, metadata=WHO),
-            ("pour", ("k", SINK), {"start": 1, "size_bytes": 2, "fresh": True, "metadata": WHO}),
+            lambda store: store.pour("k", SINK, start=1, size_bytes=2, fresh=True),
+            ("pour", ("k", SINK), {"start": 1, "size_bytes": 2, "fresh": True}),
             "get k",
         ),
-        (lambda store: store.stat("k", metadata=WHO), ("stat", ("k",), {"metadata": WHO}), "stat k"),
+        (lambda store: store.stat("k"), ("stat", ("k",), {}), "stat k"),
         (
             lambda store: store.list_page("p", start_after="a", limit=7),
             ("list_page", ("p",), {"start_after": "a", "limit": 7}),
             "list_page p",
         ),
         (
-            lambda store: store.delete(["a", "b"], metadata=WHO),
-            ("delete", (["a", "b"],), {"metadata": WHO}),
+            lambda store: store.delete(["a", "b"]),
+            ("delete", (["a", "b"],), {}),
             "delete a b",
         ),
-        (lambda store: store.remove_ttl("k", metadata=WHO), ("remove_ttl", ("k",), {"metadata": WHO}), "remove_ttl k"),
+        (lambda store: store.remove_ttl("k"), ("remove_ttl", ("k",), {}), "remove_ttl k"),
         (lambda store: store.list_unfinished("p"), ("list_unfinished", ("p",), {}), "list_unfinished p"),
         (
             lambda store: store.abort_unfinished([UNFINISHED]),
@@ -147,6 +153,36 @@ async def test_without_hooks_it_is_the_store() -> None:
     assert await store.stat("k") == await inner.stat("k")
     assert await store.list_page("") == await inner.list_page("")
     await store.close()
+
+
+async def test_a_view_tells_the_store_on_whose_behalf_and_shares_what_the_wrappers_count() -> None:
+    class Tracing(MemoryStore):
+        by: tuple[str, ...] = ()
+
+        @override
+        def tagged(self, metadata: RequestMetadata) -> BlobStore:
+            view = copy.copy(self)
+            view.by = (*self.by, metadata.job)
+            return view
+
+        @override
+        async def stat(self, key: str) -> BlobInfo | None:
+            traced.append(self.by)
+            return await super().stat(key)
+
+    traced: list[tuple[str, ...]] = []
+    meter = Meter()
+    store = LimitedStore(RetryingStore(HedgedStore(MeteredStore(Tracing(), meter))), 1)
+    view = store.tagged(WHO)
+    await view.put("k", BODY)
+    assert await store.stat("k") == await view.stat("k") is not None
+    assert traced == [(), ("job",)]
+    assert meter.requests == {"put": 1, "stat": 2}
+
+
+def test_without_a_store_that_traces_a_view_is_the_store() -> None:
+    store = ForwardingStore(MemoryStore())
+    assert store.tagged(WHO) is store
 
 
 def test_nothing_of_the_contract_is_left_out() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore, BytesBody, RequestMetadata, read_blob
+from blobstore.base import BlobStore, BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.sink import Buffer, Sink
@@ -210,7 +210,6 @@ class TwoLanes(MemoryStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         wait_s = self._waits_s.pop(0)
         self.open += 1

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BytesBody, RequestMetadata, read_blob
+from blobstore.base import BytesBody, read_blob
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.limit import InFlightLimit, LimitedStore
@@ -50,7 +50,6 @@ class PacedStore(MemoryStore):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         pace = min(len(self.starts), len(self.chunk_waits_s) - 1)
         self.starts.append(start)
@@ -208,7 +207,6 @@ def test_closing_a_get_does_not_wait_for_ever() -> None:
             size_bytes: int | None = None,
             deleted: bool = False,
             fresh: bool = False,
-            metadata: RequestMetadata | None = None,
         ) -> AsyncGenerator[bytes, None]:
             try:
                 yield b"x"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BytesBody, RequestMetadata
+from blobstore.base import BytesBody
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.sink import POURED_BYTES, Sink
@@ -46,7 +46,6 @@ class PacedStore(MemoryStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         wait_s = self.waits_s[min(len(self.starts), len(self.waits_s) - 1)]
         self.starts.append(start)

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 from typing_extensions import override
 
-from blobstore.base import BlobStore, BytesBody, DeleteFailure, RequestMetadata, list_blobs, read_blob
+from blobstore.base import BlobStore, BytesBody, DeleteFailure, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
@@ -576,11 +576,9 @@ class _Refusing(ForwardingStore):
         self._prefix = prefix
 
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         refused = tuple(DeleteFailure(key=key, reason="locked") for key in keys if key.startswith(self._prefix))
-        return (*refused, *await super().delete([k for k in keys if not k.startswith(self._prefix)], metadata=metadata))
+        return (*refused, *await super().delete([k for k in keys if not k.startswith(self._prefix)]))
 
 
 class _Backend(InProcessBackend):

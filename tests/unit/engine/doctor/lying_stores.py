@@ -19,7 +19,6 @@ from blobstore.base import (
     DeleteFailure,
     ListPage,
     Lost,
-    RequestMetadata,
     UnfinishedPut,
     Unknown,
 )
@@ -86,17 +85,13 @@ class HonestS3(MemoryStore):
 
 class IgnoresConditions(HonestS3):
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         return await self.put(key, body, ttl_ms=ttl_ms)
 
 
 class LosersOverwrite(HonestS3):
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         outcome = await super().put_if_absent(key, body, ttl_ms=ttl_ms)
         if isinstance(outcome, Lost):
             await self.put(key, body)
@@ -105,9 +100,7 @@ class LosersOverwrite(HonestS3):
 
 class EverybodyLoses(HonestS3):
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         await super().put_if_absent(key, body, ttl_ms=ttl_ms)
         return Lost()
 
@@ -134,9 +127,7 @@ class DeletedStaysListed(HonestS3):
         self.ghosts: dict[str, BlobInfo] = {}
 
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         self.ghosts |= {key: info for key in keys if (info := await self.stat(key)) is not None}
         return await super().delete(keys)
 
@@ -176,15 +167,7 @@ class OneReadBehind(HonestS3):
         self.old: dict[str, bytes] = {}
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         if key in self._blobs and "read/" in key:
             self.old[key] = self._blobs[key].data
         return await super().put(key, body, ttl_ms=ttl_ms)
@@ -198,7 +181,6 @@ class OneReadBehind(HonestS3):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         if key in self.old:
             yield self.old.pop(key)
@@ -222,7 +204,6 @@ class Alters(HonestS3):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         data = b"".join([chunk async for chunk in super().get(key, start=start, size_bytes=size_bytes)])
         if altered := self.alter(key, start, size_bytes, data):
@@ -267,7 +248,6 @@ class ServesBehindTheEnd(HonestS3):
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> AsyncGenerator[bytes, None]:
         try:
             async for chunk in super().get(key, start=start, size_bytes=size_bytes):
@@ -278,43 +258,37 @@ class ServesBehindTheEnd(HonestS3):
 
 class LosesTtls(HonestS3):
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         return await super().put_if_absent(key, body)
 
 
 class KeepsTtls(HonestS3):
     @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+    async def remove_ttl(self, key: str) -> None:
         return
 
 
 class HasNoTags(HonestS3):
     @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+    async def remove_ttl(self, key: str) -> None:
         raise CapabilityMissingError("NotImplemented (501)", operation="remove_ttl", key=key)
 
 
 class FailsAtTags(HonestS3):
     @override
-    async def remove_ttl(self, key: str, *, metadata: RequestMetadata | None = None) -> None:
+    async def remove_ttl(self, key: str) -> None:
         raise StoreUnavailableError("500", operation="remove_ttl", key=key)
 
 
 class DeletesNeighbours(HonestS3):
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         return await super().delete([k for k in self.stored if k.startswith(tuple(keys))])
 
 
 class MayNotDelete(HonestS3):
     @override
-    async def delete(
-        self, keys: Sequence[str], *, metadata: RequestMetadata | None = None
-    ) -> tuple[DeleteFailure, ...]:
+    async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         return tuple(DeleteFailure(key=key, reason="AccessDenied: no") for key in keys)
 
 

@@ -12,7 +12,6 @@ from blobstore.base import (
     BytesBody,
     CreateOutcome,
     Lost,
-    RequestMetadata,
 )
 from blobstore.errors import (
     AccessDeniedError,
@@ -214,9 +213,7 @@ async def test_two_winners_of_sixteen_are_enough() -> None:
         let = 0
 
         @override
-        async def put_if_absent(
-            self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-        ) -> CreateOutcome:
+        async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
             outcome = await super().put_if_absent(key, body, ttl_ms=ttl_ms)
             if isinstance(outcome, Lost) and key.endswith("create/5") and not self.let:
                 self.let += 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore, RequestMetadata
+from blobstore.base import BlobStore
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from blobstore.sink import Sink, pour_chunks
@@ -50,9 +50,8 @@ class SlowStore(ForwardingStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
-        await pour_chunks(self.get(key, start=start, size_bytes=size_bytes, fresh=fresh, metadata=metadata), sink)
+        await pour_chunks(self.get(key, start=start, size_bytes=size_bytes, fresh=fresh), sink)
 
 
 def _rocksdb(directory: Path, *, rows: int = 20) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blobstore.base import BytesBody, RequestMetadata, read_blob
+from blobstore.base import BytesBody, read_blob
 from blobstore.concurrency import run_all
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
@@ -23,7 +23,6 @@ from index.snapshot.model import Scope
 from tests.doubles import InterposedStore
 
 KEY = upload_key(BLOBS, Scope("job"), "0" * 20, 0)
-OTHERS = RequestMetadata()
 
 
 class TestCarryOutAll:
@@ -133,22 +132,22 @@ async def test_parts_are_one_body(sizes: list[int]) -> None:
 class TestPutNew:
     async def test_created(self) -> None:
         store = MemoryStore()
-        created = await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+        created = await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000)
         info = await store.stat(KEY)
         assert info is not None
         assert (info.created_at_ms, info.expires_at_ms) == (created.created_at_ms, created.created_at_ms + 5000)
 
     async def test_own_earlier_request_that_landed_is_ours(self) -> None:
         store = MemoryStore()
-        first = await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
-        again = await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+        first = await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000)
+        again = await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000)
         assert again == first
 
     async def test_anything_else_under_our_key_is_damage(self) -> None:
         store = MemoryStore()
         await store.put_if_absent(KEY, BytesBody(b"foreign"), ttl_ms=5000)
         with pytest.raises(DamagedError, match="7 bytes stand") as raised:
-            await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+            await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000)
         assert raised.value.subject == KEY
 
     async def test_upload_that_was_collected_before_its_answer_came_is_to_be_made_again(self) -> None:
@@ -161,7 +160,7 @@ class TestPutNew:
 
         store.before("stat", KEY, lose)
         with pytest.raises(LeaseExpiredError, match="collected"):
-            await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+            await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000)
 
     async def test_size_is_proof_enough_of_what_an_earlier_request_put(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,7 +180,7 @@ class TestPutNew:
             (file,) = scan_dir(tmp_path).files
             body = FileRunBody(source, ("f",), file, start=0, size_bytes=10_000, chunk_bytes=4096)
             store = RetryingStore(inner, RetrySettings(first_wait_s=0))
-            await put_new(store, KEY, body, ttl_ms=5000, metadata=OTHERS)
+            await put_new(store, KEY, body, ttl_ms=5000)
             landed = await read_blob(store, KEY, size_bytes_max=10_000)
             assert (await body.read_digest()).blake3 == hash_bytes(landed).blake3
 
@@ -189,7 +188,7 @@ class TestPutNew:
         store = InterposedStore(MemoryStore())
         store.lose_answer("put_if_absent", KEY)
         with pytest.raises(StoreUnavailableError):
-            await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000, metadata=OTHERS)
+            await put_new(store, KEY, BytesBody(b"data"), ttl_ms=5000)
 
 
 def test_hash_of_pieces_is_hash_of_the_whole() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from blobstore.base import Body, BytesBody, Created, CreateOutcome, RequestMetadata, list_blobs, read_blob
+from blobstore.base import Body, BytesBody, Created, CreateOutcome, list_blobs, read_blob
 from blobstore.errors import StoreUnavailableError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
@@ -73,10 +73,8 @@ class ReplacingStore(MemoryStore):
     """Ignores `If-None-Match`, as some servers do: every create replaces what is there."""
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
-        created: Created = await self.put(key, body, ttl_ms=ttl_ms, metadata=metadata)
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
+        created: Created = await self.put(key, body, ttl_ms=ttl_ms)
         return created
 
 

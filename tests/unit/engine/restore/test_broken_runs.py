@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore, RequestMetadata
+from blobstore.base import BlobStore
 from blobstore.errors import BlobCorruptError, InvalidRequestError, StoreError
 from blobstore.sink import Buffer, Sink
 from engine.errors import DamagedError
@@ -50,7 +50,6 @@ class BreakingStore(InterposedStore):
         start: int = 0,
         size_bytes: int,
         fresh: bool = False,
-        metadata: RequestMetadata | None = None,
     ) -> None:
         flips, error = self._pours.pop(0) if key == self._key and self._pours else (False, None)
         await super().pour(key, _Altering(sink, flips=flips), start=start, size_bytes=size_bytes)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, BytesBody, Created, CreateOutcome, RequestMetadata
+from blobstore.base import BlobStore, Body, BytesBody, Created, CreateOutcome
 from blobstore.errors import StoreUnavailableError
 from blobstore.local.store import LocalStore
 from blobstore.wrappers.forwarding import ForwardingStore
@@ -121,42 +121,24 @@ class LateStore(ForwardingStore):
             raise StoreUnavailableError("injected", operation="put", key=key)
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         await self._delay(key, body, replaces=True)
-        return await super().put(key, body, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
+        return await super().put(key, body, ttl_ms=ttl_ms, repeatable=repeatable)
 
     @override
-    async def put_if_absent(
-        self, key: str, body: Body, *, ttl_ms: int | None = None, metadata: RequestMetadata | None = None
-    ) -> CreateOutcome:
+    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         await self._delay(key, body, replaces=False)
-        return await super().put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
+        return await super().put_if_absent(key, body, ttl_ms=ttl_ms)
 
 
 class FirstWinsStore(ForwardingStore):
     """A store that says that it has replaced a zip or a changelog, and has not, as a rename may."""
 
     @override
-    async def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        ttl_ms: int | None = None,
-        repeatable: bool = False,
-        metadata: RequestMetadata | None = None,
-    ) -> Created:
+    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         if parse_state_name(key) is None:
-            return await super().put(key, body, ttl_ms=ttl_ms, repeatable=repeatable, metadata=metadata)
-        outcome = await super().put_if_absent(key, body, ttl_ms=ttl_ms, metadata=metadata)
+            return await super().put(key, body, ttl_ms=ttl_ms, repeatable=repeatable)
+        outcome = await super().put_if_absent(key, body, ttl_ms=ttl_ms)
         return outcome if isinstance(outcome, Created) else Created(created_at_ms=0)
 
 
