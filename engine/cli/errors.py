@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from blobstore.errors import InvalidRequestError, StoreError
-from engine.cli.exit_codes import ExitCode, choose_exit_code, is_wrong_setting
+from engine.cli.exit_codes import ExitCode, choose_exit_code, innermost, is_wrong_setting, public_class
 from engine.cli.log_lines import log
 from engine.cli.options import origin_hint
 from engine.cli.views import SCHEMA
@@ -60,9 +60,9 @@ def describe(error: BaseException, verb: str) -> Failure:
         error: Whatever ended the run.
         verb: The verb that ran, for errors that do not say themselves what they were doing.
     """
-    error = _innermost(error)
+    error = innermost(error)
     return Failure(
-        error=_class_name(error),
+        error="UsageError" if isinstance(error, click.UsageError) else public_class(error),
         code=ExitCode.USAGE if isinstance(error, click.UsageError) else choose_exit_code(error),
         operation=str(getattr(error, "operation", "") or verb),
         # A word of the command line in a wrong place, or a path that is none, may be a URL with a secret in it.
@@ -99,20 +99,6 @@ def report(failure: Failure, *, as_json: bool, log_of: str | None = None, trace:
 def trace_of(error: BaseException) -> str:
     """For `--debug`."""
     return without_credentials("".join(traceback.format_exception(error)))
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """The first plain error inside groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _class_name(error: BaseException) -> str:
-    if isinstance(error, click.UsageError):
-        return "UsageError"
-    # A private subclass is nothing that a program could know.
-    return next(kind.__name__ for kind in type(error).__mro__ if not kind.__name__.startswith("_"))
 
 
 def _subject(error: BaseException) -> str:
@@ -163,13 +149,13 @@ def _causes(error: BaseException) -> tuple[str, ...]:
     """Notes, then what lies below, nearest first; a cause that only repeats the error is left out."""
     told = [*getattr(error, "__notes__", ())]
     message = _message(error)
-    below = _innermost(error.__cause__) if error.__cause__ is not None else None
+    below = innermost(error.__cause__) if error.__cause__ is not None else None
     while below is not None and len(told) < CAUSES_TOLD_MAX:
         # Of Spark's errors the traceback of a worker, and of its JVM, is a part: `--debug` shows it.
         text = f"{type(below).__name__}: {str(below).strip().partition(_NEWLINE)[0]}"
         if str(below) not in message and not isinstance(error, click.ClickException):
             told.append(text)
-        below = _innermost(below.__cause__) if below.__cause__ is not None else None
+        below = innermost(below.__cause__) if below.__cause__ is not None else None
     return tuple(told)
 
 

@@ -176,6 +176,18 @@ def is_wrong_setting(error: BaseException) -> bool:
     return isinstance(error, InvalidRequestError) and error.operation in _FIRST_STEPS
 
 
+def innermost(error: BaseException) -> BaseException:
+    """Return the first plain error inside groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def public_class(error: BaseException) -> str:
+    """Name the public class of an error: a private subclass is nothing that a program could know."""
+    return next(kind.__name__ for kind in type(innermost(error)).__mro__ if not kind.__name__.startswith("_"))
+
+
 def choose_exit_code(error: BaseException) -> ExitCode:
     """The code of an error: that of its class, or of the nearest class above that has one."""
     if is_wrong_setting(error):

@@ -36,7 +36,7 @@ from engine.cli.config import (
 )
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.log_lines import TEXT, LogFormat
-from engine.cli.run_refused import readable_values, write_refused
+from engine.cli.run import readable_values, write_refused
 from engine.cli.verbs import OrderedGroup
 from engine.errors import UsageError
 from engine.settings import TransferSettings
@@ -413,7 +413,7 @@ _S3_HINT: Final = "look at [s3] in tidemark.toml and at the variables TIDEMARK_S
 
 
 def figures_option(function: Decorated) -> Decorated:
-    """Where the figures of a run go; for verbs that do work (`engine.cli.run_figures`)."""
+    """Where the figures of a run go; for verbs that do work (`engine.cli.run`)."""
     return click.option(
         "--metrics-file", cls=Setting, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", hidden=True
     )(function)

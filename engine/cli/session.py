@@ -22,8 +22,7 @@ from engine.cli.exit_codes import ExitCode
 from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.log_lines import Level, log
 from engine.cli.options import Common, Verb, take_common
-from engine.cli.run_record import RunRecord
-from engine.cli.run_refused import figures_verb, write_refused
+from engine.cli.run import RunRecord, verb_in_metrics, write_refused
 from engine.cli.terminal_progress import TerminalProgress
 from engine.cli.views import SCHEMA
 from engine.clock import SystemRuntime, read_now_ms
@@ -55,7 +54,7 @@ class Session:
         self.verb = verb.words
         self.common = common
         self.job = ""
-        self._figures_verb = self.verb
+        self._verb_in_metrics = self.verb
         self._prints = verb.prints
         self._runtime = SystemRuntime()
         self.record = RunRecord(self._runtime) if common.metrics_file is not None else None
@@ -63,7 +62,7 @@ class Session:
     def tell_of(self, values: Mapping[str, Any]) -> None:
         """Know what the figures of the run are about: the values of its options. A dry run has no figures."""
         self.job = str(values.get("job") or "")
-        self._figures_verb = figures_verb(self.verb, values)
+        self._verb_in_metrics = verb_in_metrics(self.verb, values)
         if values.get("dry_run"):
             self.record = None
 
@@ -164,7 +163,7 @@ class Session:
             yield self._heard(progress)
 
     def _heard(self, progress: Progress) -> Progress:
-        return progress if self.record is None else self.record.heard(progress)
+        return progress if self.record is None else self.record.counted(progress)
 
     @property
     def logs_json(self) -> bool:
@@ -177,12 +176,27 @@ class Session:
         with contextlib.nullcontext() if self.record is None else self.record.timed(part):
             yield
 
+    def note(self, result: object, **labels: str) -> None:
+        """Note a result for the metrics of the run, if it is to have any; `labels` as `RunRecord.note`."""
+        if self.record is not None:
+            self.record.note(result, **labels)
+
+    def note_value(self, metric: str, value: float) -> None:
+        """Note a value of a metric of the run that no result has."""
+        if self.record is not None:
+            self.record.note_value(metric, value)
+
+    def note_commit(self, *, skipped: bool) -> None:
+        """Note that there was, or was not, something to commit."""
+        if self.record is not None:
+            self.record.commit_skipped = skipped
+
     def write_figures(self, code: int, error: BaseException | None = None) -> None:
         """Write down what the run did, where somebody wants to know, and begin to note anew."""
         if self.record is not None and self.common.metrics_file is not None:
             self.record.write(
                 self.common.metrics_file,
-                verb=self._figures_verb,
+                verb=self._verb_in_metrics,
                 job=self.job,
                 code=code,
                 error=error,
@@ -197,8 +211,6 @@ class Session:
         """
         if not isinstance(view, self._prints):
             raise TypeError(f"{self.verb} prints a {type(view).__name__} that it does not declare")
-        if self.record is not None:
-            self.record.view = view
         if self.common.json:
             fields = msgspec.to_builtins(view)
             click.echo(msgspec.json.encode({"schema": SCHEMA, "verb": self.verb, **fields}))

@@ -1,1 +1,1 @@
-"""What Prometheus is told: of runs, of a repository's condition, of state stores (one name for each fact)."""
+"""Metrics for Prometheus: of runs, of the status of a repository, of state stores (one name for each fact)."""

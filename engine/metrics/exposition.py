@@ -1,7 +1,18 @@
-"""The text that Prometheus reads, both ways: the one door to prometheus_client."""
+"""The text that Prometheus reads: made, parsed, served, and written to files for node_exporter's textfile collector.
 
+The sole importer of prometheus_client. Files are written whole or not at all.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from pathlib import Path
+from typing import Final
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
@@ -10,14 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from engine.metrics.model import Sample
-from engine.metrics.samples import METRICS
+from blobstore.local.files import flush
+from engine.metrics.names import METRICS, PREFIX, RUN, Sample, Samples
 
 _TOTAL = "_total"
 
 
-class _Told(Collector):
-    """Samples, looked at anew each time that somebody asks."""
+class _Samples(Collector):
+    """Samples, made for each request."""
 
     def __init__(self, look: Callable[[], Iterable[Sample]]) -> None:
         self._look = look
@@ -38,28 +49,28 @@ class _Told(Collector):
             yield family
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing beforehand: else the registry would look once to find the names."""
+        """Name nothing beforehand: else the registry would collect once to find the names."""
         return iter(())
 
 
 def expose(samples: Iterable[Sample]) -> bytes:
-    """The text of some samples, which come in the order of `Samples`."""
+    """Format samples, which come in the order of `Samples`."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Told(lambda: samples))
+    registry.register(_Samples(lambda: samples))
     return generate_latest(registry)
 
 
 def parse(text: str) -> tuple[Sample, ...]:
-    """The samples of a text, those of unknown metrics or with other labels left out.
+    """Parse a text; samples of unknown metrics or with other labels are left out.
 
     Raises:
-        ValueError: It is no such text.
+        ValueError: It is not such a text.
     """
     try:
         return tuple(_parse(text))
     except Exception as error:
         # The parser of prometheus_client ends with whatever comes of it, and often says nothing.
-        raise ValueError(f"it is no text for Prometheus: {str(error) or type(error).__name__}") from error
+        raise ValueError(f"not a text for Prometheus: {str(error) or type(error).__name__}") from error
 
 
 def _parse(text: str) -> Iterator[Sample]:
@@ -72,7 +83,7 @@ def _parse(text: str) -> Iterator[Sample]:
 
 
 def serve(look: Callable[[], Iterable[Sample]], *, host: str, port: int) -> WSGIServer:
-    """Serve `/metrics` by a thread, with some samples, looked at anew for each request.
+    """Serve `/metrics` by a thread.
 
     Args:
         look: Makes the samples; called in a thread for each request.
@@ -86,11 +97,158 @@ def serve(look: Callable[[], Iterable[Sample]], *, host: str, port: int) -> WSGI
         OSError: The address cannot be listened on.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Told(look))
+    registry.register(_Samples(look))
     return start_http_server(port, host, registry)[0]
 
 
 def close(server: WSGIServer) -> None:
-    """Answer nobody any more."""
+    """Stop the server."""
     server.shutdown()
     server.server_close()
+
+
+class LastReading:
+    """The last reading of a repository; `repository_up` is 0 before the first one, and after one that failed."""
+
+    def __init__(self) -> None:
+        self._samples = _down(())
+
+    def __iter__(self) -> Iterator[Sample]:
+        return iter(self._samples)
+
+    def refresh(self, read: Callable[[], Iterable[Sample]]) -> None:
+        """Read once; what a failing `read` raises leaves all else as it was."""
+        try:
+            self._samples = tuple(read())
+        except Exception:
+            self._samples = _down(self._samples)
+            raise
+
+
+def _down(last: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    samples = Samples()
+    samples.update(last)
+    samples.add("repository_up", 0)
+    return tuple(samples)
+
+
+# ---------------------------------------------------------------------- files
+
+# A file of ours is small; what is larger is somebody else's.
+FILE_BYTES_MAX: Final = 16 * 1024 * 1024
+_KEPT: Final = f"{PREFIX}run_last_success_timestamp_seconds"
+# The collector runs as another user, and has to read it; runs of other users have to open the lock.
+_MODE: Final = 0o644
+# A run holds the lock for one small file, so that 5 s are enough for a hundred of them.
+LOCK_ATTEMPTS_MAX: Final = 100
+_LOCK_RETRY_S: Final = 0.05
+
+
+def write_textfile(path: Path, samples: Iterable[Sample]) -> None:
+    """Write samples in place of what the file has.
+
+    Raises:
+        OSError: As the file system says, or another run keeps the file locked; the file is what it was.
+    """
+    with _locked(path):
+        _replace(path, expose(samples))
+
+
+def add_run(path: Path, run: Samples) -> str:
+    """Add the samples of a run to a file that other runs write to, too.
+
+    Counters go on from what the file has for the same verb and job, and gauges replace theirs, but for the time of the
+    last success where this run had none. The samples of other verbs and jobs stay.
+
+    Returns:
+        Why what the file had before was given up; empty if it was not.
+
+    Raises:
+        OSError: As the file system says, or another run keeps the file locked; the file is what it was.
+    """
+    with _locked(path):
+        before, given_up = _read(path)
+        merged = Samples()
+        merged.update(_merge(before, tuple(run)))
+        _replace(path, expose(merged))
+    return given_up
+
+
+def _merge(before: tuple[Sample, ...], run: tuple[Sample, ...]) -> Iterator[Sample]:
+    runs = {sample.labels[: len(RUN)] for sample in run}
+    for sample in before:
+        is_own = METRICS[sample.name].labels[: len(RUN)] == RUN and sample.labels[: len(RUN)] in runs
+        if not is_own or METRICS[sample.name].kind == "counter" or sample.name == _KEPT:
+            yield sample
+    counted = {(s.name, s.labels): s.value for s in before if METRICS[s.name].kind == "counter"}
+    for sample in run:
+        yield Sample(sample.name, sample.labels, sample.value + counted.get((sample.name, sample.labels), 0.0))
+
+
+def _read(path: Path) -> tuple[tuple[Sample, ...], str]:
+    """Return the samples of a file, and why it cannot be read."""
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            return (), "it is larger than a file of tidemark"
+        # As it stands: a carriage return is a part of a label, and no end of a line.
+        with path.open(encoding="utf-8", newline="") as file:
+            return parse(file.read()), ""
+    except FileNotFoundError:
+        return (), ""
+    except ValueError as error:
+        return (), str(error)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    # Hidden, and without the ending that the collector looks for.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            # Whatever umask the run has: cron and systemd often say 077.
+            os.fchmod(file.fileno(), _MODE)
+            file.write(data)
+            file.flush()
+            flush(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep out other runs that write to the file.
+
+    Raises:
+        TimeoutError: Another keeps the lock.
+        OSError: As the file system says, or what stands there is a pipe or a device.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    # A file of its own, which stays: the file itself is another one after each run, and anybody locks a directory.
+    lock = path.with_name(f".{path.name}.lock")
+    flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(lock, flags, _MODE)
+    try:
+        with contextlib.suppress(PermissionError):  # it is another user's, who has seen to that
+            os.fchmod(descriptor, _MODE)
+        _take(descriptor, lock)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, lock: Path) -> None:
+    for _ in range(LOCK_ATTEMPTS_MAX):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            threading.Event().wait(_LOCK_RETRY_S)
+        else:
+            return
+    raise TimeoutError(errno.ETIMEDOUT, "another process keeps this lock", str(lock))

@@ -10,7 +10,7 @@ from engine.clock import read_now_ms
 from engine.collect.report import CollectReport
 from engine.errors import UnsafeStoreError
 from engine.inspect.verify import ProblemKind, VerifyReport
-from engine.metrics.samples import Samples
+from engine.metrics.names import Samples
 from engine.repository.repository import Repository
 from index.errors import FormatError
 from index.plan.collect import DeleteReason

@@ -16,7 +16,7 @@ from engine.cli import config
 from engine.errors import UsageError
 from engine.inspect.browse import KeyPlace, escape_bytes, parse_bytes, parse_place, write_place
 from engine.metrics import exposition
-from engine.metrics.samples import Samples
+from engine.metrics.names import Samples
 from engine.text import Moment, parse_duration_ms, parse_moment, parse_share, parse_size_bytes
 from index.text import printable
 from tests.fuzz.target import Target, check_refusal

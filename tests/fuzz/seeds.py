@@ -17,7 +17,7 @@ from engine.backup.backup import BackupResult, BackupStats
 from engine.cli.result_file import ResultFile
 from engine.drill.model import FailedRehearsal
 from engine.metrics.exposition import expose
-from engine.metrics.samples import Samples
+from engine.metrics.names import Samples
 from engine.spark.collection.listing import encode_inventory
 from engine.state.compression import CODECS, Compressor
 from engine.state.lzf import compress_block

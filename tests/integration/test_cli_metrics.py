@@ -15,8 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from blobstore.wrappers.retry import RetryingStore
-from engine.metrics.repository_names import REPOSITORY_METRICS
-from engine.metrics.run_names import RUN_METRICS
+from engine.metrics.names import REPOSITORY_METRICS, RUN_METRICS
 from index.text import printable
 from tests.integration.conftest import FIRST, SECOND, Shell
 from tests.integration.test_cli_process import HANGING, ROOT, source
@@ -223,7 +222,7 @@ def test_figures_that_cannot_be_made_change_nothing_of_the_result(
     def broken(*_: object) -> str:
         raise IndexError("string index out of range")
 
-    monkeypatch.setattr("engine.metrics.textfile.add_run", broken)
+    monkeypatch.setattr("engine.metrics.exposition.add_run", broken)
     done = two_commits.run("backup", str(two_commits.tree("source", FIRST)), "--metrics-file", "t.prom")
     assert "warning: there are no figures of this run: IndexError: string index" in done.stderr
 

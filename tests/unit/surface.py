@@ -19,7 +19,7 @@ from engine.cli.exit_codes import MEANINGS
 from engine.cli.log_lines import LogLineView
 from engine.cli.options import walk_verbs
 from engine.cli.views import SCHEMA
-from engine.metrics.samples import METRICS
+from engine.metrics.names import METRICS
 from tests.docs.reference import codes_of_errors, json_type, structs_behind
 
 _WIDTH: Final = 120

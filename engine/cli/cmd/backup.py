@@ -154,6 +154,7 @@ def backup(
                 made = back_up()
                 with session.timed("commit"):
                     committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
+    session.note(made)
     session.show(_view_backup(made, committed, result), _backup_lines(made, committed, result))
 
 

@@ -173,6 +173,9 @@ def bench_restore(
         rehearsal=rehearsal,
         history=str(history or ""),
     )
+    session.note_value("rehearsal_seconds", rehearsal.total_s)
+    if rehearsal.slo_ms is not None:
+        session.note_value("rehearsal_slo_seconds", rehearsal.slo_ms / 1000)
     session.show(view, [summary_line(rehearsal)] if one_line else _lines(rehearsal, forecasts, history))
     if rehearsal.is_slow:
         return ExitCode.SLOW

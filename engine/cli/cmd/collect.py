@@ -123,6 +123,7 @@ def collect(
     if report.run_left:
         session.warn(f"working objects of this run are left to a later collection: {report.run_left}")
     lines = [summary_line(report)] if one_line else collect_lines(report, plan_dir, verbose=verbose)
+    session.note(report)
     session.show(view_collect(report, plan_dir), lines)
     return _exit_code(report)
 

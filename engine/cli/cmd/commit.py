@@ -139,6 +139,7 @@ def commit(
             # The attempt before may have ended between the commit and the removal of the TTLs (design 0002, T1).
             repository.loop.run(settle_record(repository.asynchronous.store, already.record))
             done = msgspec.structs.replace(already, settled=True)
+    session.note_commit(skipped=already is not None)
     view = CommitResultView(commit=view_commit(done), settled=done.settled, already=already is not None)
     session.show(view, [f"{committed_line(done)}{' (it stood already)' if already else ''}"])
 

@@ -15,15 +15,15 @@ from engine.cli.options import DURATION, Verb, common_options
 from engine.cli.session import Session, with_session
 from engine.clock import SystemRuntime
 from engine.errors import UsageError
-from engine.metrics.model import Metric, Sample
-from engine.metrics.samples import METRICS, Samples, labels_of
+from engine.metrics.names import METRICS, Metric, Sample, Samples, labels_of
 from engine.metrics.status import gather_condition
-from engine.metrics.watching import Watched
 from engine.text import table
 from index.text import count, human_duration, printable
 
 _LOOPBACK: Final = "127.0.0.1"
 _PORT_MAX: Final = 65_535
+# A reading lists the whole repository.
+EVERY_S_MIN: Final = 1.0
 
 
 class SampleView(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +136,7 @@ _NO_REPOSITORY: Final = "give --repository, TIDEMARK_REPOSITORY, or the key `rep
 
 def _tell(session: Session, samples: Samples, textfile: Path | None) -> None:
     # With prometheus_client, for those who asked for it.
-    from engine.metrics.exposition import expose  # noqa: PLC0415
-    from engine.metrics.textfile import write_textfile  # noqa: PLC0415
+    from engine.metrics.exposition import expose, write_textfile  # noqa: PLC0415
 
     if textfile is not None:
         write_textfile(textfile, samples)
@@ -158,13 +157,12 @@ def _view(samples: Samples, *, textfile: str = "", url: str = "") -> MetricsView
 
 
 def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, int], every_ms: int) -> None:
-    from engine.metrics.exposition import close, serve  # noqa: PLC0415
+    from engine.metrics.exposition import LastReading, close, serve  # noqa: PLC0415
 
     host, port = address
-    teller = _Teller(session)
-    watched = Watched(read, every_s=every_ms / 1000, tell=teller)
+    last = LastReading()
     try:
-        server = serve(watched, host=host, port=port)
+        server = serve(lambda: last, host=host, port=port)
     except OSError as error:
         raise UsageError(
             f"cannot listen there: {error.strerror or error}",
@@ -173,40 +171,26 @@ def _serve(session: Session, read: Callable[[], Samples], address: tuple[str, in
             hint=_LISTEN_HINT,
         ) from error
     url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}/metrics"
-    if not _is_loopback(host):
-        session.warn(
-            "whoever reaches this port reads the names of jobs and their sizes: nobody is asked for a password"
-        )
-    session.say(f"serving {url}, read anew every {human_duration(every_ms)}; end it with Ctrl-C or SIGTERM")
+    if not ipaddress.ip_address(host).is_loopback:
+        session.warn("the port asks for no password: every caller reads the names of jobs and their sizes")
+    session.say(f"serving {url}, read again every {human_duration(every_ms)}; end it with Ctrl-C or SIGTERM")
+    warned = ""
     try:
-        with watched:
-            threading.Event().wait()
+        while True:
+            try:
+                last.refresh(read)
+            except Exception as error:  # noqa: BLE001  (the next reading may go well)
+                message = describe(error, session.verb).message
+                if message != warned:
+                    session.warn(f"the repository could not be read: {message}")
+                warned = message
+            threading.Event().wait(max(EVERY_S_MIN, every_ms / 1000))
     except KeyboardInterrupt:
-        # What it was started for is done: it served until it was told to stop.
+        # It has done what it was started for: it served until it was stopped.
         session.say("stopped")
     finally:
-        teller.is_over = True
         close(server)
     session.show(MetricsView(samples=(), textfile="", url=url))
-
-
-class _Teller:
-    """Tells of an error of a reading, once until it is another one.
-
-    Attributes:
-        is_over: Nobody listens any more; a reading that is cut off is no news.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._last = ""
-        self.is_over = False
-
-    def __call__(self, error: Exception) -> None:
-        message = describe(error, self._session.verb).message
-        if message != self._last and not self.is_over:
-            self._session.warn(f"the repository could not be read: {message}")
-        self._last = message
 
 
 _LISTEN_HINT: Final = "write PORT or HOST:PORT, such as 9188 or 0.0.0.0:9188"
@@ -228,10 +212,6 @@ def _split_address(text: str) -> tuple[str, int]:
     if not 0 <= number <= _PORT_MAX:
         raise UsageError("is no address", operation="metrics", subject=repr(text), hint=_LISTEN_HINT)
     return host, number
-
-
-def _is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(host).is_loopback
 
 
 def _show_names(session: Session) -> None:

@@ -233,6 +233,8 @@ def _preview(
 
 
 def _show(session: Session, done: CheckpointBackup) -> None:
+    session.note(done)
+    session.note_commit(skipped=not done.is_new)
     view = SparkBackupView(
         job=done.commit.scope.job,
         commit=view_commit(done.commit),

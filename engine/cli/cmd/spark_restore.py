@@ -194,6 +194,7 @@ def _arguments(choice: RestoreChoice) -> dict[str, Any]:
 
 
 def _show(session: Session, restored: RestoredCheckpoint) -> None:
+    session.note(restored)
     view = SparkRestoreView(
         job=restored.job,
         commit=view_commit(restored.commit),

@@ -103,6 +103,7 @@ def verify(
             )
         if scope is not None and not (report.commits_count or report.late):
             session.find(repository, scope, CommitChoice())
+    session.note(report)
     session.show(_view_verify(report), _verify_lines(report))
     if report.damaged:
         return ExitCode.DAMAGED

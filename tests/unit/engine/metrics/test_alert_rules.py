@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from engine.cli.exit_codes import ExitCode
-from engine.metrics.samples import METRICS
+from engine.metrics.names import METRICS
 
 RULES = Path(__file__).parents[4] / "examples" / "prometheus" / "tidemark.rules.yml"
 GROUPS: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"]

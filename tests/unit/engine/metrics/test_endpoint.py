@@ -1,4 +1,4 @@
-"""The server of `/metrics`."""
+"""The server of `/metrics`, and the last reading that it serves."""
 
 import contextlib
 import socket
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.metrics.exposition import close, serve
-from engine.metrics.samples import Samples
+from engine.metrics.exposition import LastReading, close, serve
+from engine.metrics.names import Samples
 
 
 @contextlib.contextmanager
@@ -38,3 +38,53 @@ def test_it_answers(host: str) -> None:
         pytest.skip("this machine has no such address")
     with serving(host) as address:
         assert "\ntidemark_repository_up 1.0\n" in fetch(address)
+
+
+class World:
+    """A repository that can be out of reach."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+        self.is_down = False
+        self.last = LastReading()
+
+    def read(self) -> Samples:
+        self.readings += 1
+        if self.is_down:
+            raise ConnectionError("no route")
+        samples = Samples()
+        samples.add("repository_up", 1)
+        samples.add("repository_bytes", self.readings)
+        return samples
+
+    def values(self) -> dict[str, float]:
+        return {sample.name.removeprefix("tidemark_"): sample.value for sample in self.last}
+
+
+def test_a_caller_gets_the_last_reading_and_causes_none() -> None:
+    world = World()
+    assert (world.values(), world.readings) == ({"repository_up": 0}, 0)
+    world.last.refresh(world.read)
+    assert world.values() == world.values() == {"repository_up": 1, "repository_bytes": 1}
+    world.last.refresh(world.read)
+    assert (world.values()["repository_bytes"], world.readings) == (2, 2)
+
+
+def test_a_reading_that_fails_leaves_the_last_one_and_is_raised() -> None:
+    world = World()
+    world.last.refresh(world.read)
+    world.is_down = True
+    with pytest.raises(ConnectionError, match="no route"):
+        world.last.refresh(world.read)
+    assert world.values() == {"repository_up": 0, "repository_bytes": 1}
+    world.is_down = False
+    world.last.refresh(world.read)
+    assert world.values() == {"repository_up": 1, "repository_bytes": 3}
+
+
+def test_one_that_never_went_well_says_that_alone() -> None:
+    world = World()
+    world.is_down = True
+    with pytest.raises(ConnectionError, match="no route"):
+        world.last.refresh(world.read)
+    assert world.values() == {"repository_up": 0}

@@ -5,9 +5,7 @@ from itertools import chain
 
 import pytest
 
-from engine.metrics.run_names import RUN, RUN_METRICS
-from engine.metrics.samples import METRICS, Samples, labels_of
-from engine.metrics.state_names import LOAD_METRICS, SAVE_METRICS
+from engine.metrics.names import LOAD_METRICS, METRICS, RUN, RUN_METRICS, SAVE_METRICS, Samples, labels_of
 from engine.state.metrics import LoadMetrics, SaveMetrics
 
 # Samza's BlobStoreBackupManagerMetrics, BlobStoreRestoreManagerMetrics and TaskInstanceMetrics; `<s>` is a store.

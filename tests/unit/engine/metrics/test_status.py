@@ -7,8 +7,8 @@ import pytest
 from blobstore.base import BytesBody
 from blobstore.errors import AccessDeniedError
 from engine.errors import TooMuchToDeleteError
-from engine.metrics.of_state import state_samples
-from engine.metrics.samples import labels_of
+from engine.metrics.names import labels_of
+from engine.metrics.results import state_samples
 from engine.metrics.status import gather_condition
 from engine.repository.repository import Repository
 from engine.state.metrics import LoadMetrics, SaveMetrics

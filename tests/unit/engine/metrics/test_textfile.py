@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.metrics import textfile
-from engine.metrics.exposition import expose, parse
-from engine.metrics.model import Sample
-from engine.metrics.samples import Samples
-from engine.metrics.textfile import add_run, write_textfile
+from engine.metrics import exposition
+from engine.metrics.exposition import add_run, expose, parse, write_textfile
+from engine.metrics.names import Sample, Samples
 
 
 def run(verb: str, job: str, *, code: int = 0, retries: int = 0, at_s: float = 100) -> Samples:
@@ -109,7 +107,7 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(textfile, "flush", full)
+    monkeypatch.setattr(exposition, "flush", full)
     with pytest.raises(OSError, match="No space"):
         write_textfile(path, run("backup", "other"))
     assert path.read_bytes() == before
@@ -120,13 +118,13 @@ def test_a_file_is_there_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.
 def test_who_holds_the_lock_for_ever_stops_nobody_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, Samples], object]
 ) -> None:
-    monkeypatch.setattr(textfile, "LOCK_ATTEMPTS_MAX", 2)
+    monkeypatch.setattr(exposition, "LOCK_ATTEMPTS_MAX", 2)
     path = tmp_path / "t.prom"
     write(path, run("backup", "flights"))
     before = path.read_bytes()
     with (tmp_path / ".t.prom.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(TimeoutError, match="another process holds this lock"):
+        with pytest.raises(TimeoutError, match="another process keeps this lock"):
             write(path, run("backup", "flights"))
     assert path.read_bytes() == before
     # Other files, and who locks the directory, are no concern of it.
@@ -142,7 +140,7 @@ def test_who_holds_the_lock_for_ever_stops_nobody_for_ever(
 def test_a_pipe_is_neither_waited_for_nor_replaced(tmp_path: Path, write: Callable[[Path, Samples], object]) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(OSError, match="is no regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         write(path, run("backup", "flights"))
     assert path.is_fifo()
 

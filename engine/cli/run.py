@@ -1,0 +1,211 @@
+"""What one run of a verb did, for `--metrics-file`: noted while it runs, written at its end however it ends."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from blobstore.wrappers.meter import Meter
+from engine.cli.exit_codes import ExitCode, public_class
+from engine.cli.log_lines import JSON, log
+from engine.clock import Runtime, SystemRuntime
+from engine.errors import CommitUnknownError
+from engine.progress import CountedProgress, Progress, SummedProgress
+from index.text import printable
+
+if TYPE_CHECKING:
+    from engine.metrics.names import Samples
+
+
+class RunRecord:
+    """Notes what a run does.
+
+    Attributes:
+        meter: Requests to the store of the repository.
+        seconds: How long parts of it took, by their names.
+        commit_skipped: Whether there was nothing to commit; None where it came to no such decision.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.meter = Meter()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._began_s = self._runtime.monotonic_s()
+        self.meter.reset()
+        self.seconds: dict[str, float] = {}
+        self.commit_skipped: bool | None = None
+        self._results: list[tuple[object, Mapping[str, str]]] = []
+        self._values: dict[str, float] = {}
+        self._progress = CountedProgress()
+        self._sums = SummedProgress(self._progress)
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Note how long the block takes, also where it fails."""
+        began_s = self._runtime.monotonic_s()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + self._runtime.monotonic_s() - began_s
+
+    def counted(self, progress: Progress) -> Progress:
+        """Return a progress that is counted, too."""
+        return _Both(self._sums.part(), progress)
+
+    def note(self, result: object, **labels: str) -> None:
+        """Note a result for `engine.metrics.results`, with the labels that it does not know."""
+        self._results.append((result, labels))
+
+    def note_value(self, metric: str, value: float) -> None:
+        """Note a value of a metric that no result has."""
+        self._values[metric] = value
+
+    def write(
+        self,
+        path: Path,
+        *,
+        verb: str,
+        job: str,
+        code: int,
+        error: BaseException | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        """Write the samples of the run, and begin to note the next one.
+
+        Args:
+            path: The file, to which other runs write, too.
+            verb: As people say it.
+            job: As the command line or the settings have it; empty where none was named.
+            code: The exit code.
+            error: What ended the run, if anything did.
+            warn: Called with the reason if nothing can be written; that changes nothing of the result.
+        """
+        try:
+            # With prometheus_client, for those who asked for it.
+            from engine.metrics.exposition import add_run  # noqa: PLC0415
+
+            given_up = add_run(path, self._samples(verb=verb, job=job, code=code, error=error))
+        except Exception as failure:  # noqa: BLE001  (the work is done, and has its own result)
+            reason = str(failure) if isinstance(failure, OSError) else f"{type(failure).__name__}: {failure}"
+            warn(f"there are no figures of this run: {reason}")
+        else:
+            if given_up:
+                warn(f"{path}: what it had is given up, {given_up}")
+        finally:
+            self._begin()
+
+    def _samples(self, *, verb: str, job: str, code: int, error: BaseException | None) -> "Samples":
+        from engine.metrics.names import Samples  # noqa: PLC0415
+        from engine.metrics.results import add_result  # noqa: PLC0415
+
+        samples = Samples(verb=verb, job_name=job)
+        ended_at_s = self._runtime.local_now_ms() / 1000
+        samples.add("runs_total", 1, code=str(int(code)))
+        samples.add("run_exit_code", code)
+        samples.add("run_end_timestamp_seconds", ended_at_s)
+        samples.add("run_seconds", self._runtime.monotonic_s() - self._began_s)
+        if error is not None:
+            # The text of an error may repeat what nobody is to read in a metric.
+            samples.add("run_errors_total", 1, error=public_class(error))
+        if code == ExitCode.OK:
+            samples.add("run_last_success_timestamp_seconds", ended_at_s)
+        if "open" in self.seconds:
+            samples.add("run_open_seconds", self.seconds["open"])
+        self._add_requests(samples)
+        self._add_progress(samples)
+        self._add_commit(samples, error)
+        for name, value in self._values.items():
+            samples.add(name, value)
+        for result, labels in self._results:
+            add_result(samples, result, **labels)
+        return samples
+
+    def _add_requests(self, samples: "Samples") -> None:
+        meter = self.meter
+        for operation, number in meter.requests.items():
+            samples.add("store_requests_total", number, operation=operation)
+            samples.add("store_request_errors_total", meter.errors[operation], operation=operation)
+            samples.add("store_request_seconds_total", meter.seconds[operation], operation=operation)
+        samples.add("store_retries_total", meter.retries)
+        samples.add("store_sent_bytes_total", meter.bytes_out)
+        samples.add("store_received_bytes_total", meter.bytes_in)
+
+    def _add_progress(self, samples: "Samples") -> None:
+        done = self._progress
+        samples.add("run_files_planned", done.files_total)
+        samples.add("run_planned_bytes", done.bytes_total)
+        samples.add("run_files_done", done.files)
+        samples.add("run_done_bytes", done.bytes)
+        samples.add("run_files_remaining", max(0, done.files_total - done.files))
+        samples.add("run_remaining_bytes", max(0, done.bytes_total - done.bytes))
+
+    def _add_commit(self, samples: "Samples", error: BaseException | None) -> None:
+        if self.commit_skipped is None and "commit" not in self.seconds:
+            return
+        samples.add("commit_calls_total", 1)
+        samples.add("commits_skipped_total", bool(self.commit_skipped))
+        samples.add("commit_exceptions_total", error is not None)
+        samples.add("commits_timed_out_total", isinstance(error, CommitUnknownError))
+        if "commit" in self.seconds:
+            samples.add("commit_seconds", self.seconds["commit"])
+            samples.add("commit_cleanup_seconds", self.meter.seconds["remove_ttl"])
+
+
+class _Both:
+    """Reports progress to two."""
+
+    def __init__(self, first: Progress, second: Progress) -> None:
+        self._both = (first, second)
+
+    def total(self, *, files: int, bytes_: int) -> None:
+        """See `Progress`."""
+        for one in self._both:
+            one.total(files=files, bytes_=bytes_)
+
+    def add(self, *, files: int = 0, bytes_: int = 0) -> None:
+        """See `Progress`."""
+        for one in self._both:
+            one.add(files=files, bytes_=bytes_)
+
+
+# ---------------------------------------------------------------------- command lines that are refused
+
+
+def verb_in_metrics(words: str, values: Mapping[str, Any]) -> str:
+    """Return what metrics call a verb: an upload that nobody can see yet is not a backup that an alert may rely on."""
+    return f"{words} --no-commit" if values.get("no_commit") else words
+
+
+def readable_values(command: click.Command, parent: click.Context | None, args: Sequence[str]) -> Mapping[str, Any]:
+    """Return the values that can be read of a refused command line: flags, environment and settings file."""
+    ctx = click.Context(command, parent=parent, info_name=command.name, resilient_parsing=True)
+    ctx.ignore_unknown_options = ctx.allow_extra_args = True
+    with ctx.scope(cleanup=False):
+        click.Command.parse_args(command, ctx, list(args))
+    return ctx.params
+
+
+def write_refused(words: str, values: Mapping[str, Any], error: BaseException) -> None:
+    """Write the samples of a command line that was refused before its verb began: also a run that did not end well."""
+    path = values.get("metrics_file")
+    if path is None or values.get("dry_run"):
+        return
+
+    def warn(text: str) -> None:
+        if values.get("log_format") == JSON:
+            log("warning", words, text)
+        else:
+            click.echo(f"warning: {printable(text)}", err=True)
+
+    RunRecord(SystemRuntime()).write(
+        Path(path),
+        verb=verb_in_metrics(words, values),
+        job=str(values.get("job") or ""),
+        code=ExitCode.USAGE,
+        error=error,
+        warn=warn,
+    )
