@@ -1,7 +1,7 @@
 """From a lost checkpoint to the first batch: what we need to bring it back, and what Spark then needs to start on it.
 
 A real Spark query writes a checkpoint: an aggregation over 8 partitions, RocksDB provider, checkpoint format 2; 10
-changelogs lie above the last snapshot. A picture of it is taken. Then, in turn:
+changelogs lie above the last snapshot. It is backed up. Then, in turn:
 
 - `restore`, `restore, replayed`: `engine.spark.restore_checkpoint` on two executors' cores, without and with changelogs
   applied, from a repository in a directory into a new directory.
@@ -41,7 +41,7 @@ from benchmarks.bench_state_load import (
     spark_session,
     write_state,
 )
-from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
+from engine.checkpoint.backup import CheckpointBackupResult, backup_checkpoint
 from engine.repository.sync import SyncRepository
 from engine.spark import restore_checkpoint
 
@@ -49,7 +49,7 @@ STEPS = ("restore", "restore, replayed", "start, original", "start, restored", "
 POLL_S = 0.002
 
 
-def back_up(checkpoint: Path, url: str) -> CheckpointBackup:
+def back_up(checkpoint: Path, url: str) -> CheckpointBackupResult:
     SyncRepository.init(url).close()
     with SyncRepository.open(url) as repository:
         return repository.loop.run(backup_checkpoint(repository.asynchronous, checkpoint))
@@ -93,7 +93,7 @@ def measure(root: Path) -> dict[str, list[float]]:
         url = f"file://{scratch}/repository"
         made = back_up(checkpoint, url)
         size_mib = (made.state.size_bytes + made.query.size_bytes) / 2**20
-        print(f"picture of batch {made.picture.batch}: {size_mib:.0f} MiB in {made.seconds:.1f} s, every SST checked")
+        print(f"backup of batch {made.backup.batch}: {size_mib:.0f} MiB in {made.seconds:.1f} s, every SST checked")
         feed(root / "input", newest_batch(checkpoint) + 1, [1])
         try:
             for number in range(ROUNDS + 1):

@@ -10,7 +10,7 @@ EngineError
 ├── LeaseExpiredError          the uploads are too old to be committed: back up again
 ├── NotFoundError              no such repository, scope, commit, store or name
 │   └── CollectedError         it was there, and a collection came first: choose again
-├── UnsafeSourceError          the directory is not a picture that can be backed up
+├── UnsafeSourceError          the directory cannot be backed up as it is
 │   └── SourceChangedError     a file is not the one any more that was looked at: look again
 ├── DamagedError               stored data is missing or altered
 │   ├── CommitDamagedError     the commit just made stands, and something of it is missing: back up again

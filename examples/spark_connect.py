@@ -1,7 +1,7 @@
 """A streaming query over Spark Connect that loses its checkpoint: looked at, backed up, restored, and gone on with.
 
 The client has no JVM and no executors: a server has them, and everything that grows with the state runs there. A query
-counts words, a batch at a time. Its state is read as a DataFrame, a picture of its checkpoint is taken, and the
+counts words, a batch at a time. Its state is read as a DataFrame, its checkpoint is backed up, and the
 checkpoint is lost. It is restored, checked and gone on with, what it has come to is compared with plain SQL, and what
 nobody needs any more is collected.
 
@@ -62,9 +62,9 @@ def tell(spark: SparkSession, root: Path) -> bool:
     for batch in range(BATCHES):
         arrive(spark, batch, root)
         run_query(spark, root, checkpoint=lost)
-        picture = backup_checkpoint(spark, repository, lost, job="words")
-        state = picture.state
-        print(f"batch {picture.picture.batch}: {state.files} files of {state.stores} stores, {state.files_added} new")
+        backup = backup_checkpoint(spark, repository, lost, job="words")
+        state = backup.state
+        print(f"batch {backup.backup.batch}: {state.files} files of {state.stores} stores, {state.files_added} new")
     changed = spark.read.format("tidemark_state_diff").options(from_batch=0, to_batch=BATCHES - 1).load(str(lost))
     print("changed since batch 0:", {row.change: row[1] for row in changed.groupBy("change").count().collect()})
 

@@ -1,8 +1,8 @@
 """A streaming query that is backed up while it runs, loses its checkpoint, and goes on as if nothing had been.
 
 The flights that left New York in 2013 arrive month by month. A query keeps for each airline how many flights it had and
-how late they were. A `BackupListener` takes a picture of the query's checkpoint after every second month, beside the
-query. Then the checkpoint is lost. It is restored to another place, the query goes on with the month after the picture,
+how late they were. A `BackupListener` backs up the query's checkpoint after every second month, beside the
+query. Then the checkpoint is lost. It is restored to another place, the query goes on with the month after the backup,
 and what it comes to is compared with plain SQL over the whole year.
 
 Run it with `python examples/streaming_backup.py [DIRECTORY] [--months N]`; everything it makes is below that directory.
@@ -77,13 +77,13 @@ def tell(spark: SparkSession, root: Path, *, months: int = MONTHS, lost_after: i
         spark.streams.addListener(listener)
         run_query(spark, root, checkpoint=lost)
         if not listener.wait(timeout_s=60, batch=EVERY - 1):
-            raise SystemExit(f"no picture was taken: {listener.last_error}")
+            raise SystemExit(f"nothing was backed up: {listener.last_error}")
         spark.streams.removeListener(listener)
-    print(f"{lost_after} months are in, and {listener.backups} pictures were taken; now the checkpoint is lost")
+    print(f"{lost_after} months are in, and {listener.backups} backups were made; now the checkpoint is lost")
     shutil.rmtree(lost)
 
-    picture = restore_checkpoint(spark, repository, restored, replayed=True)
-    print(f"restored after batch {picture.batch}: {picture.files} files, {picture.size_bytes:,} bytes")
+    backup = restore_checkpoint(spark, repository, restored, replayed=True)
+    print(f"restored after batch {backup.batch}: {backup.files} files, {backup.size_bytes:,} bytes")
     for month in range(lost_after + 1, months + 1):
         arrive(arrivals, month, root)
     run_query(spark, root, checkpoint=restored)

@@ -1,1 +1,1 @@
-"""Care for a streaming query's checkpoint as a whole: pictures, restores and checks (design 0005)."""
+"""Care for a streaming query's checkpoint as a whole: backups, restores and checks (design 0005)."""

@@ -1,6 +1,6 @@
-"""Taking a picture of a streaming query's checkpoint while the query goes on (design 0005, section 2).
+"""Back up a streaming query's checkpoint while the query goes on (design 0005, section 2).
 
-`backup_checkpoint` does it all here; `take_picture` lets the caller say where the stores are backed up.
+`backup_checkpoint` does it all here; `run_backup` lets the caller say where the stores are backed up.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup_steps import (
     OPERATION,
-    CheckpointBackup,
-    PictureBegun,
-    PictureSums,
+    BackupTotals,
+    CheckpointBackupPlan,
+    CheckpointBackupResult,
     StoreBackup,
     backup_store,
     begin_backup,
@@ -33,14 +33,21 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StoreAt
 from index.errors import VersionMissingError
 
-__all__ = ["CheckpointBackup", "PictureBegun", "PictureSums", "StoreBackup", "backup_checkpoint", "take_picture"]
+__all__ = [
+    "BackupTotals",
+    "CheckpointBackupPlan",
+    "CheckpointBackupResult",
+    "StoreBackup",
+    "backup_checkpoint",
+    "run_backup",
+]
 
 ATTEMPTS_MAX: Final = 3
 # What the query may have done to what was being read (P6).
 MOVED: Final = (UnsafeSourceError, VersionMissingError)
 
 
-BackUpStores = Callable[[PictureBegun], Awaitable[Sequence[StoreBackup]]]
+BackUpStores = Callable[[CheckpointBackupPlan], Awaitable[Sequence[StoreBackup]]]
 
 
 async def backup_checkpoint(
@@ -56,20 +63,20 @@ async def backup_checkpoint(
     progress: Progress = NO_PROGRESS,
     store_settings: StoreSettings | None = None,
     runtime: Runtime | None = None,
-) -> CheckpointBackup:
-    """Take a picture of a query's newest committed batch. The query may run meanwhile.
+) -> CheckpointBackupResult:
+    """Back up a query's newest committed batch. The query may run meanwhile.
 
     Requests: section 7 of design 0005.
 
     Args:
         repository: Where to.
         location: The checkpointLocation: a path, a URL as `open_store` takes it, or a store that has it as its root.
-        job: Which job has the pictures of this query; `spark-<query id>` if not given.
+        job: Which job has the backups of this query; `spark-<query id>` if not given.
         stores_at_once: So many stores are worked on at once.
         verify: Whether what is new is checked before it is taken over (P5).
-        check_retained: Whether what the newest picture has is looked for, and sent again where it is missing, also if
-            the picture is of this batch already (design 0006, M1); a STAT for each blob.
-        moved: Go on with the job also if the newest picture is of another place, and this checkpoint does not have its
+        check_retained: Whether what the newest backup has is looked for, and sent again where it is missing, also if
+            the backup is of this batch already (design 0006, M1); a STAT for each blob.
+        moved: Go on with the job also if the newest backup is of another place, and this checkpoint does not have its
             batch (P9).
         scratch: Where files of a checkpoint on another store are fetched to; the system's place if not given.
         progress: Told what there is to do and what is done.
@@ -79,18 +86,18 @@ async def backup_checkpoint(
     Raises:
         NotFoundError: There is no checkpoint, or no batch is committed.
         ProviderError: The state is not RocksDB's.
-        UsageError: The job has something else than pictures of this query, or those of another copy of it (P9).
+        UsageError: The job has something else than backups of this query, or those of another copy of it (P9).
         DamagedError, FormatError: A file is not whole (P5); the error names it, and nothing was committed.
         VersionMissingError: A file is not there.
         QueryMovedOnError: The query took away what was being read, again and again (P6).
-        ConflictError: Another picture of the query was committed meanwhile.
+        ConflictError: Another backup of the query was committed meanwhile.
         StoreError: As the stores say.
     """
     async with opened_checkpoint(location, store_settings) as root:
         at_once, share = share_among(repository.settings, stores_at_once)
         sums = SummedProgress(progress)
 
-        async def back_up_stores(begun: PictureBegun) -> Sequence[StoreBackup]:
+        async def back_up_stores(begun: CheckpointBackupPlan) -> Sequence[StoreBackup]:
             async def back_up(store: StoreAt) -> StoreBackup:
                 return await backup_store(
                     repository,
@@ -107,7 +114,7 @@ async def backup_checkpoint(
 
             return await map_bounded(back_up, begun.at.stores, in_flight_max=at_once)
 
-        return await take_picture(
+        return await run_backup(
             repository,
             root,
             back_up_stores,
@@ -133,7 +140,7 @@ async def opened_checkpoint(
         await root.close()
 
 
-async def take_picture(
+async def run_backup(
     repository: Repository,
     root: CheckpointDir,
     back_up_stores: BackUpStores,
@@ -145,7 +152,7 @@ async def take_picture(
     scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
     runtime: Runtime | None = None,
-) -> CheckpointBackup:
+) -> CheckpointBackupResult:
     """All steps, the stores being backed up as the caller says; again if the query moves on under it (P6).
 
     Arguments and errors otherwise as `backup_checkpoint`.
@@ -156,7 +163,7 @@ async def take_picture(
     for attempt in range(1, ATTEMPTS_MAX + 1):
         begun = await begin_backup(repository, root, job=job, check_retained=check_retained, moved=moved)
         if begun.parent is not None and begun.taken is not None:
-            return CheckpointBackup(commit=begun.parent, picture=begun.taken, is_new=False, attempts=attempt)
+            return CheckpointBackupResult(commit=begun.parent, backup=begun.taken, is_new=False, attempts=attempt)
         try:
             stores = await back_up_stores(begun)
             done = await finish_backup(

@@ -1,4 +1,4 @@
-"""What a picture of a checkpoint would take, without taking it."""
+"""What a backup of a checkpoint would take, without taking it."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import opened_checkpoint
-from engine.checkpoint.backup_steps import PictureBegun, begin_backup
+from engine.checkpoint.backup_steps import CheckpointBackupPlan, begin_backup
 from engine.checkpoint.live import LiveStore
 from engine.checkpoint.live_files import live_files
 from engine.checkpoint.naming import located
@@ -25,13 +25,13 @@ class BackupPreview(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     query_id: str
     batch: int
-    # The newest picture is of this batch already.
+    # The newest backup is of this batch already.
     is_taken: bool
     stores: int
     # The state; the query's own files are few and small.
     files: int
     size_bytes: int
-    # Of these, what the newest picture does not have by name: an upper bound of what would be uploaded.
+    # Of these, what the newest backup does not have by name: an upper bound of what would be uploaded.
     files_new: int
     bytes_new: int
 
@@ -69,7 +69,7 @@ async def preview_backup(
 
 
 async def _look(
-    repository: Repository, root: CheckpointDir, begun: PictureBegun, store: StoreAt, scratch: Path | None
+    repository: Repository, root: CheckpointDir, begun: CheckpointBackupPlan, store: StoreAt, scratch: Path | None
 ) -> tuple[int, int, int, int]:
     """Files and bytes of a store, and of what is new in it."""
     base = begun.base(store.id)

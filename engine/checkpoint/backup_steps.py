@@ -1,4 +1,4 @@
-"""The steps of taking a picture of a streaming query's checkpoint (design 0005, section 2).
+"""Back up a streaming query's checkpoint, step by step (design 0005, section 2).
 
 `begin_backup` on one machine, `backup_store` on as many as there are, `finish_backup` on the first again. Until that
 has made its record, nothing is.
@@ -31,7 +31,7 @@ from index.plan.commits import Commit
 from index.snapshot.contents import files_of
 from index.snapshot.model import Scope
 from index.snapshot.records import StoreReference
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, CheckpointBackup, StoreId, decode_checkpoint_backup
 from index.spark.lineage import Lineage
 from index.text import count
 
@@ -40,17 +40,17 @@ OPERATION: Final = "backup checkpoint"
 COMMIT_ATTEMPTS_MAX: Final = 3
 
 
-class PictureBegun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a picture is going to be of; it can be sent to the processes that back up its stores."""
+class CheckpointBackupPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup is going to be of; it can be sent to the processes that back up its stores."""
 
     scope: Scope
     query_id: str
     location: str
     at: QueryAt
-    # The newest commit of the job, on which the picture's is made.
+    # The newest commit of the job, on which the backup's is made.
     parent: Commit | None
-    # What that one is the picture of, if it is of this very batch (P1): then there is nothing to do.
-    taken: Picture | None = None
+    # What that one is the backup of, if it is of this very batch (P1): then there is nothing to do.
+    taken: CheckpointBackup | None = None
 
     def base(self, store: StoreId | None) -> StoreReference | None:
         """What the newest commit has of a store, or of the query's own files."""
@@ -60,7 +60,7 @@ class PictureBegun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreBackup(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one store of a picture, or of the query's own files."""
+    """What became of one store of a backup, or of the query's own files."""
 
     # None: the query's own files.
     id: StoreId | None
@@ -75,8 +75,8 @@ class StoreBackup(msgspec.Struct, frozen=True, kw_only=True):
     unchecked: tuple[str, ...] = ()
 
 
-class PictureSums(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
-    """What a picture has, and what was sent for it."""
+class BackupTotals(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """What a backup has, and what was sent for it."""
 
     stores: int = 0
     files: int = 0
@@ -90,16 +90,16 @@ class PictureSums(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     source_requests: int = 0
 
 
-class CheckpointBackup(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
-    """A picture, and how it was taken."""
+class CheckpointBackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """A backup, and how it was taken."""
 
     commit: Commit
-    picture: Picture
-    # False: the newest picture is of this batch already, and nothing was done.
+    backup: CheckpointBackup
+    # False: the newest backup is of this batch already, and nothing was done.
     is_new: bool
     # The state, and the query's own files.
-    state: PictureSums = PictureSums()
-    query: PictureSums = PictureSums()
+    state: BackupTotals = BackupTotals()
+    query: BackupTotals = BackupTotals()
     unchecked: tuple[str, ...] = ()
     attempts: int = 1
     seconds: float = 0.0
@@ -112,18 +112,18 @@ async def begin_backup(
     job: str | None = None,
     check_retained: bool = False,
     moved: bool = False,
-) -> PictureBegun:
-    """Find out which batch a picture is of, and what it will be compared with (P1, P2).
+) -> CheckpointBackupPlan:
+    """Find out which batch a backup is of, and what it will be compared with (P1, P2).
 
     Costs a list of `commits/`, two GETs of logs, one of `metadata`, a list and two or three requests for each operator,
-    three GETs more if the newest picture is of the same batch, two if it is of another place; of the repository a list,
-    and a GET or two, and a STAT for each index that is new in that picture if it is of the same batch.
+    three GETs more if the newest backup is of the same batch, two if it is of another place; of the repository a list,
+    and a GET or two, and a STAT for each index that is new in that backup if it is of the same batch.
 
     Args:
         repository: Where to.
         root: The checkpoint.
         job: As for `backup_checkpoint`.
-        check_retained: Whether a picture of this batch has to be whole to count: a STAT for each blob of it.
+        check_retained: Whether a backup of this batch has to be whole to count: a STAT for each blob of it.
         moved: As for `backup_checkpoint`.
 
     Raises:
@@ -134,12 +134,12 @@ async def begin_backup(
         query_id = await checkpoint.query_id()
     scope = Scope(job or f"spark-{query_id}")
     parent = await repository.head(scope)
-    newest = None if parent is None else _picture_of(parent, query_id)
+    newest = None if parent is None else _backup_of(parent, query_id)
     with located(root.location, None):
         at = await checkpoint.at()
         if parent is not None and not at.stores:
             _check_stateless(parent)
-    begun = PictureBegun(scope=scope, query_id=query_id, location=_shown(root), at=at, parent=parent)
+    begun = CheckpointBackupPlan(scope=scope, query_id=query_id, location=_shown(root), at=at, parent=parent)
     if newest is not None and newest.location != begun.location and not moved:
         await _check_continues(repository, root, begun, newest)
     if parent is None or newest is None or newest.batch != at.batch or not await _is_taken(repository, root, begun):
@@ -154,17 +154,19 @@ async def begin_backup(
     return msgspec.structs.replace(begun, taken=newest)
 
 
-async def _is_taken(repository: Repository, root: CheckpointDir, begun: PictureBegun) -> bool:
-    """Whether the newest picture, of a batch of this number, is of this very batch and has what has begun since.
+async def _is_taken(repository: Repository, root: CheckpointDir, begun: CheckpointBackupPlan) -> bool:
+    """Whether the newest backup, of a batch of this number, is of this very batch and has what has begun since.
 
     A query may have been taken back and come to this number again, which its logs say; and the offsets of the batch
-    that follows are part of the picture (P7).
+    that follows are part of the backup (P7).
     """
     batch = begun.at.batch
     return await _has_logs(repository, root, begun, ((COMMITS, batch), (OFFSETS, batch), (OFFSETS, batch + 1)))
 
 
-async def _check_continues(repository: Repository, root: CheckpointDir, begun: PictureBegun, newest: Picture) -> None:
+async def _check_continues(
+    repository: Repository, root: CheckpointDir, begun: CheckpointBackupPlan, newest: CheckpointBackup
+) -> None:
     """Refuse a checkpoint at another place that does not have the newest backed-up batch: two copies share a job (P9).
 
     Raises:
@@ -180,16 +182,16 @@ async def _check_continues(repository: Repository, root: CheckpointDir, begun: P
 
 
 async def _has_logs(
-    repository: Repository, root: CheckpointDir, begun: PictureBegun, entries: Sequence[tuple[str, int]]
+    repository: Repository, root: CheckpointDir, begun: CheckpointBackupPlan, entries: Sequence[tuple[str, int]]
 ) -> bool:
-    """Compare entries of the checkpoint's logs with those of the newest picture; absent on both sides is equal."""
+    """Compare entries of the checkpoint's logs with those of the newest backup; absent on both sides is equal."""
     reference = begun.base(None)
     if reference is None:
         return False
     try:
         index = await read_index(repository.store, reference.index)
     except DamagedError:
-        # The next picture heals it, if it is missing, or says what is wrong (design 0006, M1).
+        # The next backup heals it, if it is missing, or says what is wrong (design 0006, M1).
         return False
     there = {path: file.blake3 for path, file in files_of(index.dir)}
     for log, number in entries:
@@ -227,7 +229,7 @@ async def backup_store(
     settings: TransferSettings | None = None,
     progress: Progress = NO_PROGRESS,
 ) -> StoreBackup:
-    """Upload what one store of a picture has and the newest picture has not (P3 to P6).
+    """Upload what one store of a backup has and the newest backup has not (P3 to P6).
 
     Costs of the checkpoint's store a list, a GET of the zip and of each file that is new; of the repository as any
     backup.
@@ -235,7 +237,7 @@ async def backup_store(
     Args:
         repository: Where to.
         root: The checkpoint.
-        scope: Of the picture.
+        scope: Of the backup.
         store: What to take.
         base: What the newest commit has of the store.
         verify: As for `backup_checkpoint`.
@@ -247,7 +249,7 @@ async def backup_store(
     Raises:
         UnsafeSourceError, VersionMissingError: The query has taken away a part, or it was never there.
         DamagedError, FormatError: A file is not whole.
-        StaleResultError: Another picture was committed meanwhile.
+        StaleResultError: Another backup was committed meanwhile.
         StoreError: As the stores say.
     """
     async with live_files(root.child(store.id.path), scratch) as files:
@@ -279,14 +281,14 @@ async def backup_store(
 async def finish_backup(
     repository: Repository,
     root: CheckpointDir,
-    begun: PictureBegun,
+    begun: CheckpointBackupPlan,
     stores: Sequence[StoreBackup],
     *,
     verify: bool = True,
     check_retained: bool = False,
     scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
-) -> CheckpointBackup:
+) -> CheckpointBackupResult:
     """Back up the files of the query, and make the commit (P2, P7, P8).
 
     Args:
@@ -328,11 +330,13 @@ async def finish_backup(
                 progress=progress,
             )
     query = StoreBackup(id=None, result=result, source_requests=files.requests)
-    picture = Picture(query_id=begun.query_id, batch=at.batch, oldest_batch=files.oldest_batch, location=begun.location)
-    commit = await _commit(repository, begun, [store.result for store in (*stores, query)], picture)
-    return CheckpointBackup(
+    backup = CheckpointBackup(
+        query_id=begun.query_id, batch=at.batch, oldest_batch=files.oldest_batch, location=begun.location
+    )
+    commit = await _commit(repository, begun, [store.result for store in (*stores, query)], backup)
+    return CheckpointBackupResult(
         commit=commit,
-        picture=picture,
+        backup=backup,
         is_new=True,
         state=_sums(stores),
         query=_sums([query]),
@@ -341,13 +345,13 @@ async def finish_backup(
 
 
 async def _commit(
-    repository: Repository, begun: PictureBegun, results: Sequence[BackupResult], picture: Picture
+    repository: Repository, begun: CheckpointBackupPlan, results: Sequence[BackupResult], backup: CheckpointBackup
 ) -> Commit:
     """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3)."""
     parent = begun.parent.pointer if begun.parent else None
     taken = {(result.reference.task, result.reference.store) for result in results}
     had = begun.parent.record.stores if begun.parent else ()
-    # A state store that the query has no longer is in no picture from here on (design 0006, F3). What is named as no
+    # A state store that the query has no longer is in no backup from here on (design 0006, F3). What is named as no
     # query names its stores is somebody else's.
     dropped = [
         (s.task, s.store) for s in had if (s.task, s.store) not in taken and StoreId.parse(s.task, s.store) is not None
@@ -359,8 +363,8 @@ async def _commit(
             return await repository.commit(
                 begun.scope,
                 results,
-                version=picture.batch + 1,
-                offsets=picture.encode(),
+                version=backup.batch + 1,
+                offsets=backup.encode(),
                 parent=parent,
                 dropped=dropped,
             )
@@ -369,30 +373,30 @@ async def _commit(
                 raise
 
 
-def _picture_of(parent: Commit, query_id: str) -> Picture:
-    """What the newest commit of the job is a picture of; a job of something else is refused (P9)."""
-    picture = decode_picture(parent.record.offsets)
-    if picture is None or picture.query_id != query_id:
-        has = "no picture of a checkpoint" if picture is None else f"one of query {picture.query_id}"
+def _backup_of(parent: Commit, query_id: str) -> CheckpointBackup:
+    """What the newest commit of the job is a backup of; a job of something else is refused (P9)."""
+    backup = decode_checkpoint_backup(parent.record.offsets)
+    if backup is None or backup.query_id != query_id:
+        has = "no checkpoint backup" if backup is None else f"one of query {backup.query_id}"
         raise UsageError(
             f"the newest commit is {has}, and this is query {query_id}",
             operation=OPERATION,
             subject=str(parent.scope),
             hint="give each query a job of its own",
         )
-    return picture
+    return backup
 
 
 def _shown(root: CheckpointDir) -> str:
-    """Where a checkpoint is, as a picture says it; URLs have no credentials."""
+    """Where a checkpoint is, as a backup says it; URLs have no credentials."""
     if root.local_root is not None:
         return str(root.local_root.absolute())
     return root.location
 
 
-def _sums(stores: Sequence[StoreBackup]) -> PictureSums:
+def _sums(stores: Sequence[StoreBackup]) -> BackupTotals:
     stats: list[BackupStats] = [store.result.stats for store in stores]
-    return PictureSums(
+    return BackupTotals(
         stores=len(stores),
         files=sum(item.files_total for item in stats),
         size_bytes=sum(item.bytes_total for item in stats),

@@ -1,4 +1,4 @@
-"""What can go wrong with a picture of a checkpoint beyond what `engine.errors` names."""
+"""What can go wrong with a backup of a checkpoint beyond what `engine.errors` names."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""One state store of a query that runs, as a batch left it: what of its directory a picture takes (design 0005, P3)."""
+"""One state store of a query that runs, as a batch left it: what of its directory a backup takes (design 0005, P3)."""
 
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 
 class LiveStore(BackupSource):
-    """What a picture takes of one store. Made for one backup.
+    """What a backup takes of one store. Made for one backup.
 
     Args:
         files: The directory of the store.
@@ -63,7 +63,7 @@ class LiveStore(BackupSource):
         self._resolution = Resolution(store.at, None)
         # All that the version takes, as it is in the checkpoint.
         self._chosen: dict[FilePath, LocalFile] = {}
-        # What of it the previous picture has under a name that is given once.
+        # What of it the previous backup has under a name that is given once.
         self._known: dict[FilePath, FileIndex] = {}
         self._brought: dict[FilePath, LocalFile] = {}
         self._reads_mutable = False
@@ -115,7 +115,7 @@ class LiveStore(BackupSource):
         Costs a list, on another store than a file system a GET of the zip, and of a changelog if its header decides.
 
         Returns:
-            All that it takes, and what of that the previous picture has for certain (P4).
+            All that it takes, and what of that the previous backup has for certain (P4).
 
         Raises:
             VersionMissingError: A file that it takes is not there.
@@ -233,7 +233,7 @@ class LiveStore(BackupSource):
     def _tree(self) -> LocalDir:
         files = dict(self._chosen)
         for path, entry in self._known.items():
-            # What is not here is as the previous picture has it.
+            # What is not here is as the previous backup has it.
             here = self._brought.get(path) or (files[path] if self.is_lasting else None)
             file = here or msgspec.structs.replace(files[path], metadata=entry.metadata)
             files[path] = msgspec.structs.replace(file, sst=entry.sst, blake3=entry.blake3, crc32=entry.crc32)

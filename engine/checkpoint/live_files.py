@@ -309,7 +309,7 @@ def _components(path: str) -> FilePath:
 
 
 def _is_kept(name: str) -> bool:
-    """Whether a name may be Spark's: not hidden, not a left-over, and one that a picture can hold."""
+    """Whether a name may be Spark's: not hidden, not a left-over, and one that a backup can hold."""
     if name.startswith(".") or name.endswith(_LEFT_OVER):
         return False
     try:

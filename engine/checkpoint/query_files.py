@@ -1,4 +1,4 @@
-"""What a picture takes of the query itself: its logs, its metadata and its sources (design 0005, P7)."""
+"""What a backup takes of the query itself: its logs, its metadata and its sources (design 0005, P7)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -30,7 +30,7 @@ _STATE: Final = "state"
 _METADATA: Final = "_metadata"
 _SCHEMA: Final = "_stateSchema"
 
-# What an id is of that no store of the picture's has: then the batch cannot be restored from it.
+# What an id is of that no store of the backup's has: then the batch cannot be restored from it.
 _NO_STORE: Final = ("",)
 
 Entry = TypeVar("Entry")
@@ -41,10 +41,10 @@ class QueryFiles(BackupSource):
 
     Args:
         files: The checkpoint.
-        at: The newest batch of the picture, as its logs were when its stores were taken.
-        base_version_max: The greatest version that a store of the picture begins with, 0 being nothing; None if the
+        at: The newest batch of the backup, as its logs were when its stores were taken.
+        base_version_max: The greatest version that a store of the backup begins with, 0 being nothing; None if the
             query has no state.
-        lineages: Of every store of the picture, the versions with ids that it grew from.
+        lineages: Of every store of the backup, the versions with ids that it grew from.
         verify: Whether what is new is checked before it counts (P5).
 
     Attributes:
@@ -121,7 +121,7 @@ class QueryFiles(BackupSource):
             raise changed_error(f"{self._files.location}/{COMMITS}/{self._batch}")
 
     def _oldest_batch(self, before: Sequence[int]) -> int:
-        """The oldest of these batches from which on every commit names the state that the picture has."""
+        """The oldest of these batches from which on every commit names the state that the backup has."""
         oldest = self._batch
         for batch in before:
             if self._ids_of(batch) != self._ids.get(batch + 1, {}):
@@ -130,7 +130,7 @@ class QueryFiles(BackupSource):
         return oldest
 
     def _ids_of(self, batch: int) -> dict[StoreId, UniqueId]:
-        """What a commit says of the stores of the picture's operators."""
+        """What a commit says of the stores of the backup's operators."""
         path = (COMMITS, str(batch))
         stores = {operator.id: operator.stores for operator in self._at.operators}
         with self._named(path):

@@ -73,7 +73,7 @@ async def replay_store(
         TargetError: A directory cannot be written.
         StoreError: As the store says.
     """
-    # A picture has one base: there is nothing to repair it with, and what is wrong with it is to be told.
+    # A backup has one base: there is nothing to repair it with, and what is wrong with it is to be told.
     settings = msgspec.structs.replace(settings, snapshot_repair=False)
     manager = StateFileManager(
         files, codec=settings.codec, file_checksums=settings.file_checksums, fetches_max=settings.fetches_max

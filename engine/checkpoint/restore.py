@@ -53,25 +53,25 @@ async def restore_checkpoint(
     """Bring a checkpoint back; a query that is started on it goes on after the batch.
 
     Args:
-        repository: Where its pictures are.
+        repository: Where its backups are.
         target: A directory, or the URL of a prefix of an object store. With the latter everything is gathered on this
             machine first, in the system's place for temporary files; on Spark it is not.
-        job: Whose pictures; the only job that has any, if not given.
-        batch: The batch to restore; the newest picture's if neither this nor `at_ms` is given.
-        at_ms: A time by the store's clock: the picture that was the newest then.
+        job: Whose backups; the only job that has any, if not given.
+        batch: The batch to restore; the newest backup's if neither this nor `at_ms` is given.
+        at_ms: A time by the store's clock: the backup that was the newest then.
         replayed: Apply changelogs here, so that the query starts at once.
         move_aside: A target that has content is moved aside first, and never deleted.
         map_paths: Where the files of file sources stand now: old prefixes to new ones.
         spark_location: What Spark calls the target; a URL, or an absolute path.
-        or_newest_complete: Where something of the picture is missing, take the newest of which everything is there
-            (design 0006, M2); found out beforehand, with a STAT for each blob of the picture.
+        or_newest_complete: Where something of the backup is missing, take the newest of which everything is there
+            (design 0006, M2); found out beforehand, with a STAT for each blob of the backup.
         stores_at_once: So many stores are worked on at once.
         progress: Told of files and bytes.
         store_settings: How a target that is a URL is asked.
         runtime: Clock and random numbers.
 
     Raises:
-        NotFoundError: There is no such job, picture or batch.
+        NotFoundError: There is no such job, backup or batch.
         UsageError: The arguments do not fit together, or a mapping of paths matches nothing.
         InvalidRequestError: The target does not follow the grammar of `open_store`.
         TargetError: The target may not be written, has content that may not be moved aside, or is the repository's

@@ -12,7 +12,7 @@ import msgspec
 from blobstore.concurrency import run_blocking
 from blobstore.errors import StoreError
 from engine.checkpoint.adapting import cut_source_log, relocate
-from engine.checkpoint.catalog import find_job, pinned_picture
+from engine.checkpoint.catalog import find_job, pinned_checkpoint_backup
 from engine.checkpoint.store import StoreRestored, StoreToRestore
 from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.clock import Runtime
@@ -39,10 +39,10 @@ from index.spark.checkpoint import (
     QUERY_STORE,
     QUERY_TASK,
     SOURCES,
+    CheckpointBackup,
     FilePath,
-    Picture,
     StoreId,
-    decode_picture,
+    decode_checkpoint_backup,
     select_query_files,
 )
 from index.spark.query_logs import decode_offsets
@@ -55,9 +55,9 @@ _SPARK_LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")
 class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What to restore, and how."""
 
-    # None: the only job of the repository that has pictures.
+    # None: the only job of the repository that has backups.
     job: str | None = None
-    # At most one of these two; the newest picture if neither is given (R1).
+    # At most one of these two; the newest backup if neither is given (R1).
     batch: int | None = None
     at_ms: int | None = None
     # Whether changelogs are applied here (R7).
@@ -68,7 +68,7 @@ class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
     map_paths: Mapping[str, str] = {}
     # What Spark calls the target, if it is not to follow from it and from the checkpoint (R5).
     spark_location: str | None = None
-    # Where something of the picture is missing, take the newest of which everything is there (design 0006, M2).
+    # Where something of the backup is missing, take the newest of which everything is there (design 0006, M2).
     or_newest_complete: bool = False
 
 
@@ -77,7 +77,7 @@ class RestoredCheckpoint(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True
 
     job: str
     commit: Commit
-    picture: Picture
+    backup: CheckpointBackup
     # The batch that the query goes on after, and the oldest one that is in its logs.
     batch: int
     oldest_batch: int
@@ -106,7 +106,7 @@ class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     commit: Commit
-    picture: Picture
+    backup: CheckpointBackup
     batch: int
     oldest_batch: int
     location: str
@@ -118,7 +118,7 @@ class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRestore:
-    """One restore, from the choice of the picture to the last file; `close` ends it, however far it came.
+    """One restore, from the choice of the backup to the last file; `close` ends it, however far it came.
 
     Args:
         repository: Where from.
@@ -145,9 +145,9 @@ class CheckpointRestore:
         return self._target.directory
 
     def naming_complete(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Let an error of a block that something is missing say which picture is whole (design 0006, M2)."""
+        """Let an error of a block that something is missing say which backup is whole (design 0006, M2)."""
         return naming_complete(
-            self._repository.store, lambda: self._repository.commits(Scope(self.job)), name=_name_picture
+            self._repository.store, lambda: self._repository.commits(Scope(self.job)), name=_name_backup
         )
 
     @contextlib.contextmanager
@@ -163,7 +163,7 @@ class CheckpointRestore:
             raise
 
     async def begin(self) -> tuple[StoreToRestore, ...]:
-        """Choose and pin the picture, claim the target, and bring back the files of the query.
+        """Choose and pin the backup, claim the target, and bring back the files of the query.
 
         Returns:
             The stores that are to be restored.
@@ -179,8 +179,8 @@ class CheckpointRestore:
             )
         await check_apart(self._target, self._repository.store)
         self.job = choice.job or await find_job(self._repository)
-        self.commit, self.picture, self._lease = await self._resources.enter_async_context(
-            pinned_picture(
+        self.commit, self.backup, self._lease = await self._resources.enter_async_context(
+            pinned_checkpoint_backup(
                 self._repository,
                 self.job,
                 batch=choice.batch,
@@ -189,16 +189,16 @@ class CheckpointRestore:
                 or_newest_complete=choice.or_newest_complete,
             )
         )
-        # Another picture than the one that was asked for need not have the batch.
-        has_batch = choice.batch is not None and self.picture.oldest_batch <= choice.batch <= self.picture.batch
-        self.batch = choice.batch if choice.batch is not None and has_batch else self.picture.batch
-        self.oldest_batch = self.batch if choice.replayed else self.picture.oldest_batch
+        # Another backup than the one that was asked for need not have the batch.
+        has_batch = choice.batch is not None and self.backup.oldest_batch <= choice.batch <= self.backup.batch
+        self.batch = choice.batch if choice.batch is not None and has_batch else self.backup.batch
+        self.oldest_batch = self.batch if choice.replayed else self.backup.oldest_batch
         reference = require_store(self.commit, QUERY_TASK, QUERY_STORE)
         index, self._requests = await read_index_of(self._repository.store, reference)
         entries = dict(files_of(index.dir))
         chosen = select_query_files(entries, oldest_batch=self.oldest_batch, batch=self.batch)
         selected = select_files(index, [(path, entries[path]) for path in chosen])
-        await self._target.open(self.picture.query_id, self.batch)
+        await self._target.open(self.backup.query_id, self.batch)
         await self._fetch_query(selected)
         work = await self._stores()
         self._wanted = {item.id for item in work}
@@ -224,7 +224,7 @@ class CheckpointRestore:
         return RestoredCheckpoint(
             job=self.job,
             commit=self.commit,
-            picture=self.picture,
+            backup=self.backup,
             batch=self.batch,
             oldest_batch=self.oldest_batch,
             location=self._target.location,
@@ -246,7 +246,7 @@ class CheckpointRestore:
         return CheckpointRestorePlan(
             job=self.job,
             commit=self.commit,
-            picture=self.picture,
+            backup=self.backup,
             batch=self.batch,
             oldest_batch=self.oldest_batch,
             location=self._target.location,
@@ -285,21 +285,21 @@ class CheckpointRestore:
         self._bytes_fetched += done.bytes_fetched
 
     async def _stores(self) -> tuple[StoreToRestore, ...]:
-        """The stores of the batch, as the files of the query say, and where the picture has them."""
+        """The stores of the batch, as the files of the query say, and where the backup has them."""
         checkpoint = await StreamingCheckpoint.open(self.directory)
         try:
             query_id = await checkpoint.query_id()
-            if query_id != self.picture.query_id:
-                raise self._damaged(f"is of query {query_id}, not of {self.picture.query_id}", "metadata")
+            if query_id != self.backup.query_id:
+                raise self._damaged(f"is of query {query_id}, not of {self.backup.query_id}", "metadata")
             query = await checkpoint.at(self.batch)
         finally:
             await checkpoint.close()
-        references = {(r.task, r.store): r for r in self.commit.record.stores if r.version == self.picture.batch + 1}
+        references = {(r.task, r.store): r for r in self.commit.record.stores if r.version == self.backup.batch + 1}
         work = []
         for store in query.stores:
             reference = references.get((store.id.task, store.id.store))
             if reference is None:
-                raise self._damaged("is not in the picture, and the query has it", f"store {store.id}")
+                raise self._damaged("is not in the backup, and the query has it", f"store {store.id}")
             work.append(StoreToRestore(store=store, reference=reference))
         return tuple(work)
 
@@ -327,14 +327,14 @@ class CheckpointRestore:
                 yield log, entry
 
     def _damaged(self, reason: str, subject: str) -> DamagedError:
-        hint = "the picture is not whole; restore from another one"
+        hint = "the backup is not whole; restore from another one"
         where = f"commit {self.commit.pointer.number} of {self.job}: {subject}"
         return DamagedError(reason, operation="restore", subject=where, hint=hint)
 
 
-def _name_picture(commit: Commit) -> str:
-    picture = decode_picture(commit.record.offsets)
-    return name_commit(commit) if picture is None else f"the picture of batch {picture.batch}"
+def _name_backup(commit: Commit) -> str:
+    backup = decode_checkpoint_backup(commit.record.offsets)
+    return name_commit(commit) if backup is None else f"the backup of batch {backup.batch}"
 
 
 def _open_with_dirs(directory: Path, dirs: Sequence[FilePath]) -> int:

@@ -1,4 +1,4 @@
-"""One state store of a picture, brought back as one version of it (design 0005, R2, R6 and R7)."""
+"""One state store of a backup, brought back as one version of it (design 0005, R2, R6 and R7)."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from index.spark.lineage import target_in_index
 
 
 class StoreToRestore(msgspec.Struct, frozen=True, kw_only=True):
-    """One store, the version to bring back, and where the picture has it."""
+    """One store, the version to bring back, and where the backup has it."""
 
     store: StoreAt
     reference: StoreReference

@@ -23,7 +23,7 @@ from index.display import DisplayMixin
 from index.errors import FormatError
 from index.snapshot.model import SnapshotIndex
 from index.snapshot.records import StoreReference
-from index.spark.checkpoint import decode_picture
+from index.spark.checkpoint import decode_checkpoint_backup
 
 SCRATCH_PREFIX: Final = "tidemark-keys-"
 # The file without which a directory is no RocksDB.
@@ -137,10 +137,10 @@ def check_is_rocksdb(index: SnapshotIndex) -> None:
         )
 
 
-def is_picture(offsets: str) -> bool:
-    """Whether a commit with these offsets is the picture of a Spark checkpoint: its state is not browsed like this."""
+def is_checkpoint_backup(offsets: str) -> bool:
+    """Whether a commit with these offsets is the backup of a Spark checkpoint: its state is not browsed like this."""
     try:
-        return decode_picture(offsets) is not None
+        return decode_checkpoint_backup(offsets) is not None
     except FormatError:
         return True
 

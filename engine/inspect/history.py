@@ -35,7 +35,7 @@ from index.snapshot.contents import SnapshotShare, measure_share
 from index.snapshot.keys import commit_key
 from index.snapshot.model import Scope
 from index.snapshot.records import Boundary, CommitPointer, CommitRecord, NameRecord, RepositoryRecord, StoreReference
-from index.spark.checkpoint import decode_picture
+from index.spark.checkpoint import decode_checkpoint_backup
 from index.text import iso_time, printable, shortened
 
 ENTRIES_MAX: Final = 20
@@ -341,12 +341,12 @@ def _with_share(entry: HistoryEntry, known: dict[tuple[int, str, str], SnapshotS
 
 
 def format_offsets(offsets: str, length_max: int) -> str:
-    """What a commit says of itself, in a few characters: of the picture of a checkpoint its batch (design 0005, P8)."""
+    """What a commit says of itself, in a few characters: of the backup of a checkpoint its batch (design 0005, P8)."""
     try:
-        picture = decode_picture(offsets)
+        backup = decode_checkpoint_backup(offsets)
     except FormatError:
-        picture = None
-    return f"Spark batch {picture.batch:,}" if picture is not None else printable(shortened(offsets, length_max))
+        backup = None
+    return f"Spark batch {backup.batch:,}" if backup is not None else printable(shortened(offsets, length_max))
 
 
 def damaged_keys(history: History) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class StoreReader:
     def items(self, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Every key with this prefix, from `start` on, and its value, in the order of the keys.
 
-        The picture is the one at this call: later writes are not in it. Unlike rocksdict's own iterators it
+        The rows are those at this call: later writes are not among them. Unlike rocksdict's own iterators it
         does not take a damaged block for the end of the data.
         """
         try:

@@ -1,4 +1,4 @@
-"""Where state is read from: a checkpoint, or a picture of one in a repository. The driver and its tasks see the same.
+"""Where state is read from: a checkpoint, or a backup of one in a repository. The driver and its tasks see the same.
 
 What travels to a task says where to look and holds no credentials: each process finds its own.
 """
@@ -15,7 +15,7 @@ import msgspec
 from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
-from engine.checkpoint.catalog import find_job, find_picture
+from engine.checkpoint.catalog import find_checkpoint_backup, find_job
 from engine.clock import SystemRuntime
 from engine.local.cache import DigestCache
 from engine.repository.reading import require_store
@@ -90,13 +90,13 @@ class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
             loop.stop()
 
 
-class PicturePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A picture in a repository. What is read of it is pinned meanwhile (design 0002, D5)."""
+class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A backup in a repository. What is read of it is pinned meanwhile (design 0002, D5)."""
 
     access: Access
     commit: Commit
 
-    def of(self, *stores: StoreId) -> "PicturePlace":
+    def of(self, *stores: StoreId) -> "BackupPlace":
         """The same with these stores and the query's own: a task is not sent what all others read."""
         wanted = {(QUERY_TASK, QUERY_STORE), *((of.task, of.store) for of in stores)}
         kept = tuple(store for store in self.commit.record.stores if (store.task, store.store) in wanted)
@@ -148,12 +148,12 @@ class PicturePlace(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def find_place(options: SourceOptions, batch: int | None) -> CheckpointPlace | PicturePlace:
+def find_place(options: SourceOptions, batch: int | None) -> CheckpointPlace | BackupPlace:
     """Where the state after a batch is, the newest if none is given. For the driver.
 
     Raises:
-        NotFoundError: There is no such repository, job or picture.
-        UsageError: Several jobs have pictures, and none is named; or other processes cannot reach the store.
+        NotFoundError: There is no such repository, job or backup.
+        UsageError: Several jobs have backups, and none is named; or other processes cannot reach the store.
         StoreError: As the store says.
     """
     settings = StoreSettings(s3=options.s3)
@@ -162,8 +162,8 @@ def find_place(options: SourceOptions, batch: int | None) -> CheckpointPlace | P
     repository, access = open_on_driver(options.repository, store=settings)
     with repository:
         job = options.job or repository.loop.run(find_job(repository.asynchronous))
-        commit, _ = repository.loop.run(find_picture(repository.asynchronous, job, batch=batch))
-    return PicturePlace(access=access, commit=commit)
+        commit, _ = repository.loop.run(find_checkpoint_backup(repository.asynchronous, job, batch=batch))
+    return BackupPlace(access=access, commit=commit)
 
 
 async def read_schema(files: StateFiles) -> bytes | None:

@@ -51,7 +51,7 @@ class StateFileManager:
     `capture` are called one at a time.
 
     Args:
-        files: The directory of the state store, or a picture of one, which cannot be written.
+        files: The directory of the state store, or a backup of one, which is read-only.
         codec: Of changelogs.
         file_checksums: Whether zips and changelogs with unique ids get a `.crc`, and one that is there is verified.
         versions_retained_min: How many versions whoever deletes here retains (S4).
@@ -340,7 +340,7 @@ class StateFileManager:
             CheckpointFileExistsError: A snapshot of this version and id is there already (C4).
             UnsafeSourceError: The rocksdb_checkpoint has changed, or has an empty file that must not be (Z2).
             StoreError: The store did not take it. There is no zip then, or the store never said whether there is.
-            UsageError: This is a picture, which cannot be written.
+            UsageError: This is a backup, which is read-only.
         """
         directory = self._writable("upload a snapshot")
         began_s = self._runtime.monotonic_s()
@@ -373,7 +373,7 @@ class StateFileManager:
             CheckpointFileExistsError: A changelog of this version and id is there already.
             CheckpointUnknownError: The store never said whether it took it.
             StoreError: The store did not take it.
-            UsageError: This is a picture, which cannot be written.
+            UsageError: This is a backup, which is read-only.
         """
         return await self._publish(changelog_name(of), path)
 
@@ -415,7 +415,7 @@ class StateFileManager:
         Raises:
             DamagedError: A snapshot that stays cannot be read, so that nobody knows what it names; nothing was deleted.
             StoreError: As the store says; what was not deleted is, by the next call.
-            UsageError: This is a picture, which cannot be written.
+            UsageError: This is a backup, which is read-only.
         """
         directory = self._writable("delete old versions")
         if versions_retained_min is None:
@@ -447,7 +447,7 @@ class StateFileManager:
         Raises:
             DamagedError: A snapshot cannot be read, so that nobody knows what it names.
             StoreError: As the store says.
-            UsageError: This is a picture.
+            UsageError: This is a backup, which is read-only.
         """
         directory = self._writable("find orphan files")
         return await find_orphans(directory, self._map, self.read_snapshot, gets_max=self._fetches_max)
@@ -456,10 +456,10 @@ class StateFileManager:
         if isinstance(self.files, DirectoryStateFiles):
             return self.files.directory
         raise UsageError(
-            "cannot be written: it is a picture of a directory",
+            "cannot be written: it is a backup of a directory",
             operation=operation,
             subject=self.files.location,
-            hint="open the directory itself, or restore the picture to one",
+            hint="open the directory itself, or restore the backup to one",
         )
 
     def _missing(self, name: str) -> VersionMissingError:

@@ -23,7 +23,7 @@ class StateFiles(Protocol):
 
     @property
     def is_writable(self) -> bool:
-        """Whether it is a directory, `DirectoryStateFiles`, and not a picture of one."""
+        """Whether it is a directory, `DirectoryStateFiles`, and not a backup of one."""
         ...
 
     async def names(self) -> tuple[str, ...]:

@@ -208,7 +208,7 @@ class LoadedState:
         return self._rows.read(stored_key, value)
 
     def items(self, prefix: bytes, family: str, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values in the order of the keys; the picture is the one at this call."""
+        """Keys and values in the order of the keys, as they are at this call."""
         before = self.families.prefix(family)
         self._operands.write()
         scan = self.db.items(before + prefix, start=before + start)

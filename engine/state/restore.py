@@ -154,7 +154,7 @@ async def find_state_commit(
         unique_id: Of the version; None: of whatever id.
 
     Returns:
-        The newest one whose picture of the store is of the version; else the oldest of those after it whose picture
+        The newest one whose backup of the store is of the version; else the oldest of those after it whose backup
         still has all that it takes.
 
     Raises:
@@ -162,11 +162,11 @@ async def find_state_commit(
         DamagedError: An index is missing or altered.
         StoreError: As the store says.
     """
-    pictures = [(c, r) for c in commits if (r := c.store(task, store_name)) is not None]
-    for commit, reference in pictures:
+    candidates = [(c, r) for c in commits if (r := c.store(task, store_name)) is not None]
+    for commit, reference in candidates:
         if reference.version == version and unique_id in {None, reference.unique_id}:
             return commit
-    later = {r.index: (c, r) for c, r in pictures if r.version > version}  # of equal ones, the oldest
+    later = {r.index: (c, r) for c, r in candidates if r.version > version}  # of equal ones, the oldest
     for commit, reference in list(later.values())[::-1][:INDEXES_READ_MAX]:
         index, _ = await read_index_of(store, reference)
         found = unique_id if unique_id is not None else _known_id(index, version)

@@ -271,7 +271,7 @@ class StateStore:
     ) -> Iterator[tuple[bytes, bytes]]:
         """The keys of a family that have this prefix, from `start` on, in order, and their values.
 
-        The picture is the one at this call. It ends with what is loaded: going on after that is a `UsageError`.
+        The rows are those at this call. The iteration ends with what is loaded: going on after that is a `UsageError`.
         Raises as `get`.
         """
         return self._reading("scan").items(prefix, family, start)
@@ -388,7 +388,7 @@ class StateStore:
         deleted = Deleted()
         async with self._turns.lock:
             self._turns.check_open("maintain")
-            # A picture of a directory says itself that it cannot be written.
+            # A backup of a directory says itself that it cannot be written.
             if self._needed is not None or not self._files.is_writable:
                 if self._loaded is not None and self._loaded.is_read_only:
                     # It stays readable, but what it is made of may go.

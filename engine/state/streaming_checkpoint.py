@@ -179,7 +179,7 @@ class StreamingCheckpoint:
         return await self.commits.batches()
 
     async def at(self, batch: int | None = None, *, base: StateStoreSettings = SPARK_OLD_CHECKPOINT) -> QueryAt:
-        """The whole query as a batch left it: what a picture is taken of (design 0005, P1).
+        """The whole query as a batch left it: what a backup is made of (design 0005, P1).
 
         Costs a list, and for each operator two or three requests more.
 

@@ -125,7 +125,7 @@ class IndexReference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="snapshot", tag_field="kind"):
-    """The whole picture of one store's directory at one version."""
+    """The whole content of one store's directory at one version."""
 
     metadata: SnapshotMetadata
     # The upload session that made it: blobs of this session are the ones that are new in it (design 0002, K2).

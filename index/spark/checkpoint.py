@@ -1,6 +1,6 @@
-"""Describe the picture of a streaming checkpoint, and choose what of it a batch is restored from (design 0005).
+"""Describe the backup of a streaming checkpoint, and choose what of it a batch is restored from (design 0005).
 
-First what the commit of a picture says and how its stores are named (P8); then which picture and which files of the
+First what the commit of a backup says and how its stores are named (P8); then which backup and which files of the
 query a batch takes (R1 and R2).
 """
 
@@ -67,8 +67,8 @@ class StoreId(msgspec.Struct, frozen=True, order=True):
         return cls(int(operator), int(partition), store)
 
 
-class Picture(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag=KIND, tag_field="kind"):
-    """What the offsets of a picture's commit say. The order of the fields is the order in which they are written."""
+class CheckpointBackup(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag=KIND, tag_field="kind"):
+    """What the offsets of a backup's commit say. The order of the fields is the order in which they are written."""
 
     format: int = FORMAT
     query_id: str
@@ -83,8 +83,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True, rename="camel", tag=KIN
         return msgspec.json.encode(self).decode()
 
 
-def decode_picture(offsets: str) -> Picture | None:
-    """What a commit's offsets say; None if the commit is no picture.
+def decode_checkpoint_backup(offsets: str) -> CheckpointBackup | None:
+    """What a commit's offsets say; None if the commit is no backup.
 
     Raises:
         UnknownFormatError: A newer tidemark made it.
@@ -98,17 +98,15 @@ def decode_picture(offsets: str) -> Picture | None:
         return None
     if kind.format != FORMAT:
         raise UnknownFormatError(
-            f"is of format {kind.format}", subject="picture of a checkpoint", hint="read it with a newer tidemark"
+            f"is of format {kind.format}", subject="checkpoint backup", hint="read it with a newer tidemark"
         )
     try:
-        picture = msgspec.json.decode(offsets, type=Picture)
+        backup = msgspec.json.decode(offsets, type=CheckpointBackup)
     except UNDECODABLE as error:
-        raise BatchLogError(f"cannot be read: {error}", subject="picture of a checkpoint") from error
-    if not 0 <= picture.oldest_batch <= picture.batch:
-        raise BatchLogError(
-            f"says batches {picture.oldest_batch} to {picture.batch}", subject="picture of a checkpoint"
-        )
-    return picture
+        raise BatchLogError(f"cannot be read: {error}", subject="checkpoint backup") from error
+    if not 0 <= backup.oldest_batch <= backup.batch:
+        raise BatchLogError(f"says batches {backup.oldest_batch} to {backup.batch}", subject="checkpoint backup")
+    return backup
 
 
 class _Kind(msgspec.Struct):
@@ -120,36 +118,38 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and (text == "0" or not text.startswith("0"))
 
 
-# A picture with the commit that keeps it.
-Taken = tuple[Commit, Picture]
+# A backup with the commit that keeps it.
+StoredBackup = tuple[Commit, CheckpointBackup]
 
 
-def choose_picture(pictures: Sequence[Taken], *, batch: int | None = None, at_ms: int | None = None) -> Taken | None:
-    """The picture to restore from (R1); None if there is none that fits.
+def choose_checkpoint_backup(
+    backups: Sequence[StoredBackup], *, batch: int | None = None, at_ms: int | None = None
+) -> StoredBackup | None:
+    """The backup to restore from (R1); None if there is none that fits.
 
-    Where a query was taken back and went on, there are two of some batches: those that led to the newest picture come
+    Where a query was taken back and went on, there are two of some batches: those that led to the newest backup come
     first, as far as the numbers tell.
 
     Args:
-        pictures: Newest first.
+        backups: Newest first.
         batch: The batch to restore; not together with `at_ms`.
-        at_ms: A time by the store's clock: the picture that was the newest then.
+        at_ms: A time by the store's clock: the backup that was the newest then.
     """
     if batch is None:
-        return next((p for p in pictures if at_ms is None or p[0].committed_at_ms <= at_ms), None)
-    return _choose(_current(pictures), batch) or _choose(pictures, batch)
+        return next((p for p in backups if at_ms is None or p[0].committed_at_ms <= at_ms), None)
+    return _choose(_current(backups), batch) or _choose(backups, batch)
 
 
-def _choose(pictures: Sequence[Taken], batch: int) -> Taken | None:
-    own = next((p for p in pictures if p[1].batch == batch), None)
-    later = [p for p in pictures if p[1].oldest_batch <= batch <= p[1].batch]
+def _choose(backups: Sequence[StoredBackup], batch: int) -> StoredBackup | None:
+    own = next((p for p in backups if p[1].batch == batch), None)
+    later = [p for p in backups if p[1].oldest_batch <= batch <= p[1].batch]
     return own or min(reversed(later), key=lambda taken: taken[1].batch, default=None)
 
 
-def _current(pictures: Sequence[Taken]) -> list[Taken]:
+def _current(backups: Sequence[StoredBackup]) -> list[StoredBackup]:
     """Those whose batch is none that was given up later: going back in time, batches never rise."""
-    kept: list[Taken] = []
-    for taken in pictures:
+    kept: list[StoredBackup] = []
+    for taken in backups:
         if not kept or taken[1].batch <= kept[-1][1].batch:
             kept.append(taken)
     return kept
@@ -159,7 +159,7 @@ def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: i
     """Which files of the query belong to a batch and nothing newer (R2).
 
     Args:
-        paths: Of the files that the picture has of the query.
+        paths: Of the files that the backup has of the query.
         oldest_batch: The oldest batch whose commit is to be there.
         batch: The batch to restore.
 
@@ -171,9 +171,9 @@ def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: i
     for path in needed:
         if path not in there:
             raise BatchLogError(
-                "is not in the picture",
+                "is not in the backup",
                 subject="/".join(path),
-                hint="the picture is not whole; restore from another one",
+                hint="the backup is not whole; restore from another one",
             )
     return tuple(path for path in there if belongs(path, oldest_batch, batch))
 

@@ -341,7 +341,7 @@ def present_in_index(index: SnapshotIndex) -> Present:
         raise VersionMissingError(
             "holds no snapshot or changelog of Spark's",
             subject=f"snapshot index of {metadata.store} at version {metadata.version}",
-            hint="it is a picture of a plain directory; restore it as one",
+            hint="it is a backup of a plain directory; restore it as one",
         )
     headers: dict[StateVersion, Lineage] = {}
     chain = (*metadata.lineage, LineageItem(metadata.version, metadata.unique_id))

@@ -29,7 +29,7 @@ from index.spark.names import (
 )
 
 FilePath = tuple[str, ...]
-# A file of a directory on disk, or of a picture of one.
+# A file of a directory on disk, or of a backup of one.
 _Present = TypeVar("_Present", LocalFile, FileIndex)
 
 # What of the directory belongs to no version: the schema of the store's rows, which a reader of the state needs.

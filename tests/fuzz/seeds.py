@@ -32,7 +32,7 @@ from index.snapshot.keys import INDEXES as INDEX_ROOM
 from index.snapshot.model import DirDelta, IndexDelta, IndexReference, LineageItem, Scope, UniqueId
 from index.snapshot.records import StoreReference
 from index.spark import changelog
-from index.spark.checkpoint import Picture
+from index.spark.checkpoint import CheckpointBackup
 from index.spark.lineage import encode_lineage
 from tests.golden.make_golden import DELTA, INDEXES, RECORDS, SNAPSHOT
 
@@ -361,8 +361,8 @@ _SEEDS: Final[dict[str, Callable[[], Iterable[bytes]]]] = {
     "json": lambda: [b'{"schema":1}', b'{"x":' + b"[" * 1500],
     "inventory": _inventory,
     "samza": lambda: [(GOLDEN / "samza/samza_snapshot_index.json").read_bytes()],
-    "picture": lambda: [
-        Picture(query_id="q", batch=4, oldest_batch=2, location="/x").encode().encode(),
+    "checkpoint_backup": lambda: [
+        CheckpointBackup(query_id="q", batch=4, oldest_batch=2, location="/x").encode().encode(),
         b'{"kind":"spark-checkpoint","format":1,"x":' + b"[" * 1500,
         b'{"x":' + b"[" * 1500,
     ],

@@ -32,7 +32,7 @@ from index.snapshot.codec import (
 from index.snapshot.delta import resolve_deltas
 from index.snapshot.model import IndexDelta, SnapshotIndex
 from index.snapshot.records import StoredRecord
-from index.spark.checkpoint import decode_picture
+from index.spark.checkpoint import decode_checkpoint_backup
 from tests.fuzz.target import Scratch, Target, check_refusal
 
 SUBJECT: Final = "fuzzed"
@@ -148,10 +148,10 @@ def run_samza(data: bytes) -> None:
     assert all(sum(run.size_bytes for run in file.blobs) == file.size_bytes for file in snapshot.files)
 
 
-def run_picture(data: bytes) -> None:
-    """What a caller's offsets say: any text at all, and most of them no picture."""
-    picture = decode_picture(data.decode("utf-8", "surrogatepass"))
-    assert picture is None or decode_picture(picture.encode()) == picture
+def run_checkpoint_backup(data: bytes) -> None:
+    """What a caller's offsets say: any text at all, and most of them no backup."""
+    backup = decode_checkpoint_backup(data.decode("utf-8", "surrogatepass"))
+    assert backup is None or decode_checkpoint_backup(backup.encode()) == backup
 
 
 def run_profile(data: bytes) -> None:
@@ -232,7 +232,13 @@ TARGETS: Final = (
     Target(name="audit", run=run_audit, covers=(plan_format.decode_audit,)),
     Target(name="json", run=run_json, covers=(decode_json,), bytes_max=2048),
     Target(name="samza", run=run_samza, covers=(decode_samza_index, from_samza, parse_samza_checkpoint_id)),
-    Target(name="picture", run=run_picture, covers=(decode_picture,), refuses=(UnicodeDecodeError,), bytes_max=2048),
+    Target(
+        name="checkpoint_backup",
+        run=run_checkpoint_backup,
+        covers=(decode_checkpoint_backup,),
+        refuses=(UnicodeDecodeError,),
+        bytes_max=2048,
+    ),
     Target(name="profile", run=run_profile, covers=(decode_profile,), bytes_max=2048),
     Target(name="digest-cache", run=run_digest_cache, covers=(DigestCache.load,)),
     Target(name="history", run=run_history, covers=(read_history, decode_rehearsal)),

@@ -22,7 +22,7 @@ from index.plan.retention import Retention
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
 from index.snapshot.keys import pin_key
 from index.snapshot.model import Scope
-from index.spark.checkpoint import decode_picture
+from index.spark.checkpoint import decode_checkpoint_backup
 from tests.doubles import SteppedClock
 from tests.golden.make_repository import (
     BATCHES,
@@ -140,9 +140,9 @@ async def test_every_job_goes_on(repository: Repository, tmp_path: Path) -> None
 async def test_a_backup_of_a_checkpoint_comes_back_and_goes_on(repository: Repository, tmp_path: Path) -> None:
     commit = await repository.latest(await spark_scope(repository))
     assert commit is not None
-    picture = decode_picture(commit.record.offsets)
-    assert picture is not None
-    assert picture.batch == BATCHES - 1
+    backup = decode_checkpoint_backup(commit.record.offsets)
+    assert backup is not None
+    assert backup.batch == BATCHES - 1
     for replayed in (False, True):
         target = tmp_path / f"replayed-{replayed}"
         await restore_checkpoint(repository, target, job=commit.scope.job, replayed=replayed)

@@ -1,4 +1,4 @@
-"""Pictures of a checkpoint on a real S3 server, in a repository on the same (design 0005, P6 and section 7)."""
+"""Backups of a checkpoint on a real S3 server, in a repository on the same (design 0005, P6 and section 7)."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from blobstore.opening import open_store
 from engine.checkpoint.backup import backup_checkpoint
 from engine.repository.repository import Repository
 from tests.servers.s3_server import S3Server
-from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, names_below, restore_picture
+from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, names_below, restore_backup
 
 pytestmark = pytest.mark.s3
 
@@ -24,19 +24,19 @@ async def test_a_query_on_s3_is_backed_up_while_it_goes_on(s3_bucket: str, tmp_p
             await query.run(4)
             # As Spark calls it.
             first = await backup_checkpoint(repository, url.replace("s3:", "s3a:", 1), scratch=tmp_path)
-            assert (first.picture.batch, first.is_new) == (3, True)
+            assert (first.backup.batch, first.is_new) == (3, True)
             assert not (await backup_checkpoint(repository, url)).is_new
             running = asyncio.create_task(query.run(8))
-            pictures = [first]
+            backups = [first]
             while not running.done():
-                pictures.append(await backup_checkpoint(repository, url))
+                backups.append(await backup_checkpoint(repository, url))
             await running
-            pictures.append(await backup_checkpoint(repository, url))
-            assert len({picture.picture.batch for picture in pictures}) > 2
-            assert pictures[-1].picture.batch == 11
-            for number, done in enumerate(pictures[:1] + pictures[-3:]):
-                target = await restore_picture(repository, done.commit, tmp_path / f"restored-{number}")
-                await check_rows(target, tmp_path / str(number), batch=done.picture.batch)
+            backups.append(await backup_checkpoint(repository, url))
+            assert len({backup.backup.batch for backup in backups}) > 2
+            assert backups[-1].backup.batch == 11
+            for number, done in enumerate(backups[:1] + backups[-3:]):
+                target = await restore_backup(repository, done.commit, tmp_path / f"restored-{number}")
+                await check_rows(target, tmp_path / str(number), batch=done.backup.batch)
         assert not [name for name in names_below(tmp_path) if name.startswith("tidemark-")]
     finally:
         await query.close()

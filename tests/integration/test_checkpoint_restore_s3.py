@@ -32,7 +32,7 @@ pytestmark = pytest.mark.s3
 
 
 class World:
-    """A query on this disk with a picture after batch 4, and a bucket."""
+    """A query on this disk with a backup after batch 4, and a bucket."""
 
     def __init__(self, bucket: str, tmp_path: Path) -> None:
         self.bucket = f"s3://{bucket}"

@@ -137,12 +137,12 @@ def test_what_is_no_checkpoint_is_not_found(shell: Shell, verb: str) -> None:
     assert "no checkpoint" in shell.spark(verb, str(shell.directory / "nothing"), code=7)["message"]
 
 
-def test_a_repository_without_pictures_says_so(shell: Shell) -> None:
+def test_a_repository_without_backups_says_so(shell: Shell) -> None:
     assert "tidemark spark backup" in shell.spark("restore", str(shell.directory / "new"), code=7)["hint"]
 
 
 @pytest.mark.parametrize("batch", ["99", "0"])
-def test_a_batch_that_no_picture_has_is_not_found(shell: Shell, batch: str) -> None:
+def test_a_batch_that_no_backup_has_is_not_found(shell: Shell, batch: str) -> None:
     shell.spark("backup", str(shell.checkpoint(AGGREGATION)))
     refused = shell.spark("restore", str(shell.directory / "new"), "--batch", batch, code=7)
     assert "9" in refused["message"] + refused["hint"]

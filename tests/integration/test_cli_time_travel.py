@@ -176,8 +176,8 @@ def test_keys_go_on_at_a_place_only(families: Shell) -> None:
 def test_keys_that_cannot_be_browsed(keyed: Shell) -> None:
     assert keyed.refused("keys", "--family", "absent", code=7)["hint"] == "it has default"
     assert "is no key" in keyed.refused("keys", "--prefix", "\\q", code=2)["message"]
-    picture = '{"kind":"spark-checkpoint","format":1,"queryId":"q","batch":1,"oldestBatch":1}'
-    keyed.run("backup", str(keyed.directory / "one"), "--offsets", picture, "--job", "query")
+    backup = '{"kind":"spark-checkpoint","format":1,"queryId":"q","batch":1,"oldestBatch":1}'
+    keyed.run("backup", str(keyed.directory / "one"), "--offsets", backup, "--job", "query")
     assert "tidemark_state" in keyed.refused("keys", "--job", "query", code=2)["hint"]
 
 

@@ -93,7 +93,7 @@ def chain_of(
 
 @calmly
 @given(histories, modes_of_names)
-def test_every_snapshot_of_a_history_is_a_picture_of_its_tree(history: list[Tree], modes: list[dict[str, int]]) -> None:
+def test_every_snapshot_of_a_history_is_its_tree(history: list[Tree], modes: list[dict[str, int]]) -> None:
     """Applying a diff gives local: names, directories with their modes and bytes, read from stored blobs alone."""
     store: dict[str, bytes] = {}
     for tree, of_names, index in zip(history, modes, chain_of(history, store, modes), strict=False):

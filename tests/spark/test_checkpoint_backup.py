@@ -1,4 +1,4 @@
-"""A picture of a checkpoint that the executors take: the same as one machine takes (design 0005, section 2)."""
+"""A backup of a checkpoint that the executors take: the same as one machine takes (design 0005, section 2)."""
 
 import asyncio
 import shutil
@@ -15,7 +15,7 @@ from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from blobstore.opening import StoreSettings
 from engine.checkpoint import backup as live
-from engine.checkpoint.backup import CheckpointBackup
+from engine.checkpoint.backup import CheckpointBackupResult
 from engine.checkpoint.backup_steps import begin_backup
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.errors import ConflictError, DamagedError, NotFoundError, StaleResultError, UnsafeSourceError
@@ -26,7 +26,7 @@ from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
 from index.plan.commits import Commit
 from tests.spark.state.queries import AGGREGATION, FORMAT, STORE, TRANSFORM, Query, StatefulQuery, join
-from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, restore_picture
+from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, restore_backup
 
 pytestmark = pytest.mark.spark
 
@@ -55,16 +55,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 async def restored(url: str, commit: Commit, target: Path) -> Path:
     async with await Repository.open(url) as repository:
-        return await restore_picture(repository, commit, target)
+        return await restore_backup(repository, commit, target)
 
 
-def test_executors_take_the_picture_that_one_machine_takes(
+def test_executors_take_the_backup_that_one_machine_takes(
     spark: SparkSession, url: str, tmp_path: Path, checkpoints: dict[int, Path]
 ) -> None:
     checkpoint = tmp_path / "query"
     shutil.copytree(checkpoints[4], checkpoint)
     first = backup_checkpoint(spark, url, checkpoint)
-    assert (first.picture.batch, first.is_new, first.state.stores) == (3, True, 5)
+    assert (first.backup.batch, first.is_new, first.state.stores) == (3, True, 5)
     assert not backup_checkpoint(spark, url, checkpoint).is_new
     shutil.rmtree(checkpoint)
     shutil.copytree(checkpoints[6], checkpoint)
@@ -112,7 +112,7 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
             await root.delete([status.path])
     if kind in {"busy", "stale"}:
         busy = StoreUnavailableError("busy", operation="get")
-        error = busy if kind == "busy" else StaleResultError("another picture", operation="backup")
+        error = busy if kind == "busy" else StaleResultError("another backup", operation="backup")
 
         async def refuse(*_: Any, **__: Any) -> None:
             raise error
@@ -169,9 +169,9 @@ async def rows_of(checkpoint: Path, work: Path, batch: int) -> Rows:
     return found
 
 
-async def take_while(url: str, query: StatefulQuery, running: threading.Thread) -> list[CheckpointBackup]:
-    """Pictures of a query, one after the other, until it ends; and one after that."""
-    pictures: list[CheckpointBackup] = []
+async def take_while(url: str, query: StatefulQuery, running: threading.Thread) -> list[CheckpointBackupResult]:
+    """Backups of a query, one after the other, until it ends; and one after that."""
+    backups: list[CheckpointBackupResult] = []
     async with await Repository.open(url) as repository:
         ended = False
         while not ended:
@@ -182,19 +182,19 @@ async def take_while(url: str, query: StatefulQuery, running: threading.Thread) 
                 await asyncio.sleep(0.1)
                 continue
             if done.is_new:
-                pictures.append(done)
-    return pictures
+                backups.append(done)
+    return backups
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("state_format", [1, 2], ids=["V1", "V2"])
 @pytest.mark.parametrize(
     "query, retained",
-    # With few, maintenance deletes what is being read; with all, every picture can be compared.
+    # With few, maintenance deletes what is being read; with all, every backup can be compared.
     [(AGGREGATION, 2), (AGGREGATION, 100), (TRANSFORM, 100), (join(2), 2), (join(4), 100)],
     ids=lambda value: value.name if isinstance(value, Query) else str(value),
 )
-def test_every_picture_of_a_running_query_is_of_one_batch(
+def test_every_backup_of_a_running_query_is_of_one_batch(
     *, spark: SparkSession, url: str, tmp_path: Path, query: Query, state_format: int, retained: int
 ) -> None:
     conf = {
@@ -208,14 +208,14 @@ def test_every_picture_of_a_running_query_is_of_one_batch(
     running.feed(batches)
     thread = threading.Thread(target=running.run)
     thread.start()
-    pictures = run(take_while(url, running, thread))
+    backups = run(take_while(url, running, thread))
     thread.join()
-    assert pictures[-1].picture.batch == running.committed()[-1] >= batches - 1
-    assert len(pictures) > 2
-    for number, done in enumerate(pictures):
+    assert backups[-1].backup.batch == running.committed()[-1] >= batches - 1
+    assert len(backups) > 2
+    for number, done in enumerate(backups):
         target = run(restored(url, done.commit, tmp_path / f"restored-{number}"))
-        batch = done.picture.batch
+        batch = done.backup.batch
         found = run(rows_of(target, tmp_path / f"found-{number}", batch))
         assert any(found.values())
-        if retained > batches or done is pictures[-1]:
+        if retained > batches or done is backups[-1]:
             assert found == run(rows_of(running.checkpoint, tmp_path / f"there-{number}", batch))

@@ -132,8 +132,8 @@ def test_a_checkpoint_is_complete_and_stays_as_it_was(tmp_path: Path) -> None:
         store.put(b"a", b"later")
         with pytest.raises(UsageError, match="already"):
             store.checkpoint(tmp_path / "checkpoint")
-    with StoreReader.open(tmp_path / "checkpoint") as picture:
-        assert picture.get(b"a") == b"in memory only"
+    with StoreReader.open(tmp_path / "checkpoint") as reader:
+        assert reader.get(b"a") == b"in memory only"
 
 
 def test_a_store_can_be_opened_again_after_a_checkpoint(tmp_path: Path) -> None:

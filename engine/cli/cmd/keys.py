@@ -21,7 +21,7 @@ from engine.inspect.browse import (
     KeyRange,
     escape_bytes,
     find_keys,
-    is_picture,
+    is_checkpoint_backup,
     opened_snapshot,
     parse_bytes,
     parse_place,
@@ -164,9 +164,9 @@ def keys(
 
 
 def _choose_store(commit: Commit, task: str, store: str) -> StoreReference:
-    if is_picture(commit.record.offsets):
+    if is_checkpoint_backup(commit.record.offsets):
         raise UsageError(
-            "is the picture of a Spark checkpoint",
+            "is the backup of a Spark checkpoint",
             operation="keys",
             subject=f"commit {commit.pointer.number} of {commit.scope}",
             hint='read its state as rows: spark.read.format("tidemark_state"), as docs/how-to/spark.md shows',

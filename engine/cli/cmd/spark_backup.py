@@ -1,4 +1,4 @@
-"""`tidemark spark backup`: a picture of a streaming checkpoint whose query may run (design 0005, section 2)."""
+"""`tidemark spark backup`: a backup of a streaming checkpoint whose query may run (design 0005, section 2)."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from blobstore.errors import StoreUnavailableError
-from engine.checkpoint.backup import MOVED, CheckpointBackup, PictureSums, backup_checkpoint
+from engine.checkpoint.backup import MOVED, BackupTotals, CheckpointBackupResult, backup_checkpoint
 from engine.checkpoint.backup_preview import BackupPreview, preview_backup
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli.errors import describe
@@ -58,10 +58,10 @@ class SparkBackupView(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     oldest_batch: int
     location: str
-    # False: the newest picture was of this batch already.
+    # False: the newest backup was of this batch already.
     is_new: bool
-    state: PictureSums
-    query: PictureSums
+    state: BackupTotals
+    query: BackupTotals
     # SSTs of which nobody can tell whether they are whole.
     unchecked: tuple[str, ...]
     attempts: int
@@ -122,7 +122,9 @@ def spark_backup(
         if dry_run:
             _preview(session, repository, checkpoint, job, scratch, moved=moved)
             return ExitCode.OK
-        take: Callable[..., CheckpointBackup] = functools.partial(_take, session, repository, checkpoint, job, scratch)
+        take: Callable[..., CheckpointBackupResult] = functools.partial(
+            _take, session, repository, checkpoint, job, scratch
+        )
         if on_spark:
             spark = open_for_all.enter_context(spark_session())
             take = functools.partial(_take_on_spark, session, spark, checkpoint, job, scratch)
@@ -134,8 +136,10 @@ def spark_backup(
     return ExitCode.OK
 
 
-def _watch(session: Session, take: Callable[[], CheckpointBackup], watch_ms: int, wait: Callable[[], None]) -> None:
-    """Take pictures until interrupted, or until one fails with what does not pass by itself."""
+def _watch(
+    session: Session, take: Callable[[], CheckpointBackupResult], watch_ms: int, wait: Callable[[], None]
+) -> None:
+    """Take backups until interrupted, or until one fails with what does not pass by itself."""
     is_first = True
     while True:
         try:
@@ -160,7 +164,7 @@ def _take(
     *,
     check_retained: bool,
     moved: bool,
-) -> CheckpointBackup:
+) -> CheckpointBackupResult:
     with session.progress("backup") as progress:
         return repository.loop.run(
             backup_checkpoint(
@@ -185,7 +189,7 @@ def _take_on_spark(
     *,
     check_retained: bool,
     moved: bool,
-) -> CheckpointBackup:
+) -> CheckpointBackupResult:
     # With PySpark and a JVM, for those who asked for them.
     from engine.spark.checkpoint import backup as checkpoint_backup  # noqa: PLC0415
 
@@ -232,16 +236,16 @@ def _preview(
     session.show(SparkBackupPlanView(**msgspec.structs.asdict(found)), lines)
 
 
-def _show(session: Session, done: CheckpointBackup) -> None:
+def _show(session: Session, done: CheckpointBackupResult) -> None:
     session.note(done)
     session.note_commit(skipped=not done.is_new)
     view = SparkBackupView(
         job=done.commit.scope.job,
         commit=view_commit(done.commit),
-        query_id=done.picture.query_id,
-        batch=done.picture.batch,
-        oldest_batch=done.picture.oldest_batch,
-        location=done.picture.location,
+        query_id=done.backup.query_id,
+        batch=done.backup.batch,
+        oldest_batch=done.backup.oldest_batch,
+        location=done.backup.location,
         is_new=done.is_new,
         state=done.state,
         query=done.query,

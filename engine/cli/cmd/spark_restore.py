@@ -126,7 +126,7 @@ def spark_restore(
     A query that is started there goes on after the batch. On an object store an older batch needs a new prefix.
     """
     if batch is not None and at is not None:
-        raise UsageError("--batch and --at", operation="spark restore", hint="each chooses a picture alone")
+        raise UsageError("--batch and --at", operation="spark restore", hint="each chooses a backup alone")
     choice = RestoreChoice(
         job=job,
         batch=batch,
@@ -198,10 +198,10 @@ def _show(session: Session, restored: RestoredCheckpoint) -> None:
     view = SparkRestoreView(
         job=restored.job,
         commit=view_commit(restored.commit),
-        query_id=restored.picture.query_id,
+        query_id=restored.backup.query_id,
         batch=restored.batch,
         oldest_batch=restored.oldest_batch,
-        source=restored.picture.location,
+        source=restored.backup.location,
         location=restored.location,
         moved_aside=restored.moved_aside,
         pinned=restored.pinned,
@@ -243,10 +243,10 @@ def _preview(session: Session, repository: SyncRepository, checkpoint: str, choi
     view = SparkRestorePlanView(
         job=plan.job,
         commit=view_commit(plan.commit),
-        query_id=plan.picture.query_id,
+        query_id=plan.backup.query_id,
         batch=plan.batch,
         oldest_batch=plan.oldest_batch,
-        source=plan.picture.location,
+        source=plan.backup.location,
         location=plan.location,
         stores=plan.stores,
         files=plan.files,

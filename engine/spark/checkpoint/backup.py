@@ -1,4 +1,4 @@
-"""Taking a picture of a checkpoint with hundreds of stores: each is backed up on whichever executor has room for it."""
+"""Back up a checkpoint with hundreds of stores: each is backed up on whichever executor has room for it."""
 
 import asyncio
 import contextlib
@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from blobstore.errors import StoreUnavailableError
 from blobstore.opening import StoreSettings
-from engine.checkpoint.backup import MOVED, CheckpointBackup, opened_checkpoint, take_picture
-from engine.checkpoint.backup_steps import OPERATION, PictureBegun, StoreBackup, backup_store
+from engine.checkpoint.backup import MOVED, CheckpointBackupResult, opened_checkpoint, run_backup
+from engine.checkpoint.backup_steps import OPERATION, CheckpointBackupPlan, StoreBackup, backup_store
 from engine.checkpoint.naming import DAMAGE_HINT, MOVED_HINT
 from engine.errors import ConflictError, DamagedError, SourceChangedError, UnsafeSourceError
 from engine.repository.repository import Repository
@@ -104,14 +104,14 @@ def backup_checkpoint(
     transfer: TransferSettings | None = None,
     store_settings: StoreSettings | None = None,
     checkpoint_settings: StoreSettings | None = None,
-) -> CheckpointBackup:
+) -> CheckpointBackupResult:
     """As `engine.checkpoint.backup.backup_checkpoint`, its stores spread over the executors by their bytes.
 
     Args:
         spark: The session; it need not be the one that runs the query.
         url: A repository that every executor can reach.
         checkpoint: The checkpointLocation as every executor can reach it: a path or a URL.
-        job: Which job has the pictures of this query; `spark-<query id>` if not given.
+        job: Which job has the backups of this query; `spark-<query id>` if not given.
         verify: Whether what is new is checked before it is taken over.
         check_retained: As for `engine.checkpoint.backup.backup_checkpoint`.
         moved: As for `engine.checkpoint.backup.backup_checkpoint`.
@@ -131,7 +131,7 @@ def backup_checkpoint(
     settings = checkpoint_settings or StoreSettings()
     repository, access = open_on_driver(url, store=store_settings, transfer=transfer)
 
-    def spread_stores(begun: PictureBegun) -> Sequence[StoreBackup]:
+    def spread_stores(begun: CheckpointBackupPlan) -> Sequence[StoreBackup]:
         task = BackupLiveStores(
             access=access,
             scope=begun.scope,
@@ -151,12 +151,12 @@ def backup_checkpoint(
         outcomes = spread(spark, task, work, partitions_max).toArrow().to_pylist()
         return _results([StoreOutcome(**row) for row in outcomes], location)
 
-    async def take() -> CheckpointBackup:
-        async def back_up_stores(begun: PictureBegun) -> Sequence[StoreBackup]:
+    async def take() -> CheckpointBackupResult:
+        async def back_up_stores(begun: CheckpointBackupPlan) -> Sequence[StoreBackup]:
             return await asyncio.to_thread(spread_stores, begun)
 
         async with opened_checkpoint(location, settings) as root:
-            return await take_picture(
+            return await run_backup(
                 repository.asynchronous,
                 root,
                 back_up_stores,

@@ -1,4 +1,4 @@
-"""Backs a streaming query up while it runs: a picture after every n-th batch, in a thread of its own (0005, L1)."""
+"""Backs a streaming query up while it runs: a backup after every n-th batch, in a thread of its own (0005, L1)."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings, open_store
-from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
+from engine.checkpoint.backup import CheckpointBackupResult, backup_checkpoint
 from engine.errors import NotFoundError, UsageError
 from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.streaming_checkpoint import StreamingCheckpoint
 from index.snapshot.model import Scope
-from index.spark.checkpoint import decode_picture
+from index.spark.checkpoint import decode_checkpoint_backup
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -49,15 +49,15 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupListener(StreamingQueryListener):
-    """Takes a picture of one query's checkpoint after every `every` committed batches, beside the query.
+    """Backs up one query's checkpoint after every `every` committed batches, beside the query.
 
     Spark's calls only leave a note, so the query never waits, and nothing that fails here reaches it: the error is
     logged, kept as `last_error`, and the backup is tried again after the next `every` batches (L1, L2). Batches that
-    are committed while a backup runs count for the next one; so do those since the newest picture of an earlier run.
+    are committed while a backup runs count for the next one; so do those since the newest backup of an earlier run.
     A query that is started anew in the same place, with another id, is followed from then on.
 
     The thread ends with the process, whatever it is doing: call `close`, or use the listener as a context manager,
-    where the last picture is wanted.
+    where the last backup is wanted.
 
     Example:
         ```python
@@ -87,8 +87,8 @@ class BackupListener(StreamingQueryListener):
             checkpoint: The query's `checkpointLocation`: a path, or a URL as `open_store` takes it.
             repository: A URL, or an open store, which is closed with the listener.
             job: As for `backup_checkpoint`.
-            every: So many batches are committed between two pictures, at least.
-            at_end: Whether a last picture is taken when the query ends, with an error or without.
+            every: So many batches are committed between two backups, at least.
+            at_end: Whether a last backup is made when the query ends, with an error or without.
             stores_at_once: As for `backup_checkpoint`.
             transfer: How bytes are moved.
             repository_settings: How the repository's store is asked, if `repository` is a URL.
@@ -109,7 +109,7 @@ class BackupListener(StreamingQueryListener):
         self._at_end = at_end
         self._stores_at_once = stores_at_once
 
-        # What is not judged yet, by query: whose it is could not be found out, or not how old the newest picture is.
+        # What is not judged yet, by query: whose it is could not be found out, or not how old the newest backup is.
         self._unjudged: dict[str, _Told] = {}
         self._query_id = ""
         # Queries that have their checkpoints elsewhere, until they are started again.
@@ -125,7 +125,7 @@ class BackupListener(StreamingQueryListener):
         self._handled_count = 0
         self._closed = False
         self._backups = 0
-        self._last_backup: CheckpointBackup | None = None
+        self._last_backup: CheckpointBackupResult | None = None
         self._last_error: Exception | None = None
 
         self._notes: asyncio.Queue[_Told | None] = asyncio.Queue()
@@ -137,12 +137,12 @@ class BackupListener(StreamingQueryListener):
 
     @property
     def backups(self) -> int:
-        """How many pictures were taken."""
+        """How many backups were made."""
         with self._changed:
             return self._backups
 
     @property
-    def last_backup(self) -> CheckpointBackup | None:
+    def last_backup(self) -> CheckpointBackupResult | None:
         """What the newest backup made, or found there already; None before the first."""
         with self._changed:
             return self._last_backup
@@ -156,11 +156,11 @@ class BackupListener(StreamingQueryListener):
     def wait(self, timeout_s: float | None = None, *, batch: int | None = None) -> bool:
         """Wait until nothing is under way of all that Spark has told so far.
 
-        Spark tells of a batch a moment after it is committed: whoever wants the picture of a batch names it.
+        Spark tells of a batch a moment after it is committed: whoever wants the backup of a batch names it.
 
         Args:
             timeout_s: For so long at the most; None: for ever.
-            batch: Wait for a picture of this batch or a later one too, unless the newest backup has failed, or the
+            batch: Wait for a backup of this batch or a later one too, unless the newest backup has failed, or the
                 listener is closed: then none may ever come.
 
         Returns:
@@ -174,7 +174,7 @@ class BackupListener(StreamingQueryListener):
             last = self._last_backup
             if batch is None:
                 return True
-            return last is not None and last.picture.query_id == self._query_id and last.picture.batch >= batch
+            return last is not None and last.backup.query_id == self._query_id and last.backup.batch >= batch
 
         def is_over() -> bool:
             return is_handled() and (has_batch() or self._last_error is not None or self._closed)
@@ -271,10 +271,10 @@ class BackupListener(StreamingQueryListener):
             self._backed_up = self._newest
             made = await self._back_up()
         except Exception as error:  # noqa: BLE001  (L2: kept and logged, never raised into Spark)
-            _LOG.exception("no picture of %s was taken; the query is not concerned", self._checkpoint)
+            _LOG.exception("%s was not backed up; the query itself is not affected", self._checkpoint)
             self._note(error=error)
         else:
-            self._backed_up = made.picture.batch
+            self._backed_up = made.backup.batch
             self._note(made=made)
 
     async def _judge(self) -> None:
@@ -284,7 +284,7 @@ class BackupListener(StreamingQueryListener):
             if await self._is_of_query(told):
                 batch = told.batch
                 if self._backed_up is None:
-                    self._backed_up = await self._newest_picture()
+                    self._backed_up = await self._newest_backup()
                 if batch is not None and (batch < self._newest or (self._newest < 0 and batch < self._backed_up)):
                     # The query was taken back, and goes on from there.
                     self._backed_up = batch - 1
@@ -314,12 +314,12 @@ class BackupListener(StreamingQueryListener):
                 self._others.add(told.query_id)
         return told.query_id == self._query_id
 
-    async def _newest_picture(self) -> int:
-        """The batch of the newest picture of the query, of whoever took it; -1 if there is none."""
+    async def _newest_backup(self) -> int:
+        """The batch of the newest backup of the query, of whoever took it; -1 if there is none."""
         repository = await self._opened()
         newest = await repository.latest(Scope(self._job or f"spark-{self._query_id}"))
-        picture = None if newest is None else decode_picture(newest.record.offsets)
-        return picture.batch if picture is not None and picture.query_id == self._query_id else -1
+        backup = None if newest is None else decode_checkpoint_backup(newest.record.offsets)
+        return backup.batch if backup is not None and backup.query_id == self._query_id else -1
 
     async def _opened(self) -> Repository:
         if self._repository is None:
@@ -332,7 +332,7 @@ class BackupListener(StreamingQueryListener):
                 raise
         return self._repository
 
-    async def _back_up(self) -> CheckpointBackup:
+    async def _back_up(self) -> CheckpointBackupResult:
         return await backup_checkpoint(
             await self._opened(),
             self._checkpoint,
@@ -341,7 +341,9 @@ class BackupListener(StreamingQueryListener):
             store_settings=self._checkpoint_settings,
         )
 
-    def _note(self, *, handled: int = 0, made: CheckpointBackup | None = None, error: Exception | None = None) -> None:
+    def _note(
+        self, *, handled: int = 0, made: CheckpointBackupResult | None = None, error: Exception | None = None
+    ) -> None:
         with self._changed:
             self._handled_count += handled
             if made is not None:

@@ -40,7 +40,7 @@ from index.snapshot.model import Scope
 
 # So many of the stores that failed are told of.
 FAILURES_TOLD_MAX: Final = 3
-_DAMAGE_HINT: Final = "where something is missing, `--or-newest-complete` takes the newest picture that is whole"
+_DAMAGE_HINT: Final = "where something is missing, `--or-newest-complete` takes the newest backup that is whole"
 # What a store's failure begins with if stored data is missing or altered.
 _DAMAGE: Final = frozenset({DamagedError.__name__, *(kind.__name__ for kind in FormatError.__subclasses__())})
 

@@ -1,4 +1,4 @@
-"""`spark.read.format("tidemark_files")`: the files of a checkpoint, or of a picture of one (design 0005, D3)."""
+"""`spark.read.format("tidemark_files")`: the files of a checkpoint, or of a backup of one (design 0005, D3)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from blobstore.checkpoint_files import FileStatus
 from engine.errors import EngineError
-from engine.spark.places import CheckpointPlace, PicturePlace
+from engine.spark.places import BackupPlace, CheckpointPlace
 from engine.spark.sources.options import FILES_OPTIONS, SourceOptions, hints_told
 from engine.spark.sources.plan import plan_state
 from engine.state.checkpoint_dir import CheckpointDir
@@ -57,7 +57,7 @@ Row = dict[str, Any]
 class FilesWork(msgspec.Struct, frozen=True, kw_only=True):
     """What one task lists: the directory of a store, or all that is in none."""
 
-    place: CheckpointPlace | PicturePlace
+    place: CheckpointPlace | BackupPlace
     batch: int
     store: StoreAt | None = None
     # Directories that other tasks list.
@@ -65,14 +65,14 @@ class FilesWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilesSource(DataSource):
-    """The files of a checkpoint or of a picture: what each is, and whether a batch needs it.
+    """The files of a checkpoint or of a backup: what each is, and whether a batch needs it.
 
     Options:
         checkpoint, repository, job, batch, operator, partition, store: As for `tidemark_state`. Files outside of the
             directories of the batch's stores are left out if an operator, a partition or a store is chosen.
 
     Columns: operator, partition, store, version, unique_id, kind, path (from the root of the checkpoint), size_bytes,
-    modified_at, needed (null if what the batch takes is damaged; true in a picture), and of a picture blake3 and blobs.
+    modified_at, needed (null if what the batch takes is damaged; true in a backup), and of a backup blake3 and blobs.
     `foreign` is the kind of what is not Spark's, and of what is in the directory of no store of the batch.
     """
 
@@ -129,7 +129,7 @@ def read_files(work: FilesWork) -> Iterator[Row]:
     """Yield the rows of one task."""
     store = work.store
     path = "" if store is None else store.id.path
-    if isinstance(work.place, PicturePlace):
+    if isinstance(work.place, BackupPlace):
         task, name = (QUERY_TASK, QUERY_STORE) if store is None else (store.id.task, store.id.store)
         with work.place.open_index(task, name) as (_, files):
             for parts, entry in files_of(files.index.dir):

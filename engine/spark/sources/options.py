@@ -28,7 +28,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Exactly one of these two.
     checkpoint: str | None = None
     repository: str | None = None
-    # Of the repository; None: the only one that has pictures.
+    # Of the repository; None: the only one that has backups.
     job: str | None = None
     # A committed one; None: the newest.
     batch: int | None = None

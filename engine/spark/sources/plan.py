@@ -9,7 +9,7 @@ import msgspec
 from blobstore.errors import BlobNotFoundError
 from engine.blocking import LoopThread
 from engine.errors import NotFoundError, UsageError
-from engine.spark.places import CheckpointPlace, PicturePlace, Place, find_place, read_schema, scratch_dir
+from engine.spark.places import BackupPlace, CheckpointPlace, Place, find_place, read_schema, scratch_dir
 from engine.spark.sources.arrow_types import is_known
 from engine.spark.sources.options import SourceOptions
 from engine.state.batch_logs import ENTRY_BYTES_MAX
@@ -38,7 +38,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 class StoreRead(msgspec.Struct, frozen=True, kw_only=True):
     """One store to read: what a task is told."""
 
-    place: CheckpointPlace | PicturePlace
+    place: CheckpointPlace | BackupPlace
     store: StoreAt
 
     @property
@@ -56,7 +56,7 @@ class StatePlan(msgspec.Struct, frozen=True, kw_only=True):
     """One batch of a query."""
 
     batch: int
-    place: CheckpointPlace | PicturePlace
+    place: CheckpointPlace | BackupPlace
     stores: tuple[StoreRead, ...]
     # None: the rows are read as bytes.
     table: Table | None

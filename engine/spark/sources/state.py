@@ -17,12 +17,12 @@ NAME = "tidemark_state"
 
 
 class StateSource(DataSource):
-    """Rows of state, of a checkpoint or of a picture of one.
+    """Rows of state, of a checkpoint or of a backup of one.
 
     Options:
         checkpoint: The checkpointLocation of a query: a path, or a URL; or `load(path)`.
-        repository: Instead of it, the URL of a repository with pictures.
-        job: Of the repository; needed only if several have pictures.
+        repository: Instead of it, the URL of a repository with backups.
+        job: Of the repository; needed only if several have backups.
         batch: A committed one; the newest if not given, chosen when the DataFrame is made.
         operator: Only this one.
         partition: Only these, such as `3` or `0,5`.

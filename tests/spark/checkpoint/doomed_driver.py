@@ -35,9 +35,9 @@ class Settings(msgspec.Struct, kw_only=True):
     query: str
     state_format: str
     batches: int
-    # The batch that never ends; and the one whose picture is all but committed then.
+    # The batch that never ends; and the one whose backup is all but committed then.
     hangs_in_batch: int
-    hangs_after_pictures: int
+    hangs_after_backups: int
 
 
 class HangingStore(ForwardingStore):
@@ -84,7 +84,7 @@ def main(settings: Settings) -> None:
     query = QUERIES[settings.query]
     conf = {FORMAT: settings.state_format}
     show = Show(spark, query, Path(settings.root), conf, batches=settings.batches, is_fed=True)
-    store = HangingStore(Path(settings.repository), records=settings.hangs_after_pictures)
+    store = HangingStore(Path(settings.repository), records=settings.hangs_after_backups)
     listener = BackupListener(show.checkpoint, store, job="show")
     show.start("sink", listener=listener, before=hang).awaitTermination()
 

@@ -57,20 +57,20 @@ def interrupt(show: Show, repo: Repo, *, every: int, at_least: int) -> tuple[int
     """Run a query with a listener, until some batches are backed up; then lose its checkpoint.
 
     Returns:
-        An older batch of which there is a picture, and the newest. On a busy machine a listener skips batches.
+        An older batch of which there is a backup, and the newest. On a busy machine a listener skips batches.
     """
     with BackupListener(show.checkpoint, repo.url, every=every, at_end=False) as listener:
         running = show.start("sink", listener=listener)
         try:
             assert listener.wait(LONG_S, batch=0), listener.last_error
             assert listener.last_backup is not None
-            older: int = listener.last_backup.picture.batch
+            older: int = listener.last_backup.backup.batch
             assert listener.wait(LONG_S, batch=max(at_least, older + 1)), listener.last_error
         finally:
             running.stop()
     assert listener.last_error is None
     shutil.rmtree(show.checkpoint)
-    return older, listener.last_backup.picture.batch
+    return older, listener.last_backup.backup.batch
 
 
 def assert_resumes(show: Show, checkpoint: Path, expected: Results, sink: str) -> None:
@@ -88,7 +88,7 @@ def assert_resumes(show: Show, checkpoint: Path, expected: Results, sink: str) -
     [AGGREGATION, *(pytest.param(query, marks=pytest.mark.soak) for query in (join(2), TRANSFORM))],
     ids=lambda query: query.name,
 )
-def test_a_lost_query_goes_on_from_a_picture_taken_while_it_ran(
+def test_a_lost_query_goes_on_from_a_backup_taken_while_it_ran(
     spark: SparkSession, tmp_path: Path, url: str, query: Query
 ) -> None:
     show = Show(spark, query, tmp_path / "show", {FORMAT: "2"}, batches=4)
@@ -99,7 +99,7 @@ def test_a_lost_query_goes_on_from_a_picture_taken_while_it_ran(
         nonlocal batch
         # Within batch 2: its offsets are written, its state is partly there, and it is not committed.
         if number == 2 and batch < 0:
-            batch = backup_on_spark(spark, url, show.checkpoint).picture.batch
+            batch = backup_on_spark(spark, url, show.checkpoint).backup.batch
 
     running = show.start("sink", before=back_up)
     show.wait_for(2, running)
@@ -147,7 +147,7 @@ def test_what_a_source_knows_of_later_batches_does_not_make_one_of_them(
     show.forget_commits(batch + 1)
     with SyncRepository.open(url) as repository:
         made = repository.loop.run(backup_checkpoint(repository.asynchronous, show.checkpoint))
-        assert made.picture.batch == batch
+        assert made.backup.batch == batch
         for replayed in (False, True):
             name = "replayed" if replayed else "plain"
             repository.loop.run(restore_checkpoint(repository.asynchronous, tmp_path / name, replayed=replayed))
@@ -159,7 +159,7 @@ def test_what_a_source_knows_of_later_batches_does_not_make_one_of_them(
 def test_a_restored_query_is_backed_up_in_turn(
     spark: SparkSession, tmp_path: Path, url: str, state_format: str
 ) -> None:
-    """Lost three times, and each time restored from a picture of the restored one."""
+    """Lost three times, and each time restored from a backup of the restored one."""
     show = Show(spark, AGGREGATION, tmp_path / "show", {FORMAT: state_format}, batches=12)
     expected = show.run("expected", tmp_path / "uninterrupted")
     checkpoint = show.checkpoint

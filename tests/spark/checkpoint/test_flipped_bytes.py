@@ -26,7 +26,7 @@ PLACES: Final = [MIDDLE, *(pytest.param(place, marks=pytest.mark.soak) for place
 
 
 class Bench:
-    """A checkpoint that Spark has written, a repository with its picture, and a command line."""
+    """A checkpoint that Spark has written, a repository with its backup, and a command line."""
 
     def __init__(self, root: Path, checkpoint: Path) -> None:
         self.root = root

@@ -19,7 +19,7 @@ from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
 from engine.repository.sync import SyncRepository
 from index.snapshot.model import Scope
-from index.spark.checkpoint import decode_picture
+from index.spark.checkpoint import decode_checkpoint_backup
 from tests.doubles import InterposedStore
 from tests.spark.checkpoint.doomed_driver import IN_BACKUP, IN_BATCH, Settings
 from tests.spark.checkpoint.shows import DEADLINE_S, Show
@@ -66,7 +66,7 @@ def test_a_query_that_was_killed_in_a_batch_during_a_backup_goes_on(
         state_format=state_format,
         batches=show.batches,
         hangs_in_batch=4,
-        hangs_after_pictures=1,
+        hangs_after_backups=1,
     )
     settings.write_bytes(msgspec.json.encode(told))
     command = [sys.executable, "-m", "tests.spark.checkpoint.doomed_driver", str(settings)]
@@ -87,11 +87,11 @@ def test_a_query_that_was_killed_in_a_batch_during_a_backup_goes_on(
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
     assert driver.returncode == -signal.SIGKILL
-    assert made.picture.batch == 3
+    assert made.backup.batch == 3
     shutil.rmtree(show.checkpoint)
     with SyncRepository.open(url) as repository:
-        taken = [decode_picture(commit.record.offsets) for commit in repository.commits(Scope("show"))]
-        batches = sorted(picture.batch for picture in taken if picture is not None)
+        taken = [decode_checkpoint_backup(commit.record.offsets) for commit in repository.commits(Scope("show"))]
+        batches = sorted(backup.batch for backup in taken if backup is not None)
         assert len(batches) == 2
         for batch in batches:
             name = f"from-{batch}"

@@ -25,7 +25,7 @@ from blobstore.local.store import LocalStore
 from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
 from engine.spark.checkpoint.listener import BackupListener
-from index.spark.checkpoint import decode_picture
+from index.spark.checkpoint import decode_checkpoint_backup
 from index.spark.query_logs import decode_query_id, encode_query_id
 from tests.doubles import InterposedStore
 from tests.spark.checkpoint.shows import Show, flip_byte, wait_until
@@ -122,12 +122,12 @@ def store(url: str) -> SlowStore:
 
 
 def batches_of(url: str) -> list[int]:
-    """The batches whose pictures a repository has, in the order in which they were taken."""
+    """The batches whose backups a repository has, in the order in which they were taken."""
     with SyncRepository.open(url) as repository:
         (scope,) = repository.scopes()
         commits = sorted(repository.commits(scope), key=lambda commit: commit.record.number)
-    pictures = [decode_picture(commit.record.offsets) for commit in commits]
-    return [picture.batch for picture in pictures if picture is not None]
+    backups = [decode_checkpoint_backup(commit.record.offsets) for commit in commits]
+    return [backup.batch for backup in backups if backup is not None]
 
 
 def has_failed(listener: BackupListener) -> bool:
@@ -143,14 +143,14 @@ def test_a_backup_follows_every_nth_batch(query: Query, url: str) -> None:
             assert listener.wait(LONG_S)
         assert listener.backups == 2
         assert listener.last_backup is not None
-        assert listener.last_backup.picture.batch == 3
+        assert listener.last_backup.backup.batch == 3
         query.end(listener)
     assert listener.backups == 3
     assert listener.last_error is None
     assert batches_of(url) == [1, 3, 4]
 
 
-def test_the_end_of_a_query_adds_nothing_to_a_picture_of_its_last_batch(query: Query, url: str) -> None:
+def test_the_end_of_a_query_adds_nothing_to_a_backup_of_its_last_batch(query: Query, url: str) -> None:
     with BackupListener(query.checkpoint, url) as listener:
         query.commit(0, tell=listener)
         assert listener.wait(LONG_S, batch=0)
@@ -232,11 +232,11 @@ def test_a_new_query_in_the_same_place_is_followed(query: Query, url: str) -> No
         query.commit(0, tell=listener)
         assert listener.wait(LONG_S)
         assert listener.last_backup is not None
-        assert listener.last_backup.picture.query_id == str(first)
+        assert listener.last_backup.backup.query_id == str(first)
         assert not listener.wait(0.01, batch=0)
         query.commit(1, tell=listener)
         assert listener.wait(LONG_S, batch=1)
-        assert listener.last_backup.picture.query_id == str(query.id)
+        assert listener.last_backup.backup.query_id == str(query.id)
         assert listener.last_error is None
 
 
@@ -256,10 +256,10 @@ def test_a_query_that_comes_back_to_the_place_is_followed(query: Query, url: str
         query.commit(0, tell=listener)
         assert listener.wait(LONG_S, batch=0)
         assert listener.last_backup is not None
-        assert listener.last_backup.picture.query_id == str(other)
+        assert listener.last_backup.backup.query_id == str(other)
 
 
-def test_a_fresh_listener_counts_from_the_newest_picture(query: Query, url: str) -> None:
+def test_a_fresh_listener_counts_from_the_newest_backup(query: Query, url: str) -> None:
     with BackupListener(query.checkpoint, url, every=4) as listener:
         query.commit(*range(4), tell=listener)
     with BackupListener(query.checkpoint, url, every=4, at_end=False) as listener:
@@ -303,7 +303,7 @@ def test_what_could_not_be_judged_is_judged_later(query: Query, url: str, *, end
     assert batches_of(url) == [0]
 
 
-def test_nobody_waits_for_a_picture_that_cannot_be_taken(query: Query, tmp_path: Path) -> None:
+def test_nobody_waits_for_a_backup_that_cannot_be_taken(query: Query, tmp_path: Path) -> None:
     listener = BackupListener(query.checkpoint, f"file://{tmp_path / 'nowhere'}")
     query.commit(0, tell=listener)
     assert not listener.wait(batch=0)

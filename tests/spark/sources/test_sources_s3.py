@@ -1,4 +1,4 @@
-"""State on a real S3 server: a checkpoint there, and a picture in a repository there."""
+"""State on a real S3 server: a checkpoint there, and a backup in a repository there."""
 
 import asyncio
 import shutil

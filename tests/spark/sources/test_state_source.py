@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from engine.checkpoint.backup import backup_checkpoint
 from engine.repository.repository import Repository
 from engine.spark.sources.register import register_sources
-from index.spark.checkpoint import decode_picture
+from index.spark.checkpoint import decode_checkpoint_backup
 from index.spark.query_logs import JOIN_STORES
 from tests.spark.sources.reading import RICH, by_spark, by_us, ran, reading_session, rows_of, types_of
 from tests.spark.state.forms import StateRow
@@ -75,19 +75,19 @@ def test_each_store_of_a_join_is_a_table_and_all_together_are_bytes(joined: Stat
     assert counts[store] == by_us(session, joined, store=store, rows="bytes").count()
 
 
-def test_a_picture_is_read_as_the_checkpoint_it_is_of(counted: StatefulQuery, tmp_path: Path, url: str) -> None:
+def test_a_backup_is_read_as_the_checkpoint_it_is_of(counted: StatefulQuery, tmp_path: Path, url: str) -> None:
     async def backup() -> int:
         async with await Repository.open(url) as repository:
             commit = (await backup_checkpoint(repository, counted.checkpoint, job="query")).commit
-        picture = decode_picture(commit.record.offsets)
-        assert picture is not None
-        return picture.oldest_batch
+        backup = decode_checkpoint_backup(commit.record.offsets)
+        assert backup is not None
+        return backup.oldest_batch
 
     oldest = asyncio.run(backup())
     session = reading_session(counted)
     read = session.read.format("tidemark_state").option("repository", url)
     assert rows_of(read.load()) == rows_of(by_us(session, counted))
-    with pytest.raises(PySparkException, match="has no picture"):
+    with pytest.raises(PySparkException, match="has no backup"):
         read.option("job", "other").load()
     older = read.option("job", "query").option("batch", oldest).option("partition", "1").load()
     assert rows_of(older) == rows_of(by_us(session, counted, batch=oldest, partition=1))

@@ -1,7 +1,7 @@
 """Trees of files as plain dicts, and the values that a scan, an upload and a backup would make of them.
 
 A tree maps names to bytes (a file) or to another tree (a directory). Stored bytes go to a dict by blob key, so that a
-test can read a snapshot back and compare it with the tree that it is a picture of.
+test can read a snapshot back and compare it with the tree that it describes.
 """
 
 import hashlib
@@ -226,7 +226,7 @@ def dir_modes(directory: DirIndex | LocalDir, path: Path = ()) -> dict[Path, int
 
 
 def read_back(directory: DirIndex, store: Mapping[str, bytes]) -> dict[str, bytes | Tree]:
-    """The tree that a snapshot is a picture of, from stored bytes alone."""
+    """The tree that a snapshot describes, from stored bytes alone."""
     tree: dict[str, bytes | Tree] = {}
     for file in directory.files_present:
         tree[file.name] = read_file(file, store)

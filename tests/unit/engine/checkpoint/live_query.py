@@ -153,8 +153,8 @@ def all_rows(partition: int, version: int) -> Rows:
     return rows
 
 
-async def restore_picture(repository: Repository, commit: Commit, target: Path) -> Path:
-    """Everything that a picture has, where it was in the checkpoint."""
+async def restore_backup(repository: Repository, commit: Commit, target: Path) -> Path:
+    """Everything that a backup has, where it was in the checkpoint."""
     await repository.restore(commit, target, task=QUERY_TASK, store=QUERY_STORE)
     for reference in commit.record.stores:
         store = StoreId.parse(reference.task, reference.store)

@@ -1,4 +1,4 @@
-"""A picture has what a batch takes, nothing else, and nothing that is damaged (design 0005, section 2)."""
+"""A backup has what a batch takes, nothing else, and nothing that is damaged (design 0005, section 2)."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
+from engine.checkpoint.backup import CheckpointBackupResult, backup_checkpoint
 from engine.checkpoint.backup_preview import preview_backup
 from engine.checkpoint.naming import DAMAGE_HINT
 from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
@@ -19,7 +19,7 @@ from engine.settings import TransferSettings
 from index.errors import FileChecksumError, FormatError, UnsafeNameError
 from index.snapshot.contents import files_of
 from index.snapshot.model import FileIndex, Scope
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, decode_picture
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, decode_checkpoint_backup
 from index.spark.query_logs import (
     BatchCommit,
     BatchOffsets,
@@ -35,7 +35,7 @@ from tests.unit.engine.checkpoint.live_query import (
     NewQuery,
     check_rows,
     names_below,
-    restore_picture,
+    restore_backup,
     stats_below,
 )
 
@@ -47,7 +47,7 @@ PLAIN = TransferSettings(inline_file_bytes_max=0, pack_file_bytes_max=0, pack_by
 
 
 async def files_in(
-    repository: Repository, done: CheckpointBackup, task: str, store: str = "default"
+    repository: Repository, done: CheckpointBackupResult, task: str, store: str = "default"
 ) -> dict[str, FileIndex]:
     reference = done.commit.store(task, store)
     assert reference is not None
@@ -62,14 +62,14 @@ async def test_what_is_restored_is_the_query_at_its_newest_batch(
     query = new_query(remote=remote, format_version=format_version)
     await query.run(8)
     done = await backup_checkpoint(repository, query.location)
-    assert (done.picture.batch, done.is_new, done.attempts) == (7, True, 1)
-    assert done.picture.query_id == query.query_id
+    assert (done.backup.batch, done.is_new, done.attempts) == (7, True, 1)
+    assert done.backup.query_id == query.query_id
     assert done.commit.scope == Scope(f"spark-{query.query_id}")
-    assert decode_picture(done.commit.record.offsets) == done.picture
+    assert decode_checkpoint_backup(done.commit.record.offsets) == done.backup
     assert done.commit.record.version == 8
     ids = [s.unique_id for s in done.commit.record.stores if s.task != QUERY_TASK]
     assert format_version == 1 or ids == query.ids(8)
-    target = await restore_picture(repository, done.commit, tmp_path / "restored")
+    target = await restore_backup(repository, done.commit, tmp_path / "restored")
     await check_rows(target, tmp_path, batch=7)
 
 
@@ -101,13 +101,13 @@ async def test_it_has_what_the_batch_takes_and_nothing_else(
     logs = {f"commits/{n}" for n in (5, 6)} | {f"offsets/{n}" for n in (4, 5, 6, 7)}
     others = {"metadata", "sources/0/0", "state/0/_metadata/metadata"}
     assert set(await files_in(repository, done, QUERY_TASK, QUERY_STORE)) == logs | others
-    assert (done.picture.batch, done.picture.oldest_batch) == (6, 5)
+    assert (done.backup.batch, done.backup.oldest_batch) == (6, 5)
     index = await read_index(repository.store, done.commit.record.stores[0].index)
     assert [(item.version, item.unique_id) for item in index.metadata.lineage] == [(6, ids[6])]
-    assert done.picture.location == str(query.root)
+    assert done.backup.location == str(query.root)
 
 
-async def test_a_store_that_the_query_has_no_longer_is_in_no_new_picture(
+async def test_a_store_that_the_query_has_no_longer_is_in_no_new_backup(
     new_query: NewQuery, tmp_path: Path, repository: Repository
 ) -> None:
     """Design 0006, F3."""
@@ -131,7 +131,7 @@ async def test_a_state_that_begins_with_nothing_can_be_restored_from_the_first_b
     query = new_query(deltas_per_snapshot=100)
     await query.run(4)
     done = await backup_checkpoint(repository, query.root)
-    assert (done.picture.batch, done.picture.oldest_batch) == (3, 0)
+    assert (done.backup.batch, done.backup.oldest_batch) == (3, 0)
 
 
 async def test_batches_whose_logs_were_purged_cannot_be_restored(
@@ -140,7 +140,7 @@ async def test_batches_whose_logs_were_purged_cannot_be_restored(
     query = new_query(deltas_per_snapshot=100)
     await query.run(4)
     (query.root / "commits/1").unlink()
-    assert (await backup_checkpoint(repository, query.root)).picture.oldest_batch == 2
+    assert (await backup_checkpoint(repository, query.root)).backup.oldest_batch == 2
 
 
 @both_formats
@@ -166,11 +166,11 @@ def write_logs(root: Path, *, batches: int, commit: BatchCommit | None = None) -
     return root
 
 
-async def test_a_query_without_state_has_a_picture_of_its_logs(tmp_path: Path, repository: Repository) -> None:
+async def test_a_query_without_state_has_a_backup_of_its_logs(tmp_path: Path, repository: Repository) -> None:
     root = write_logs(tmp_path / "query", batches=2)
     done = await backup_checkpoint(repository, root)
-    assert (done.picture.batch, done.picture.oldest_batch, done.state.stores) == (1, 1, 0)
-    target = await restore_picture(repository, done.commit, tmp_path / "restored")
+    assert (done.backup.batch, done.backup.oldest_batch, done.state.stores) == (1, 1, 0)
+    target = await restore_backup(repository, done.commit, tmp_path / "restored")
     assert names_below(target) == {"metadata", "offsets/0", "offsets/1", "commits/1"}
     assert not (await backup_checkpoint(repository, root)).is_new
 
@@ -197,7 +197,7 @@ class TestAgain:
             # A list, the zip, the schema, the new changelog; with ids two checksums, without the older changelog, which
             # may be another one by now, and a list to see whether it has become one.
             assert second.state.source_requests == 6
-        target = await restore_picture(repository, second.commit, tmp_path / "restored")
+        target = await restore_backup(repository, second.commit, tmp_path / "restored")
         await check_rows(target, tmp_path, batch=7, partitions=1)
 
     @both_formats
@@ -214,7 +214,7 @@ class TestAgain:
         done = await backup_checkpoint(repository, query.root)
         assert (preview.batch, preview.is_taken, preview.files) == (6, False, done.state.files)
         assert done.state.files_added <= preview.files_new < preview.files
-        target = await restore_picture(repository, done.commit, tmp_path / "restored")
+        target = await restore_backup(repository, done.commit, tmp_path / "restored")
         await check_rows(target, tmp_path, batch=6, partitions=1)
 
     async def test_the_same_batch_is_told_and_nothing_is_written(
@@ -227,7 +227,7 @@ class TestAgain:
         assert isinstance(store, InterposedStore)
         store.requests.clear()
         again = await backup_checkpoint(repository, query.root)
-        assert (again.is_new, again.commit.pointer, again.picture) == (False, first.commit.pointer, first.picture)
+        assert (again.is_new, again.commit.pointer, again.backup) == (False, first.commit.pointer, first.backup)
         assert not [request for request in store.requests if request[0].startswith("put")]
 
     @both_formats
@@ -239,8 +239,8 @@ class TestAgain:
         await backup_checkpoint(repository, query.root)
         await query.run(1, commit=False)
         done = await backup_checkpoint(repository, query.root)
-        assert (done.is_new, done.picture.batch) == (True, 3)
-        target = await restore_picture(repository, done.commit, tmp_path / "restored")
+        assert (done.is_new, done.backup.batch) == (True, 3)
+        target = await restore_backup(repository, done.commit, tmp_path / "restored")
         assert (target / "offsets/4").exists()
         assert not (await backup_checkpoint(repository, query.root)).is_new
         # The query was taken back to the end of the batch.
@@ -258,13 +258,13 @@ class TestAgain:
         (root / "offsets/1").write_bytes(encode_offsets(BatchOffsets(timestamp_ms=99)))
         done = await backup_checkpoint(repository, root)
         assert done.is_new
-        target = await restore_picture(repository, done.commit, tmp_path / "restored")
+        target = await restore_backup(repository, done.commit, tmp_path / "restored")
         assert (target / "offsets/1").read_bytes() == (root / "offsets/1").read_bytes()
 
 
 class TestRefused:
     @pytest.mark.parametrize("made", [(), ("metadata",), ("metadata", "offsets/0")], ids=["nothing", "id", "offsets"])
-    async def test_a_checkpoint_without_a_committed_batch_has_no_picture(
+    async def test_a_checkpoint_without_a_committed_batch_has_no_backup(
         self, tmp_path: Path, repository: Repository, made: tuple[str, ...]
     ) -> None:
         data = {"metadata": encode_query_id("q"), "offsets/0": encode_offsets(BatchOffsets())}
@@ -286,7 +286,7 @@ class TestRefused:
         store = repository.store
         assert isinstance(store, InterposedStore)
         store.requests.clear()
-        for job, message in (("flights", f"query {query.query_id}, and this is"), ("plain", "no picture")):
+        for job, message in (("flights", f"query {query.query_id}, and this is"), ("plain", "no checkpoint backup")):
             with pytest.raises(UsageError, match=message):
                 await backup_checkpoint(repository, other.root, job=job)
         assert not [request for request in store.requests if request[0].startswith("put")]
@@ -339,7 +339,7 @@ class TestCopies:
         await query.run(2)
         further = shutil.move(query.root, tmp_path / "further")
         done = await backup_checkpoint(repository, further)
-        assert (done.picture.batch, done.commit.record.predecessor) == (4, first.commit.pointer)
+        assert (done.backup.batch, done.commit.record.predecessor) == (4, first.commit.pointer)
 
     async def test_a_query_that_was_taken_back_where_it_stands_is_no_copy(
         self, new_query: NewQuery, tmp_path: Path, repository: Repository
@@ -351,7 +351,7 @@ class TestCopies:
         await backup_checkpoint(repository, query.root)
         shutil.rmtree(query.root)
         older.rename(query.root)
-        assert (await backup_checkpoint(repository, query.root)).picture.batch == 2
+        assert (await backup_checkpoint(repository, query.root)).backup.batch == 2
 
 
 def flip(path: Path, at: int) -> None:
@@ -376,7 +376,7 @@ class TestDamage:
             ("state/0/_metadata/metadata", 4),
         ],
     )
-    async def test_what_is_not_whole_is_named_and_older_pictures_stay(
+    async def test_what_is_not_whole_is_named_and_older_backups_stay(
         self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path], pattern: str, at: int
     ) -> None:
         query = tmp_path / "query"
@@ -393,7 +393,7 @@ class TestDamage:
         newest_commit = await repository.latest(older.commit.scope)
         assert newest_commit is not None
         assert newest_commit.pointer == older.commit.pointer
-        target = await restore_picture(repository, older.commit, tmp_path / "restored")
+        target = await restore_backup(repository, older.commit, tmp_path / "restored")
         await check_rows(target, tmp_path, batch=4)
 
     async def test_a_log_that_can_still_be_read_has_to_fit_the_checksum_that_hadoop_wrote(
@@ -462,7 +462,7 @@ class TestDamage:
 class TestStateThatIsGone:
     @both_formats
     @pytest.mark.parametrize("gone", ["state/0/_metadata", "state"])
-    async def test_a_picture_without_it_is_refused(
+    async def test_a_backup_without_it_is_refused(
         self, new_query: NewQuery, repository: Repository, format_version: int, gone: str
     ) -> None:
         query = new_query(format_version=format_version, partitions=1)
@@ -470,7 +470,7 @@ class TestStateThatIsGone:
         await backup_checkpoint(repository, query.root)
         await query.run(1)
         shutil.rmtree(query.root / gone)
-        # Without ids and without `state/` only an older picture tells that there was some.
+        # Without ids and without `state/` only an older backup tells that there was some.
         jobs = (None,) if (format_version, gone) == (1, "state") else (None, "fresh")
         for job in jobs:
             with pytest.raises(DamagedError, match="has no state, and" if len(jobs) == 1 else "state/0/_metadata"):
@@ -498,7 +498,7 @@ class TestStateThatIsGone:
 
 
 class TestOldestBatch:
-    """Every batch that a picture says it has can be gone on from."""
+    """Every batch that a backup says it has can be gone on from."""
 
     @pytest.mark.parametrize(
         "missing, oldest", [("offsets/4", 6), ("offsets/5", 7), ("commits/6", 7), ("offsets/3", 5)]
@@ -508,9 +508,9 @@ class TestOldestBatch:
     ) -> None:
         query = tmp_path / "query"
         shutil.copytree(checkpoints[8], query)
-        assert (await backup_checkpoint(repository, query)).picture.oldest_batch == 5
+        assert (await backup_checkpoint(repository, query)).backup.oldest_batch == 5
         (query / missing).unlink()
-        assert (await backup_checkpoint(repository, query, job="another")).picture.oldest_batch == oldest
+        assert (await backup_checkpoint(repository, query, job="another")).backup.oldest_batch == oldest
 
     async def test_the_newest_batch_goes_on(
         self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path]
@@ -521,10 +521,10 @@ class TestOldestBatch:
         with pytest.raises(DamagedError, match="offsets/6: is not there, and without it the query does not go on"):
             await backup_checkpoint(repository, query)
         shutil.copy(query / "offsets/7", query / "offsets/8")
-        assert (await backup_checkpoint(repository, query)).picture.oldest_batch == 7
+        assert (await backup_checkpoint(repository, query)).backup.oldest_batch == 7
 
     @in_both_places
-    async def test_its_commits_name_the_states_that_the_picture_has(
+    async def test_its_commits_name_the_states_that_the_backup_has(
         self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path], remote: bool
     ) -> None:
         query = tmp_path / "query"
@@ -534,7 +534,7 @@ class TestOldestBatch:
         commit.write_bytes(data.replace(b"-4", b"-5"))
         assert commit.read_bytes() != data
         done = await backup_checkpoint(repository, await in_memory(query) if remote else query)
-        assert done.picture.oldest_batch == 6
+        assert done.backup.oldest_batch == 6
         assert "commits/5" not in await files_in(repository, done, QUERY_TASK, QUERY_STORE)
         commit.write_bytes(data.replace(b"-4", b"/4"))
         with pytest.raises(UnsafeNameError, match="commits/5: unique id"):

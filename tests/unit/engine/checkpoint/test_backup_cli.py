@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from blobstore.errors import StoreUnavailableError
-from engine.checkpoint.backup import CheckpointBackup
+from engine.checkpoint.backup import CheckpointBackupResult
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli import tidemark
 from engine.cli.cmd import spark_backup as spark_backup_module
@@ -85,7 +85,7 @@ def test_damage_has_its_exit_code_and_names_the_file(run: Run, checkpoint: Path)
     assert sst.name in result.stderr
 
 
-def test_what_is_gone_from_the_repository_is_sent_again_and_meanwhile_an_older_picture_is_taken(
+def test_what_is_gone_from_the_repository_is_sent_again_and_meanwhile_an_older_backup_is_taken(
     run: Run, checkpoint: Path, checkpoints: dict[int, Path], tmp_path: Path
 ) -> None:
     run("spark", "backup", str(checkpoint))
@@ -98,7 +98,7 @@ def test_what_is_gone_from_the_repository_is_sent_again_and_meanwhile_an_older_p
             path.unlink()
     refused = run("spark", "restore", "repository", "restored")
     assert refused.exit_code == ExitCode.DAMAGED
-    assert "the picture of batch 4 is the newest of which everything is there" in refused.stderr
+    assert "the backup of batch 4 is the newest of which everything is there" in refused.stderr
     assert "batch 4 of query" in run("spark", "restore", "repository", "restored", "--or-newest-complete").stdout
     assert "nothing to do" in run("spark", "backup", str(checkpoint)).stdout
     assert ": commit 3 of" in run("spark", "backup", str(checkpoint), "--check-retained").stdout
@@ -113,7 +113,7 @@ class Interrupted(KeyboardInterrupt):
     "error",
     [
         StoreUnavailableError("busy", operation="get"),
-        ConflictError("another picture", operation="commit"),
+        ConflictError("another backup", operation="commit"),
         CommitUnknownError("no answer", operation="commit"),
         CommitDamagedError("is gone", operation="commit"),
         QueryMovedOnError("read 3 times", operation="backup"),
@@ -128,7 +128,7 @@ def test_a_watch_goes_on_after_what_passes(
     taken = spark_backup_module._take
     turns: list[Exception | None] = [error, None, error, None]
 
-    def take(*args: Any, **how: Any) -> CheckpointBackup:
+    def take(*args: Any, **how: Any) -> CheckpointBackupResult:
         if not turns:
             raise Interrupted
         failure = turns.pop(0)

@@ -1,4 +1,4 @@
-"""The query goes on while a picture is taken: what it takes away or overwrites is never half of one (0005, P6)."""
+"""The query goes on while a backup is made: what it takes away or overwrites is never half of one (0005, P6)."""
 
 import io
 import zipfile
@@ -20,7 +20,7 @@ from index.spark.checkpoint import QUERY_TASK
 from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.names import parse_state_name
 from tests.doubles import InterposedStore
-from tests.unit.engine.checkpoint.live_query import DELTAS, LiveQuery, NewQuery, check_rows, restore_picture
+from tests.unit.engine.checkpoint.live_query import DELTAS, LiveQuery, NewQuery, check_rows, restore_backup
 from tests.unit.engine.checkpoint.test_backup import both_formats, in_both_places
 
 Move = Callable[[], Awaitable[None]]
@@ -67,8 +67,8 @@ async def test_files_that_vanish_make_it_begin_again_at_the_newest_batch(
     else:
         at_upload(repository, go_on)
     done = await backup_checkpoint(repository, query.location, stores_at_once=1)
-    assert (done.picture.batch, done.attempts) == (9, 2)
-    target = await restore_picture(repository, done.commit, tmp_path / "restored")
+    assert (done.backup.batch, done.attempts) == (9, 2)
+    target = await restore_backup(repository, done.commit, tmp_path / "restored")
     await check_rows(target, tmp_path, batch=9)
 
 
@@ -89,12 +89,12 @@ async def test_a_file_without_an_id_that_is_overwritten_meanwhile_is_refused(
 
     at_upload(repository, overwrite)
     done = await backup_checkpoint(repository, query.location)
-    assert (done.picture.batch, done.attempts) == (4, 2)
-    target = await restore_picture(repository, done.commit, tmp_path / "restored")
+    assert (done.backup.batch, done.attempts) == (4, 2)
+    target = await restore_backup(repository, done.commit, tmp_path / "restored")
     await check_rows(target, tmp_path, batch=4, partitions=1)
 
 
-async def test_a_file_that_was_overwritten_between_two_pictures_is_told_by_its_content(
+async def test_a_file_that_was_overwritten_between_two_backups_is_told_by_its_content(
     new_query: NewQuery, tmp_path: Path, repository: Repository
 ) -> None:
     query = new_query(format_version=1, partitions=1, deltas_per_snapshot=100)
@@ -109,7 +109,7 @@ async def test_a_file_that_was_overwritten_between_two_pictures_is_told_by_its_c
     await backup_checkpoint(repository, query.root)
     newest = await repository.latest((await repository.scopes())[0])
     assert newest is not None
-    target = await restore_picture(repository, newest, tmp_path / "restored")
+    target = await restore_backup(repository, newest, tmp_path / "restored")
     assert (target / "state/0/0/4.changelog").read_bytes() == data
     assert before.st_ino != changelog.stat().st_ino
 
@@ -157,8 +157,8 @@ async def test_a_zip_that_is_uploaded_twice_meanwhile_is_looked_at_once_more(
     # The checksum is fetched before the zip: the old one, which does not fit it.
     query.files.after("get", f"{name}.crc", upload_the_rest)
     done = await backup_checkpoint(repository, query.location)
-    assert (done.picture.batch, done.attempts) == (3, 1)
-    target = await restore_picture(repository, done.commit, tmp_path / "restored")
+    assert (done.backup.batch, done.attempts) == (3, 1)
+    target = await restore_backup(repository, done.commit, tmp_path / "restored")
     assert (target / "state/0/0" / name).read_bytes() == again.getvalue()
     await check_rows(target, tmp_path, batch=3, partitions=1)
 
@@ -183,7 +183,7 @@ async def test_only_with_an_id_a_zip_may_go_once_it_was_read(
             await backup_checkpoint(repository, query.root)
     else:
         done = await backup_checkpoint(repository, query.root)
-        assert (done.picture.batch, done.attempts) == (3, 1)
+        assert (done.backup.batch, done.attempts) == (3, 1)
 
 
 async def test_what_is_missing_for_good_is_no_query_that_moves(new_query: NewQuery, repository: Repository) -> None:
@@ -223,7 +223,7 @@ async def test_the_files_of_the_query_are_read_after_the_stores(
     done = await backup_checkpoint(repository, query.root)
     target = tmp_path / "restored"
     await repository.restore(done.commit, target, task=QUERY_TASK, store="checkpoint")
-    assert (done.picture.batch, done.attempts) == (2, 1)
+    assert (done.backup.batch, done.attempts) == (2, 1)
     assert (target / "sources/0/1").exists()
     assert (target / "offsets/3").exists()
 
@@ -242,25 +242,25 @@ async def test_a_batch_that_is_run_again_meanwhile_is_not_mixed_with_its_first_r
 
     at_upload(repository, take_back)
     done = await backup_checkpoint(repository, query.root)
-    assert (done.picture.batch, done.attempts) == (3, 2)
+    assert (done.backup.batch, done.attempts) == (3, 2)
     assert done.commit.record.stores[0].unique_id == query.ids(4)[0]
-    target = await restore_picture(repository, done.commit, tmp_path / "restored")
+    target = await restore_backup(repository, done.commit, tmp_path / "restored")
     await check_rows(target, tmp_path, batch=3, partitions=1)
 
 
 async def test_known_files_of_a_pack_that_is_filled_anew_are_fetched(
     new_query: NewQuery, tmp_path: Path, repository: Repository
 ) -> None:
-    # Files that a picture takes over stand in a pack whose other files are gone from it before long.
+    # Files that a backup takes over stand in a pack whose other files are gone from it before long.
     settings = TransferSettings(inline_file_bytes_max=0)
     repository = await Repository.open(repository.store, settings=settings)
     query = new_query(remote=True, partitions=1, deltas_per_snapshot=8)
-    pictures = []
+    backups = []
     for _ in range(12):
         await query.run(3)
-        pictures.append(await backup_checkpoint(repository, query.location))
-    assert any(picture.state.bytes_uploaded > picture.state.bytes_added for picture in pictures)
-    target = await restore_picture(repository, pictures[-1].commit, tmp_path / "restored")
+        backups.append(await backup_checkpoint(repository, query.location))
+    assert any(backup.state.bytes_uploaded > backup.state.bytes_added for backup in backups)
+    target = await restore_backup(repository, backups[-1].commit, tmp_path / "restored")
     await check_rows(target, tmp_path, batch=query.batches - 1, partitions=1)
 
 
@@ -274,7 +274,7 @@ async def test_a_commit_whose_answer_is_lost_is_found(new_query: NewQuery, repos
     assert [commit.pointer for commit in await repository.commits(done.commit.scope)] == [done.commit.pointer]
 
 
-async def test_of_two_pictures_at_once_one_is_refused(new_query: NewQuery, repository: Repository) -> None:
+async def test_of_two_backups_at_once_one_is_refused(new_query: NewQuery, repository: Repository) -> None:
     query = new_query(partitions=1)
     await query.run(4)
     other = await Repository.open(repository.store)

@@ -1,11 +1,11 @@
-"""A picture of which something is missing: the next one heals it, a restore names one that is whole (0006, M1, M2)."""
+"""A backup of which something is missing: the next one heals it, a restore names one that is whole (0006, M1, M2)."""
 
 from pathlib import Path
 
 import pytest
 
 from blobstore.base import list_blobs
-from engine.checkpoint.backup import CheckpointBackup, backup_checkpoint
+from engine.checkpoint.backup import CheckpointBackupResult, backup_checkpoint
 from engine.checkpoint.restore import restore_checkpoint
 from engine.errors import CommitDamagedError, DamagedError, IncompleteError
 from engine.repository.repository import Repository
@@ -13,7 +13,7 @@ from engine.settings import TransferSettings
 from index.snapshot.contents import blob_keys, files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK
 from tests.doubles import InterposedStore
-from tests.unit.engine.checkpoint.live_query import LiveQuery, NewQuery, check_rows, restore_picture
+from tests.unit.engine.checkpoint.live_query import LiveQuery, NewQuery, check_rows, restore_backup
 
 in_both_places = pytest.mark.parametrize("remote", [False, True], ids=["directory", "store"])
 # Each file in a blob of its own, and everything in packs.
@@ -33,9 +33,9 @@ async def another_process(store: InterposedStore, pack_file_bytes_max: int = 0) 
     return await Repository.open(store, settings=settings)
 
 
-async def pictured(
+async def backed_up(
     store: InterposedStore, query: LiveQuery, batches: int, pack_file_bytes_max: int = 0
-) -> tuple[Repository, CheckpointBackup]:
+) -> tuple[Repository, CheckpointBackupResult]:
     """The query after these batches, backed up by another process."""
     await query.run(batches)
     repository = await another_process(store, pack_file_bytes_max)
@@ -43,32 +43,32 @@ async def pictured(
 
 
 async def blobs_of(
-    repository: Repository, done: CheckpointBackup, task: str = "0-0", name: str = "default"
+    repository: Repository, done: CheckpointBackupResult, task: str = "0-0", name: str = "default"
 ) -> set[str]:
     reference = done.commit.store(task, name)
     assert reference is not None
     return set(blob_keys(await repository.read_index(reference.index)))
 
 
-async def check_whole(repository: Repository, done: CheckpointBackup, query: LiveQuery, directory: Path) -> None:
+async def check_whole(repository: Repository, done: CheckpointBackupResult, query: LiveQuery, directory: Path) -> None:
     assert not (await repository.verify([done.commit])).problems
-    target = await restore_picture(repository, done.commit, directory / "restored")
-    await check_rows(target, directory, batch=done.picture.batch)
+    target = await restore_backup(repository, done.commit, directory / "restored")
+    await check_rows(target, directory, batch=done.backup.batch)
 
 
 @in_both_places
 @FORMS
-async def test_a_picture_of_the_same_batch_is_taken_again_where_something_is_missing(
+async def test_a_backup_of_the_same_batch_is_taken_again_where_something_is_missing(
     new_query: NewQuery, tmp_path: Path, store: InterposedStore, remote: bool, pack_file_bytes_max: int
 ) -> None:
     query = new_query(remote=remote)
-    repository, first = await pictured(store, query, 7, pack_file_bytes_max)
+    repository, first = await backed_up(store, query, 7, pack_file_bytes_max)
     gone = await blobs_of(repository, first) | await blobs_of(repository, first, QUERY_TASK, QUERY_STORE)
     await store.inner.delete(sorted(gone))
     repository = await another_process(store, pack_file_bytes_max)
     assert not (await backup_checkpoint(repository, query.location)).is_new
     healed = await backup_checkpoint(repository, query.location, check_retained=True)
-    assert (healed.is_new, healed.picture.batch) == (True, 6)
+    assert (healed.is_new, healed.backup.batch) == (True, 6)
     assert not (await backup_checkpoint(repository, query.location, check_retained=True)).is_new
     await check_whole(repository, healed, query, tmp_path)
 
@@ -79,41 +79,41 @@ async def test_what_the_next_batch_retains_is_sent_again(
     new_query: NewQuery, tmp_path: Path, store: InterposedStore, remote: bool, pack_file_bytes_max: int
 ) -> None:
     query = new_query(remote=remote)
-    repository, first = await pictured(store, query, 7, pack_file_bytes_max)
+    repository, first = await backed_up(store, query, 7, pack_file_bytes_max)
     await store.inner.delete(sorted(await blobs_of(repository, first)))
     await query.run(1)
     repository = await another_process(store, pack_file_bytes_max)
     healed = await backup_checkpoint(repository, query.location, check_retained=True)
-    assert healed.picture.batch == 7
+    assert healed.backup.batch == 7
     await check_whole(repository, healed, query, tmp_path)
 
 
 @pytest.mark.parametrize("of_query", [False, True], ids=["a store's", "the query's"])
-async def test_an_index_that_is_missing_stops_no_picture(
+async def test_an_index_that_is_missing_stops_no_backup(
     new_query: NewQuery, tmp_path: Path, store: InterposedStore, of_query: bool
 ) -> None:
     query = new_query()
-    _, first = await pictured(store, query, 7)
+    _, first = await backed_up(store, query, 7)
     reference = first.commit.store(*((QUERY_TASK, QUERY_STORE) if of_query else ("0-0", "default")))
     assert reference is not None
     await store.inner.delete([reference.index.key])
-    repository, healed = await pictured(store, query, 0 if of_query else 1)
+    repository, healed = await backed_up(store, query, 0 if of_query else 1)
     assert healed.is_new
     await check_whole(repository, healed, query, tmp_path)
 
 
-async def test_a_restore_names_the_picture_that_is_whole_and_takes_it_when_it_is_told(
+async def test_a_restore_names_the_backup_that_is_whole_and_takes_it_when_it_is_told(
     new_query: NewQuery, tmp_path: Path, store: InterposedStore
 ) -> None:
     query = new_query()
-    repository, first = await pictured(store, query, 4)
+    repository, first = await backed_up(store, query, 4)
     await query.run(4)
     second = await backup_checkpoint(repository, query.location)
     await store.inner.delete(sorted(await blobs_of(repository, second) - await blobs_of(repository, first)))
     target = tmp_path / "target"
     with pytest.raises(IncompleteError) as refused:
         await restore_checkpoint(repository, target)
-    assert "the picture of batch 3 is the newest of which everything is there" in refused.value.hint
+    assert "the backup of batch 3 is the newest of which everything is there" in refused.value.hint
     assert not target.exists()
     restored = await restore_checkpoint(repository, target, or_newest_complete=True)
     assert (restored.batch, restored.commit.pointer) == (3, first.commit.pointer)
@@ -124,18 +124,16 @@ async def test_told_to_take_a_whole_one_it_takes_the_one_that_was_asked_for_if_i
     new_query: NewQuery, tmp_path: Path, store: InterposedStore
 ) -> None:
     query = new_query()
-    repository, _ = await pictured(store, query, 4)
+    repository, _ = await backed_up(store, query, 4)
     await query.run(4)
     await backup_checkpoint(repository, query.location)
     restored = await restore_checkpoint(repository, tmp_path / "target", batch=3, or_newest_complete=True)
     assert restored.batch == 3
 
 
-async def test_where_no_picture_is_whole_it_says_so(
-    new_query: NewQuery, tmp_path: Path, store: InterposedStore
-) -> None:
+async def test_where_no_backup_is_whole_it_says_so(new_query: NewQuery, tmp_path: Path, store: InterposedStore) -> None:
     query = new_query()
-    repository, done = await pictured(store, query, 4)
+    repository, done = await backed_up(store, query, 4)
     reference = done.commit.record.stores[0]
     files = dict(files_of((await repository.read_index(reference.index)).dir))
     await store.inner.delete([blob.key for file in files.values() for blob in file.blobs])
@@ -146,7 +144,7 @@ async def test_where_no_picture_is_whole_it_says_so(
     assert "no commit of the job is whole" in refused.value.hint
 
 
-async def test_a_picture_whose_commit_was_damaged_as_it_was_made_is_taken_again(
+async def test_a_backup_whose_commit_was_damaged_as_it_was_made_is_taken_again(
     new_query: NewQuery, tmp_path: Path, store: InterposedStore
 ) -> None:
     query = new_query(remote=False)
@@ -161,6 +159,6 @@ async def test_a_picture_whose_commit_was_damaged_as_it_was_made_is_taken_again(
         await backup_checkpoint(await another_process(store), query.location)
     repository = await another_process(store)
     done = await backup_checkpoint(repository, query.location)
-    assert (done.is_new, done.picture.batch) == (True, 2)
+    assert (done.is_new, done.backup.batch) == (True, 2)
     assert not (await backup_checkpoint(await another_process(store), query.location)).is_new
     await check_whole(repository, done, query, tmp_path)

@@ -52,7 +52,7 @@ class World:
         await query.run(batches)
         return query
 
-    async def picture(self, query: WrittenQuery, job: str = "query") -> Commit:
+    async def back_up(self, query: WrittenQuery, job: str = "query") -> Commit:
         return (await backup_checkpoint(await self.repository(), query.root, job=job)).commit
 
     async def rows(self, checkpoint: Path, batch: int | None = None) -> Any:
@@ -82,7 +82,7 @@ async def test_a_restored_checkpoint_holds_the_newest_batch(
     world: World, format_version: Literal[1, 2], families: bool, replayed: bool
 ) -> None:
     query = await world.query(6, format_version=format_version, families=families)
-    await world.picture(query)
+    await world.back_up(query)
     expected = await world.rows(query.root)
     target = world.new_path()
 
@@ -103,7 +103,7 @@ async def test_a_query_goes_on_where_it_was_restored(
     world: World, format_version: Literal[1, 2], replayed: bool
 ) -> None:
     query = await world.query(6, format_version=format_version)
-    await world.picture(query)
+    await world.back_up(query)
     other = world.new_path()
     await restore_checkpoint(await world.repository(), other, replayed=replayed)
 
@@ -119,12 +119,12 @@ async def test_a_query_goes_on_where_it_was_restored(
 async def test_a_batch_in_the_middle_comes_back_with_nothing_newer(world: World, format_version: Literal[1, 2]) -> None:
     query = await world.query(5, format_version=format_version)  # with a snapshot of version 3
     expected = await world.rows(query.root, 3)
-    await world.picture(query)
+    await world.back_up(query)
     target = world.new_path()
 
     restored = await restore_checkpoint(await world.repository(), target, batch=3)
 
-    assert (restored.batch, restored.oldest_batch, restored.picture.batch) == (3, 2, 4)
+    assert (restored.batch, restored.oldest_batch, restored.backup.batch) == (3, 2, 4)
     assert await world.rows(target) == expected
     assert batches_in(target, "commits") == [2, 3]
     assert batches_in(target, "offsets") == [1, 2, 3, 4]
@@ -135,54 +135,54 @@ async def test_a_batch_in_the_middle_comes_back_with_nothing_newer(world: World,
 
 async def test_the_logs_of_a_replayed_one_have_its_batch_alone(world: World) -> None:
     query = await world.query(5)
-    await world.picture(query)
+    await world.back_up(query)
     target = world.new_path()
     restored = await restore_checkpoint(await world.repository(), target, replayed=True)
     assert (restored.oldest_batch, batches_in(target, "commits"), batches_in(target, "offsets")) == (4, [4], [3, 4])
 
 
-@pytest.mark.parametrize("batch, picture", [(2, 2), (4, 4), (3, 4), (5, 6), (None, 6)])
-async def test_the_picture_of_a_batch_or_the_oldest_later_one_is_used(
-    world: World, batch: int | None, picture: int
+@pytest.mark.parametrize("batch, backup", [(2, 2), (4, 4), (3, 4), (5, 6), (None, 6)])
+async def test_the_backup_of_a_batch_or_the_oldest_later_one_is_used(
+    world: World, batch: int | None, backup: int
 ) -> None:
     query = await world.query(1)
     for _ in range(3):
         await query.run(2)
-        await world.picture(query)
+        await world.back_up(query)
     restored = await restore_checkpoint(await world.repository(), world.new_path(), batch=batch)
-    assert restored.picture.batch == picture
+    assert restored.backup.batch == backup
     assert restored.batch == (6 if batch is None else batch)
 
 
-async def test_a_time_finds_the_picture_that_was_the_newest_then(world: World) -> None:
+async def test_a_time_finds_the_backup_that_was_the_newest_then(world: World) -> None:
     query = await world.query(2)
     repository = await world.repository()
-    first = await world.picture(query)
+    first = await world.back_up(query)
     world.clock.now_ms += 1000
     await query.run(1)
-    await world.picture(query)
+    await world.back_up(query)
     found = await restore_checkpoint(repository, world.new_path(), at_ms=first.committed_at_ms + 999)
     assert (found.commit.pointer, found.batch) == (first.pointer, 1)
-    with pytest.raises(NotFoundError, match="no picture has"):
+    with pytest.raises(NotFoundError, match="no backup has"):
         await restore_checkpoint(repository, world.new_path(), at_ms=1)
 
 
-async def test_a_batch_that_no_picture_has_is_told_with_those_that_there_are(world: World) -> None:
+async def test_a_batch_that_no_backup_has_is_told_with_those_that_there_are(world: World) -> None:
     query = await world.query(7)
-    await world.picture(query)
-    with pytest.raises(NotFoundError, match="no picture has batch 2") as caught:
+    await world.back_up(query)
+    with pytest.raises(NotFoundError, match="no backup has batch 2") as caught:
         await restore_checkpoint(await world.repository(), world.new_path(), batch=2)
     assert "6" in caught.value.hint
 
 
 async def test_the_only_job_need_not_be_named(world: World) -> None:
     repository = await world.repository()
-    with pytest.raises(NotFoundError, match="no picture of a checkpoint"):
+    with pytest.raises(NotFoundError, match="no checkpoint backup"):
         await restore_checkpoint(repository, world.new_path())
     query = await world.query(2)
-    await world.picture(query, job="one")
+    await world.back_up(query, job="one")
     assert (await restore_checkpoint(repository, world.new_path())).job == "one"
-    await world.picture(query, job="two")
+    await world.back_up(query, job="two")
     with pytest.raises(UsageError, match="more than one job") as caught:
         await restore_checkpoint(repository, world.new_path())
     assert f"one: {query.root}, batch 1" in caught.value.hint
@@ -191,7 +191,7 @@ async def test_the_only_job_need_not_be_named(world: World) -> None:
 
 async def test_schema_files_are_named_where_they_are_now(world: World) -> None:
     query = await world.query(3, families=True)
-    await world.picture(query)
+    await world.back_up(query)
     target = world.new_path()
     before = (query.root / "state/0/_metadata/v2/0").stat()
     await restore_checkpoint(await world.repository(), target)
@@ -202,7 +202,7 @@ async def test_schema_files_are_named_where_they_are_now(world: World) -> None:
 
 async def test_files_keep_their_times(world: World) -> None:
     query = await world.query(5)
-    await world.picture(query)
+    await world.back_up(query)
     target = world.new_path()
     await restore_checkpoint(await world.repository(), target)
     for path in target.rglob("*"):
@@ -212,7 +212,7 @@ async def test_files_keep_their_times(world: World) -> None:
 
 async def test_inputs_that_moved_are_mapped(world: World) -> None:
     query = await world.query(2)
-    await world.picture(query)
+    await world.back_up(query)
     target = world.new_path()
     await restore_checkpoint(await world.repository(), target, map_paths={"/in": "/new place"})
     assert b'"path":"file:///new%20place/1.json","timestamp":1' in (target / "sources/0/1").read_bytes()
@@ -222,7 +222,7 @@ async def test_inputs_that_moved_are_mapped(world: World) -> None:
 
 async def test_a_target_with_content_is_refused_or_moved_aside(world: World) -> None:
     query = await world.query(3)
-    await world.picture(query)
+    await world.back_up(query)
     repository = await world.repository()
     before = tree(query.root)
     with pytest.raises(TargetError, match="is a directory with content"):
@@ -261,7 +261,7 @@ async def test_the_place_of_the_repository_is_no_target(world: World, where: str
 
 async def test_a_target_that_cannot_come_back_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     query = await world.query(1)
-    await world.picture(query)
+    await world.back_up(query)
     before = tree(query.root)
 
     def fail(*_: object) -> None:
@@ -279,7 +279,7 @@ async def test_a_target_that_cannot_come_back_is_told(world: World, monkeypatch:
 @pytest.mark.parametrize("url", ["file:///a#b", "file:///a?b=c", "file://host/a", "file:a", "s3://b/a#c/d"])
 async def test_a_target_follows_the_grammar_of_stores(world: World, url: str) -> None:
     query = await world.query(1)
-    await world.picture(query)
+    await world.back_up(query)
     with pytest.raises(InvalidRequestError):
         await restore_checkpoint(await world.repository(), url)
 
@@ -287,7 +287,7 @@ async def test_a_target_follows_the_grammar_of_stores(world: World, url: str) ->
 @pytest.mark.parametrize("location", ["bucket/prefix", "s3a", "", "./here", "s3a:bucket"])
 async def test_what_spark_calls_the_target_is_a_url_or_absolute(world: World, location: str) -> None:
     query = await world.query(1)
-    await world.picture(query)
+    await world.back_up(query)
     with pytest.raises(UsageError, match="relative path"):
         await restore_checkpoint(await world.repository(), world.new_path(), spark_location=location)
     for good in ("s3a://bucket/prefix", "/mnt/here", "file:/mnt/here"):
@@ -296,7 +296,7 @@ async def test_what_spark_calls_the_target_is_a_url_or_absolute(world: World, lo
 
 async def test_a_file_is_no_target(world: World) -> None:
     query = await world.query(1)
-    await world.picture(query)
+    await world.back_up(query)
     target = world.new_path()
     target.write_bytes(b"mine")
     with pytest.raises(TargetError, match="not a directory"):
@@ -318,7 +318,7 @@ async def test_any_altered_byte_of_the_repository_leaves_the_target_as_it_was(
     world: World, kind: Callable[[str], bool], replayed: bool
 ) -> None:
     query = await world.query(5)
-    await world.picture(query)
+    await world.back_up(query)
     inner = world.store.inner
     assert isinstance(inner, MemoryStore)
     page = await inner.list_page("")
@@ -342,10 +342,10 @@ async def _replace(store: MemoryStore, key: str, data: bytes) -> None:
     await store.put(key, BytesBody(data))
 
 
-async def test_a_store_that_the_query_has_and_the_picture_lacks_is_named(world: World) -> None:
+async def test_a_store_that_the_query_has_and_the_backup_lacks_is_named(world: World) -> None:
     query = await world.query(2)
     repository = await world.repository()
-    commit = await world.picture(query)
+    commit = await world.back_up(query)
     left = [r for r in commit.record.stores if r.task != "0-1"]
     torn = msgspec.structs.replace(commit, record=msgspec.structs.replace(commit.record, stores=tuple(left)))
 
@@ -359,7 +359,7 @@ async def test_a_store_that_the_query_has_and_the_picture_lacks_is_named(world: 
 
 async def test_an_unavailable_repository_leaves_nothing_behind(world: World) -> None:
     query = await world.query(4)
-    await world.picture(query)
+    await world.back_up(query)
     target = world.new_path()
     repository = await world.repository()
 
@@ -377,7 +377,7 @@ async def test_an_unavailable_repository_leaves_nothing_behind(world: World) -> 
 async def test_a_query_without_state_has_its_logs(world: World) -> None:
     query = await world.query(3, format_version=1)
     shutil.rmtree(query.root / "state")
-    await world.picture(query)
+    await world.back_up(query)
     target = world.new_path()
     restored = await restore_checkpoint(await world.repository(), target)
     assert (restored.stores, restored.batch) == (0, 2)
@@ -386,7 +386,7 @@ async def test_a_query_without_state_has_its_logs(world: World) -> None:
 
 async def test_a_source_that_leads_is_cut_where_the_offsets_end(world: World) -> None:
     query = await world.query(5, file_offsets=True)
-    await world.picture(query)
+    await world.back_up(query)
     target = world.new_path()
     await restore_checkpoint(await world.repository(), target, batch=3)
     assert batches_in(target, "offsets")[-1] == 4
@@ -399,7 +399,7 @@ async def test_a_source_that_leads_is_cut_where_the_offsets_end(world: World) ->
 
 async def test_a_plan_says_what_would_come_and_writes_nothing(world: World) -> None:
     query = await world.query(5)
-    await world.picture(query)
+    await world.back_up(query)
     repository = await world.repository()
     target = world.new_path()
     plan = await plan_checkpoint_restore(repository, target, RestoreChoice())

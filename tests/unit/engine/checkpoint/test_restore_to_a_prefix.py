@@ -29,7 +29,7 @@ LOCATION = "s3a://bucket/above/place"
 
 
 class World:
-    """A query of five batches with a picture, and an object store that is empty."""
+    """A query of five batches with a backup, and an object store that is empty."""
 
     def __init__(self, query: Path, repository: Repository) -> None:
         self.query = query
@@ -78,17 +78,17 @@ async def back_up(root: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pictured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A query and its picture, which no test changes."""
-    root = tmp_path_factory.mktemp("pictured")
+def backed_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A query and its backup, which no test changes."""
+    root = tmp_path_factory.mktemp("backed_up")
     asyncio.run(back_up(root))
     return root
 
 
 @pytest.fixture
-async def world(pictured: Path) -> AsyncIterator[World]:
-    async with await Repository.open(str(pictured / "repository")) as repository:
-        yield World(pictured / "query", repository)
+async def world(backed_up: Path) -> AsyncIterator[World]:
+    async with await Repository.open(str(backed_up / "repository")) as repository:
+        yield World(backed_up / "query", repository)
 
 
 @pytest.mark.parametrize("replayed", [False, True])

@@ -14,14 +14,14 @@ from engine.inspect.browse import (
     KeyRange,
     escape_bytes,
     find_keys,
-    is_picture,
+    is_checkpoint_backup,
     opened_snapshot,
     parse_bytes,
     parse_place,
     write_place,
 )
 from engine.rocksdb.store import StoreWriter
-from index.spark.checkpoint import Picture
+from index.spark.checkpoint import CheckpointBackup
 from tests.unit.engine.conftest import JOB, World
 
 HOSTILE = b"\x00\xff\x1b[31m\\"
@@ -204,7 +204,7 @@ def test_hexadecimal_and_text_say_the_same() -> None:
     assert escape_bytes("größe".encode()) == "größe"
 
 
-def test_pictures_of_checkpoints_are_known() -> None:
-    assert is_picture(Picture(query_id="q", batch=2, oldest_batch=1).encode())
-    assert is_picture('{"kind":"spark-checkpoint","format":99}')
-    assert not is_picture("2013-08")
+def test_backups_of_checkpoints_are_known() -> None:
+    assert is_checkpoint_backup(CheckpointBackup(query_id="q", batch=2, oldest_batch=1).encode())
+    assert is_checkpoint_backup('{"kind":"spark-checkpoint","format":99}')
+    assert not is_checkpoint_backup("2013-08")

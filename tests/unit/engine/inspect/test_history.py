@@ -9,7 +9,7 @@ from index.snapshot.contents import SnapshotShare
 from index.snapshot.keys import boundary_key, commit_key
 from index.snapshot.model import Scope
 from index.snapshot.records import Boundary
-from index.spark.checkpoint import Picture
+from index.spark.checkpoint import CheckpointBackup
 from tests.unit.engine.conftest import JOB, World
 
 OTHER = Scope("other")
@@ -162,8 +162,8 @@ async def test_only_what_is_asked_for_is_read(world: World) -> None:
     assert ([n for n, _ in _states(since)], since.older_count) == ([6, 5, 4], 3)
 
 
-def test_offsets_of_a_picture_are_its_batch() -> None:
-    assert format_offsets(Picture(query_id="q", batch=12, oldest_batch=1).encode(), 10) == "Spark batch 12"
+def test_offsets_of_a_backup_are_its_batch() -> None:
+    assert format_offsets(CheckpointBackup(query_id="q", batch=12, oldest_batch=1).encode(), 10) == "Spark batch 12"
     assert format_offsets('{"kind":"spark-checkpoint","format":99}', 10) == '{"kind":"…'
     assert format_offsets("a\x1b" + "b" * 100, 4) == "a\\x1bb…"
 

@@ -41,7 +41,7 @@ def test_a_list_ends_soon_after_it_has_its_bytes(tmp_path: Path) -> None:
     assert max(sizes) < 1_100_000
 
 
-def test_the_picture_is_the_one_at_the_call(tmp_path: Path) -> None:
+def test_the_rows_are_those_at_the_call(tmp_path: Path) -> None:
     with StoreWriter.open(tmp_path / "db", SETTINGS) as db:
         db.write_changes({b"%03d" % n: b"old" for n in range(100)})
         chunks = db.chunks(rows_max=10, bytes_max=2**20)

@@ -488,9 +488,9 @@ async def test_a_file_that_another_executor_may_have_deleted_is_uploaded_again(
     assert tree(late.working) == files(s1=10, s2=20)
 
 
-async def test_a_picture_cannot_be_written(bench: StateBench) -> None:
-    class Picture:
-        location = "a picture"
+async def test_a_backup_cannot_be_written(bench: StateBench) -> None:
+    class BackupFiles:
+        location = "a backup"
         is_writable = False
         names = bench.manager.files.names
         read = bench.manager.files.read
@@ -499,10 +499,10 @@ async def test_a_picture_cannot_be_written(bench: StateBench) -> None:
         close = bench.manager.files.close
 
     await bench.save(files(s1=10), at(1))
-    picture = StateFileManager(Picture())
-    await picture.load_snapshot(at(1), bench.working)
+    backup = StateFileManager(BackupFiles())
+    await backup.load_snapshot(at(1), bench.working)
     assert tree(bench.working) == files(s1=10)
-    with pytest.raises(UsageError, match="picture"):
-        await picture.delete_old_versions()
-    with pytest.raises(UsageError, match="picture"):
-        await picture.publish_changelog(at(2), bench.working / "CURRENT")
+    with pytest.raises(UsageError, match="backup"):
+        await backup.delete_old_versions()
+    with pytest.raises(UsageError, match="backup"):
+        await backup.publish_changelog(at(2), bench.working / "CURRENT")

@@ -159,7 +159,7 @@ async def test_a_version_that_is_not_there_is_named(states: StateWorld) -> None:
             await states.check_version(files, 3, "gone")
 
 
-async def test_a_picture_of_a_plain_directory_has_no_versions(states: StateWorld) -> None:
+async def test_a_backup_of_a_plain_directory_has_no_versions(states: StateWorld) -> None:
     repository = await states.process()
     tree = states.world.tree({"CURRENT": b"MANIFEST-000005\n"})
     commit = await repository.commit(JOB, [await repository.backup(JOB, tree)])

@@ -91,7 +91,7 @@ async def test_what_was_merged_is_read_scanned_counted_and_committed(bench: Benc
         assert store.get(b"a") == b"1,0,1,2"
         store.merge(b"a", b"3")
         scan = store.items()
-        store.merge(b"a", b"not in this picture")
+        store.merge(b"a", b"not in this backup")
         assert dict(scan) == {b"a": b"1,0,1,2,3", b"b": b"0,1,2"}
         store.put(b"a", b"2")
         store.merge(b"b", b"lost")

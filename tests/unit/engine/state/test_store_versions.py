@@ -297,7 +297,7 @@ async def test_a_gap_in_the_lineage_is_named(bench: Bench) -> None:
         await store.load(1, UniqueId(str(ids[1])))
 
 
-class Picture(StateFiles):
+class BackupFiles(StateFiles):
     """Files that can only be read, and that know their lineages, as those of a snapshot index."""
 
     def __init__(self, files: DirectoryStateFiles, lineages: dict[StateVersion, tuple[LineageItem, ...]]) -> None:
@@ -337,19 +337,19 @@ class Picture(StateFiles):
         raise AssertionError("it belongs to the caller")
 
 
-async def test_a_picture_of_a_directory_is_loaded_and_never_written(bench: Bench) -> None:
+async def test_a_backup_of_a_directory_is_loaded_and_never_written(bench: Bench) -> None:
     ids: Ids = [None]
     async with bench.store(deltas_per_snapshot=2) as store:
         await write_numbers(store, ids, range(1, 6), maintain_every=1)
         lineage = store.lineage
     directory = await CheckpointDir.open(bench.root)
-    picture = Picture(DirectoryStateFiles(directory), {StateVersion(5, ids[5]): lineage[:-1]})
-    async with await StateStore.open(picture, bench.new_work(), settings_of()) as store:
+    backup = BackupFiles(DirectoryStateFiles(directory), {StateVersion(5, ids[5]): lineage[:-1]})
+    async with await StateStore.open(backup, bench.new_work(), settings_of()) as store:
         await check_numbers(store, ids, [5, 4, 2])
         with pytest.raises(UsageError, match="cannot be written") as failure:
             await store.load(5, ids[5])
         assert "read_only" in failure.value.hint
         await store.load(0, read_only=True)
-        with pytest.raises(UsageError, match="picture"):
+        with pytest.raises(UsageError, match="backup"):
             await store.maintain()
     await directory.close()

@@ -1,34 +1,34 @@
-"""What the offsets of a commit say of a picture, and how its stores are named (design 0005, P8)."""
+"""What the offsets of a commit say of a backup, and how its stores are named (design 0005, P8)."""
 
 import pytest
 
 from index.errors import BatchLogError, UnknownFormatError, UnsafeNameError
-from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, Picture, StoreId, decode_picture
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, CheckpointBackup, StoreId, decode_checkpoint_backup
 
-PICTURE = Picture(query_id="5f0c", batch=17, oldest_batch=12, location="s3://bucket/flights")
+BACKUP = CheckpointBackup(query_id="5f0c", batch=17, oldest_batch=12, location="s3://bucket/flights")
 TEXT = (
     '{"kind":"spark-checkpoint","format":1,"queryId":"5f0c","batch":17,"oldestBatch":12,'
     '"location":"s3://bucket/flights"}'
 )
 
 
-def test_a_picture_is_json_with_its_fields_in_order() -> None:
-    assert PICTURE.encode() == TEXT
-    assert decode_picture(TEXT) == PICTURE
+def test_a_backup_is_json_with_its_fields_in_order() -> None:
+    assert BACKUP.encode() == TEXT
+    assert decode_checkpoint_backup(TEXT) == BACKUP
 
 
 def test_a_field_that_a_newer_writer_adds_is_passed_over() -> None:
-    assert decode_picture(TEXT[:-1] + ',"sparkVersion":"5.0"}') == PICTURE
+    assert decode_checkpoint_backup(TEXT[:-1] + ',"sparkVersion":"5.0"}') == BACKUP
 
 
 @pytest.mark.parametrize("offsets", ["", "2013-08", "17", "[]", "{}", '{"kind":"flights"}', '{"kind":3}', "\ud800"])
-def test_other_offsets_are_no_picture(offsets: str) -> None:
-    assert decode_picture(offsets) is None
+def test_other_offsets_are_no_backup(offsets: str) -> None:
+    assert decode_checkpoint_backup(offsets) is None
 
 
 def test_a_newer_format_is_not_guessed_at() -> None:
     with pytest.raises(UnknownFormatError, match="format 2"):
-        decode_picture(TEXT.replace('"format":1', '"format":2'))
+        decode_checkpoint_backup(TEXT.replace('"format":1', '"format":2'))
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def test_a_newer_format_is_not_guessed_at() -> None:
 )
 def test_numbers_that_make_no_sense_are_refused(change: tuple[str, str]) -> None:
     with pytest.raises(BatchLogError, match="says batches"):
-        decode_picture(TEXT.replace(*change))
+        decode_checkpoint_backup(TEXT.replace(*change))
 
 
 @pytest.mark.parametrize("change", [('"queryId":"5f0c",', ""), ('"batch":17', '"batch":"17"')])
-def test_a_picture_that_lacks_something_is_refused(change: tuple[str, str]) -> None:
+def test_a_backup_that_lacks_something_is_refused(change: tuple[str, str]) -> None:
     with pytest.raises(BatchLogError, match="cannot be read"):
-        decode_picture(TEXT.replace(*change))
+        decode_checkpoint_backup(TEXT.replace(*change))
 
 
 @pytest.mark.parametrize(

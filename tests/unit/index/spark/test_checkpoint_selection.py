@@ -4,19 +4,19 @@ from index.errors import BatchLogError
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.snapshot.records import CommitRecord, WriteId
-from index.spark.checkpoint import Picture, Taken, choose_picture, select_query_files
+from index.spark.checkpoint import CheckpointBackup, StoredBackup, choose_checkpoint_backup, select_query_files
 
 Path = tuple[str, ...]
 
 
-def taken(number: int, oldest: int, batch: int) -> Taken:
+def taken(number: int, oldest: int, batch: int) -> StoredBackup:
     record = CommitRecord(scope=Scope("job"), number=number, write_id=WriteId(str(number)), valid_until_ms=10**15)
     commit = Commit(record=record, created_at_ms=number * 100, committed_at_ms=number * 100)
-    return commit, Picture(query_id="q", batch=batch, oldest_batch=oldest)
+    return commit, CheckpointBackup(query_id="q", batch=batch, oldest_batch=oldest)
 
 
 # Newest first; batch 4 was taken twice.
-PICTURES = (taken(5, 18, 20), taken(4, 8, 12), taken(3, 3, 4), taken(2, 3, 4), taken(1, 0, 2))
+BACKUPS = (taken(5, 18, 20), taken(4, 8, 12), taken(3, 3, 4), taken(2, 3, 4), taken(1, 0, 2))
 
 
 @pytest.mark.parametrize(
@@ -34,30 +34,28 @@ PICTURES = (taken(5, 18, 20), taken(4, 8, 12), taken(3, 3, 4), taken(2, 3, 4), t
         (21, None),
     ],
 )
-def test_a_batch_is_restored_from_its_own_picture_or_the_oldest_later_one(
-    batch: int | None, number: int | None
-) -> None:
-    found = choose_picture(PICTURES, batch=batch)
+def test_a_batch_is_restored_from_its_own_backup_or_the_oldest_later_one(batch: int | None, number: int | None) -> None:
+    found = choose_checkpoint_backup(BACKUPS, batch=batch)
     assert (found and found[0].record.number) == number
 
 
 @pytest.mark.parametrize("at_ms, number", [(500, 5), (499, 4), (100, 1), (99, None)])
 def test_a_time_finds_what_was_the_newest_then(at_ms: int, number: int | None) -> None:
-    found = choose_picture(PICTURES, at_ms=at_ms)
+    found = choose_checkpoint_backup(BACKUPS, at_ms=at_ms)
     assert (found and found[0].record.number) == number
 
 
 @pytest.mark.parametrize("batch, number", [(12, 5), (9, 5), (10, 5), (7, 4), (6, 4), (14, 3), (3, 1)])
 def test_batches_that_were_given_up_come_last(batch: int, number: int) -> None:
     """The query was taken back from batch 14 to batch 5, and went on."""
-    pictures = (taken(5, 8, 12), taken(4, 5, 7), taken(3, 8, 14), taken(2, 5, 10), taken(1, 3, 5))
-    found = choose_picture(pictures, batch=batch)
+    backups = (taken(5, 8, 12), taken(4, 5, 7), taken(3, 8, 14), taken(2, 5, 10), taken(1, 3, 5))
+    found = choose_checkpoint_backup(backups, batch=batch)
     assert found is not None
     assert found[0].record.number == number
 
 
 def test_nothing_is_found_in_nothing() -> None:
-    assert choose_picture(()) is None
+    assert choose_checkpoint_backup(()) is None
 
 
 def paths(*names: str) -> list[Path]:
