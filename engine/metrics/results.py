@@ -1,7 +1,7 @@
 """Samples of the results of use cases, and of the state stores that a process has open."""
 
 from engine.backup.backup import BackupResult
-from engine.checkpoint.backup_steps import CheckpointBackup
+from engine.checkpoint.backup_steps import CheckpointBackupResult
 from engine.checkpoint.restore_run import RestoredCheckpoint
 from engine.collect.report import CollectReport
 from engine.inspect.verify import ProblemKind, VerifyReport
@@ -21,7 +21,7 @@ def add_result(samples: Samples, result: object, **labels: str) -> None:
     match result:
         case BackupResult():
             _add_backup(samples, result)
-        case CheckpointBackup(is_new=True):
+        case CheckpointBackupResult(is_new=True):
             _add_checkpoint_backup(samples, result)
         case RestoreResult():
             _add_restore(samples, result, **labels)
@@ -63,7 +63,7 @@ def _add_backup(samples: Samples, result: BackupResult) -> None:
         samples.add(name, value, task=result.reference.task, store=result.reference.store)
 
 
-def _add_checkpoint_backup(samples: Samples, result: CheckpointBackup) -> None:
+def _add_checkpoint_backup(samples: Samples, result: CheckpointBackupResult) -> None:
     """Add the sums of all stores and of the query's own files."""
     sums, seconds = (result.state, result.query), result.seconds
     files = sum(part.files for part in sums)
