@@ -95,7 +95,7 @@ MEANINGS: Final = {
     ExitCode.DENIED: "access denied",
     ExitCode.UNSAFE: "refused as unsafe: this directory, target, store, deletion or newer format",
     ExitCode.TOO_MUCH: "a collection would delete more than it may: look at its plan, and approve it",
-    ExitCode.SLOW: "a rehearsed restore took longer than its --slo",
+    ExitCode.SLOW: "a restore drill took longer than its --slo",
     ExitCode.INTERRUPTED: "interrupted (143: terminated; 129: the terminal hung up)",
 }
 

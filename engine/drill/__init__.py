@@ -1,8 +1,17 @@
 """The restore drill: how long a restore takes, and how long it would take elsewhere (design 0009)."""
 
-from engine.drill.drill import rehearse
-from engine.drill.forecast import Forecast, forecast
-from engine.drill.history import History, append, read_history
-from engine.drill.model import FailedRehearsal, Rehearsal
+from engine.drill.drill import DrillOptions, run_restore_drill
+from engine.drill.record import DrillHistory, FailedDrill, RestoreDrill, append, read_history
+from engine.drill.summary import Forecast, forecast
 
-__all__ = ["FailedRehearsal", "Forecast", "History", "Rehearsal", "append", "forecast", "read_history", "rehearse"]
+__all__ = [
+    "DrillHistory",
+    "DrillOptions",
+    "FailedDrill",
+    "Forecast",
+    "RestoreDrill",
+    "append",
+    "forecast",
+    "read_history",
+    "run_restore_drill",
+]

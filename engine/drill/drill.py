@@ -1,6 +1,8 @@
 """The restore drill: restore a whole commit, to a directory that is removed again or to nowhere, and time it."""
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, Unpack
 
@@ -10,80 +12,88 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.release import installed_release
 from engine.clock import Runtime, SystemRuntime
-from engine.drill.model import Measured, Rehearsal
 from engine.drill.nowhere import Fetched, restore_to_nowhere
-from engine.drill.scratch import scratch_directory
+from engine.drill.record import Measured, RestoreDrill
+from engine.errors import TargetError
 from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.missing import naming_complete
 from engine.repository.reading import Choice, ReadingRepository
 from engine.restore.restore import restore_store
+from engine.restore.staging import remove_tree, target_errors
 from engine.rocksdb.store import StoreReader, spark_settings
 from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
+from index.plan.commits import Commit
 from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope
 from index.snapshot.records import StoreReference
 
-# An operator that reads whatever operands a store holds; nothing is read but what an opening reads.
+SCRATCH_PREFIX: Final = "tidemark-restore-drill-"
+_OPERATION: Final = "bench restore"
+# An operator that reads any operands a store may hold; nothing is read but what an opening reads.
 _OPENING: Final = spark_settings(merge_delimiter=b",")
 
 
-async def rehearse(
+class DrillOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to run a restore drill."""
+
+    # A directory that exists. A fresh one is made in it, which it has room for, and removed at the end, also after an
+    # error. None: everything is read and hashed, and nothing is written or opened.
+    scratch: Path | None
+    # Leave the fresh directory. RocksDB was open in it: it is not byte for byte what was backed up.
+    keep: bool = False
+    # This number of stores share the requests and the memory of `repository.settings`, as on an executor.
+    stores_at_once: int = STORES_AT_ONCE
+    # Noted in the result.
+    slo_ms: int | None = None
+
+
+async def run_restore_drill(
     repository: ReadingRepository,
     scope: Scope,
+    options: DrillOptions,
     *,
-    scratch: Path | None,
-    keep: bool = False,
-    stores_at_once: int = STORES_AT_ONCE,
-    slo_ms: int | None = None,
     runtime: Runtime | None = None,
     progress: Progress = NO_PROGRESS,
     **choice: Unpack[Choice],
-) -> Rehearsal:
-    """Restore all stores of a commit to a scratch directory or to nowhere, open what is RocksDB, and measure the time.
+) -> RestoreDrill:
+    """Restore all stores of a commit to a scratch directory or to nowhere, open those of RocksDB, and time it.
 
     Requests: as a restore of each store.
 
     Args:
         repository: Where from.
         scope: Whose commit; `choice` says which, as for `Repository.find`.
-        scratch: A directory that is there. A fresh one is made in it, which it has room for, and removed at the end,
-            also after an error; if it does not go, a note on the error names it. None: everything is read and hashed,
-            and nothing is written or opened.
-        keep: Leave the fresh directory where it is. RocksDB was open in it: it is not byte for byte what was backed up.
-        stores_at_once: So many stores share the requests and the memory of `repository.settings`, as on an executor.
-        slo_ms: What it may take; nothing but noted.
+        options: Where to, and how.
         runtime: Clock and random numbers.
-        progress: Told what there is to do and what is done.
-
-    Returns:
-        What was measured.
+        progress: Hears of files and bytes.
 
     Raises:
         NotFoundError: No commit fits.
-        TargetError: The scratch directory is not there, cannot be used, or has no room.
-        DamagedError: Something is missing or altered, or a RocksDB does not open.
+        TargetError: The scratch directory does not exist, cannot be used, or has no room.
+        DamagedError: Something is missing or altered, or a RocksDB does not open. If the fresh directory could not be
+            removed, a note names it.
         StoreError: As the store says.
     """
     runtime = runtime or SystemRuntime()
     began_at_ms, began_s = runtime.local_now_ms(), runtime.monotonic_s()
-    find = repository.find_pinned(scope, purpose="rehearse a restore", **choice)
+    find = repository.find_pinned(scope, purpose="restore drill", **choice)
     async with naming_complete(repository.store, lambda: repository.commits(scope)), find as (commit, lease):
         find_s = runtime.monotonic_s() - began_s
         stores = commit.record.stores
-        at_once, settings = share_among(repository.settings, max(1, min(stores_at_once, len(stores))))
-        async with scratch_directory(scratch, commit, runtime, keep=keep) as directory:
-            drill = _Drill(repository.store, directory, settings, runtime, _Adding(progress))
+        at_once, settings = share_among(repository.settings, max(1, min(options.stores_at_once, len(stores))))
+        async with _scratch_directory(options, commit, runtime) as directory:
+            drill = _Drill(repository.store, directory, settings, runtime, _AddOnly(progress))
             progress.total(files=sum(s.files_count for s in stores), bytes_=sum(s.size_bytes for s in stores))
             with repository.missing_blobs.recording():
                 began_s = runtime.monotonic_s()
-                done = await map_bounded(drill.restore, stores, in_flight_max=at_once)
+                fetched = await map_bounded(drill.restore, stores, in_flight_max=at_once)
                 restore_s = runtime.monotonic_s() - began_s
                 databases = await run_blocking(_rocksdb_dirs, directory) if directory is not None else []
                 began_s = runtime.monotonic_s()
                 await map_bounded(_open_and_close, databases, in_flight_max=at_once)
                 open_s = runtime.monotonic_s() - began_s if databases else 0.0
-    return Rehearsal(
+    return RestoreDrill(
         began_at_ms=began_at_ms,
         release=installed_release(),
         repository_id=repository.record.id,
@@ -103,17 +113,15 @@ async def rehearse(
         restore_s=restore_s,
         open_s=open_s,
         measured=Measured(
-            requests_count=sum(one.requests for one in done),
-            bytes_fetched=sum(one.bytes_fetched for one in done),
+            requests_count=sum(one.requests for one in fetched),
+            bytes_fetched=sum(one.bytes_fetched for one in fetched),
             opened_count=len(databases),
         ),
-        slo_ms=slo_ms,
+        slo_ms=options.slo_ms,
     )
 
 
 class _Drill(msgspec.Struct, frozen=True):
-    """Where stores are restored from and to."""
-
     store: BlobStore
     # None: to nowhere.
     directory: Path | None
@@ -122,13 +130,13 @@ class _Drill(msgspec.Struct, frozen=True):
     progress: Progress
 
     async def restore(self, reference: StoreReference) -> Fetched:
-        """Bring back one store."""
         if self.directory is None:
             return await restore_to_nowhere(self.store, reference, settings=self.settings, progress=self.progress)
         result = await restore_store(
             self.store,
             reference=reference,
-            target=_target(self.directory, reference),
+            # Names of tasks and stores come from the store.
+            target=self.directory / encode_component(reference.task) / encode_component(reference.store),
             settings=self.settings,
             runtime=self.runtime,
             cache=DigestCache(),
@@ -137,9 +145,14 @@ class _Drill(msgspec.Struct, frozen=True):
         return Fetched(requests=result.requests, bytes_fetched=result.bytes_fetched)
 
 
-def _target(directory: Path, reference: StoreReference) -> Path:
-    """Where a store goes. Names of tasks and stores are made safe as in keys: they come from the store."""
-    return directory / encode_component(reference.task) / encode_component(reference.store)
+class _AddOnly:
+    """Progress of one of several restores, whose total is known already."""
+
+    def __init__(self, whole: Progress) -> None:
+        self.add = whole.add
+
+    def total(self, *, files: int, bytes_: int) -> None:
+        """Ignore it."""
 
 
 def _rocksdb_dirs(directory: Path) -> list[Path]:
@@ -151,8 +164,6 @@ def _rocksdb_dirs(directory: Path) -> list[Path]:
 
 
 async def _open_and_close(directory: Path) -> None:
-    """Open a store in raw mode, for reading only, and close it."""
-
     def open_and_close() -> None:
         with StoreReader.open(directory, _OPENING):
             pass
@@ -160,15 +171,65 @@ async def _open_and_close(directory: Path) -> None:
     await run_blocking(open_and_close)
 
 
-class _Adding:
-    """Progress of one of several restores: what there is to do was told before."""
+# ---------------------------------------------------------------------- the fresh directory (design 0009, R2)
 
-    def __init__(self, whole: Progress) -> None:
-        self._whole = whole
 
-    def total(self, *, files: int, bytes_: int) -> None:
-        """Known already."""
+@asynccontextmanager
+async def _scratch_directory(options: DrillOptions, commit: Commit, runtime: Runtime) -> AsyncIterator[Path | None]:
+    """Make a directory with room for a commit, and remove it at the end unless all went well and it is kept.
 
-    def add(self, *, files: int = 0, bytes_: int = 0) -> None:
-        """So much more is done."""
-        self._whole.add(files=files, bytes_=bytes_)
+    Raises:
+        TargetError: The scratch directory does not exist, cannot be used, or has no room.
+    """
+    if options.scratch is None:
+        yield None
+        return
+    directory = await run_blocking(options.scratch.absolute) / f"{SCRATCH_PREFIX}{runtime.session()}"
+    try:
+        with target_errors(directory):
+            await run_blocking(_make_with_room, directory, commit)
+        yield directory
+    except BaseException as error:
+        if reason := await run_blocking(remove_scratch, directory):
+            error.add_note(f"could not be removed: {directory}: {reason}")
+        raise
+    if not options.keep:
+        await run_blocking(remove_scratch, directory)
+
+
+def _make_with_room(directory: Path, commit: Commit) -> None:
+    # Never made: where a disk is not mounted, what is measured would be the disk of the root.
+    if not directory.parent.is_dir():
+        raise TargetError(
+            "there is no such directory",
+            operation=_OPERATION,
+            subject=str(directory.parent),
+            hint="see that its disk is mounted, or make it; or choose another one with --to",
+        )
+    directory.mkdir(mode=0o700)
+    room = os.statvfs(directory)
+    size_bytes = sum(store.size_bytes for store in commit.record.stores)
+    files_count = sum(store.files_count for store in commit.record.stores)
+    # A file takes whole blocks: half a block more on average.
+    needed_bytes = size_bytes + files_count * room.f_frsize // 2
+    free_bytes = room.f_bavail * room.f_frsize
+    if needed_bytes > free_bytes:
+        raise TargetError(
+            f"there is no room: needs {needed_bytes:,} bytes and {free_bytes:,} are free",
+            operation=_OPERATION,
+            subject=str(directory.parent),
+            hint="choose another disk with --to, or run the drill with --to-nowhere",
+        )
+
+
+def remove_scratch(directory: Path) -> str:
+    """Remove as much of a directory as possible; return why the rest stays, empty if all is gone."""
+    remove_tree(directory, ignore_errors=True)
+    try:
+        # Once more, of what is left: now the first error is reported.
+        remove_tree(directory)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

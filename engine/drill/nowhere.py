@@ -1,4 +1,4 @@
-"""A restore that writes nothing: everything is fetched as a restore fetches it, and hashed."""
+"""A restore that writes nothing: everything is fetched as a restore fetches it, and hashed (design 0009, R4)."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -18,15 +18,15 @@ from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, plan_resto
 from index.snapshot.model import FileBlob
 from index.snapshot.records import StoreReference
 
-_REHEARSAL: Final = RequestMetadata(payload_path="rehearsal")
+_METADATA: Final = RequestMetadata(payload_path="restore drill")
 
 
-class Fetched(msgspec.Struct, frozen=True, kw_only=True):
-    """What was fetched of one store."""
+class Fetched(msgspec.Struct, kw_only=True):
+    """Count what was fetched of one store."""
 
     # GETs of the index and of blobs.
     requests: int
-    bytes_fetched: int
+    bytes_fetched: int = 0
 
 
 async def restore_to_nowhere(
@@ -40,11 +40,31 @@ async def restore_to_nowhere(
     """
     index, index_requests = await read_index_of(store, reference)
     plan = plan_restore(index, {}, range_bytes=settings.range_bytes, owners_count=False)
-    reader = _Reader(store, settings, progress)
-    await run_all(reader.read, _jobs(plan), in_flight_max=settings.in_flight_max)
+    tagged = store.tagged(_METADATA)
+    budget = ByteBudget(settings.memory_bytes_max)
+    fetched = Fetched(requests=index_requests)
+
+    async def fetch(job: FetchedRun | tuple[RestoredFile, FileBlob]) -> None:
+        ranged = job if isinstance(job, FetchedRun) else job[1]
+
+        async def is_right(*, fresh: bool) -> bool:
+            fetched.requests += 1
+            fetched.bytes_fetched += ranged.size_bytes
+            return await _is_right(tagged, job, fresh=fresh)
+
+        async with budget.hold(2 * settings.chunk_bytes):
+            await fetch_right(
+                is_right, lambda reason: DamagedError(reason, operation="bench restore", subject=ranged.key)
+            )
+        if isinstance(job, FetchedRun):
+            progress.add(files=len(job.files), bytes_=sum(file.size_bytes for file in job.files))
+        else:
+            progress.add(bytes_=ranged.size_bytes)
+
+    await run_all(fetch, _jobs(plan), in_flight_max=settings.in_flight_max)
     in_index = (*plan.empty, *plan.inline)
     progress.add(files=len(in_index) + len(plan.streams), bytes_=sum(file.size_bytes for file in in_index))
-    return Fetched(requests=index_requests + reader.requests, bytes_fetched=reader.bytes_fetched)
+    return fetched
 
 
 def _jobs(plan: RestorePlan) -> Iterator[FetchedRun | tuple[RestoredFile, FileBlob]]:
@@ -54,51 +74,14 @@ def _jobs(plan: RestorePlan) -> Iterator[FetchedRun | tuple[RestoredFile, FileBl
             yield file, blob
 
 
-class _Reader:
-    def __init__(self, store: BlobStore, settings: TransferSettings, progress: Progress) -> None:
-        self._store = store.tagged(_REHEARSAL)
-        self._settings = settings
-        self._budget = ByteBudget(settings.memory_bytes_max)
-        self._progress = progress
-        self.requests = 0
-        self.bytes_fetched = 0
-
-    async def read(self, job: FetchedRun | tuple[RestoredFile, FileBlob]) -> None:
-        """Fetch and hash a range of a pack, or a blob of a file."""
-        if isinstance(job, FetchedRun):
-            key, size_bytes = job.key, job.size_bytes
-        else:
-            key, size_bytes = job[1].key, job[1].size_bytes
-        async with self._budget.hold(2 * self._settings.chunk_bytes):
-            await self._read_right(job, key, size_bytes)
-        if isinstance(job, FetchedRun):
-            self._progress.add(files=len(job.files), bytes_=sum(file.size_bytes for file in job.files))
-        else:
-            self._progress.add(bytes_=size_bytes)
-
-    async def _read_right(self, job: FetchedRun | tuple[RestoredFile, FileBlob], key: str, size_bytes: int) -> None:
-        async def fetch(*, fresh: bool) -> bool:
-            self.requests += 1
-            self.bytes_fetched += size_bytes
-            if isinstance(job, FetchedRun):
-                return await self._run_is_right(job, fresh=fresh)
-            return await self._blob_is_right(*job, fresh=fresh)
-
-        await fetch_right(fetch, lambda reason: DamagedError(reason, operation="rehearse", subject=key))
-
-    async def _run_is_right(self, run: FetchedRun, *, fresh: bool) -> bool:
-        files = PackReader(run, run.files)
-        await self._store.pour(run.key, files, start=run.start, size_bytes=run.size_bytes, fresh=fresh)
+async def _is_right(store: BlobStore, job: FetchedRun | tuple[RestoredFile, FileBlob], *, fresh: bool) -> bool:
+    if isinstance(job, FetchedRun):
+        files = PackReader(job, job.files)
+        await store.pour(job.key, files, start=job.start, size_bytes=job.size_bytes, fresh=fresh)
         return not files.wrong
-
-    async def _blob_is_right(self, file: RestoredFile, blob: FileBlob, *, fresh: bool) -> bool:
-        hasher = ContentHasher()
-        await self._store.pour(
-            blob.key,
-            HashingSink(hasher),
-            start=blob.blob_offset_bytes,
-            size_bytes=blob.size_bytes,
-            fresh=fresh,
-        )
-        # The hash of a file's only blob is the file's.
-        return hasher.blake3 == (blob.blake3 or file.entry.blake3)
+    file, blob = job
+    hasher = ContentHasher()
+    sink, start = HashingSink(hasher), blob.blob_offset_bytes
+    await store.pour(blob.key, sink, start=start, size_bytes=blob.size_bytes, fresh=fresh)
+    # The hash of a file's only blob is the file's.
+    return hasher.blake3 == (blob.blake3 or file.entry.blake3)

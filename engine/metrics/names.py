@@ -210,8 +210,8 @@ _CARE: Final = (
     _gauge("verify_commits", "Commits that it checked.", RUN),
     _gauge("verify_blobs", "Blobs that it looked for.", RUN),
     _gauge("verify_read_bytes", "Bytes that it read and hashed.", RUN),
-    _gauge("rehearsal_seconds", "What the rehearsed restore took.", RUN),
-    _gauge("rehearsal_slo_seconds", "What it may take; absent where nobody said.", RUN),
+    _gauge("restore_drill_seconds", "How long the restore drill took.", RUN),
+    _gauge("restore_drill_slo_seconds", "How long it may take (`--slo`); absent without one.", RUN),
 )
 
 RUN_METRICS: Final = (*_RUNS, *_REQUESTS, *_PROGRESS, *_BACKUP, *_COMMIT, *_RESTORE, *_CARE)

@@ -11,8 +11,7 @@ from blobstore.wrappers.meter import MeteredStore
 from engine.clock import read_now_ms
 from engine.collect.collect import collect
 from engine.collect.report import CollectReport
-from engine.drill.history import History as Rehearsals
-from engine.drill.model import Entry
+from engine.drill.record import DrillHistory, Entry
 from engine.errors import EngineError
 from engine.inspect.history import History, HistoryEntry, State, damaged_keys, read_history
 from engine.inspect.verify import VerifyReport, verify
@@ -45,7 +44,7 @@ async def gather_report(
     location: str,
     scopes: Sequence[Scope] = (),
     retention: Retention | RetentionPolicy | None = None,
-    rehearsals: Rehearsals | None = None,
+    rehearsals: DrillHistory | None = None,
     rehearsals_from: str = "",
     entries_max: int = ENTRIES_MAX,
     progress: Progress = NO_PROGRESS,

@@ -6,7 +6,7 @@ import msgspec
 from typing_extensions import override
 
 from engine.collect.report import CollectReport
-from engine.drill.model import Entry
+from engine.drill.record import Entry
 from engine.inspect.history import History
 from engine.inspect.verify import VerifyReport
 from index.display import DisplayMixin

@@ -14,7 +14,7 @@ TITLE: Final = "State of a repository"
 _SECTIONS: Final[tuple[tuple[str, str, Callable[[ReportFacts], Iterator[str]]], ...]] = (
     ("commits", "Commits over time", tell_commits),
     ("shares", "New against retained bytes", tell_shares),
-    ("rehearsals", "Rehearsals and forecast", tell_all_rehearsals),
+    ("rehearsals", "Restore drills", tell_all_rehearsals),
     ("lineage", "Lineage", tell_lineage),
     ("collections", "Collections", tell_collections),
     ("risks", "At risk", tell_risks),

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from engine.drill.forecast import EXECUTORS, forecast
-from engine.drill.model import Entry, Rehearsal
-from engine.drill.telling import ASSUMPTIONS, forecast_rows, seconds, slo_line
+from engine.drill.record import Entry, RestoreDrill
+from engine.drill.summary import format_phase, format_slo
 from engine.inspect.history import HistoryEntry, State, format_offsets
 from engine.report import lineage
 from engine.report.html import items, key, paragraph, table, tell
@@ -111,7 +110,7 @@ def _share_row(entry: HistoryEntry) -> tuple[str, ...]:
 
 
 def tell_all_rehearsals(facts: ReportFacts) -> Iterator[str]:
-    """How long a restore would take: what was rehearsed, and what is forecast from it."""
+    """How long a restore would take: what was rehearsed."""
     if facts.rehearsals_broken:
         left_out = count(len(facts.rehearsals_broken), "line of the history", "lines of the history")
         yield paragraph(f"Left out, and still there: {left_out}.", "bad")
@@ -129,24 +128,19 @@ def tell_all_rehearsals(facts: ReportFacts) -> Iterator[str]:
 
 
 def _tell_rehearsals(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield the restore drills of one job, the newest first, and a forecast from the newest that was done."""
+    """Yield the restore drills of one job, the newest first."""
     shown = entries[: -REHEARSALS_SHOWN_MAX - 1 : -1]
     headers = ("began (UTC)", "time", "find", "restore", "open", "size", "to", "SLO")
     yield table(headers, [_rehearsal_row(entry) for entry in shown], label="Rehearsals")
-    done = [entry for entry in entries if isinstance(entry, Rehearsal)]
-    if done:
-        yield paragraph(ASSUMPTIONS, "note")
-        rows = forecast_rows(done[-1], forecast(done[-1]))
-        yield table(("size", *(count(n, "executor") for n in EXECUTORS)), rows, label="Forecast")
 
 
 def _rehearsal_row(entry: Entry) -> tuple[str, ...]:
     began = short_time(entry.began_at_ms)
-    if not isinstance(entry, Rehearsal):
+    if not isinstance(entry, RestoreDrill):
         return (began, "failed", f"{entry.error}: {entry.message}", "", "", "", "", "")
-    times = (seconds(s) for s in (entry.total_s, entry.find_s, entry.restore_s, entry.open_s))
+    times = (format_phase(s) for s in (entry.total_s, entry.find_s, entry.restore_s, entry.open_s))
     to = "disk" if entry.to_disk else "nowhere"
-    return (began, *times, human_bytes(entry.size_bytes), to, slo_line(entry).removeprefix("SLO "))
+    return (began, *times, human_bytes(entry.size_bytes), to, format_slo(entry).removeprefix("SLO "))
 
 
 def tell_lineage(facts: ReportFacts) -> Iterator[str]:

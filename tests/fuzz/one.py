@@ -25,7 +25,7 @@ _PARSERS: Final = [
     "engine.collect.policy",
     "engine.cli.config",
     "engine.local.cache",
-    "engine.drill.history",
+    "engine.drill.record",
     "engine.spark.collection.listing",
     "engine.spark.sources.rows",
     "engine.spark.sources.unsafe_rows",

@@ -15,7 +15,7 @@ import pyarrow as pa
 from blobstore.s3.settings import StoreProfile, encode_profile
 from engine.backup.backup import BackupResult, BackupStats
 from engine.cli.result_file import ResultFile
-from engine.drill.model import FailedRehearsal
+from engine.drill.record import FailedDrill
 from engine.metrics.exposition import expose
 from engine.metrics.names import Samples
 from engine.spark.collection.listing import encode_inventory
@@ -190,9 +190,7 @@ def _result() -> Iterator[bytes]:
 
 def _history() -> Iterator[bytes]:
     yield b'{"schema":1}\n{"schema":9}\n\xff\n{"a":' + b"[" * 1500
-    failed = FailedRehearsal(
-        began_at_ms=1, release="1", repository_id="0" * 20, job="j", task=None, error="E", message="m"
-    )
+    failed = FailedDrill(began_at_ms=1, release="1", repository_id="0" * 20, job="j", task=None, error="E", message="m")
     yield msgspec.json.encode(failed) + b"\n"
 
 

@@ -10,8 +10,8 @@ from blobstore.s3.settings import decode_profile, encode_profile
 from engine.cli.config import read_config
 from engine.cli.result_file import read_result
 from engine.collect.policy import read_policy
-from engine.drill.history import decode_line as decode_rehearsal
-from engine.drill.history import read_history
+from engine.drill.record import decode_line as decode_drill
+from engine.drill.record import read_history
 from engine.local.cache import DigestCache
 from engine.local.hashing import hash_content
 from index.decoding import decode_json
@@ -176,11 +176,11 @@ def run_history(data: bytes) -> None:
         check_refusal(error)
     for line in data.split(b"\n")[:4]:
         try:
-            entry = decode_rehearsal(line, SUBJECT)
+            entry = decode_drill(line, SUBJECT)
         except FormatError as error:
             check_refusal(error)
             continue
-        assert decode_rehearsal(msgspec.json.encode(entry), SUBJECT) == entry
+        assert decode_drill(msgspec.json.encode(entry), SUBJECT) == entry
 
 
 def run_result(data: bytes) -> None:
@@ -241,7 +241,7 @@ TARGETS: Final = (
     ),
     Target(name="profile", run=run_profile, covers=(decode_profile,), bytes_max=2048),
     Target(name="digest-cache", run=run_digest_cache, covers=(DigestCache.load,)),
-    Target(name="history", run=run_history, covers=(read_history, decode_rehearsal)),
+    Target(name="history", run=run_history, covers=(read_history, decode_drill)),
     Target(name="result", run=run_result, covers=(read_result,)),
     Target(name="settings", run=run_settings, covers=(read_config,)),
     Target(name="policy", run=run_policy, covers=(read_policy,)),

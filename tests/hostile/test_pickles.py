@@ -132,7 +132,7 @@ def test_whatever_stands_in_rocksdicts_own_file_decides_nothing(
 
 
 def test_a_restored_store_is_bytes(forger: Forger, canary: Path) -> None:
-    """Backed up as an attacker has made it, with rocksdict's file, restored, rehearsed and verified."""
+    """Backed up as an attacker has made it, with rocksdict's file, restored, also as a drill, and verified."""
     source = forger.shell.directory / "source"
     rows = fill(source, canary)
     forger.shell.run("backup", "source")
@@ -140,8 +140,8 @@ def test_a_restored_store_is_bytes(forger: Forger, canary: Path) -> None:
     forger.shell.run("restore", "target")
     assert (forger.target / "rocksdict-config.json").exists()
     assert read_all(forger.target) == rows
-    (forger.shell.directory / "rehearsed").mkdir()
-    forger.shell.run("bench", "restore", "--to", str(forger.shell.directory / "rehearsed"))
+    (forger.shell.directory / "drill").mkdir()
+    forger.shell.run("bench", "restore", "--to", str(forger.shell.directory / "drill"))
 
 
 async def test_a_state_store_of_payloads_is_loaded_replayed_and_compacted_as_bytes(

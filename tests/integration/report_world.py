@@ -2,9 +2,9 @@
 
 import msgspec
 
-from engine.drill.history import HISTORY_NAME, append
+from engine.drill.record import HISTORY_NAME, append
 from tests.integration.conftest import FIRST, SECOND, Shell
-from tests.unit.engine.drill.builders import failed, rehearsal
+from tests.unit.engine.drill.builders import drill, failed
 
 # Names and offsets are anybody's.
 HOSTILE = "<script>alert(1)</script>"
@@ -24,7 +24,7 @@ def make_world(shell: Shell) -> None:
     shell.run("fork", "3", FORKED)
     # The first commit goes; 000001.sst stays, because later ones have it.
     shell.run("collect", "--keep-last", "2")
-    slow = rehearsal(slo_ms=60_000)
+    slow = drill(slo_ms=60_000)
     for entry in (slow, failed(message=HOSTILE)):
         append(
             shell.directory / "rehearsals" / HISTORY_NAME, msgspec.structs.replace(entry, repository_id=repository_id)

@@ -27,8 +27,8 @@ Values = dict[tuple[str, ...], float]
 ELSEWHERE: Final = {
     "tidemark_run_errors_total",
     "tidemark_restore_changelogs_replayed",
-    "tidemark_rehearsal_seconds",
-    "tidemark_rehearsal_slo_seconds",
+    "tidemark_restore_drill_seconds",
+    "tidemark_restore_drill_slo_seconds",
 }
 
 
@@ -235,10 +235,12 @@ def test_a_job_that_is_no_text_is_a_usage_error(shell: Shell) -> None:
     assert told["runs_total", "backup", "2"] == 1
 
 
-def test_a_rehearsal_tells_its_time_and_what_it_may_take(two_commits: Shell, file: Path) -> None:
+def test_restore_drill_writes_its_time_and_slo(two_commits: Shell, file: Path) -> None:
     two_commits.run("bench", "restore", "--to-nowhere", "--no-report", "--slo", "5m")
     told = read(file.read_text())
-    assert 0 < told["rehearsal_seconds", "bench restore"] < told["rehearsal_slo_seconds", "bench restore"] == 300
+    assert (
+        0 < told["restore_drill_seconds", "bench restore"] < told["restore_drill_slo_seconds", "bench restore"] == 300
+    )
 
 
 def test_checkpoints_there_and_back_are_told(own_directory: Path, file: Path) -> None:

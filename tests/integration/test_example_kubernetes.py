@@ -88,7 +88,7 @@ def test_its_containers_run_with_the_files_that_are_mounted(two_commits: Shell, 
     expected = {
         "tidemark-collect": "deleted 0 keys",
         "tidemark-verify": "no damage",
-        "tidemark-rehearse-flights": "SLO 5m: met",
+        "tidemark-drill-flights": "SLO 5m: met",
     }
     assert expected[job["metadata"]["name"]] in result.stdout
     assert not [path for path in content(shell.directory / "scratch") if not path.startswith("cache/")]

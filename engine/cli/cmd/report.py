@@ -1,18 +1,17 @@
 """The verb `report`: one page on a repository."""
 
-import os
 from pathlib import Path
 from typing import Final
 
 import click
 import msgspec
 
-from engine.cli.config import state_path
+from engine.cli.cmd.bench_restore import drills_directory
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Setting, Verb, common_options, scope_options
 from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
 from engine.cli.session import Session, choose_scope, with_session
-from engine.drill.history import HISTORY_NAME, History, read_history
+from engine.drill.record import DrillHistory, history_path, read_history
 from engine.errors import NotFoundError, TargetError
 from engine.local.atomic_file import write_whole
 from engine.report.gather import ENTRIES_MAX, gather_report
@@ -128,14 +127,13 @@ def report(
     return ExitCode.OK
 
 
-def _read_rehearsals(session: Session, rehearsals: Path | None) -> tuple[History | None, str]:
+def _read_rehearsals(session: Session, rehearsals: Path | None) -> tuple[DrillHistory | None, str]:
     """The history of rehearsals and where it was looked for; it belongs to this machine, and need not be there."""
-    state = state_path(os.environ)
-    directory = rehearsals or (state / "rehearsals" if state is not None else None)
+    directory = drills_directory(rehearsals)
     if directory is None:
         return None, ""
     try:
-        return read_history(directory / HISTORY_NAME), str(directory)
+        return read_history(history_path(directory)), str(directory)
     except OSError as error:
         session.warn(f"the history of rehearsals is left out: {error}")
         return None, ""

@@ -34,7 +34,7 @@ def url(tmp_path: Path) -> str:
 
 
 def _history(tmp_path: Path) -> list[dict[str, Any]]:
-    lines = (tmp_path / "report" / "rehearsals.jsonl").read_text().splitlines()
+    lines = (tmp_path / "report" / "restore-drills.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -68,19 +68,21 @@ def test_to_nowhere_writes_nothing_but_the_report(run: Run, url: str, tmp_path: 
     result = run("bench", "restore", url, "-j", "flights", "--to-nowhere", "--report", "report", "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert (told["verb"], told["slo_met"], told["rehearsal"]["to_disk"]) == ("bench restore", None, False)
-    assert len(told["forecast"]) == 15
+    assert (told["verb"], told["slo_ms"], told["to_disk"], told["kept_at"]) == ("bench restore", None, False, "")
+    assert told["total_s"] == told["find_s"] + told["restore_s"] + told["open_s"] > 0
+    (line,) = _history(tmp_path)
+    assert line == {name: told[name] for name in line}
     assert {path.name for path in tmp_path.iterdir()} == before | {"report"}
     assert run("bench", "restore", url, "-j", "flights", "--to-nowhere", "--keep").exit_code == 2
 
 
 def test_the_history_grows_and_a_broken_line_stays(run: Run, url: str, tmp_path: Path) -> None:
     assert _bench(run, url).exit_code == 0
-    history = tmp_path / "report" / "rehearsals.jsonl"
+    history = tmp_path / "report" / "restore-drills.jsonl"
     with history.open("a") as file:
         file.write("half a li")
     assert _bench(run, url).exit_code == 0
-    assert [line[:4] for line in history.read_text().splitlines()] == ['{"ou', "half", '{"ou']
+    assert [line[:4] for line in history.read_text().splitlines()] == ['{"sc', "half", '{"sc']
 
 
 def test_a_job_with_a_hostile_name_does_no_harm(run: Run, url: str, tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_without_a_place_the_history_stands_below_the_home(run: Run, url: str, t
     place = {"XDG_STATE_HOME": str(tmp_path / "state-home"), "TMPDIR": str(tmp_path)}
     result = run("bench", "restore", url, "-j", "flights", "--keep", "--to", "scratch", **place)
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "state-home" / "tidemark" / "rehearsals" / "rehearsals.jsonl").is_file()
+    assert (tmp_path / "state-home" / "tidemark" / "drills" / "restore-drills.jsonl").is_file()
     kept = next((tmp_path / "scratch").iterdir())
     assert f"kept: {kept}" in result.stdout
     assert run("bench", "restore", url, "-j", "flights", "--to-nowhere", "--no-report").stdout.count("history") == 0

@@ -1,15 +1,15 @@
-"""Rehearsals without a restore."""
+"""Restore drills without a restore."""
 
 from typing import Any
 
 import msgspec
 
-from engine.drill.model import FailedRehearsal, Measured, Rehearsal
+from engine.drill.record import FailedDrill, Measured, RestoreDrill
 
 MIB = 1024 * 1024
 
 MEASURED = Measured(requests_count=40, bytes_fetched=1000 * MIB, opened_count=4)
-REHEARSAL = Rehearsal(
+DRILL = RestoreDrill(
     began_at_ms=1_700_000_000_000,
     release="0.1.0",
     repository_id="0" * 20,
@@ -35,15 +35,15 @@ def measured(**changes: Any) -> Measured:
     return msgspec.structs.replace(MEASURED, **changes)
 
 
-def rehearsal(**changes: Any) -> Rehearsal:
+def drill(**changes: Any) -> RestoreDrill:
     """One that took 12.6 s; what names a field of `Measured` is changed there."""
     inner = {name: value for name, value in changes.items() if name in Measured.__struct_fields__}
     outer = {name: value for name, value in changes.items() if name not in inner}
-    return msgspec.structs.replace(REHEARSAL, measured=measured(**inner), **outer)
+    return msgspec.structs.replace(DRILL, measured=measured(**inner), **outer)
 
 
-def failed(**changes: Any) -> FailedRehearsal:
-    made = FailedRehearsal(
+def failed(**changes: Any) -> FailedDrill:
+    made = FailedDrill(
         began_at_ms=1_700_000_100_000,
         release="0.1.0",
         repository_id="0" * 20,

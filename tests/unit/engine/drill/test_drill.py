@@ -17,8 +17,7 @@ from blobstore.memory import MemoryStore
 from blobstore.sink import Sink, pour_chunks
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine import Repository
-from engine.drill.drill import rehearse
-from engine.drill.scratch import SCRATCH_PREFIX
+from engine.drill.drill import SCRATCH_PREFIX, DrillOptions, run_restore_drill
 from engine.errors import DamagedError, EngineError, IncompleteError, NotFoundError, TargetError
 from engine.rocksdb.store import StoreWriter
 from engine.settings import KIB, TransferSettings
@@ -106,7 +105,7 @@ def _left(directory: Path) -> list[str]:
 
 
 async def test_all_stores_come_back_are_opened_and_go_again(repository: Repository, scratch: Path) -> None:
-    done = await rehearse(repository, SCOPE, scratch=scratch, slo_ms=60_000)
+    done = await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch, slo_ms=60_000))
     assert (done.stores_count, done.measured.opened_count, done.to_disk) == (3, 2, True)
     assert done.size_bytes > 900 * KIB
     assert done.measured.bytes_fetched > 900 * KIB
@@ -118,7 +117,7 @@ async def test_all_stores_come_back_are_opened_and_go_again(repository: Reposito
 
 
 async def test_what_is_kept_is_the_state(repository: Repository, scratch: Path, tmp_path: Path) -> None:
-    done = await rehearse(repository, SCOPE, scratch=scratch, keep=True, stores_at_once=1)
+    done = await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch, keep=True, stores_at_once=1))
     kept = Path(done.kept_at)
     assert kept.parent == scratch
     assert (kept / "2" / "default" / "0001").read_bytes() == (tmp_path / "lookalike" / "0001").read_bytes()
@@ -126,9 +125,9 @@ async def test_what_is_kept_is_the_state(repository: Repository, scratch: Path, 
 
 
 async def test_to_nowhere_reads_what_a_restore_reads_and_writes_nothing(repository: Repository, scratch: Path) -> None:
-    to_disk = await rehearse(repository, SCOPE, scratch=scratch)
+    to_disk = await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch))
     before = _left(scratch.parent)
-    nowhere = await rehearse(repository, SCOPE, scratch=None)
+    nowhere = await run_restore_drill(repository, SCOPE, DrillOptions(scratch=None))
     assert _left(scratch.parent) == before
     assert nowhere.measured.requests_count == to_disk.measured.requests_count
     assert nowhere.measured.bytes_fetched == to_disk.measured.bytes_fetched
@@ -151,7 +150,9 @@ class _Heard:
 @pytest.mark.parametrize("to_disk", [True, False])
 async def test_progress_is_of_all_stores_together(repository: Repository, scratch: Path, *, to_disk: bool) -> None:
     heard = _Heard()
-    done = await rehearse(repository, SCOPE, scratch=scratch if to_disk else None, progress=heard)
+    done = await run_restore_drill(
+        repository, SCOPE, DrillOptions(scratch=scratch if to_disk else None), progress=heard
+    )
     assert heard.totals == [(done.files_count, done.size_bytes)]
     assert (heard.files, heard.bytes) == (done.files_count, done.size_bytes)
 
@@ -181,7 +182,7 @@ async def test_what_is_altered_or_missing_is_found_and_nothing_is_left(
 ) -> None:
     harm(_largest_blob(tmp_path))
     with pytest.raises(kind):
-        await rehearse(repository, SCOPE, scratch=scratch if to_disk else None)
+        await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch if to_disk else None))
     assert _left(scratch) == []
 
 
@@ -190,7 +191,7 @@ async def test_a_rocksdb_that_does_not_open_is_found(tmp_path: Path, scratch: Pa
     next(checkpoint.glob("MANIFEST-*")).write_bytes(b"no manifest")
     async with _repository(LocalStore(tmp_path / "repository"), checkpoint) as repository:
         with pytest.raises(EngineError, match="open"):
-            await rehearse(repository, SCOPE, scratch=scratch, keep=True)
+            await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch, keep=True))
     assert _left(scratch) == []
 
 
@@ -201,14 +202,14 @@ async def test_too_little_room_for_all_stores_is_told_before_a_byte_is_fetched(
     full = os.statvfs_result((4096, 4096, 1000, 200, 200, 1000, 500, 500, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     with pytest.raises(TargetError, match="no room"):
-        await rehearse(repository, SCOPE, scratch=scratch, progress=heard)
+        await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch), progress=heard)
     assert heard.totals == []
     assert _left(scratch) == []
 
 
 async def test_a_scratch_directory_that_is_not_there_is_not_made(repository: Repository, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="no such directory") as raised:
-        await rehearse(repository, SCOPE, scratch=tmp_path / "not mounted")
+        await run_restore_drill(repository, SCOPE, DrillOptions(scratch=tmp_path / "not mounted"))
     assert "mounted" in raised.value.hint
     assert not (tmp_path / "not mounted").exists()
 
@@ -230,7 +231,7 @@ def nothing_goes(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_what_stays_after_an_error_is_named_by_it(repository: Repository, scratch: Path, tmp_path: Path) -> None:
     _largest_blob(tmp_path).unlink()
     with pytest.raises(IncompleteError) as raised:
-        await rehearse(repository, SCOPE, scratch=scratch)
+        await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch))
     (left,) = _left(scratch)
     assert raised.value.__notes__ == [f"could not be removed: {scratch / left}: the disk went away"]
 
@@ -240,13 +241,13 @@ async def test_a_task_may_be_called_as_anything(tmp_path: Path, scratch: Path) -
     async with await Repository.init(MemoryStore()) as repository:
         tasks = ("probe-00", ".probe", "0")
         await repository.commit(SCOPE, [await repository.backup(SCOPE, state, task=task) for task in tasks])
-        done = await rehearse(repository, SCOPE, scratch=scratch, keep=True)
+        done = await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch, keep=True))
     assert len(_left(Path(done.kept_at))) == 3
 
 
 async def test_no_commit_is_told(repository: Repository, scratch: Path) -> None:
     with pytest.raises(NotFoundError):
-        await rehearse(repository, SCOPE, scratch=scratch, number=9)
+        await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch), number=9)
 
 
 async def test_who_is_cancelled_leaves_nothing(tmp_path: Path, scratch: Path) -> None:
@@ -254,7 +255,7 @@ async def test_who_is_cancelled_leaves_nothing(tmp_path: Path, scratch: Path) ->
     slow = SlowStore(MemoryStore())
     async with _repository(slow, state) as repository:
         slow.chunk_s = 5
-        task = asyncio.create_task(rehearse(repository, SCOPE, scratch=scratch))
+        task = asyncio.create_task(run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch)))
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -262,8 +263,8 @@ async def test_who_is_cancelled_leaves_nothing(tmp_path: Path, scratch: Path) ->
     assert _left(scratch) == []
 
 
-async def test_a_commit_of_empty_files_is_rehearsed_too(tmp_path: Path, scratch: Path) -> None:
+async def test_a_commit_of_empty_files_is_restored_too(tmp_path: Path, scratch: Path) -> None:
     state = _files(tmp_path / "state", count=2, size_bytes=0)
     async with _repository(LocalStore(tmp_path / "repository"), state) as repository:
-        done = await rehearse(repository, SCOPE, scratch=scratch)
+        done = await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch))
     assert done.measured.bytes_fetched == 0

@@ -2,12 +2,12 @@ import itertools
 
 import pytest
 
-from engine.drill.forecast import EXECUTORS, SIZES, Forecast, forecast
-from tests.unit.engine.drill.builders import MIB, rehearsal
+from engine.drill.summary import EXECUTORS, SIZES, Forecast, forecast
+from tests.unit.engine.drill.builders import MIB, drill
 
 
 def _one(size: int, executors: int, **changes: object) -> Forecast:
-    return forecast(rehearsal(**changes), sizes=(size,), executors=(executors,))[0]
+    return forecast(drill(**changes), sizes=(size,), executors=(executors,))[0]
 
 
 def test_the_same_size_on_one_executor_is_what_was_measured() -> None:
@@ -35,7 +35,7 @@ def test_no_executor_has_less_to_do_than_the_largest_store() -> None:
 
 
 def test_more_executors_are_never_slower_and_worst_is_never_before_best() -> None:
-    made = forecast(rehearsal())
+    made = forecast(drill())
     assert [(f.size, f.executors) for f in made] == [(size, count) for size in SIZES for count in EXECUTORS]
     assert all(f.best_s <= f.worst_s for f in made)
     for before, after in itertools.pairwise(made):

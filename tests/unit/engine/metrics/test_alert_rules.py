@@ -62,7 +62,7 @@ def test_every_alert_of_the_list_is_there_and_none_twice() -> None:
         "TidemarkBlobsAtRisk",
         "TidemarkOrphansGrow",
         "TidemarkCollectionOverdue",
-        "TidemarkRehearsalOverSlo",
+        "TidemarkRestoreDrillOverSlo",
         "TidemarkRetryStorm",
     } <= set(names)
 
@@ -86,11 +86,11 @@ FIRING = {
     "TidemarkRunFailed": {'tidemark_run_exit_code{verb="verify",job_name="j"}': "4x100"},
     "TidemarkRunMissing": {'tidemark_run_last_success_timestamp_seconds{verb="backup",job_name="j"}': "-10000x100"},
     "TidemarkRunNeverSucceeded": {'tidemark_run_end_timestamp_seconds{verb="backup",job_name="new"}': "7x100"},
-    "TidemarkRehearsalOverSlo": {
-        'tidemark_rehearsal_seconds{verb="bench restore",job_name="j"}': "61x100",
-        'tidemark_rehearsal_slo_seconds{verb="bench restore",job_name="j"}': "60x100",
+    "TidemarkRestoreDrillOverSlo": {
+        'tidemark_restore_drill_seconds{verb="bench restore",job_name="j"}': "61x100",
+        'tidemark_restore_drill_slo_seconds{verb="bench restore",job_name="j"}': "60x100",
     },
-    "TidemarkRehearsalMissing": {
+    "TidemarkRestoreDrillMissing": {
         'tidemark_run_end_timestamp_seconds{verb="bench restore",job_name="j"}': "-1300000x100"
     },
     "TidemarkRetryStorm": {

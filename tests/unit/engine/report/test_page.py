@@ -23,7 +23,7 @@ from index.snapshot.contents import SnapshotShare
 from index.snapshot.keys import make_run_id
 from index.snapshot.model import BlobKey, IndexReference, Scope, UniqueId
 from index.snapshot.records import CommitPointer, CommitRecord, StoreReference, WriteId
-from tests.unit.engine.drill.builders import failed, rehearsal
+from tests.unit.engine.drill.builders import drill, failed
 
 HOSTILE = "</h2></td></title><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\"'&<!--"
 RUN = make_run_id(1_700_000_000_000, "0" * 20)
@@ -162,7 +162,7 @@ def test_names_of_others_are_nothing_but_text() -> None:
     job = msgspec.structs.replace(
         _job(HOSTILE, *entries, problems=(HOSTILE,)),
         rehearsals=(
-            rehearsal(job=HOSTILE),
+            drill(job=HOSTILE),
             failed(error=HOSTILE, message=HOSTILE),
         ),
     )

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from blobstore.base import BytesBody
-from engine.drill.scratch import _remove
+from engine.drill.drill import remove_scratch
 from engine.errors import TargetError
 from index.snapshot.codec import KIND_INDEX, seal, unseal
 from index.snapshot.keys import INDEXES, upload_key
@@ -148,7 +148,7 @@ async def test_swap_of_read_only_directories_that_fails_is_undone(
 async def test_scratch_directory_of_read_only_directories_is_removed(ordinary: Path) -> None:
     bench = await bench_of(ordinary)
     await bench.restore()
-    assert _remove(bench.target) == ""
+    assert remove_scratch(bench.target) == ""
     assert not bench.target.exists()
 
 

@@ -1,0 +1,178 @@
+"""What a restore drill measures, and the history of drills: a line of JSON for each (design 0009, H1 to H4)."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+
+from index.display import DisplayMixin
+from index.errors import FormatError, UnknownFormatError
+
+SCHEMA: Final = 1
+HISTORY_NAME: Final = "restore-drills.jsonl"
+# The name by earlier releases.
+EARLIER_NAME: Final = "rehearsals.jsonl"
+LINE_BYTES_MAX: Final = 64 * 1024
+# Of an error, so that a line of the history keeps within its cap.
+MESSAGE_LENGTH_MAX: Final = 1000
+
+_HINT: Final = "look at this line: it is kept as it is, and left out of the report"
+
+# A finite number of seconds: JSON has no other infinities than those that overflow.
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Count what a restore moved."""
+
+    # GETs of indexes and blobs, and their bytes as asked for.
+    requests_count: Count
+    bytes_fetched: Count
+    # RocksDB databases that were opened.
+    opened_count: Count
+
+
+class RestoreDrill(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="done"):
+    """Describe a restore drill that succeeded. Phases are in seconds of wall time, without the removal of the files."""
+
+    # By this machine's clock: for people.
+    began_at_ms: Count
+    release: str
+    repository_id: str
+    job: str
+    # None: the job commits as a whole.
+    task: str | None
+    commit_number: Count
+    version: Count
+    # False: no pin could be written.
+    pinned: bool
+    # False: everything was read and hashed, and nothing written.
+    to_disk: bool
+    # The directory, if it is still there: it was kept, or could not be removed.
+    kept_at: str = ""
+    stores_at_once: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
+    stores_count: Count
+    files_count: Count
+    size_bytes: Count
+    largest_store_bytes: Count
+    # Finding and pinning the commit; restoring all its stores; opening those that are RocksDB.
+    find_s: Amount
+    restore_s: Amount
+    open_s: Amount
+    # All three phases. Computed: lines of earlier releases have none.
+    total_s: float = 0.0
+    measured: Measured
+    slo_ms: Count | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "total_s", self.find_s + self.restore_s + self.open_s)
+
+    @property
+    def is_slow(self) -> bool:
+        """Return whether the drill took longer than its SLO."""
+        return self.slo_ms is not None and self.total_s * 1000 > self.slo_ms
+
+
+class FailedDrill(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="failed"):
+    """Describe a restore drill that an error ended: the state could not have been restored then."""
+
+    began_at_ms: Count
+    release: str
+    repository_id: str
+    job: str
+    task: str | None
+    # The class of the error, and its message.
+    error: str
+    message: str
+
+
+Entry = RestoreDrill | FailedDrill
+
+
+class DrillHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """Hold the lines of a history in their order, and the errors of those that cannot be read."""
+
+    entries: tuple[Entry, ...] = ()
+    broken: tuple[FormatError, ...] = ()
+
+
+class _Head(msgspec.Struct):
+    schema: int = 0
+
+
+_DECODER: Final[msgspec.json.Decoder[Entry]] = msgspec.json.Decoder(Entry)
+_HEAD_DECODER: Final = msgspec.json.Decoder(_Head)
+
+
+def history_path(directory: Path) -> Path:
+    """Return the file of the history in a directory; one that an earlier release began keeps its name."""
+    earlier = directory / EARLIER_NAME
+    return earlier if earlier.exists() else directory / HISTORY_NAME
+
+
+def append(path: Path, entry: Entry) -> None:
+    """Add a line durably; no other line changes.
+
+    One write under a lock, so that two drills at a time do not mix; behind half a line, which a crash has left, a new
+    one is begun.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = msgspec.json.encode({"schema": SCHEMA, **msgspec.to_builtins(entry)}) + b"\n"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "ab") as file:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        size_bytes = os.fstat(descriptor).st_size
+        if size_bytes and os.pread(descriptor, 1, size_bytes - 1) != b"\n":
+            line = b"\n" + line
+        file.write(line)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def read_history(path: Path) -> DrillHistory:
+    """Read all lines; those that cannot be read are reported, and stay.
+
+    Raises:
+        OSError: The file cannot be read; an absent one has no lines.
+    """
+    entries: list[Entry] = []
+    broken: list[FormatError] = []
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return DrillHistory()
+    with file:
+        number = 0
+        while line := file.readline(LINE_BYTES_MAX + 1):
+            number += 1
+            try:
+                entries.append(decode_line(line, f"{path}, line {number}"))
+            except FormatError as error:
+                broken.append(error)
+            while line and not line.endswith(b"\n"):
+                line = file.readline(LINE_BYTES_MAX)  # the rest of one that is too long
+    return DrillHistory(entries=tuple(entries), broken=tuple(broken))
+
+
+def decode_line(line: bytes, subject: str) -> Entry:
+    """Decode one line of a history.
+
+    Raises:
+        UnknownFormatError: A newer tidemark wrote it.
+        FormatError: It is not a restore drill.
+    """
+    if len(line) > LINE_BYTES_MAX:
+        raise FormatError("exceeds 64 KiB", subject=subject, hint=_HINT)
+    try:
+        schema = _HEAD_DECODER.decode(line).schema
+        if schema > SCHEMA:
+            raise UnknownFormatError(f"is of schema {schema}", subject=subject, hint="read it with a newer tidemark")
+        return _DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(f"is not a restore drill: {error}", subject=subject, hint=_HINT) from None
