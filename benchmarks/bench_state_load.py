@@ -43,7 +43,7 @@ import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation
 from pyspark.sql import SparkSession
 
 from engine.rocksdb.store import StoreWriter, spark_settings
-from engine.state.changelog_files import ChangelogWriter, open_changelog
+from engine.state.changelogs import ChangelogWriter, open_changelog
 from engine.state.metrics import LoadMetrics
 from engine.state.replay import KeyCounts, count_store, replay
 from engine.state.settings import StateStoreSettings

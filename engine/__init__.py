@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from engine.repository.restoring import Restored
     from engine.repository.sync import SyncRepository
     from engine.restore.restore import RestoreResult
+    from engine.state.query import StreamingCheckpoint, open_query_state
     from engine.state.settings import StateStoreSettings
     from engine.state.store import StateStore
-    from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
-    from engine.state.sync_store import SyncStateStore
+    from engine.state.sync import SyncStateStore
     from index.plan.commits import Commit
     from index.snapshot.delta import IndexDifference
 
@@ -78,13 +78,13 @@ _MODULES = {
     "Restored": "engine.repository.restoring",
     "StateStore": "engine.state.store",
     "StateStoreSettings": "engine.state.settings",
-    "StreamingCheckpoint": "engine.state.streaming_checkpoint",
+    "StreamingCheckpoint": "engine.state.query",
     "SyncRepository": "engine.repository.sync",
-    "SyncStateStore": "engine.state.sync_store",
+    "SyncStateStore": "engine.state.sync",
     "VerifyReport": "engine.inspect.verify",
     "backup_checkpoint": "engine.checkpoint.backup",
     "check_checkpoint": "engine.checkpoint.check.check",
-    "open_query_state": "engine.state.streaming_checkpoint",
+    "open_query_state": "engine.state.query",
     "restore_checkpoint": "engine.checkpoint.restore",
 }
 

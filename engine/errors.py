@@ -12,8 +12,10 @@ EngineError
 │   └── CollectedError         it was there, and a collection came first: choose again
 ├── UnsafeSourceError          the directory cannot be backed up as it is
 │   └── SourceChangedError     a file is not the one any more that was looked at: look again
+├── SnapshotUploadError        state commits are whole, a snapshot of one of them is not: the next commit makes another
 ├── DamagedError               stored data is missing or altered
 │   ├── CommitDamagedError     the commit just made stands, and something of it is missing: back up again
+│   ├── SnapshotRepairError    no snapshot of a state store opens that is near enough: take the state from a backup
 │   └── IncompleteError        something of a commit is missing, and it is known which commit is whole
 ├── TargetError                the target of a restore cannot be used
 │   └── TargetBusyError        another restore to it is at work
@@ -21,6 +23,7 @@ EngineError
 ├── UnsafeStoreError           the store or its answers cannot be trusted with this operation
 ├── TooMuchToDeleteError       a collection would delete more than it was allowed to: look at its plan
 └── UsageError                 the arguments do not make sense together
+    └── NotLoadedError         a state store has no version loaded: load one first
 ```
 """
 
@@ -161,6 +164,24 @@ class UsageError(EngineError):
     """The arguments contradict each other or are out of range."""
 
     default_hint = "see the documentation of the call"
+
+
+class SnapshotUploadError(EngineError):
+    """A snapshot could not be uploaded in the background (design 0004, C7)."""
+
+    default_hint = "no commit is lost: its changelog stands, and the next commit makes another snapshot"
+
+
+class SnapshotRepairError(DamagedError):
+    """Neither the newest snapshot opens nor an older one that is near enough (design 0004, R7)."""
+
+    default_hint = "raise `changes_replayed_max`, load another version, or take the directory from a backup"
+
+
+class NotLoadedError(UsageError):
+    """Nothing is loaded: not yet, or an abort, a failure or `close` has undone it (design 0004, C5)."""
+
+    default_hint = "call `load` first: after an abort and after every failure too"
 
 
 E = TypeVar("E", bound=EngineError | FormatError)

@@ -30,7 +30,7 @@ from engine.progress import NO_PROGRESS, Progress, SummedProgress
 from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.streaming_checkpoint import StoreAt
+from engine.state.query import StoreAt
 from index.errors import VersionMissingError
 
 __all__ = [

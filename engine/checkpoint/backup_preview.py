@@ -16,7 +16,7 @@ from engine.records.indexes import read_index
 from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.streaming_checkpoint import StoreAt
+from engine.state.query import StoreAt
 
 
 class BackupPreview(msgspec.Struct, frozen=True, kw_only=True):

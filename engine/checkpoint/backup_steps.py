@@ -23,9 +23,8 @@ from engine.records.indexes import read_index
 from engine.records.missing import find_complete
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
-from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
 from index.display import DisplayMixin
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of

@@ -16,8 +16,8 @@ from engine.checkpoint.sst_check import check_sst
 from engine.checkpoint.state_files import check_changelog_file, check_zip_file
 from engine.errors import EngineError
 from engine.local.scan import FilePath, changed_error, refusing
-from engine.state.changelog_files import open_changelog
-from engine.state.streaming_checkpoint import StoreAt
+from engine.state.changelogs import open_changelog
+from engine.state.query import StoreAt
 from index.errors import FileChecksumError, FormatError
 from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of

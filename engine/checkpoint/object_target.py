@@ -12,8 +12,8 @@ from blobstore.opening import StoreSettings
 from engine.checkpoint.targets import moment
 from engine.clock import Runtime
 from engine.errors import TargetError, UsageError
-from engine.state.batch_logs import ENTRY_BYTES_MAX
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.query import ENTRY_BYTES_MAX
 from index.spark.checkpoint import COMMITS, OFFSETS, SOURCES, STATE
 from index.spark.names import LOGS, SSTS, parse_state_name
 from index.spark.query_logs import decode_query_id, parse_batch_name

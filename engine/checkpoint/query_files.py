@@ -14,8 +14,7 @@ from engine.checkpoint.live_files import LiveFiles, read_small
 from engine.checkpoint.naming import DAMAGE_HINT, located
 from engine.errors import DamagedError
 from engine.local.scan import FilePath, changed_error
-from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
-from engine.state.streaming_checkpoint import QueryAt
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt
 from index.plan.backup import PlannedFile
 from index.snapshot.dir_diff import LocalDir, local_dir_of
 from index.snapshot.model import SnapshotIndex, UniqueId

@@ -16,15 +16,13 @@ from blobstore.local.files import flush
 from engine.clock import Runtime
 from engine.local.hashing import crc32c
 from engine.restore.staging import target_errors
-from engine.state.file_checksums import CREATOR
-from engine.state.file_manager import CapturedSnapshot, StateFileManager
-from engine.state.index_files import IndexStateFiles
+from engine.state.changelogs import CREATOR
+from engine.state.files import CapturedSnapshot, StateFileManager, named_metadata
 from engine.state.load import StateLoader
 from engine.state.loaded import LoadedState
-from engine.state.local_files import local_path, shared_path
+from engine.state.local_files import WorkingDir, local_path, shared_path
 from engine.state.settings import StateStoreSettings
-from engine.state.upload import named_metadata
-from engine.state.working_dir import WorkingDir
+from engine.state.sources import IndexStateFiles
 from engine.state.zips import build_state_zip
 from index.snapshot.contents import files_of
 from index.snapshot.model import FileIndex

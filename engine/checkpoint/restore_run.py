@@ -26,7 +26,7 @@ from engine.restore.download import Downloader
 from engine.restore.restore import read_index_of
 from engine.restore.staging import target_errors
 from engine.restore.write import OwnerPolicy
-from engine.state.streaming_checkpoint import StreamingCheckpoint
+from engine.state.query import StreamingCheckpoint
 from index.display import DisplayMixin
 from index.errors import FormatError
 from index.plan.commits import Commit

@@ -14,10 +14,10 @@ from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of
 from engine.restore.staging import Staging
 from engine.settings import TransferSettings
-from engine.state.file_manager import StateFileManager
-from engine.state.index_files import IndexStateFiles
+from engine.state.files import StateFileManager
+from engine.state.query import StoreAt
 from engine.state.restore import restore_state
-from engine.state.streaming_checkpoint import StoreAt
+from engine.state.sources import IndexStateFiles
 from index.snapshot.records import StoreReference
 from index.spark.checkpoint import StoreId
 from index.spark.lineage import target_in_index

@@ -31,7 +31,10 @@ from engine.errors import (
     IncompleteError,
     LeaseExpiredError,
     NotFoundError,
+    NotLoadedError,
     ProviderError,
+    SnapshotRepairError,
+    SnapshotUploadError,
     SourceChangedError,
     StaleResultError,
     TargetBusyError,
@@ -41,7 +44,6 @@ from engine.errors import (
     UnsafeStoreError,
     UsageError,
 )
-from engine.state.errors import NotLoadedError, SnapshotRepairError, SnapshotUploadError
 from index.errors import (
     BatchLogError,
     CorruptIndexError,

@@ -23,8 +23,8 @@ from engine.records.names import list_names, read_name
 from engine.records.pins import PinLease, hold_pin
 from engine.restore.restore import read_index_of
 from engine.settings import TransferSettings
-from engine.state.index_files import IndexStateFiles
 from engine.state.restore import find_state_commit
+from engine.state.sources import IndexStateFiles
 from index.plan.commits import Commit, commit_of_name, fits
 from index.snapshot.delta import IndexDifference, diff_indexes
 from index.snapshot.keys import encode_component, parse_log_key

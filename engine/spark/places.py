@@ -24,8 +24,7 @@ from engine.restore.restore import ReadIndex, read_index_of, restore_index
 from engine.spark.access import SCHEME, Access, open_on_driver
 from engine.spark.sources.options import SourceOptions
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.files import StateFiles, as_state_files
-from engine.state.index_files import IndexStateFiles
+from engine.state.sources import IndexStateFiles, StateFiles, as_state_files
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, SOURCES, StoreId

@@ -8,9 +8,8 @@ from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.file_map import StateFileMap, ZipStamp, known_names
-from engine.state.file_metrics import Deleted
-from engine.state.local_files import shared_path
+from engine.state.local_files import StateFileMap, ZipStamp, known_names, shared_path
+from engine.state.metrics import Deleted
 from engine.state.zips import StateZip
 from index.errors import FormatError, VersionMissingError
 from index.spark.lineage import HeaderNeeded, Lineage, Present, Resolution

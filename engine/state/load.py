@@ -14,19 +14,17 @@ import msgspec
 from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.clock import Runtime
-from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
+from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, SnapshotRepairError, UsageError
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
-from engine.state.changelog_files import ChangelogReader, open_changelog
-from engine.state.errors import SnapshotRepairError
+from engine.state.changelogs import ChangelogReader, open_changelog
 from engine.state.families import DEFAULT_FAMILY, ColumnFamilies, ColumnFamily
-from engine.state.file_manager import StateFileManager
-from engine.state.files import StateFiles
-from engine.state.loaded import LoadedState, RunningCounts, check_families_known
+from engine.state.files import StateFileManager
+from engine.state.loaded import LoadedState, RowChecks, RunningCounts, check_families_known
+from engine.state.local_files import WorkingDir
 from engine.state.metrics import LoadMetrics
 from engine.state.replay import KeyCounts, Replayed, count_store, replay
-from engine.state.rows import RowChecks
 from engine.state.settings import HDFS_PROVIDER, StateStoreSettings
-from engine.state.working_dir import WorkingDir
+from engine.state.sources import StateFiles
 from index.errors import FormatError, LineageError, VersionMissingError
 from index.spark.changelog import changelog_version, check_leads_back
 from index.spark.lineage import Lineage, Resolution

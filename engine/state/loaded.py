@@ -1,22 +1,142 @@
-"""One version of a state store that is open: its rows, what was written since, and where it came from."""
+"""One version of a state store that is open: its rows, what was written since, and where it came from.
+
+What was merged into a loaded version and does not stand in RocksDB yet.
+
+rocksdict cannot write operands, so to merge is to set the whole value anew: one by one, a thousand operands of one key
+would cost what half a million do. Here they wait, and those of a key are joined once, when somebody looks.
+
+Row checksums at work: written with every row, verified at every replay, and now and then when rows are read.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from engine.errors import DamagedError, UsageError
-from engine.rocksdb.store import StoreWriter
-from engine.state.changelog_files import ChangelogWriter
+from engine.local.hashing import crc32c
+from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
+from engine.state.changelogs import ChangelogWriter
 from engine.state.families import DEFAULT_FAMILY, PREFIX_BYTES, ColumnFamilies, after_prefix
-from engine.state.operands import PendingOperands
+from engine.state.local_files import no_room
 from engine.state.replay import KeyCounts
-from engine.state.rows import RowChecks
 from engine.state.settings import StateStoreSettings
-from engine.state.working_dir import no_room
 from index.snapshot.model import LineageItem, UniqueId
-from index.spark.changelog import changelog_version
+from index.spark.changelog import Record, changelog_version
+from index.spark.checksums import Crc32c, split_values, unwrap_record, unwrap_value, wrap_deleted_key, wrap_value
 from index.spark.lineage import LINEAGE_BYTES_MAX, Resolution, lineage_fits
 from index.spark.names import StateVersion
+
+# They are written when there are so many bytes of them, whoever looks.
+OPERANDS_BYTES_MAX: Final = 4 * 1024 * 1024
+# What an operand takes in memory beside its bytes.
+_OVERHEAD_BYTES: Final = 100
+
+
+class PendingOperands:
+    """Operands by key, in the order they came. Not for use by two threads at once.
+
+    Args:
+        db: What they are merged into; its own value of such a key is behind until `write`.
+    """
+
+    def __init__(self, db: StoreWriter) -> None:
+        self._db = db
+        self._by_key: dict[bytes, list[bytes]] = {}
+        self._size_bytes = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._by_key
+
+    def add(self, key: bytes, operand: bytes) -> None:
+        """Append to the value of a key."""
+        operands = self._by_key.get(key)
+        if operands is None:
+            operands = self._by_key[key] = []
+            self._size_bytes += len(key) + _OVERHEAD_BYTES
+        operands.append(operand)
+        self._size_bytes += len(operand) + _OVERHEAD_BYTES
+        if self._size_bytes >= OPERANDS_BYTES_MAX:
+            self.write()
+
+    def drop(self, key: bytes) -> None:
+        """The value of a key is about to be replaced or removed."""
+        operands = self._by_key.pop(key, None)
+        if operands is not None:
+            self._size_bytes -= len(key) + _OVERHEAD_BYTES + sum(len(operand) + _OVERHEAD_BYTES for operand in operands)
+
+    def write_one(self, key: bytes) -> None:
+        """Write what was appended to this key; what fails can be tried again."""
+        operands = self._by_key.get(key)
+        if operands is None:
+            return
+        before = self._db.get(key)
+        self._db.put(key, self._db.merge_delimiter.join(operands if before is None else (before, *operands)))
+        self.drop(key)
+
+    def write(self) -> None:
+        """Write everything: one value after the other, which may be of any size."""
+        for key in sorted(self._by_key):
+            self.write_one(key)
+
+
+class RowChecks:
+    """The checksums of one store's rows.
+
+    Args:
+        delimiter: What stands between two operands of a merge.
+        ratio: Of so many rows read one is verified; 0 verifies none.
+    """
+
+    def __init__(self, delimiter: bytes, ratio: int) -> None:
+        self._delimiter = delimiter
+        self._ratio = ratio
+        self._reads = 0
+
+    def wrap(self, stored_key: bytes, value: bytes) -> bytes:
+        """A value, an operand, or the end of a range, as it is stored under a key."""
+        return wrap_value(stored_key, value, crc32c)
+
+    def wrap_deleted(self, stored_key: bytes) -> bytes:
+        """A key as it stands in a changelog that deletes it."""
+        return wrap_deleted_key(stored_key, crc32c)
+
+    def read(self, stored_key: bytes, stored: bytes) -> bytes:
+        """The value that is stored under a key, verified if it is its turn.
+
+        Raises:
+            RowChecksumError: It does not fit its checksum, or is no value with one.
+        """
+        return unwrap_value(stored_key, stored, delimiter=self._delimiter, crc32c=self._turn())
+
+    def replayed(self, record: Record) -> Record:
+        """A record of a changelog as it goes into RocksDB, verified.
+
+        Raises:
+            RowChecksumError: It does not fit its checksum.
+        """
+        return unwrap_record(record, delimiter=self._delimiter, crc32c=crc32c)
+
+    def check_snapshot(self, directory: Path, settings: RocksDbSettings) -> None:
+        """Verify the rows of a rocksdb_checkpoint: all of them, or one of so many. Blocks.
+
+        Raises:
+            RowChecksumError: One does not fit its checksum.
+            DamagedError: RocksDB cannot read it.
+        """
+        if not self._ratio:
+            return
+        with StoreReader.open(directory, settings) as reader:
+            for stored_key, stored in reader.items():
+                check = self._turn()
+                if check is not None:
+                    split_values(stored_key, stored, delimiter=self._delimiter, crc32c=check)
+
+    def _turn(self) -> Crc32c | None:
+        if not self._ratio:
+            return None
+        self._reads += 1
+        return crc32c if self._reads % self._ratio == 0 else None
+
 
 # What Spark writes for a number of keys that nobody counts.
 UNCOUNTED: Final = -1

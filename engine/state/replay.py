@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from engine.rocksdb.store import StoreReader, StoreWriter
-from engine.state.changelog_files import ChangelogReader
+from engine.state.changelogs import ChangelogReader
 from index.spark.changelog import DELETE, DELETE_RANGE, MERGE, PUT, Record
 
 # Keys that are gathered before they are written, and the bytes in them: whichever is reached first.

@@ -16,8 +16,8 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.restore.restore import OwnerPolicy, ReadIndex, RestoreResult, read_index_of, restore_index
 from engine.settings import TransferSettings
 from engine.state.compression import Codec
-from engine.state.file_manager import StateFileManager
-from engine.state.index_files import IndexStateFiles
+from engine.state.files import StateFileManager
+from engine.state.sources import IndexStateFiles
 from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
 from index.display import DisplayMixin
 from index.errors import LineageError, VersionMissingError

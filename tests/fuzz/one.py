@@ -30,7 +30,6 @@ _PARSERS: Final = [
     "engine.spark.sources.rows",
     "engine.spark.sources.unsafe_rows",
     "engine.state.compression",
-    "engine.state.lzf",
     "engine.state.settings",
     "engine.state.zips",
     "engine.text",

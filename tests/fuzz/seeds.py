@@ -19,8 +19,7 @@ from engine.drill.record import FailedDrill
 from engine.metrics.exposition import expose
 from engine.metrics.names import Samples
 from engine.spark.collection.listing import encode_inventory
-from engine.state.compression import CODECS, Compressor
-from engine.state.lzf import compress_block
+from engine.state.compression import CODECS, Compressor, compress_block
 from index.plan import plan_format
 from index.plan.collect import DeleteReason, PlannedUpload, Upload
 from index.plan.plan_format import SHARDS, AuditRecord, RunHeader, encode_audit, encode_run_header

@@ -9,8 +9,14 @@ from engine.checkpoint.check.entries import entry_fields, is_cut_json
 from engine.checkpoint.sst_check import check_sst
 from engine.checkpoint.state_files import check_zip_file
 from engine.local.hashing import crc32c
-from engine.state.compression import CODECS, Compressor, decompress_chunks, decompress_sst_block
-from engine.state.lzf import compress_block, decompress_block
+from engine.state.compression import (
+    CODECS,
+    Compressor,
+    compress_block,
+    decompress_block,
+    decompress_chunks,
+    decompress_sst_block,
+)
 from engine.state.settings import SPARK_OLD_CHECKPOINT, StateStoreSettings
 from engine.state.zips import read_state_zip
 from index.errors import DamagedChangelogError, FormatError, LineageError

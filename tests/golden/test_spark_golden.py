@@ -12,12 +12,12 @@ import pytest
 
 from engine.errors import ProviderError
 from engine.local.hashing import crc32c
-from engine.state.changelog_files import open_changelog
+from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.compression import Codec, decompress_chunks
-from engine.state.file_manager import StateFileManager
+from engine.state.files import StateFileManager
+from engine.state.query import HDFS_PROVIDER, StreamingCheckpoint
 from engine.state.store import StateStore
-from engine.state.streaming_checkpoint import HDFS_PROVIDER, StreamingCheckpoint
 from index.errors import LineageError, VersionMissingError
 from index.snapshot.model import LineageItem
 from index.spark.changelog import (

@@ -23,7 +23,7 @@ from engine.repository.repository import Repository
 from engine.spark.checkpoint.backup import BackupLiveStores, _results, _told, backup_checkpoint
 from engine.spark.tasks import StoreOutcome, StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.streaming_checkpoint import StreamingCheckpoint, open_query_state
+from engine.state.query import StreamingCheckpoint, open_query_state
 from index.plan.commits import Commit
 from tests.spark.state.queries import AGGREGATION, FORMAT, STORE, TRANSFORM, Query, StatefulQuery, join
 from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, restore_backup

@@ -21,7 +21,7 @@ from engine.checkpoint.hidden import find_left_overs
 from engine.clock import Runtime, SystemRuntime
 from engine.progress import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.streaming_checkpoint import StreamingCheckpoint
+from engine.state.query import StreamingCheckpoint
 
 # How often logs that a running query has moved are read again.
 _LOOKS_MAX = 3

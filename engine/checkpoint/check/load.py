@@ -6,12 +6,12 @@ import msgspec
 
 from blobstore.concurrency import run_blocking
 from engine.clock import SystemRuntime
-from engine.state.file_manager import StateFileManager
-from engine.state.files import StateFiles
+from engine.state.files import StateFileManager
 from engine.state.load import StateLoader
+from engine.state.local_files import WorkingDir
 from engine.state.replay import KeyCounts, count_store
 from engine.state.settings import StateStoreSettings
-from engine.state.working_dir import WorkingDir
+from engine.state.sources import StateFiles
 from index.errors import StateMetadataError
 from index.spark.lineage import Resolution
 from index.spark.metadata import NOT_COUNTED, StateMetadata

@@ -20,10 +20,9 @@ from engine.checkpoint.check.entries import (
 from engine.checkpoint.findings import DELETE, MEND_HINT, Finding, damage
 from engine.checkpoint.hidden import find_hidden_misfits
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
-from engine.state.batch_logs import COMMITS, ENTRY_BYTES_MAX, OFFSETS
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint
 from engine.state.settings import CodecName, StateStoreSettings
-from engine.state.streaming_checkpoint import QueryAt, StreamingCheckpoint
 from index.errors import BatchLogError, FormatError
 from index.spark.checkpoint import StoreId
 from index.spark.names import StateVersion, parse_state_name

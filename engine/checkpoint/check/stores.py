@@ -17,9 +17,9 @@ from engine.checkpoint.findings import CheckLevel, Finding, StoreChecked
 from engine.checkpoint.state_files import check_zip_file
 from engine.errors import EngineError, TargetError
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.files import DirectoryStateFiles
 from engine.state.local_files import shared_path
-from engine.state.streaming_checkpoint import StreamingCheckpoint
+from engine.state.query import StreamingCheckpoint
+from engine.state.sources import DirectoryStateFiles
 from engine.state.zips import ZIP_BYTES_MAX
 from index.errors import FormatError, LineageError, VersionMissingError
 from index.spark.changelog import check_leads_back

@@ -22,7 +22,7 @@ from engine.spark.access import SCHEME, open_on_driver
 from engine.spark.errors import TaskFailedError
 from engine.spark.tasks import CarryOut, StoreOutcome, StoresTask, StoreWork, spread
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.streaming_checkpoint import StoreAt
+from engine.state.query import StoreAt
 from index.errors import FormatError, UnknownFormatError
 
 # What the row of a store that failed says of its error, for the driver to know what to do next.

@@ -23,7 +23,7 @@ from engine.errors import NotFoundError, UsageError
 from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE, TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.streaming_checkpoint import StreamingCheckpoint
+from engine.state.query import StreamingCheckpoint
 from index.snapshot.model import Scope
 from index.spark.checkpoint import decode_checkpoint_backup
 

@@ -16,9 +16,9 @@ from engine.spark.places import BackupPlace, CheckpointPlace
 from engine.spark.sources.options import FILES_OPTIONS, SourceOptions, hints_told
 from engine.spark.sources.plan import plan_state
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.file_manager import StateFileManager
-from engine.state.files import StateFiles, as_state_files
-from engine.state.streaming_checkpoint import StoreAt
+from engine.state.files import StateFileManager
+from engine.state.query import StoreAt
+from engine.state.sources import StateFiles, as_state_files
 from index.errors import FormatError
 from index.snapshot.contents import files_of
 from index.spark.checkpoint import QUERY_STORE, QUERY_TASK

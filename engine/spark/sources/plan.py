@@ -12,11 +12,10 @@ from engine.errors import NotFoundError, UsageError
 from engine.spark.places import BackupPlace, CheckpointPlace, Place, find_place, read_schema, scratch_dir
 from engine.spark.sources.arrow_types import is_known
 from engine.spark.sources.options import SourceOptions
-from engine.state.batch_logs import ENTRY_BYTES_MAX
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.query import ENTRY_BYTES_MAX, QueryAt, StoreAt, StreamingCheckpoint
 from engine.state.settings import StateStoreSettings
 from engine.state.store import StateStore
-from engine.state.streaming_checkpoint import QueryAt, StoreAt, StreamingCheckpoint
 from index.errors import BatchLogError
 from index.spark.checkpoint import StoreId
 from index.spark.query_logs import decode_operator

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from engine.cli import tidemark
 from engine.cli.exit_codes import ExitCode
 from engine.repository.sync import SyncRepository
-from engine.state.changelog_files import open_changelog
+from engine.state.changelogs import open_changelog
 from tests.spark.checkpoint.shows import Show, flip_byte
 from tests.spark.state.queries import AGGREGATION, FORMAT, SESSION, STORE
 

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from engine.checkpoint.backup import backup_checkpoint
 from engine.repository.repository import Repository
-from engine.state.file_manager import StateFileManager
-from engine.state.streaming_checkpoint import StreamingCheckpoint
+from engine.state.files import StateFileManager
+from engine.state.query import StreamingCheckpoint
 from tests.spark.sources.reading import by_us, ran, reading_session
 from tests.spark.state.queries import FORMAT, SESSION, TRANSFORM, Query, StatefulQuery
 

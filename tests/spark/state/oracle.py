@@ -9,8 +9,8 @@ from pathlib import Path
 import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation has it)
 from pyspark.sql import DataFrame
 
+from engine.state.query import StreamingCheckpoint
 from engine.state.store import StateStore
-from engine.state.streaming_checkpoint import StreamingCheckpoint
 from index.spark.names import StateVersion
 from tests.spark.state.forms import StateRow
 from tests.spark.state.queries import FORMAT, StatefulQuery

@@ -13,8 +13,8 @@ from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from engine.state.query import StreamingCheckpoint
 from engine.state.store import StateStore
-from engine.state.streaming_checkpoint import StreamingCheckpoint
 from index.spark.names import StateVersion, changelog_name, parse_state_name
 from tests.spark.state.oracle import our_rows, spark_rows
 from tests.spark.state.queries import AGGREGATION, CHANGELOGS, CODEC, FORMAT, StatefulQuery

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
-from engine.state.changelog_files import open_changelog
-from engine.state.streaming_checkpoint import StreamingCheckpoint
+from engine.state.changelogs import open_changelog
+from engine.state.query import StreamingCheckpoint
 from index.snapshot.model import LineageItem
 from index.spark.names import changelog_name, snapshot_name
 from tests.spark.state.oracle import our_rows, spark_rows

@@ -11,9 +11,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from engine.state.commit import Committed
+from engine.state.query import StreamingCheckpoint
 from engine.state.settings import StateStoreSettings
 from engine.state.store import StateStore
-from engine.state.streaming_checkpoint import StreamingCheckpoint
 from index.spark.names import StateFileName, parse_state_name
 from index.spark.query_logs import BatchCommit
 from tests.spark.state.oracle import our_rows, spark_rows

@@ -11,8 +11,8 @@ from engine.checkpoint.backup import backup_checkpoint
 from engine.checkpoint.restore import RestoredCheckpoint, restore_checkpoint
 from engine.repository.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.file_manager import StateFileManager
-from engine.state.streaming_checkpoint import StoreAt, StreamingCheckpoint
+from engine.state.files import StateFileManager
+from engine.state.query import StoreAt, StreamingCheckpoint
 from index.spark.metadata import StateMetadata
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
 

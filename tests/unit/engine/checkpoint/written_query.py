@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from engine import StateStore, StateStoreSettings
-from engine.state.streaming_checkpoint import (
+from engine.state.query import (
     ROCKSDB_PROVIDER,
     StreamingCheckpoint,
     open_query_state,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.file_manager import CapturedSnapshot, SnapshotUploaded, StateFileManager
+from engine.state.files import CapturedSnapshot, SnapshotUploaded, StateFileManager
 from index.snapshot.model import UniqueId
 from index.spark.lineage import Resolution
 from index.spark.metadata import StateMetadata

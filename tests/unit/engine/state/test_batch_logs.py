@@ -8,8 +8,8 @@ from blobstore.errors import CheckpointUnknownError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.errors import UsageError
-from engine.state.batch_logs import CommitLog, OffsetLog
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.query import CommitLog, OffsetLog
 from index.errors import BatchLogError, UnknownFormatError
 from index.snapshot.model import UniqueId
 from index.spark.query_logs import BatchCommit, BatchOffsets, SourceOffset

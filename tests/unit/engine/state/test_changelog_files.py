@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import DamagedError, UsageError
-from engine.state.changelog_files import ChangelogReader, ChangelogWriter, open_changelog
+from engine.state.changelogs import ChangelogReader, ChangelogWriter, open_changelog
 from engine.state.compression import CODECS, Codec, Compressor, decompress_chunks
 from index.errors import DamagedChangelogError, LineageError, UnknownFormatError, UnsupportedRecordError
 from index.snapshot.model import LineageItem, UniqueId

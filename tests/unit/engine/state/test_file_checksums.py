@@ -9,9 +9,9 @@ from blobstore.memory import MemoryStore
 from engine.clock import SystemRuntime
 from engine.errors import DamagedError
 from engine.local.hashing import crc32c
+from engine.state.changelogs import CREATOR, fetch_checked, publish_checked, read_checked
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.file_checksums import CREATOR, fetch_checked, publish_checked, read_checked
-from engine.state.files import DirectoryStateFiles
+from engine.state.sources import DirectoryStateFiles
 from index.errors import FileChecksumError
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX, decode_file_checksum
 from tests.doubles import InterposedStore

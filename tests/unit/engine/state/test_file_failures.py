@@ -11,7 +11,7 @@ import pytest
 from blobstore.errors import CheckpointUnknownError, StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine.errors import DamagedError
-from engine.state.changelog_files import ChangelogWriter
+from engine.state.changelogs import ChangelogWriter
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import VersionMissingError
 from index.snapshot.model import LineageItem, UniqueId

@@ -9,9 +9,9 @@ import pytest
 
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
-from engine.state.changelog_files import open_changelog
+from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.file_manager import CapturedSnapshot
+from engine.state.files import CapturedSnapshot
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import PUT
 from index.spark.lineage import Lineage, Resolution

@@ -12,7 +12,7 @@ from blobstore.errors import BlobNotFoundError
 from engine import StateStore
 from engine.errors import CollectedError, DamagedError, NotFoundError, UsageError
 from engine.repository.repository import Repository
-from engine.state.index_files import IndexStateFiles
+from engine.state.sources import IndexStateFiles
 from engine.state.zips import read_state_zip
 from index.errors import VersionMissingError
 from index.plan.commits import Commit

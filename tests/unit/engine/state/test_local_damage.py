@@ -9,7 +9,7 @@ from blobstore.memory import MemoryStore
 from engine.errors import DamagedError, UnsafeSourceError
 from engine.rocksdb.store import StoreReader, StoreWriter
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.file_manager import CapturedSnapshot
+from engine.state.files import CapturedSnapshot
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion
 from tests.unit.engine.state.state_bench import StateBench, at

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from engine.state.lzf import BLOCK_BYTES_MAX, compress_block, decompress_block
+from engine.state.compression import LZF_BLOCK_BYTES_MAX, compress_block, decompress_block
 
 
 def words(seed: int, size: int) -> bytes:
@@ -25,7 +25,7 @@ def words(seed: int, size: int) -> bytes:
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(bytes(BLOCK_BYTES_MAX), id="one byte, as often as goes"),
+        pytest.param(bytes(LZF_BLOCK_BYTES_MAX), id="one byte, as often as goes"),
         pytest.param(b"abc" * 1000, id="a match that overlaps itself"),
         pytest.param(b"a" * 12, id="the shortest that gets smaller"),
         pytest.param((bytes(range(256)) * 33)[: 8192 + 300], id="matches at the greatest distance"),

@@ -12,7 +12,7 @@ import pytest
 from engine.errors import DamagedError
 from engine.rocksdb.store import RocksDbSettings, StoreWriter, spark_settings
 from engine.state import replay as replay_module
-from engine.state.changelog_files import ChangelogReader, ChangelogWriter, open_changelog
+from engine.state.changelogs import ChangelogReader, ChangelogWriter, open_changelog
 from engine.state.replay import KeyCounts, Replayed, count_store, replay
 from index.errors import DamagedChangelogError
 from index.spark.changelog import DELETE, DELETE_RANGE, MERGE, PUT, Record

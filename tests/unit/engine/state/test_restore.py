@@ -14,8 +14,8 @@ from engine import StateStore
 from engine.errors import CollectedError, DamagedError, NotFoundError, TargetError
 from engine.repository.sync import SyncRepository
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.query import StreamingCheckpoint
 from engine.state.restore import INDEXES_READ_MAX
-from engine.state.streaming_checkpoint import StreamingCheckpoint
 from index.errors import FormatError, LineageError, StateMetadataError, UnsafeNameError, VersionMissingError
 from index.plan.commits import Commit
 from index.plan.retention import Retention

@@ -12,16 +12,14 @@ import pytest
 
 from blobstore.errors import StoreUnavailableError
 from engine import StateStore
-from engine.errors import DamagedError, EngineError
+from engine.errors import DamagedError, EngineError, NotLoadedError, SnapshotUploadError
 from engine.rocksdb import store as rocksdb
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
-from engine.state import file_manager
-from engine.state.changelog_files import ChangelogReader, open_changelog
-from engine.state.errors import NotLoadedError, SnapshotUploadError
+from engine.state import files as state_files
+from engine.state.changelogs import ChangelogReader, open_changelog
 from engine.state.families import ColumnFamilies, ColumnFamily
 from engine.state.load import StateLoader
-from engine.state.local_files import look_at
-from engine.state.working_dir import WorkingDir
+from engine.state.local_files import WorkingDir, look_at
 from tests.unit.engine.state.state_store_kit import (
     Bench,
     Conf,
@@ -197,7 +195,7 @@ async def test_a_load_that_is_cancelled_while_it_reads_a_header_leaves_no_file_o
             readers.append(open_changelog(*args))
             return readers[-1]
 
-        monkeypatch.setattr(file_manager, "open_changelog", _slow(opening, reached))
+        monkeypatch.setattr(state_files, "open_changelog", _slow(opening, reached))
         await _cancelled(store.load(2, ids[2]), reached)
         assert [reader._file.closed for reader in readers] == [True]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.rocksdb.store import RocksDbSettings, StoreWriter
-from engine.state import operands as merging
-from engine.state.loaded import RunningCounts
-from engine.state.operands import PendingOperands
+from engine.state import loaded as merging
+from engine.state.loaded import PendingOperands, RunningCounts
 from engine.state.replay import KeyCounts
 from tests.unit.engine.state.state_store_kit import Bench, rows, write
 

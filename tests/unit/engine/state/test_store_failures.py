@@ -7,8 +7,7 @@ import pytest
 
 from blobstore.errors import CheckpointFileExistsError, CheckpointUnknownError, StoreError, StoreUnavailableError
 from engine import StateStore
-from engine.errors import TargetBusyError, TargetError, UsageError
-from engine.state.errors import NotLoadedError
+from engine.errors import NotLoadedError, TargetBusyError, TargetError, UsageError
 from index.errors import DamagedChangelogError, FormatError
 from tests.unit.engine.state.state_store_kit import (
     Bench,

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from blobstore.errors import StoreError
 from engine import StateStore
-from engine.state.errors import SnapshotUploadError
+from engine.errors import SnapshotUploadError
 from index.errors import LineageError, VersionMissingError
 from index.spark.names import StateVersion
 from tests.unit.engine.state.state_store_kit import Bench, Conf, dir_of, interposed, settings_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine import StateStore
-from engine.state.changelog_files import ChangelogWriter
+from engine.state.changelogs import ChangelogWriter
 from index.errors import DamagedChangelogError, LineageError
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import ChangelogVersion

@@ -11,7 +11,7 @@ import cramjam
 import pytest
 import xxhash
 
-from engine.state.changelog_files import open_changelog
+from engine.state.changelogs import open_changelog
 from engine.state.compression import Codec
 from engine.state.zips import ZIP_BYTES_MAX
 from index.spark.changelog import encode_end, encode_put

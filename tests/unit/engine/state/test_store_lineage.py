@@ -9,7 +9,7 @@ from typing_extensions import override
 from blobstore.memory import MemoryStore
 from engine import StateStore
 from engine.clock import Runtime, SystemRuntime
-from engine.state.changelog_files import open_changelog
+from engine.state.changelogs import open_changelog
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import VersionMissingError
 from index.snapshot.model import LineageItem, UniqueId

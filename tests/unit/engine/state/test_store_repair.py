@@ -9,8 +9,7 @@ import pytest
 
 from blobstore.errors import StoreUnavailableError
 from engine import StateStore
-from engine.errors import DamagedError
-from engine.state.errors import SnapshotRepairError
+from engine.errors import DamagedError, SnapshotRepairError
 from index.errors import FormatError, VersionMissingError
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import SnapshotUploadError
 from engine.rocksdb.store import StoreWriter
-from engine.state.changelog_files import ChangelogWriter, open_changelog
-from engine.state.errors import SnapshotUploadError
+from engine.state.changelogs import ChangelogWriter, open_changelog
 from index.errors import RowChecksumError
 from index.snapshot.model import UniqueId
 from index.spark.changelog import PUT

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine import SyncStateStore
-from engine.errors import TargetBusyError, UsageError
-from engine.state.errors import SnapshotUploadError
+from engine.errors import SnapshotUploadError, TargetBusyError, UsageError
 from index.errors import VersionMissingError
 from tests.unit.engine.state.state_store_kit import settings_of
 

@@ -7,8 +7,7 @@ import pytest
 
 from blobstore.errors import StoreUnavailableError
 from engine import StateStore
-from engine.errors import EngineError
-from engine.state.errors import SnapshotUploadError
+from engine.errors import EngineError, SnapshotUploadError
 from index.errors import FormatError
 from tests.unit.engine.state.state_store_kit import (
     Bench,

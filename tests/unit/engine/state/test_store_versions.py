@@ -6,10 +6,9 @@ import pytest
 from typing_extensions import override
 
 from engine import StateStore
-from engine.errors import UsageError
+from engine.errors import NotLoadedError, UsageError
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
-from engine.state.errors import NotLoadedError
-from engine.state.files import DirectoryStateFiles, StateFiles
+from engine.state.sources import DirectoryStateFiles, StateFiles
 from index.errors import LineageError, UnsafeNameError, VersionMissingError
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.names import StateVersion

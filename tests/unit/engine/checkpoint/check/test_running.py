@@ -19,7 +19,7 @@ from engine.clock import SystemRuntime
 from engine.errors import NotFoundError, ProviderError, TargetError
 from engine.rocksdb import store as rocksdb_module
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.streaming_checkpoint import StreamingCheckpoint
+from engine.state.query import StreamingCheckpoint
 from index.spark.checksums import hadoop_checksum_name
 from index.spark.metadata import StateMetadata
 from index.spark.names import snapshot_name

@@ -8,11 +8,11 @@ from engine.blocking import Blocking, Facade
 from engine.clock import Runtime
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.families import DEFAULT_FAMILY
-from engine.state.files import StateFiles
 from engine.state.metrics import LoadMetrics, SaveMetrics
+from engine.state.query import open_query_state
 from engine.state.settings import StateStoreSettings
+from engine.state.sources import StateFiles
 from engine.state.store import StateStore
-from engine.state.streaming_checkpoint import open_query_state
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.query_logs import DEFAULT_STORE
 
