@@ -6,7 +6,7 @@ has made its record, nothing is.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -91,6 +91,15 @@ class BackupTotals(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
 class CheckpointBackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """A backup, and how it was taken."""
+
+    json_properties: ClassVar = {
+        "job": "commit.record.scope.job",
+        "query_id": "backup.query_id",
+        "batch": "backup.batch",
+        "oldest_batch": "backup.oldest_batch",
+        "location": "backup.location",
+    }
+    json_omitted: ClassVar = ("backup",)
 
     commit: Commit
     backup: CheckpointBackup

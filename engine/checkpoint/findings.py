@@ -1,6 +1,6 @@
 """What a check of a checkpoint finds (design 0005, section 4), in a form that can be printed and sent."""
 
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -56,6 +56,8 @@ class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
 
 class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What came of a checkpoint."""
+
+    json_properties: ClassVar = {"waste_bytes": "waste_bytes"}
 
     location: str
     level: CheckLevel

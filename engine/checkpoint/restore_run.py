@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -75,6 +75,9 @@ class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
 class RestoredCheckpoint(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What was restored, from what, and what it took."""
 
+    json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location"}
+    json_omitted: ClassVar = ("backup",)
+
     job: str
     commit: Commit
     backup: CheckpointBackup
@@ -92,8 +95,8 @@ class RestoredCheckpoint(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True
     # GETs of indexes and blobs.
     requests: int
     # What was replayed.
-    changelogs: int
-    records: int
+    changelogs: int = msgspec.field(name="changelogs_replayed")
+    records: int = msgspec.field(name="records_replayed")
     seconds: float
     # False: no pin could be written, so that nothing protected the restore from a collection.
     pinned: bool
@@ -103,6 +106,9 @@ class RestoredCheckpoint(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True
 
 class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a restore would bring back."""
+
+    json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location"}
+    json_omitted: ClassVar = ("backup",)
 
     job: str
     commit: Commit

@@ -14,8 +14,8 @@ from typing_extensions import override
 from blobstore.release import installed_release
 from engine.cli.errors import close_quietly, describe, interrupted_by, report, trace_of
 from engine.cli.exit_codes import MEANINGS, ExitCode
-from engine.cli.log_lines import JSON as JSON_LOG
 from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, LOG_META, help_sections
+from engine.cli.output import JSON as JSON_LOG
 from engine.cli.verbs import OrderedGroup, Verbs
 
 VERBS: Final = {

@@ -3,149 +3,31 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
+from engine.cli.output import extend
 from engine.collect.report import CollectReport
 from engine.text import table
-from index.plan.collect import ReasonTotal
 from index.snapshot.keys import audit_key
 from index.text import count, human_bytes, human_duration, iso_time, printable
 
 
-class DeleteView(msgspec.Struct, frozen=True, kw_only=True):
-    """One key that went, or with a dry run would go."""
-
-    key: str
-    # The name of a `DeleteReason` in lower case.
-    reason: str
-    size_bytes: int
-
-
-class TotalView(msgspec.Struct, frozen=True, kw_only=True):
-    """How much went for one reason."""
-
-    reason: str
-    count: int
-    size_bytes: int
-
-
-class KeptView(msgspec.Struct, frozen=True, kw_only=True):
-    """One commit that stays."""
-
-    job: str
-    commit_task: str | None
-    number: int
-    version: int
-    # newest, last, since, named or unruled.
-    reason: str
-
-
-class CollectView(msgspec.Struct, frozen=True, kw_only=True):
+class CollectView(CollectReport, frozen=True, kw_only=True):
     """`collect`."""
 
-    run: str
-    dry_run: bool
-    # The listing of an earlier run was taken up.
-    resumed: bool
-    # Only of a dry run: what is not one would be refused.
-    refused: bool
     # The last line for people.
     summary: str
-    # Where the plan stands, and the key of the audit record; empty if there is none.
+    # Where the plan is, and the key of the audit record; empty if there is none.
     plan: str
     audit: str
-    # Why there is none; empty of a dry run.
-    audit_missing: str
-    # Why working objects of the run are left to a later collection.
-    run_left: str
-    # How far the store's clock is ahead of this machine's and of the newest upload: then nothing was deleted for its
-    # age. 0: by no more than a margin.
-    clock_ahead_ms: int
-    deleted_count: int
-    freed_bytes: int
-    totals: tuple[TotalView, ...]
-    # The first thousand records and the first thousand uploads; the plan has all uploads.
-    deleted: tuple[DeleteView, ...]
-    failed_count: int
-    failed: tuple[str, ...]
-    kept: tuple[KeptView, ...]
-    listed_count: int
-    listed_bytes: int
-    live_count: int
-    live_bytes: int
-    # Unreachable uploads that stay until they are a TTL old, and when the youngest of them is; 0: there are none.
-    waiting_count: int
-    waiting_bytes: int
-    waiting_until_ms: int
-    # Uploads that were to go, until the second reading of the roots led to them; they are among the live ones.
-    spared_count: int
-    spared_bytes: int
-    # Jobs that no rule of the policy matches: everything of them is kept.
-    unruled: tuple[str, ...]
-    # Uploads that were begun, are not finished, and may be under way.
-    unfinished_count: int
-    unfinished_bytes: int
-    # Why unfinished uploads could not be looked for; empty if they were.
-    unfinished_hidden: str
-    foreign_count: int
-    foreign: tuple[str, ...]
-    # Only of a dry run: what is not one would end with 4, because something cannot be read.
-    damaged: bool
-    # Key and reason of each object that cannot be read, or for which nothing vouches.
-    unreadable: tuple[tuple[str, str], ...]
-    # The jobs of which nothing is deleted because of them; `*` for all.
-    protected: tuple[str, ...]
 
 
 def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView:
-    """The report for programs."""
-    return CollectView(
-        run=report.run,
-        dry_run=report.dry_run,
-        resumed=report.resumed,
-        refused=report.refused,
+    """Return the report for programs."""
+    return extend(
+        CollectView,
+        report,
         summary=summary_line(report),
         plan=str(plan or ""),
         audit="" if report.dry_run or report.audit_missing else audit_key(report.run),
-        audit_missing=report.audit_missing,
-        run_left=report.run_left,
-        clock_ahead_ms=report.clock_ahead_ms,
-        deleted_count=report.deletes_count,
-        freed_bytes=report.freed_bytes,
-        totals=tuple(_view_total(total) for total in report.totals),
-        deleted=tuple(
-            DeleteView(key=d.key, reason=d.reason.name.lower(), size_bytes=d.size_bytes) for d in report.deletes
-        ),
-        failed_count=report.failed_count,
-        failed=report.failed,
-        kept=tuple(
-            KeptView(
-                job=k.scope.job,
-                commit_task=k.scope.task,
-                number=k.number,
-                version=k.version,
-                reason=k.reason.name.lower(),
-            )
-            for k in report.kept
-        ),
-        listed_count=report.listed_count,
-        listed_bytes=report.listed_bytes,
-        live_count=report.live_count,
-        live_bytes=report.live_bytes,
-        waiting_count=report.waiting_count,
-        waiting_bytes=report.waiting_bytes,
-        waiting_until_ms=report.waiting_until_ms,
-        spared_count=report.spared_count,
-        spared_bytes=report.spared_bytes,
-        unruled=report.unruled,
-        unfinished_count=report.unfinished_count,
-        unfinished_bytes=report.unfinished_bytes,
-        unfinished_hidden=report.unfinished_hidden,
-        foreign_count=report.foreign_count,
-        foreign=report.foreign,
-        damaged=report.damaged,
-        unreadable=report.unreadable,
-        protected=report.protected,
     )
 
 
@@ -213,10 +95,6 @@ def summary_line(report: CollectReport) -> str:
     if report.refused:
         parts.append("WOULD BE REFUSED: more than --delete-at-most")
     return "; ".join([*parts, f"run {report.run}"])
-
-
-def _view_total(total: ReasonTotal) -> TotalView:
-    return TotalView(reason=total.reason.name.lower(), count=total.count, size_bytes=total.size_bytes)
 
 
 def _size(size_bytes: int) -> str:

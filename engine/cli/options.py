@@ -34,8 +34,8 @@ from engine.cli.config import (
     parse_version,
     read_config,
 )
-from engine.cli.log_lines import JSON as JSON_LOG
-from engine.cli.log_lines import TEXT, LogFormat
+from engine.cli.output import JSON as JSON_LOG
+from engine.cli.output import TEXT, LogFormat
 from engine.cli.run import readable_values, write_refused
 from engine.cli.verbs import OrderedGroup
 from engine.errors import UsageError

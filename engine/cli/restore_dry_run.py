@@ -6,6 +6,7 @@ import msgspec
 
 from engine.cli.errors import Failure
 from engine.cli.exit_codes import ExitCode
+from engine.cli.output import CommitView, view_commit
 from engine.cli.restore_request import (
     RestoreRequest,
     choose_complete,
@@ -17,7 +18,6 @@ from engine.cli.restore_request import (
     the_store,
 )
 from engine.cli.session import Session
-from engine.cli.views import CommitView, view_commit
 from engine.records.missing import find_complete
 from engine.repository.repository import Choice
 from engine.repository.sync import SyncRepository

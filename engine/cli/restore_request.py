@@ -11,8 +11,8 @@ from blobstore.errors import StoreError
 from engine.cli.choice import choose_stores
 from engine.cli.config import CommitChoice
 from engine.cli.errors import Failure, describe
+from engine.cli.output import CommitView
 from engine.cli.session import Session
-from engine.cli.views import CommitView
 from engine.errors import DamagedError, EngineError
 from engine.records.pins import PinLease
 from engine.repository.repository import Choice

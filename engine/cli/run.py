@@ -9,7 +9,7 @@ import click
 
 from blobstore.wrappers.meter import Meter
 from engine.cli.exit_codes import ExitCode, public_class
-from engine.cli.log_lines import JSON, log
+from engine.cli.output import JSON, log
 from engine.clock import Runtime, SystemRuntime
 from engine.errors import CommitUnknownError
 from engine.progress import CountedProgress, Progress, SummedProgress

@@ -19,12 +19,11 @@ from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, cache_path
 from engine.cli.errors import describe
 from engine.cli.exit_codes import ExitCode
-from engine.cli.log_lines import JSON as JSON_LOG
-from engine.cli.log_lines import Level, log
 from engine.cli.options import Common, Verb, take_common
+from engine.cli.output import JSON as JSON_LOG
+from engine.cli.output import SCHEMA, Level, log, to_json
 from engine.cli.run import RunRecord, verb_in_metrics, write_refused
 from engine.cli.terminal_progress import TerminalProgress
-from engine.cli.views import SCHEMA
 from engine.clock import SystemRuntime, read_now_ms
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
@@ -212,8 +211,7 @@ class Session:
         if not isinstance(view, self._prints):
             raise TypeError(f"{self.verb} prints a {type(view).__name__} that it does not declare")
         if self.common.json:
-            fields = msgspec.to_builtins(view)
-            click.echo(msgspec.json.encode({"schema": SCHEMA, "verb": self.verb, **fields}))
+            click.echo(msgspec.json.encode({"schema": SCHEMA, "verb": self.verb, **to_json(view)}))
         elif not self.common.quiet:
             for line in lines:
                 click.echo(line)

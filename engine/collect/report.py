@@ -1,6 +1,6 @@
 """What a collection did: the report for whoever called it, and the audit record, however it ended (design 0006, A1)."""
 
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 from typing_extensions import override
@@ -45,6 +45,9 @@ class KeptCommit(msgspec.Struct, frozen=True, kw_only=True):
 class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What a collection did, or with `dry_run` would do."""
 
+    json_properties: ClassVar = {"deleted_count": "deletes_count", "freed_bytes": "freed_bytes"}
+    json_omitted: ClassVar = ("boundaries",)
+
     run: RunId
     dry_run: bool
     # The listing of an earlier run was taken up (design 0006, R3).
@@ -56,7 +59,7 @@ class CollectReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     # Everything that went, by reason.
     totals: tuple[ReasonTotal, ...]
     # Key by key: the first KEYS_TOLD_MAX of the log, of the uploads, and of what was never finished.
-    deletes: tuple[PlannedDelete, ...]
+    deletes: tuple[PlannedDelete, ...] = msgspec.field(name="deleted")
     # Blobs and indexes.
     listed_count: int
     listed_bytes: int

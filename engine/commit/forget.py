@@ -1,7 +1,7 @@
 """Forgetting a scope: everything in its log is closed, and collections take what only that needed (design 0002, D8)."""
 
 import contextlib
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -28,6 +28,9 @@ _MAY_ARRIVE: Final = (
 class ForgetReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What was forgotten, or with `dry_run` would be."""
 
+    json_properties: ClassVar = {"closed": "closed"}
+    json_omitted: ClassVar = ("dry_run", "boundary")
+
     scope: Scope
     dry_run: bool
     # The newest commit until then; None if there was nothing to forget any more.
@@ -42,6 +45,11 @@ class ForgetReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     released: tuple[str, ...]
     # Why names were not given up though they should have been: whoever may write boundaries may not always write names.
     denied: str = ""
+
+    @property
+    def closed(self) -> bool:
+        """Whether this closes it; False: it had been forgotten before."""
+        return self.boundary is not None
 
 
 async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -73,6 +73,8 @@ class RootKind(StrEnum):
 
 class KeyPath(msgspec.Struct, frozen=True, kw_only=True):
     """One way from a root to a key."""
+
+    json_properties: ClassVar = {"keeps": "keeps"}
 
     root: RootKind
     scope: Scope

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 from typing_extensions import override
@@ -69,6 +69,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 class VerifyReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at and what was found."""
+
+    json_properties: ClassVar = {"damaged": "damaged"}
 
     level: Level
     sample: float

@@ -26,9 +26,8 @@ import index.errors
 from engine.cli.app import tidemark
 from engine.cli.errors import Failure
 from engine.cli.exit_codes import CODES, MEANINGS, ExitCode
-from engine.cli.log_lines import LogLineView
 from engine.cli.options import Setting, Verb, table_name, walk_verbs
-from engine.cli.views import SCHEMA
+from engine.cli.output import SCHEMA, LogLineView, json_fields
 from tests.docs.console import PROJECT
 
 REFERENCE: Final = PROJECT / "docs" / "reference"
@@ -197,7 +196,7 @@ def structs_behind(views: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.S
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
             if kind not in found:
                 found[kind] = None
-                for field in msgspec.structs.fields(kind):
+                for field in json_fields(kind):
                     visit(field.type)
             return
         for inner in get_args(kind):
@@ -211,9 +210,9 @@ def structs_behind(views: Iterable[type[msgspec.Struct]]) -> list[type[msgspec.S
 def _fields(struct: type[msgspec.Struct]) -> list[str]:
     comments = _comments(struct)
     lines = ["| field | type | |", "|---|---|---|"]
-    for field in msgspec.structs.fields(struct):
-        told = comments.get(field.name, "").replace("|", "\\|")
-        lines.append(f"| `{field.encode_name}` | {json_type(field.type)} | {told} |")
+    for field in json_fields(struct):
+        told = comments.get(field.attribute, "").replace("|", "\\|")
+        lines.append(f"| `{field.name}` | {json_type(field.type)} | {told} |")
     return lines
 
 

@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from typing import Final
 
 import click
-import msgspec
 
 from engine.cli.app import tidemark
 from engine.cli.errors import Failure
 from engine.cli.exit_codes import MEANINGS
-from engine.cli.log_lines import LogLineView
 from engine.cli.options import walk_verbs
-from engine.cli.views import SCHEMA
+from engine.cli.output import SCHEMA, LogLineView, json_fields
 from engine.metrics.names import METRICS
 from tests.docs.reference import codes_of_errors, json_type, structs_behind
 
@@ -41,7 +39,7 @@ def describe() -> Iterator[str]:
     yield f"schema {SCHEMA}"
     views = [view for verb in verbs for view in verb.prints]
     for struct in sorted(structs_behind([Failure, LogLineView, *views]), key=lambda struct: struct.__name__):
-        fields = "; ".join(f"{f.encode_name}: {json_type(f.type)}" for f in msgspec.structs.fields(struct))
+        fields = "; ".join(f"{field.name}: {json_type(field.type)}" for field in json_fields(struct))
         yield from _wrapped(f"json {struct.__name__}:", _LINK.sub(r"\1", fields))
     for _, metric in sorted(METRICS.items()):
         yield f"metric {metric.name} {metric.kind} ({', '.join(metric.labels)})"

@@ -17,9 +17,9 @@ from engine.cli.options import (
     transfer_options,
     trust_stat_option,
 )
+from engine.cli.output import CommitView, committed_line, view_commit
 from engine.cli.result_file import ResultFile, write_result
 from engine.cli.session import Session, check_component, choose_scope, with_session
-from engine.cli.views import CommitView, committed_line, view_commit
 from engine.errors import DamagedError, UsageError
 from engine.text import table
 from index.plan.backup import BackupPlan

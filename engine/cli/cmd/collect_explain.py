@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-import msgspec
 
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
@@ -15,51 +14,12 @@ from index.plan.retention import RetentionPolicy
 from index.text import count, human_bytes, human_duration, iso_time, printable
 
 
-class PathView(msgspec.Struct, frozen=True, kw_only=True):
-    """One way from a root to the key."""
-
-    # commit, name or pin.
-    root: str
-    job: str
-    commit_task: str | None
-    number: int
-    name: str
-    # Of a commit, why it stays: newest, last, since, named or unruled; None if it is to be closed.
-    kept: str | None
-    keeps: bool
-    task: str
-    store: str
-    indexes: tuple[str, ...]
-    files: tuple[str, ...]
-
-
-class ExplainView(msgspec.Struct, frozen=True, kw_only=True):
-    """`collect explain`."""
-
-    key: str
-    kind: str
-    # kept, deleted, waiting, left_alone, absent or unknown.
-    fate: str
-    # As for `collect`; None unless it would be deleted.
-    reason: str | None
-    rule: str
-    now_ms: int
-    size_bytes: int | None
-    created_at_ms: int | None
-    expires_at_ms: int | None
-    # When a collection may delete what nothing keeps now; None of anything else.
-    collectable_at_ms: int | None
-    paths_count: int
-    paths: tuple[PathView, ...]
-    unreadable: tuple[str, ...]
-
-
 @click.command(
     "explain",
     cls=Verb,
     group="collect",
     short_help="Say what leads to a key, and what collect would do with it.",
-    prints=(ExplainView,),
+    prints=(Explanation,),
     example="tidemark collect explain -r file:///backups --keep-last 30 KEY",
 )
 @click.argument("key")
@@ -84,42 +44,9 @@ def explain(
     with session.open() as repository:
         retention = resolve_rules(repository, rules) if rules is not None else RetentionPolicy(rules=())
         told = repository.explain(key, retention)
-    session.show(_view(told), _lines(told))
+    session.show(told, _lines(told))
     is_missing = told.fate is Fate.ABSENT and any(path.keeps for path in told.paths)
     return ExitCode.DAMAGED if is_missing or told.unreadable else ExitCode.OK
-
-
-def _view(told: Explanation) -> ExplainView:
-    return ExplainView(
-        key=told.key,
-        kind=told.kind.name.lower(),
-        fate=told.fate.name.lower(),
-        reason=told.reason.name.lower() if told.reason is not None else None,
-        rule=told.rule,
-        now_ms=told.now_ms,
-        size_bytes=told.size_bytes,
-        created_at_ms=told.created_at_ms,
-        expires_at_ms=told.expires_at_ms,
-        collectable_at_ms=told.collectable_at_ms,
-        paths_count=told.paths_count,
-        paths=tuple(
-            PathView(
-                root=path.root.value,
-                job=path.scope.job,
-                commit_task=path.scope.task,
-                number=path.number,
-                name=path.name,
-                kept=path.kept.name.lower() if path.kept is not None else None,
-                keeps=path.keeps,
-                task=path.task,
-                store=path.store,
-                indexes=path.indexes,
-                files=path.files,
-            )
-            for path in told.paths
-        ),
-        unreadable=told.unreadable,
-    )
 
 
 def _lines(told: Explanation) -> list[str]:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-import msgspec
 
 from blobstore.opening import open_store
 from engine.cli.exit_codes import ExitCode
@@ -18,45 +17,12 @@ from index.text import count, human_bytes, printable
 SHOWN_MAX = 20
 
 
-class WrongView(msgspec.Struct, frozen=True, kw_only=True):
-    """One planned key that is wrong; `kind` is reachable, unexpired, size, reason, times or repeated."""
-
-    key: str
-    kind: str
-
-
-class VerifyPlanView(msgspec.Struct, frozen=True, kw_only=True):
-    """`collect verify-plan`. Of keys the first thousand; the counts are of all."""
-
-    run: str
-    is_right: bool
-    is_complete: bool
-    # All that was planned is gone.
-    is_over: bool
-    retention_compared: bool
-    planned_count: int
-    planned_bytes: int
-    listed_count: int
-    indexes_count: int
-    wrong_count: int
-    wrong: tuple[WrongView, ...]
-    missed_count: int
-    missed_bytes: int
-    missed: tuple[str, ...]
-    contradictions: tuple[str, ...]
-    changed: tuple[str, ...]
-    later_count: int
-    gone_count: int
-    rescued_count: int
-    waiting_count: int
-
-
 @click.command(
     "verify-plan",
     cls=Verb,
     group="collect",
     short_help="Check the plan of a dry run by deriving it another way.",
-    prints=(VerifyPlanView,),
+    prints=(PlanCheck,),
     example="tidemark collect verify-plan -r file:///backups plan/",
 )
 @click.argument("plan", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -86,35 +52,10 @@ def verify_plan(
             check = repository.verify_plan(place, meant=rules.resolve if rules is not None else None)
         finally:
             repository.loop.run(place.close())
-    session.show(_view(check), _lines(check))
+    session.show(check, _lines(check))
     if not check.is_right:
         return ExitCode.UNSAFE
     return ExitCode.OK if check.is_complete and not check.is_over else ExitCode.PARTIAL
-
-
-def _view(check: PlanCheck) -> VerifyPlanView:
-    return VerifyPlanView(
-        run=check.run,
-        is_right=check.is_right,
-        is_complete=check.is_complete,
-        is_over=check.is_over,
-        retention_compared=check.retention_compared,
-        planned_count=check.planned_count,
-        planned_bytes=check.planned_bytes,
-        listed_count=check.listed_count,
-        indexes_count=check.indexes_count,
-        wrong_count=check.wrong_count,
-        wrong=tuple(WrongView(key=w.key, kind=w.kind.name.lower()) for w in check.wrong),
-        missed_count=check.missed_count,
-        missed_bytes=check.missed_bytes,
-        missed=check.missed,
-        contradictions=check.contradictions,
-        changed=check.changed,
-        later_count=check.later_count,
-        gone_count=check.gone_count,
-        rescued_count=check.rescued_count,
-        waiting_count=check.waiting_count,
-    )
 
 
 def _lines(check: PlanCheck) -> list[str]:

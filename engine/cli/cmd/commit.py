@@ -10,9 +10,9 @@ import msgspec
 from engine.backup.backup import BackupResult
 from engine.cli.config import CommitChoice
 from engine.cli.options import STORE, Verb, common_options, figures_option, scope_options
+from engine.cli.output import CommitView, committed_line, view_commit
 from engine.cli.result_file import check_uploaded, read_result
 from engine.cli.session import Session, choose_scope, with_session
-from engine.cli.views import CommitView, committed_line, view_commit
 from engine.commit.record import ANY
 from engine.errors import CommitUnknownError, UsageError
 from engine.records.settle import settle_record

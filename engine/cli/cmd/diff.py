@@ -9,22 +9,29 @@ from blobstore.concurrency import map_bounded
 from engine.cli.choice import INDEXES_IN_FLIGHT_MAX, no_store, select_stores
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Verb, common_options, scope_options, store_options
+from engine.cli.output import CommitView, view_commit
 from engine.cli.session import Session, choose_scope, with_session
-from engine.cli.views import (
-    CommitView,
-    StoreDifferenceView,
-    difference_lines,
-    view_commit,
-    view_difference,
-    view_same_store,
-)
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from index.plan.commits import Commit
-from index.snapshot.delta import diff_indexes
+from index.snapshot.delta import ComparedFile, IndexDifference, diff_indexes
 from index.snapshot.model import DirIndex
 from index.snapshot.records import StoreReference
-from index.text import printable
+from index.text import human_bytes, printable
+
+
+class StoreDifferenceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One store on two sides; a unique id is null on the side that has no such store."""
+
+    task: str
+    store: str
+    before_unique_id: str | None
+    after_unique_id: str | None
+    added: tuple[ComparedFile, ...] = ()
+    removed: tuple[ComparedFile, ...] = ()
+    changed: tuple[ComparedFile, ...] = ()
+    unchanged_count: int = 0
+    unchanged_bytes: int = 0
 
 
 class DiffView(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +79,7 @@ def diff(
     lines = [f"{_moment(view.before)} -> {_moment(view.after)}"]
     for compared in stores:
         title = [f"store {printable(compared.task)}/{printable(compared.store)}"] if len(stores) > 1 else []
-        lines += ["", *title, *difference_lines(compared)]
+        lines += ["", *title, *_difference_lines(compared)]
     session.show(view, lines)
 
 
@@ -100,7 +107,58 @@ async def _compare(
     async def compare(pair: tuple[StoreReference | None, StoreReference | None]) -> StoreDifferenceView:
         before, after = pair
         if before is not None and after is not None and before.index == after.index:
-            return view_same_store(after)
-        return view_difference(before, after, diff_indexes(await directory(before), await directory(after)))
+            return _view_same(after)
+        return _view_difference(before, after, diff_indexes(await directory(before), await directory(after)))
 
     return tuple(await map_bounded(compare, pairs, in_flight_max=INDEXES_IN_FLIGHT_MAX))
+
+
+def _view_difference(
+    before: StoreReference | None, after: StoreReference | None, difference: IndexDifference
+) -> StoreDifferenceView:
+    one = after or before
+    return StoreDifferenceView(
+        task=one.task if one else "",
+        store=one.store if one else "",
+        before_unique_id=before.unique_id if before else None,
+        after_unique_id=after.unique_id if after else None,
+        added=difference.added,
+        removed=difference.removed,
+        changed=difference.changed,
+        unchanged_count=len(difference.unchanged),
+        unchanged_bytes=sum(file.after_bytes or 0 for file in difference.unchanged),
+    )
+
+
+def _view_same(reference: StoreReference) -> StoreDifferenceView:
+    """Show a store that the later commit carries over: nothing differs, and nothing has to be read."""
+    return StoreDifferenceView(
+        task=reference.task,
+        store=reference.store,
+        before_unique_id=reference.unique_id,
+        after_unique_id=reference.unique_id,
+        unchanged_count=reference.files_count,
+        unchanged_bytes=reference.size_bytes,
+    )
+
+
+def _difference_lines(store: StoreDifferenceView) -> list[str]:
+    """Format the files that differ, each with a sign and its sizes, and a line of sums."""
+    signs = (("+", store.added), ("-", store.removed), ("~", store.changed))
+    rows = [(sign, file, _sizes(file)) for sign, files in signs for file in files]
+    width = max((len(sizes) for _, _, sizes in rows), default=0)
+    lines = [f"{sign} {sizes.rjust(width)}  {printable('/'.join(file.path))}" for sign, file, sizes in rows]
+    lines.append(
+        f"{len(store.added):,} added, {len(store.removed):,} removed, {len(store.changed):,} changed,"
+        f" {store.unchanged_count:,} unchanged ({human_bytes(store.unchanged_bytes)})"
+    )
+    return lines
+
+
+def _sizes(file: ComparedFile) -> str:
+    if file.before_bytes is None or file.after_bytes is None:
+        return human_bytes(file.before_bytes or file.after_bytes or 0)
+    mode = "mode, " if file.mode_changed else ""
+    if file.before_bytes == file.after_bytes:
+        return f"{mode}{human_bytes(file.after_bytes)}"
+    return f"{mode}{human_bytes(file.before_bytes)} -> {human_bytes(file.after_bytes)}"

@@ -8,7 +8,6 @@ import msgspec
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Setting, Verb, common_options
 from engine.cli.session import Session, choose_scope, with_session
-from engine.cli.views import CommitView, view_commit
 from engine.commit.forget import ForgetReport
 from engine.errors import NotFoundError, UsageError
 from engine.repository.sync import SyncRepository
@@ -16,26 +15,11 @@ from index.snapshot.model import Scope
 from index.text import count, printable
 
 
-class ForgottenView(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a job, or of one of its tasks."""
-
-    job: str
-    commit_task: str | None
-    newest: CommitView | None
-    records_count: int
-    # False: it had been forgotten before.
-    closed: bool
-    names: tuple[str, ...]
-    released: tuple[str, ...]
-    # Why `names` were not released though it was asked; empty otherwise.
-    denied: str
-
-
 class ForgetView(msgspec.Struct, frozen=True, kw_only=True):
     """`forget`."""
 
     dry_run: bool
-    scopes: tuple[ForgottenView, ...]
+    scopes: tuple[ForgetReport, ...]
 
 
 @click.command(
@@ -76,7 +60,7 @@ def forget(
             return ExitCode.OK
         done = planned if dry_run else [repository.forget(scope, with_names=with_names) for scope in scopes]
     session.show(
-        ForgetView(dry_run=dry_run, scopes=tuple(_view(report) for report in done)),
+        ForgetView(dry_run=dry_run, scopes=tuple(done)),
         [line for report in done for line in _lines(report)],
     )
     return ExitCode.DENIED if any(report.denied for report in done) else ExitCode.OK
@@ -134,19 +118,6 @@ def _what(report: ForgetReport) -> str:
         what = f"{report.scope}, {count(report.records_count, 'record')}, newest commit {newest.pointer.number}"
         what += f" of version {newest.record.version}"
     return f"{what}, and {count(len(report.released), 'name')}" if report.released else what
-
-
-def _view(report: ForgetReport) -> ForgottenView:
-    return ForgottenView(
-        job=report.scope.job,
-        commit_task=report.scope.task,
-        newest=view_commit(report.newest) if report.newest is not None else None,
-        records_count=report.records_count,
-        closed=report.boundary is not None,
-        names=report.names,
-        released=report.released,
-        denied=report.denied,
-    )
 
 
 def _lines(report: ForgetReport) -> list[str]:

@@ -6,8 +6,8 @@ from engine.cli.choice import TASK_HELP
 from engine.cli.cmd.rewind import CommittedView
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_options
+from engine.cli.output import committed_line, view_commit
 from engine.cli.session import Session, choose_scope, with_session
-from engine.cli.views import committed_line, view_commit
 from index.text import printable
 
 

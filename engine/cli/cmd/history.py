@@ -28,7 +28,6 @@ class HistoryEntryView(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     version: int | None
     committed_at_ms: int | None
-    committed_at: str
     # The commit that a rewind or a fork took its stores from, and whose that is.
     source_number: int | None
     source_job: str | None
@@ -50,6 +49,11 @@ class HistoryEntryView(msgspec.Struct, frozen=True, kw_only=True):
     # What `restore`, `fork` and `keys` take for it; empty: it cannot be restored.
     restore_options: str
     problem: str
+
+    @property
+    def committed_at(self) -> str:
+        """The time as people read it; empty where it cannot be read."""
+        return iso_time(self.committed_at_ms) if self.committed_at_ms is not None else ""
 
 
 class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +145,6 @@ def _view_entry(entry: HistoryEntry) -> HistoryEntryView:
         kind=record.kind if record is not None else "",
         version=record.version if record is not None else None,
         committed_at_ms=commit.committed_at_ms if commit is not None else None,
-        committed_at=iso_time(commit.committed_at_ms) if commit is not None else "",
         source_number=record.source.number if record is not None and record.source is not None else None,
         source_job=source_scope.job if source_scope is not None else None,
         source_commit_task=source_scope.task if source_scope is not None else None,

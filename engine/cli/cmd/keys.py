@@ -11,8 +11,8 @@ import msgspec
 from engine.cli.choice import choose_commit, choose_stores, commit_options
 from engine.cli.config import CommitChoice
 from engine.cli.options import Parsed, Verb, common_options, scope_options, store_options, transfer_options
+from engine.cli.output import CommitView, view_commit
 from engine.cli.session import Session, choose_scope, with_session
-from engine.cli.views import CommitView, view_commit
 from engine.errors import UsageError
 from engine.inspect.browse import (
     FoundKey,

@@ -1,5 +1,6 @@
 """The verb `list`."""
 
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -8,22 +9,28 @@ import msgspec
 from blobstore.concurrency import map_bounded
 from engine.cli.choice import TASK_HELP
 from engine.cli.options import Setting, Verb, common_options, scope_options
+from engine.cli.output import CommitView, names_by_commit, view_commit
 from engine.cli.session import Session, choose_scope, with_session
-from engine.cli.views import (
-    CommitView,
-    ScopeView,
-    commits_table,
-    names_by_commit,
-    scopes_table,
-    view_commit,
-)
 from engine.errors import NotFoundError
 from engine.records.log import load_log
 from engine.repository.sync import SyncRepository
+from engine.text import table
 from index.plan.commits import NOTHING_VOUCHES
 from index.snapshot.model import Scope
+from index.text import human_bytes, printable, shortened
 
 LOGS_IN_FLIGHT_MAX: Final = 16
+OFFSETS_SHOWN_MAX: Final = 32
+
+
+class ScopeView(msgspec.Struct, frozen=True, kw_only=True):
+    """What commits as one, with its newest commit."""
+
+    job: str
+    commit_task: str | None
+    newest: CommitView | None
+    # All its commits were closed for ever (`forget`), and nothing was committed since.
+    forgotten: bool = False
 
 
 class ScopesView(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +83,7 @@ def _list_scopes(session: Session, repository: SyncRepository) -> None:
         )
 
     scopes = repository.loop.run(map_bounded(look_at, repository.scopes(), in_flight_max=LOGS_IN_FLIGHT_MAX))
-    session.show(ScopesView(scopes=tuple(scopes)), scopes_table(scopes) if scopes else ["no commits yet"])
+    session.show(ScopesView(scopes=tuple(scopes)), _scopes_table(scopes) if scopes else ["no commits yet"])
 
 
 def _list_commits(session: Session, repository: SyncRepository, scope: Scope) -> None:
@@ -95,4 +102,51 @@ def _list_commits(session: Session, repository: SyncRepository, scope: Scope) ->
     view = CommitsView(
         job=scope.job, commit_task=scope.task, commits=tuple(views), late=tuple(record.number for record in log.void)
     )
-    session.show(view, [*commits_table(views), *late])
+    session.show(view, [*_commits_table(views), *late])
+
+
+def _commits_table(commits: Sequence[CommitView]) -> list[str]:
+    return table(
+        ("number", "version", "time (UTC)", "kind", "stores", "files", "size", "offsets", "names"),
+        [
+            (
+                str(c.number),
+                str(c.version),
+                c.committed_at,
+                c.kind,
+                str(c.stores_count),
+                f"{c.files_count:,}",
+                human_bytes(c.size_bytes),
+                printable(shortened(c.offsets, OFFSETS_SHOWN_MAX)) or "-",
+                printable(", ".join(c.names)) or "-",
+            )
+            for c in commits
+        ],
+        right=("number", "version", "stores", "files", "size"),
+    )
+
+
+def _scopes_table(scopes: Sequence[ScopeView]) -> list[str]:
+    rows = []
+    for scope in scopes:
+        name = printable(str(Scope(scope.job, scope.commit_task)))
+        if scope.newest is None:
+            rows.append((name, "-", "-", "forgotten" if scope.forgotten else "-", "-", "-", "-"))
+            continue
+        c = scope.newest
+        rows.append(
+            (
+                name,
+                str(c.number),
+                str(c.version),
+                c.committed_at,
+                str(c.stores_count),
+                f"{c.files_count:,}",
+                human_bytes(c.size_bytes),
+            )
+        )
+    return table(
+        ("job", "newest", "version", "time (UTC)", "stores", "files", "size"),
+        rows,
+        right=("newest", "version", "stores", "files", "size"),
+    )

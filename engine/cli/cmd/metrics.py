@@ -44,21 +44,10 @@ class MetricsView(msgspec.Struct, frozen=True, kw_only=True):
     url: str
 
 
-class MetricNameView(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric, and what others call it."""
-
-    name: str
-    kind: str
-    help: str
-    labels: tuple[str, ...]
-    samza: tuple[str, ...]
-    spark: tuple[str, ...]
-
-
 class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
     """`metrics --names`."""
 
-    metrics: tuple[MetricNameView, ...]
+    metrics: tuple[Metric, ...]
 
 
 @click.command(
@@ -215,20 +204,9 @@ def _split_address(text: str) -> tuple[str, int]:
 
 
 def _show_names(session: Session) -> None:
-    views = tuple(map(_view_metric, METRICS.values()))
+    metrics = tuple(METRICS.values())
     rows = [
         (v.name, v.kind, ", ".join(v.labels) or "-", ", ".join(v.samza) or "-", ", ".join(v.spark) or "-")
-        for v in views
+        for v in metrics
     ]
-    session.show(MetricNamesView(metrics=views), table(("metric", "kind", "labels", "Samza", "Spark"), rows))
-
-
-def _view_metric(metric: Metric) -> MetricNameView:
-    return MetricNameView(
-        name=metric.name,
-        kind=metric.kind,
-        help=metric.help,
-        labels=metric.labels,
-        samza=metric.samza,
-        spark=metric.spark,
-    )
+    session.show(MetricNamesView(metrics=metrics), table(("metric", "kind", "labels", "Samza", "Spark"), rows))

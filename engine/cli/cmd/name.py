@@ -19,7 +19,6 @@ class NameView(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     version: int
     committed_at_ms: int
-    committed_at: str
 
 
 @click.command(
@@ -51,7 +50,6 @@ def name(
         number=record.source.number,
         version=record.version,
         committed_at_ms=record.committed_at_ms,
-        committed_at=iso_time(record.committed_at_ms),
     )
     line = f"{printable(name)} is commit {view.number} of {printable(str(scope))}, version {view.version}"
-    session.show(view, [f"{line}, {view.committed_at}"])
+    session.show(view, [f"{line}, {iso_time(view.committed_at_ms)}"])

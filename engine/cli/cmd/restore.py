@@ -20,6 +20,7 @@ from engine.cli.options import (
     transfer_options,
     trust_stat_option,
 )
+from engine.cli.output import CommitView, view_commit
 from engine.cli.restore_dry_run import RestorePlanView, show_plan
 from engine.cli.restore_request import (
     RestoreRequest,
@@ -32,7 +33,6 @@ from engine.cli.restore_request import (
     the_store,
 )
 from engine.cli.session import Session, choose_scope, with_session
-from engine.cli.views import CommitView, view_commit
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy, RestoreResult, check_patterns
 from engine.text import Moment

@@ -6,8 +6,8 @@ import msgspec
 from engine.cli.choice import TASK_HELP
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_options
+from engine.cli.output import CommitView, committed_line, view_commit
 from engine.cli.session import Session, choose_scope, with_session
-from engine.cli.views import CommitView, committed_line, view_commit
 
 
 class CommittedView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """The verb `show`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import click
@@ -10,23 +10,68 @@ from blobstore.concurrency import map_bounded
 from engine.cli.choice import INDEXES_IN_FLIGHT_MAX, choose_stores
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Verb, common_options, scope_options, store_options
+from engine.cli.output import CommitView, names_by_commit, view_commit
 from engine.cli.session import Session, choose_scope, with_session
-from engine.cli.views import (
-    CommitView,
-    StoreView,
-    names_by_commit,
-    store_lines,
-    stores_table,
-    view_commit,
-    view_store,
-)
 from engine.repository.repository import Repository
+from engine.text import table
 from index.plan.commits import Commit
-from index.snapshot.model import Scope
+from index.snapshot.contents import files_of
+from index.snapshot.model import FileBlob, FileIndex, LineageItem, Pack, Scope, SnapshotIndex
 from index.snapshot.records import StoreReference
-from index.text import printable, shortened
+from index.text import count, human_bytes, iso_time, printable, shortened
 
 OFFSETS_LINE_MAX: Final = 400
+LINEAGE_SHOWN_MAX: Final = 3
+
+
+class PackView(msgspec.Struct, frozen=True, kw_only=True):
+    """A pack; what no present file of the index uses is dead."""
+
+    key: str
+    size_bytes: int
+    live_bytes: int
+    dead_bytes: int
+
+
+class FileView(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a snapshot."""
+
+    path: str
+    size_bytes: int
+    mode: str
+    # By the clock of the machine that wrote the file.
+    modified_at_ms: int
+    # "empty", "inline" (in the index), "pack" or "blob".
+    stored: str
+    blake3: str
+    blobs: tuple[FileBlob, ...] = ()
+    sst_session_id: str | None = None
+    sst_file_number: int | None = None
+
+
+class StoreView(msgspec.Struct, frozen=True, kw_only=True):
+    """One store as a commit names it, with what its index says."""
+
+    task: str
+    store: str
+    version: int
+    unique_id: str
+    files_count: int
+    size_bytes: int
+    # The commit that brought this snapshot; later ones carry it over.
+    since_number: int
+    index_key: str
+    index_bytes: int
+    blobs_count: int
+    # Bytes of the files in blobs and packs; `inline_bytes` more stand in the index.
+    blobs_bytes: int
+    inline_count: int
+    inline_bytes: int
+    dead_bytes: int
+    packs: tuple[PackView, ...]
+    # Oldest first; the last is what this snapshot was diffed against.
+    lineage: tuple[LineageItem, ...]
+    files: tuple[FileView, ...] = ()
 
 
 class ShowView(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,11 +143,11 @@ def _show_lines(commit: Commit, view: ShowView) -> list[str]:
         lines.append(f"names    {printable(', '.join(c.names))}")
     if c.offsets:
         lines.append(f"offsets  {printable(shortened(c.offsets, OFFSETS_LINE_MAX))}")
-    lines += ["", *stores_table(view.stores)]
+    lines += ["", *_stores_table(view.stores)]
     for store in view.stores:
         if len(view.stores) == 1 or store.files:
             title = [f"store {printable(store.task)}/{printable(store.store)}"] if len(view.stores) > 1 else []
-            lines += ["", *title, *store_lines(store)]
+            lines += ["", *title, *_store_lines(store)]
     return lines
 
 
@@ -115,3 +160,132 @@ async def _view_stores(
         return view_store(reference, await repository.read_index(reference.index), files=files)
 
     return tuple(await map_bounded(view, references, in_flight_max=INDEXES_IN_FLIGHT_MAX))
+
+
+def view_store(reference: StoreReference, index: SnapshotIndex, *, files: bool = False) -> StoreView:
+    """Return what a snapshot consists of; each file only if asked for."""
+    found = [("/".join(path), file) for path, file in files_of(index.dir)]
+    ranges: dict[str, set[tuple[int, int]]] = {}
+    for _, file in found:
+        for blob in file.blobs:
+            ranges.setdefault(blob.key, set()).add((blob.blob_offset_bytes, blob.blob_offset_bytes + blob.size_bytes))
+    covered = {key: _covered_bytes(spans) for key, spans in ranges.items()}
+    packs = tuple(_view_pack(pack, covered.get(pack.key, 0)) for pack in index.packs)
+    pack_keys = frozenset(pack.key for pack in index.packs)
+    inline = [len(file.inline) for _, file in found if file.inline is not None]
+    return StoreView(
+        task=reference.task,
+        store=reference.store,
+        version=reference.version,
+        unique_id=reference.unique_id,
+        files_count=len(found),
+        size_bytes=sum(file.metadata.size_bytes for _, file in found),
+        since_number=reference.number,
+        index_key=reference.index.key,
+        index_bytes=reference.index.size_bytes,
+        blobs_count=len(ranges),
+        blobs_bytes=sum(covered.values()),
+        inline_count=len(inline),
+        inline_bytes=sum(inline),
+        dead_bytes=sum(pack.dead_bytes for pack in packs),
+        packs=packs,
+        lineage=index.metadata.lineage,
+        files=tuple(_view_file(path, file, pack_keys) for path, file in found) if files else (),
+    )
+
+
+def _covered_bytes(spans: Iterable[tuple[int, int]]) -> int:
+    """Count the bytes that ranges cover together; equal files of a pack may share theirs."""
+    total = end = 0
+    for start, stop in sorted(spans):
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total
+
+
+def _view_pack(pack: Pack, live_bytes: int) -> PackView:
+    return PackView(
+        key=pack.key, size_bytes=pack.size_bytes, live_bytes=live_bytes, dead_bytes=max(0, pack.size_bytes - live_bytes)
+    )
+
+
+def _view_file(path: str, file: FileIndex, pack_keys: frozenset[str]) -> FileView:
+    if file.inline is not None:
+        stored = "inline"
+    elif not file.blobs:
+        stored = "empty"
+    else:
+        stored = "pack" if any(blob.key in pack_keys for blob in file.blobs) else "blob"
+    return FileView(
+        path=path,
+        size_bytes=file.metadata.size_bytes,
+        mode=f"{file.metadata.mode:04o}",
+        modified_at_ms=file.metadata.modified_at_ns // 1_000_000,
+        stored=stored,
+        blake3=file.blake3.hex(),
+        blobs=file.blobs,
+        sst_session_id=file.sst.session_id if file.sst else None,
+        sst_file_number=file.sst.file_number if file.sst else None,
+    )
+
+
+def _stores_table(stores: Sequence[StoreView]) -> list[str]:
+    """Format stores in the order given."""
+    return table(
+        ("task", "store", "version", "unique id", "since", "files", "size", "blobs", "packs", "dead"),
+        [
+            (
+                printable(s.task),
+                printable(s.store),
+                str(s.version),
+                printable(s.unique_id),
+                str(s.since_number),
+                f"{s.files_count:,}",
+                human_bytes(s.size_bytes),
+                f"{s.blobs_count:,}",
+                f"{len(s.packs):,}",
+                human_bytes(s.dead_bytes),
+            )
+            for s in stores
+        ],
+        right=("version", "since", "files", "size", "blobs", "packs", "dead"),
+    )
+
+
+def _store_lines(store: StoreView) -> list[str]:
+    """Format what the table has no room for: packs, lineage and, where asked for, files."""
+    lines = [
+        f"index    {store.index_key} ({human_bytes(store.index_bytes)})",
+        f"blobs    {count(store.blobs_count, 'blob')} with {human_bytes(store.blobs_bytes)} of files",
+        f"inline   {count(store.inline_count, 'file')} with {human_bytes(store.inline_bytes)} in the index itself",
+    ]
+    if store.lineage:
+        chain = " -> ".join(
+            f"{item.version}_{printable(item.unique_id)}" for item in store.lineage[-LINEAGE_SHOWN_MAX:]
+        )
+        lines.append(f"lineage  {'… -> ' if len(store.lineage) > LINEAGE_SHOWN_MAX else ''}{chain}")
+    if store.packs:
+        lines += [
+            "",
+            *table(
+                ("pack", "size", "live", "dead"),
+                [
+                    (p.key, human_bytes(p.size_bytes), human_bytes(p.live_bytes), human_bytes(p.dead_bytes))
+                    for p in store.packs
+                ],
+                right=("size", "live", "dead"),
+            ),
+        ]
+    if store.files:
+        lines += [
+            "",
+            *table(
+                ("mode", "modified (UTC)", "size", "stored", "file"),
+                [
+                    (f.mode, iso_time(f.modified_at_ms), human_bytes(f.size_bytes), f.stored, printable(f.path))
+                    for f in store.files
+                ],
+                right=("size",),
+            ),
+        ]
+    return lines

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from blobstore.errors import StoreUnavailableError
-from engine.checkpoint.backup import MOVED, BackupTotals, CheckpointBackupResult, backup_checkpoint
+from engine.checkpoint.backup import MOVED, CheckpointBackupResult, backup_checkpoint
 from engine.checkpoint.backup_preview import BackupPreview, preview_backup
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli.errors import describe
@@ -29,7 +29,6 @@ from engine.cli.options import (
     transfer_options,
 )
 from engine.cli.session import Session, with_session
-from engine.cli.views import CommitView, view_commit
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
 from engine.repository.sync import SyncRepository
 from index.text import count, human_bytes, human_duration, printable
@@ -49,25 +48,6 @@ PASSING: Final = (
 )
 
 
-class SparkBackupView(msgspec.Struct, frozen=True, kw_only=True):
-    """`spark backup`."""
-
-    job: str
-    commit: CommitView
-    query_id: str
-    batch: int
-    oldest_batch: int
-    location: str
-    # False: the newest backup was of this batch already.
-    is_new: bool
-    state: BackupTotals
-    query: BackupTotals
-    # SSTs of which nobody can tell whether they are whole.
-    unchecked: tuple[str, ...]
-    attempts: int
-    seconds: float
-
-
 class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
     """`spark backup --dry-run`."""
 
@@ -79,7 +59,7 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
     cls=Verb,
     group="spark",
     short_help="Back a checkpoint up while its query runs.",
-    prints=(SparkBackupView, SparkBackupPlanView),
+    prints=(CheckpointBackupResult, SparkBackupPlanView),
     example="tidemark spark backup /checkpoints/flights file:///backups",
 )
 @checkpoint_and_repository
@@ -239,40 +219,26 @@ def _preview(
 def _show(session: Session, done: CheckpointBackupResult) -> None:
     session.note(done)
     session.note_commit(skipped=not done.is_new)
-    view = SparkBackupView(
-        job=done.commit.scope.job,
-        commit=view_commit(done.commit),
-        query_id=done.backup.query_id,
-        batch=done.backup.batch,
-        oldest_batch=done.backup.oldest_batch,
-        location=done.backup.location,
-        is_new=done.is_new,
-        state=done.state,
-        query=done.query,
-        unchecked=done.unchecked,
-        attempts=done.attempts,
-        seconds=done.seconds,
-    )
-    session.show(view, _lines(view))
-    for name in view.unchecked:
+    session.show(done, _lines(done))
+    for name in done.unchecked:
         session.warn(f"could not be checked: {name}")
 
 
-def _lines(view: SparkBackupView) -> list[str]:
-    commit = f"commit {view.commit.number} of {printable(view.job)}"
-    first = f"batch {view.batch} of query {printable(view.query_id)}"
-    if not view.is_new:
+def _lines(done: CheckpointBackupResult) -> list[str]:
+    commit = f"commit {done.commit.pointer.number} of {printable(done.commit.scope.job)}"
+    first = f"batch {done.backup.batch} of query {printable(done.backup.query_id)}"
+    if not done.is_new:
         return [f"{first}: is {commit} already, nothing to do"]
-    state, query = view.state, view.query
+    state, query = done.state, done.query
     files = f"{count(state.files + query.files, 'file')}, {human_bytes(state.size_bytes + query.size_bytes)}"
     uploaded = human_bytes(state.bytes_uploaded + query.bytes_uploaded)
     requests = count(state.requests + query.requests, "request")
     asked = state.source_requests + query.source_requests
     also = f" and {count(asked, 'request')} of the checkpoint's store" if asked else ""
-    again = f", after {view.attempts} attempts" if view.attempts > 1 else ""
+    again = f", after {done.attempts} attempts" if done.attempts > 1 else ""
     return [
         f"{first}: {commit}{again}",
         f"{count(state.stores, 'store')}, {files}; new {count(state.files_added + query.files_added, 'file')}",
-        f"uploaded {uploaded} with {requests}{also} in {human_duration(int(view.seconds * 1000))}",
-        f"batches {view.oldest_batch} to {view.batch} can be restored from it",
+        f"uploaded {uploaded} with {requests}{also} in {human_duration(int(done.seconds * 1000))}",
+        f"batches {done.backup.oldest_batch} to {done.backup.batch} can be restored from it",
     ]

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Final
 
 import click
-import msgspec
 
 from engine.checkpoint.check.check import check_checkpoint
-from engine.checkpoint.findings import CheckLevel, CheckReport, Finding
+from engine.checkpoint.findings import CheckLevel, CheckReport
 from engine.cli.exit_codes import ExitCode
 from engine.cli.on_spark import spark_session
 from engine.cli.options import Verb, common_options, on_spark_option
+from engine.cli.output import extend
 from engine.cli.session import Session, with_session
 from engine.text import table
 from index.text import count, human_bytes, human_duration, printable
@@ -21,31 +21,13 @@ from index.text import count, human_bytes, human_duration, printable
 FINDINGS_TOLD_MAX: Final = 50
 
 
-class SparkCheckView(msgspec.Struct, frozen=True, kw_only=True):
+class SparkCheckView(CheckReport, frozen=True, kw_only=True):
     """`spark check`."""
 
     sound: bool
     damaged: int
     warnings: int
     waste: int
-    waste_bytes: int
-    location: str
-    level: CheckLevel
-    query_id: str
-    oldest_batch: int
-    newest_batch: int
-    batches: int
-    stores: int
-    versions: int
-    # Committed, and taken by retention.
-    versions_gone: int
-    files: int
-    size_bytes: int
-    ssts: int
-    blocks: int
-    keys: int
-    seconds: float
-    findings: tuple[Finding, ...]
 
 
 @click.command(
@@ -102,14 +84,13 @@ def spark_check(
 
 
 def _view(report: CheckReport) -> SparkCheckView:
-    fields = {name: getattr(report, name) for name in CheckReport.__struct_fields__}
-    return SparkCheckView(
+    return extend(
+        SparkCheckView,
+        report,
         sound=report.is_sound,
         damaged=len(report.of_kind("damage")),
         warnings=len(report.of_kind("warning")),
         waste=len(report.of_kind("waste")),
-        waste_bytes=report.waste_bytes,
-        **fields,
     )
 
 

@@ -26,56 +26,18 @@ from engine.cli.options import (
     repository_and_checkpoint,
     transfer_options,
 )
+from engine.cli.output import extend
 from engine.cli.session import Session, with_session
-from engine.cli.views import CommitView, view_commit
 from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
 from engine.text import Moment
-from index.text import count, human_bytes, human_duration, printable
+from index.text import count, human_bytes, human_duration, iso_time, printable
 
 
-class SparkRestoreView(msgspec.Struct, frozen=True, kw_only=True):
-    """`spark restore`."""
-
-    job: str
-    commit: CommitView
-    query_id: str
-    batch: int
-    oldest_batch: int
-    # Where the checkpoint was, and where it is.
-    source: str
-    location: str
-    # Where what stood there is now; "" if nothing did.
-    moved_aside: str
-    # False: no pin could be written, so that nothing protected the restore from a collection.
-    pinned: bool
-    stores: int
-    files: int
-    size_bytes: int
-    bytes_fetched: int
-    requests: int
-    changelogs_replayed: int
-    records_replayed: int
-    seconds: float
-    leftovers: tuple[str, ...]
-
-
-class SparkRestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
+class SparkRestorePlanView(CheckpointRestorePlan, frozen=True, kw_only=True):
     """`spark restore --dry-run`."""
 
     dry_run: bool = True
-    job: str
-    commit: CommitView
-    query_id: str
-    batch: int
-    oldest_batch: int
-    source: str
-    location: str
-    stores: int
-    files: int
-    size_bytes: int
-    # To be applied, by this restore or by Spark when the query starts.
-    changelogs: int
 
 
 _MOVE_ASIDE = (
@@ -88,7 +50,7 @@ _MOVE_ASIDE = (
     cls=Verb,
     group="spark",
     short_help="Bring a checkpoint back as one of its batches left it.",
-    prints=(SparkRestoreView, SparkRestorePlanView),
+    prints=(RestoredCheckpoint, SparkRestorePlanView),
     example="tidemark spark restore file:///backups /checkpoints/new --batch 41",
 )
 @repository_and_checkpoint
@@ -195,70 +157,42 @@ def _arguments(choice: RestoreChoice) -> dict[str, Any]:
 
 def _show(session: Session, restored: RestoredCheckpoint) -> None:
     session.note(restored)
-    view = SparkRestoreView(
-        job=restored.job,
-        commit=view_commit(restored.commit),
-        query_id=restored.backup.query_id,
-        batch=restored.batch,
-        oldest_batch=restored.oldest_batch,
-        source=restored.backup.location,
-        location=restored.location,
-        moved_aside=restored.moved_aside,
-        pinned=restored.pinned,
-        stores=restored.stores,
-        files=restored.files,
-        size_bytes=restored.size_bytes,
-        bytes_fetched=restored.bytes_fetched,
-        requests=restored.requests,
-        changelogs_replayed=restored.changelogs,
-        records_replayed=restored.records,
-        seconds=restored.seconds,
-        leftovers=restored.leftovers,
-    )
-    fetched = f"fetched {human_bytes(view.bytes_fetched)} with {count(view.requests, 'request')}"
+    fetched = f"fetched {human_bytes(restored.bytes_fetched)} with {count(restored.requests, 'request')}"
     lines = [
-        f"{printable(view.location)}: batch {view.batch} of query {printable(view.query_id)}",
-        f"from commit {view.commit.number} of {printable(view.job)}, {view.commit.committed_at}",
-        f"{_sizes(view)}; {fetched} in {human_duration(int(view.seconds * 1000))}",
+        f"{printable(restored.location)}: batch {restored.batch} of query {printable(restored.backup.query_id)}",
+        _origin(restored),
+        f"{_sizes(restored)}; {fetched} in {human_duration(int(restored.seconds * 1000))}",
     ]
-    if view.changelogs_replayed:
-        lines.append(f"replayed {count(view.changelogs_replayed, 'changelog')}, {view.records_replayed:,} records")
-    if view.moved_aside:
-        lines.append(f"what stood there is {printable(view.moved_aside)} now")
-    session.show(view, lines)
-    if not view.pinned:
+    if restored.changelogs:
+        lines.append(f"replayed {count(restored.changelogs, 'changelog')}, {restored.records:,} records")
+    if restored.moved_aside:
+        lines.append(f"what stood there is {printable(restored.moved_aside)} now")
+    session.show(restored, lines)
+    if not restored.pinned:
         session.warn("no pin could be written: a collection at the same time could have taken the commit")
-    if view.leftovers:
-        session.warn(f"could not be removed: {', '.join(view.leftovers)}")
+    if restored.leftovers:
+        session.warn(f"could not be removed: {', '.join(restored.leftovers)}")
 
 
-def _sizes(view: SparkRestoreView | SparkRestorePlanView) -> str:
-    return f"{count(view.stores, 'store')}, {count(view.files, 'file')}, {human_bytes(view.size_bytes)}"
+def _origin(found: RestoredCheckpoint | CheckpointRestorePlan) -> str:
+    commit = found.commit
+    return f"from commit {commit.pointer.number} of {printable(found.job)}, {iso_time(commit.committed_at_ms)}"
+
+
+def _sizes(found: RestoredCheckpoint | CheckpointRestorePlan) -> str:
+    return f"{count(found.stores, 'store')}, {count(found.files, 'file')}, {human_bytes(found.size_bytes)}"
 
 
 def _preview(session: Session, repository: SyncRepository, checkpoint: str, choice: RestoreChoice) -> None:
-    plan: CheckpointRestorePlan = repository.loop.run(
+    plan = repository.loop.run(
         plan_checkpoint_restore(repository.asynchronous, checkpoint, choice, store_settings=session.store_settings())
     )
-    view = SparkRestorePlanView(
-        job=plan.job,
-        commit=view_commit(plan.commit),
-        query_id=plan.backup.query_id,
-        batch=plan.batch,
-        oldest_batch=plan.oldest_batch,
-        source=plan.backup.location,
-        location=plan.location,
-        stores=plan.stores,
-        files=plan.files,
-        size_bytes=plan.size_bytes,
-        changelogs=plan.changelogs,
-    )
     session.show(
-        view,
+        extend(SparkRestorePlanView, plan),
         [
-            f"{printable(view.location)}: would be batch {view.batch} of query {printable(view.query_id)}",
-            f"from commit {view.commit.number} of {printable(view.job)}, {view.commit.committed_at}",
-            f"{_sizes(view)}; {count(view.changelogs, 'changelog')} to apply",
+            f"{printable(plan.location)}: would be batch {plan.batch} of query {printable(plan.backup.query_id)}",
+            _origin(plan),
+            f"{_sizes(plan)}; {count(plan.changelogs, 'changelog')} to apply",
             "nothing was written",
         ],
     )

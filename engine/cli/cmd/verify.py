@@ -1,7 +1,6 @@
 """The verb `verify`."""
 
 import click
-import msgspec
 
 from engine.cli.choice import TASK_HELP
 from engine.cli.config import CommitChoice
@@ -15,41 +14,11 @@ from index.plan.commits import NOTHING_VOUCHES
 from index.text import count, human_bytes, printable
 
 
-class ProblemView(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing found; `kind` is index_damaged, blob_missing, blob_short, content_wrong, adrift or at_risk."""
-
-    kind: str
-    # `job`, or `job/task` where each task commits by itself.
-    scope: str
-    number: int
-    task: str
-    store: str
-    key: str
-    path: str
-    healed: bool
-
-
-class VerifyView(msgspec.Struct, frozen=True, kw_only=True):
-    """`verify`."""
-
-    level: str
-    sample: float
-    damaged: bool
-    commits_count: int
-    indexes_count: int
-    blobs_count: int
-    files_read: int
-    bytes_read: int
-    problems: tuple[ProblemView, ...]
-    # Keys of records that came after their lease and for which nothing vouches: no commits.
-    late: tuple[str, ...]
-
-
 @click.command(
     "verify",
     cls=Verb,
     short_help="Check that what is committed is there and whole.",
-    prints=(VerifyView,),
+    prints=(VerifyReport,),
     example="tidemark verify -r file:///backups --level content --sample 10%",
 )
 @click.argument("commits", type=COMMIT, nargs=-1, metavar="[COMMIT]...")
@@ -104,37 +73,10 @@ def verify(
         if scope is not None and not (report.commits_count or report.late):
             session.find(repository, scope, CommitChoice())
     session.note(report)
-    session.show(_view_verify(report), _verify_lines(report))
+    session.show(report, _verify_lines(report))
     if report.damaged:
         return ExitCode.DAMAGED
     return ExitCode.PARTIAL if any(not p.healed for p in report.problems) else ExitCode.OK
-
-
-def _view_verify(report: VerifyReport) -> VerifyView:
-    return VerifyView(
-        level=report.level.value,
-        sample=report.sample,
-        damaged=report.damaged,
-        commits_count=report.commits_count,
-        indexes_count=report.indexes_count,
-        blobs_count=report.blobs_count,
-        files_read=report.files_read,
-        bytes_read=report.bytes_read,
-        problems=tuple(
-            ProblemView(
-                kind=p.kind.name.lower(),
-                scope=p.scope,
-                number=p.number,
-                task=p.task,
-                store=p.store,
-                key=p.key,
-                path=p.path,
-                healed=p.healed,
-            )
-            for p in report.problems
-        ),
-        late=report.late,
-    )
 
 
 def _verify_lines(report: VerifyReport) -> list[str]:

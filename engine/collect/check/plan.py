@@ -8,7 +8,7 @@ came later and what is gone is counted, and makes no plan wrong.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -63,6 +63,8 @@ class WrongKey(msgspec.Struct, frozen=True, kw_only=True):
 
 class PlanCheck(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     """What the check of a plan has found. Of keys the first `NAMED_MAX` are named, the counts are of all."""
+
+    json_properties: ClassVar = {name: name for name in ("is_right", "is_complete", "is_over")}
 
     run: RunId
     planned_count: int

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from engine.cli.collect_view import collect_lines, summary_line, view_collect
+from engine.cli.output import to_json
 from engine.cli.plan_places import PLANS_KEPT_MAX, choose_plan_dir, name_after_run
 from engine.cli.retention_options import choose_rules
 from engine.collect.report import CollectReport
@@ -45,10 +46,11 @@ def test_unfinished_uploads_are_told_by_reason_and_number() -> None:
 
 
 def test_the_json_form_says_the_same() -> None:
-    view = view_collect(REPORT)
-    assert [d.reason for d in view.deleted] == ["unfinished_upload"]
-    assert (view.unfinished_count, view.unfinished_hidden) == (2, REPORT.unfinished_hidden)
-    assert (view.audit, view.plan, view.summary) == (f"audit/{RUN}", "", summary_line(REPORT))
+    view = to_json(view_collect(REPORT))
+    assert [deleted["reason"] for deleted in view["deleted"]] == ["unfinished_upload"]
+    assert (view["unfinished_count"], view["unfinished_hidden"]) == (2, REPORT.unfinished_hidden)
+    assert (view["audit"], view["plan"], view["summary"]) == (f"audit/{RUN}", "", summary_line(REPORT))
+    assert (view["deleted_count"], "boundaries" in view) == (1, False)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.cli.views import view_store
+from engine.cli.cmd.show import view_store
 from engine.text import table
 from index.snapshot.model import (
     BlobKey,

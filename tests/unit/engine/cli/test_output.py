@@ -1,0 +1,65 @@
+"""Results as JSON has them: by their own fields, and by the rules of `engine.cli.output`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from engine.cli.output import extend, json_fields, to_json
+from index.snapshot.model import Scope
+
+
+class Colour(StrEnum):
+    DEEP_RED = "deep red"
+
+
+class Inner(msgspec.Struct, frozen=True):
+    path: tuple[str, ...]
+    blake3: bytes = b"\x0f"
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    json_properties: ClassVar = {"size": "size_twice", "first": "inner.blake3"}
+    json_omitted: ClassVar = ("hidden",)
+
+    scope: Scope
+    made_at_ms: int
+    seen_at_ms: int | None = None
+    colour: Colour = Colour.DEEP_RED
+    place: Path | None = Path("/there")
+    inner: Inner = Inner(("a", "b"))
+    kept: int = msgspec.field(default=1, name="stays")
+    hidden: int = 0
+
+    @property
+    def size_twice(self) -> int:
+        return 2
+
+
+class Extended(Result, frozen=True, kw_only=True):
+    more: frozenset[str]
+
+
+def test_a_result_is_its_own_schema() -> None:
+    result = extend(Extended, Result(scope=Scope("job", "7"), made_at_ms=1_777_638_600_250), more=frozenset({"x"}))
+    fields = to_json(result)
+    assert fields == {
+        "job": "job",
+        "commit_task": "7",
+        "made_at_ms": 1_777_638_600_250,
+        "made_at": "2026-05-01T12:30:00.250Z",
+        "seen_at_ms": None,
+        "seen_at": None,
+        "colour": "deep_red",
+        "place": "/there",
+        "inner": {"path": "a/b", "blake3": "0f"},
+        "stays": 1,
+        "more": ["x"],
+        "size": 2,
+        "first": "0f",
+    }
+    types = {field.name: field.type for field in json_fields(Extended)}
+    assert list(types) == list(fields)
+    assert (types["made_at"], types["seen_at"], types["size"]) == (str, str | None, int)
+    assert (types["place"], types["more"], types["first"]) == (str | None, frozenset[str], str)
