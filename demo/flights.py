@@ -35,7 +35,7 @@ from demo.picture import MonthBar, draw
 from demo.server import serving
 from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import RocksDbSettings
-from engine.spark import JobCommit, StatefulJob, collect
+from engine.spark import JobCommit, JobOptions, StatefulJob, collect
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
 
@@ -152,13 +152,11 @@ def open_job(url: str) -> StatefulJob:
     return StatefulJob(
         url,
         job="flights",
-        store="aircraft",
         key_columns=["tailnum"],
         tasks=TASKS,
         update=aircraft.keep_facts,
         local_root=DISK,
-        order_by=aircraft.ORDER,
-        rocksdb=SMALL_FILES,
+        options=JobOptions(store="aircraft", order_by=aircraft.ORDER, rocksdb=SMALL_FILES),
     )
 
 

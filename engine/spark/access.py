@@ -1,8 +1,23 @@
-"""How the driver and the tasks of one run reach the same repository."""
+"""Reach the same repository from the driver and the tasks of one run; each process keeps it open from task to task.
 
+Spark forks its Python workers from a daemon and gives each worker one task after another. What a task borrows here
+is opened in the worker, never in the daemon, and stays open for the next task that asks for the same. A worker ends
+without running anything of ours, and the kernel closes its connections; any other process closes them at its exit.
+
+1. What is kept is used by the process that opened it. A process that is forked later starts from nothing, and lets
+   alone what it inherited: the parent's threads are not in it, and closing a connection would tell the parent's epoll.
+2. A borrower who is interrupted (by a signal, or because Spark wants no more rows) takes the repository along: nobody
+   knows in what state it is. An error leaves it as it is: it was an answer.
+3. At most `kept_max` are kept. What was used longest ago is closed first, and what is in use is not closed at all.
+"""
+
+import atexit
 import contextlib
+import os
 import re
-from collections.abc import Iterator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -14,14 +29,25 @@ from engine.errors import UsageError
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.settings import TransferSettings
-from engine.spark.repository_cache import cached_here
 from index.snapshot.records import RepositoryRecord
 
 SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+KEPT_MAX: Final = 8
+
+
+class SparkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How work on Spark reaches a repository and is spread."""
+
+    # Partitions of work; None: `default_partitions`.
+    partitions_max: int | None = None
+    # How bytes are moved.
+    transfer: TransferSettings = TransferSettings()
+    # How the repository's store is reached.
+    store: StoreSettings = StoreSettings()
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels to a task: where the repository is and how to treat it. Each process finds its own credentials."""
+    """Where a repository is and how to treat it, as it travels to a task. Each process finds its own credentials."""
 
     url: str
     record: RepositoryRecord
@@ -29,13 +55,13 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     transfer: TransferSettings
 
     def open(self) -> SyncRepository:
-        """The repository, without a request: the driver has read its record."""
+        """Open the repository without a request: the driver has read its record."""
         repository = Repository(open_store(self.url, self.store), self.record, settings=self.transfer)
         return SyncRepository(LoopThread(), repository)
 
     @contextlib.contextmanager
     def borrow(self, transfer: TransferSettings | None = None) -> Iterator[SyncRepository]:
-        """The repository for a block; its connections stay open for the next task that this process runs.
+        """Borrow the repository for a block; its connections stay open for the next task that this process runs.
 
         What a repository remembers of directories and indexes is forgotten after the block: a worker lives for long,
         and its tasks work on directories that are never seen again.
@@ -58,9 +84,7 @@ def open_on_driver(
         NotFoundError: There is no repository.
         StoreError: As the store says.
     """
-    # A relative path would mean another directory in every process.
-    url = url if SCHEME.match(url) else str(Path(url).absolute())
-    store, transfer = store or StoreSettings(), transfer or TransferSettings()
+    url, store, transfer = absolute(url), store or StoreSettings(), transfer or TransferSettings()
     opened, loop = open_store(url, store), LoopThread()
     try:
         repository = SyncRepository(loop, loop.run(Repository.open(opened, settings=transfer)))
@@ -74,3 +98,110 @@ def open_on_driver(
         repository.close()
         raise UsageError("only this process can reach the store", operation="open", hint="use a file:// or s3:// URL")
     return repository, Access(url=url, record=repository.record, store=store, transfer=transfer)
+
+
+def absolute(location: str | Path) -> str:
+    """Return a location with its path made absolute: a relative one would mean another directory in every process."""
+    return location if isinstance(location, str) and SCHEME.match(location) else str(Path(location).absolute())
+
+
+class RepositoryCache:
+    """Open repositories, each with an event loop of its own, for threads that borrow them.
+
+    Args:
+        kept_max: How many stay open while nobody uses them.
+    """
+
+    def __init__(self, kept_max: int = KEPT_MAX) -> None:
+        self._kept_max = kept_max
+        self._lock = threading.Lock()
+        # The one used last at the end.
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+
+    @contextlib.contextmanager
+    def borrow(self, key: Hashable, open_new: Callable[[], SyncRepository]) -> Iterator[SyncRepository]:
+        """Lend a repository for a block; several threads may have it at once.
+
+        Args:
+            key: Equal for repositories that may be taken for one another.
+            open_new: Opens it if it is not kept; makes no request.
+        """
+        kept = self._take(key, open_new)
+        try:
+            yield kept.repository
+        except Exception:
+            raise
+        except BaseException:
+            self._forget(key, kept)
+            raise
+        finally:
+            self._give_back(kept)
+
+    def close(self) -> None:
+        """Close everything that nobody uses."""
+        with self._lock:
+            idle = self._drop_idle(0)
+        _close_all(idle)
+
+    def _take(self, key: Hashable, open_new: Callable[[], SyncRepository]) -> "_Kept":
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None or not kept.repository.loop.is_running:
+                kept = self._kept[key] = _Kept(open_new())
+            self._kept.move_to_end(key)
+            kept.users_count += 1
+            idle = self._drop_idle(self._kept_max)
+        _close_all(idle)
+        return kept
+
+    def _give_back(self, kept: "_Kept") -> None:
+        with self._lock:
+            kept.users_count -= 1
+            idle = self._drop_idle(self._kept_max)
+            if kept.is_forgotten and not kept.users_count:
+                idle.append(kept.repository)
+        _close_all(idle)
+
+    def _forget(self, key: Hashable, kept: "_Kept") -> None:
+        with self._lock:
+            kept.is_forgotten = True
+            if self._kept.get(key) is kept:
+                del self._kept[key]
+
+    def _drop_idle(self, left_max: int) -> list[SyncRepository]:
+        """Take out what is idle, the one used longest ago first, until at most `left_max` are left."""
+        idle = [key for key, kept in self._kept.items() if not kept.users_count]
+        return [self._kept.pop(key).repository for key in idle[: max(0, len(self._kept) - left_max)]]
+
+
+class _Kept:
+    def __init__(self, repository: SyncRepository) -> None:
+        self.repository = repository
+        self.users_count = 0
+        self.is_forgotten = False
+
+
+# By process id.
+_of_processes: Final[dict[int, RepositoryCache]] = {}
+
+
+def cached_here() -> RepositoryCache:
+    """Return the cache of this process."""
+    kept = _of_processes.get(os.getpid())
+    if kept is None:
+        if not _of_processes:
+            atexit.register(_close_here)
+        kept = _of_processes.setdefault(os.getpid(), RepositoryCache())
+    return kept
+
+
+def _close_here() -> None:
+    if (kept := _of_processes.get(os.getpid())) is not None:
+        kept.close()
+
+
+def _close_all(repositories: list[SyncRepository]) -> None:
+    for repository in repositories:
+        # No concern of the task that happens to be here; what cannot be closed goes with the process.
+        with contextlib.suppress(Exception):
+            repository.close()

@@ -1,4 +1,4 @@
-"""Jobs on Spark whose tasks keep state in RocksDB, committed as one with the position in the input."""
+"""Run jobs on Spark whose tasks keep state in RocksDB, committed as one with the position in the input."""
 
 import contextlib
 from collections import OrderedDict
@@ -21,7 +21,7 @@ from engine.rocksdb.store import RocksDbSettings
 from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import PartitioningError, TaskFailedError, last_error
-from engine.spark.frames import frame_of
+from engine.spark.spread import StoreWork, frame_of, spread
 from engine.spark.store_task import (
     RESULT_SPARK_SCHEMA,
     TASK_COLUMN,
@@ -32,7 +32,7 @@ from engine.spark.store_task import (
     UpdateStore,
     UpdateTask,
 )
-from engine.spark.tasks import PURPOSE, RestoreForRun, StoreWork, spread
+from engine.spark.tasks import PURPOSE, RestoreForRun
 from index.display import DisplayMixin
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
@@ -46,7 +46,7 @@ PINS_MAX: Final = 8
 
 
 class JobCommit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
-    """What one run has committed."""
+    """The commit of one run."""
 
     commit: Commit
     # One per task that had rows, in the order of tasks; the others' stores were carried over.
@@ -58,6 +58,27 @@ class JobCommit(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     dropped: tuple[tuple[str, str], ...] = ()
     # Those of another name that the commit still has: another job's or program's, or left from an earlier name.
     carried_over: tuple[tuple[str, str], ...] = ()
+
+
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a `StatefulJob`."""
+
+    # The name of the store within its task. Stores of another name are carried over from commit to commit, and listed
+    # in `JobCommit.carried_over`: they may be somebody else's.
+    store: str = "state"
+    # Leave every store of another name, in all tasks, out of the next commit: the job had them before and has no others
+    # beside it. They are collected with the last commit that has them; to go back, rewind.
+    drop_other_stores: bool = False
+    # Columns that the rows of a task are sorted by; none: any order.
+    order_by: tuple[str | Column, ...] = ()
+    # Let each attempt ask with a STAT for each blob whether what its store had is still there, and upload again what is
+    # not (design 0006, M1). What the driver finds missing as it settles the newest commit is always uploaded again.
+    check_retained: bool = False
+    # How stores are written.
+    rocksdb: RocksDbSettings = RocksDbSettings()
+    # How bytes are moved, and how the repository's store is reached.
+    transfer: TransferSettings = TransferSettings()
+    store_settings: StoreSettings = StoreSettings()
 
 
 class StatefulJob:
@@ -98,13 +119,7 @@ class StatefulJob:
         tasks: int,
         update: UpdateStore,
         local_root: str | Path,
-        store: str = "state",
-        drop_other_stores: bool = False,
-        order_by: Sequence[str | Column] = (),
-        check_retained: bool = False,
-        rocksdb: RocksDbSettings | None = None,
-        transfer: TransferSettings | None = None,
-        store_settings: StoreSettings | None = None,
+        options: JobOptions | None = None,
     ) -> None:
         """Open the repository.
 
@@ -118,18 +133,7 @@ class StatefulJob:
                 rows by another attempt.
             local_root: A directory on a local disk of each executor, for stores at work and for those kept for the
                 next run.
-            store: The name of the store within its task. Stores of another name are carried over from commit to commit,
-                and told in `JobCommit.carried_over`: they may be somebody else's.
-            drop_other_stores: Leave every store of another name, in all tasks, out of the next commit: the job had them
-                before and has no others beside it. They are collected with the last commit that has them; to go back,
-                rewind.
-            order_by: What the rows of a task are sorted by; any order if not given.
-            check_retained: Whether each attempt looks if what its store had is still there, with a STAT for each blob,
-                and uploads again what is not (design 0006, M1). What the driver meets when it settles the newest commit
-                is uploaded again without being told.
-            rocksdb: How stores are written.
-            transfer: How bytes are moved.
-            store_settings: How the repository's store is asked.
+            options: What has a default.
 
         Raises:
             UsageError: The arguments contradict each other.
@@ -144,24 +148,18 @@ class StatefulJob:
         self._tasks = tasks
         self._update = update
         self._local_root = str(Path(local_root).absolute())
-        self._store = store
-        self._drop_other_stores = drop_other_stores
-        self._order_by = tuple(order_by)
-        self._check_retained = check_retained
-        self._rocksdb = rocksdb or RocksDbSettings()
+        self._options = options = options or JobOptions()
         self._runtime = SystemRuntime()
-        self._repository, self._access = open_on_driver(url, store=store_settings, transfer=transfer)
+        self._repository, self._access = open_on_driver(url, store=options.store_settings, transfer=options.transfer)
         # Of the commits that were read, by write id, the one read last at the end.
         self._pins: OrderedDict[str, contextlib.ExitStack] = OrderedDict()
 
     def __enter__(self) -> Self:
-        """The job itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
         self.close()
 
     @override
@@ -185,7 +183,7 @@ class StatefulJob:
             self._repository.close()
 
     def latest(self) -> Commit | None:
-        """The newest commit: its `record` has the version and the offsets to go on from. None before the first."""
+        """Return the newest commit, whose `record` has the version and offsets to go on from; None before the first."""
         return self._repository.latest(self.scope)
 
     def run(self, rows: DataFrame, *, version: int | None = None, offsets: str = "") -> JobCommit:
@@ -205,7 +203,7 @@ class StatefulJob:
 
         Raises:
             UsageError: Version, offsets, columns or number of tasks do not fit the job's newest commit.
-            DamagedError: The commit stands, and something that is new in it is gone.
+            DamagedError: The commit is made, and something that is new in it is gone.
             ConflictError: Another driver has committed meanwhile: run again.
             TaskFailedError: A task failed as often as Spark allows; nothing was committed.
             CommitUnknownError: No answer to the commit: run again with the same version and offsets.
@@ -237,14 +235,14 @@ class StatefulJob:
             with contextlib.suppress(DamagedError):
                 self._repository.settle(parent)
         reports = self._attempt_all(rows, parent, next_version)
-        dropped = self._other_stores(parent) if self._drop_other_stores else ()
+        dropped = self._other_stores(parent) if self._options.drop_other_stores else ()
         commit = self._commit(reports, parent, dropped, version=next_version, offsets=offsets, layout=layout)
         seconds = self._runtime.monotonic_s() - started_s
         others = self._other_stores(commit)
         return JobCommit(commit=commit, tasks=reports, seconds=seconds, dropped=dropped, carried_over=others)
 
     def read(self, spark: SparkSession, function: ReadStore, schema: str) -> DataFrame:
-        """A DataFrame made from every store at the newest commit, task by task.
+        """Return a DataFrame made from every store at the newest commit, task by task.
 
         It is lazy and may be evaluated often: it stays with the commit that was the newest at this call. That commit
         is pinned until the job is closed, or until `PINS_MAX` newer ones have been read (design 0002, D5).
@@ -255,7 +253,7 @@ class StatefulJob:
             schema: Of those batches, as DDL.
 
         Raises:
-            NotFoundError: The commit was collected before its pin stood: call again.
+            NotFoundError: The commit was collected before it was pinned: call again.
             StoreError: As the store says.
         """
         commit = self.latest()
@@ -294,7 +292,7 @@ class StatefulJob:
             return spread(spark, RestoreForRun(access=self._access, scope=self.scope, run=run), work, partitions_max)
 
     def _pin(self, commit: Commit) -> None:
-        """Pin a commit for its readers; of the pins held, the one longest unused makes room."""
+        """Pin a commit for its readers; of more than PINS_MAX pins, release the one longest unused."""
         write_id = commit.pointer.write_id
         if write_id not in self._pins:
             with contextlib.ExitStack() as stack:
@@ -305,12 +303,12 @@ class StatefulJob:
             self._pins.popitem(last=False)[1].close()
 
     def _attempt_all(self, rows: DataFrame, parent: Commit | None, version: int) -> tuple[TaskReport, ...]:
-        """Run the attempts of all tasks; one report for each task that has rows."""
+        """Run the attempts of all tasks; return one report for each task that has rows."""
         task = UpdateTask(run=self._begin_run(parent), version=version, update=self._update)
         key = sf.pmod(sf.hash(*self._key_columns), sf.lit(self._tasks))
         placed = rows.withColumn(TASK_COLUMN, key).repartitionById(self._tasks, TASK_COLUMN)
-        if self._order_by:
-            placed = placed.sortWithinPartitions(*self._order_by)
+        if self._options.order_by:
+            placed = placed.sortWithinPartitions(*self._options.order_by)
         try:
             collected = placed.mapInArrow(task, RESULT_SPARK_SCHEMA).toArrow()
         except AnalysisException:
@@ -325,7 +323,7 @@ class StatefulJob:
         return tuple(reports)
 
     def _failure(self, error: PySparkException, parent: Commit | None) -> Exception:
-        """What a failed run means.
+        """Return the error that a failed run means.
 
         A run builds on the newest commit without a pin: the newest is never collected (design 0002, D3). If it is the
         newest no more, a task may have missed its blobs, and the run has lost, whatever its tasks have met.
@@ -338,9 +336,9 @@ class StatefulJob:
         return TaskFailedError(last_error(error), operation="run", subject=str(self.scope))
 
     def _other_stores(self, commit: Commit | None) -> tuple[tuple[str, str], ...]:
-        """Those that are not this job's. The number of tasks never changes (K3): only a name can be another one."""
+        """Return the stores of another name. The number of tasks never changes (K3)."""
         stores = commit.record.stores if commit else ()
-        return tuple((s.task, s.store) for s in stores if s.store != self._store)
+        return tuple((s.task, s.store) for s in stores if s.store != self._options.store)
 
     def _commit(
         self,
@@ -363,22 +361,22 @@ class StatefulJob:
         )
 
     def _begin_run(self, commit: Commit | None) -> JobRun:
-        """What travels to the tasks of one run: references and where to find things, no credentials."""
+        """Make what travels to the tasks of one run: references and where to find things, no credentials."""
         stores = commit.record.stores if commit else ()
         return JobRun(
             access=self._access,
             scope=self.scope,
-            store=self._store,
+            store=self._options.store,
             local_root=self._local_root,
             id=self._runtime.session(),
-            bases={reference.task: reference for reference in stores if reference.store == self._store},
-            rocksdb=self._rocksdb,
+            bases={reference.task: reference for reference in stores if reference.store == self._options.store},
+            rocksdb=self._options.rocksdb,
             missing=self._repository.asynchronous.missing_blobs.keys,
-            check_retained=self._check_retained,
+            check_retained=self._options.check_retained,
         )
 
     def _layout(self, rows: DataFrame) -> ScopeLayout:
-        """How keys are spread, with the type of each key column: Spark's hash of an int is not that of a bigint."""
+        """Describe how keys are spread, with the types of key columns: the hash of an int is not that of a bigint."""
         types = dict(rows.dtypes)
         missing = [name for name in self._key_columns if name not in types]
         if missing or TASK_COLUMN in types:
@@ -392,7 +390,7 @@ class StatefulJob:
         return ScopeLayout(tasks_count=self._tasks, key_hash=KEY_HASH, key_columns=keys)
 
     def _check_layout(self, parent: Commit, layout: ScopeLayout) -> None:
-        """K3, before any work; the commit checks it once more."""
+        """Check K3 before any work; the commit checks it once more."""
         begun = parent.record.layout
         if begun != layout:
             raise UsageError(

@@ -21,7 +21,7 @@ from engine.spark.access import Access
 from engine.spark.checkpoint import restore as checkpoint_restore
 from engine.spark.checkpoint.restore import RestoreCheckpointStores, restored_of
 from engine.spark.checkpoint.restore import restore_checkpoint as restore_on_spark
-from engine.spark.tasks import StoreWork
+from engine.spark.spread import StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import FormatError
 from index.snapshot.model import Scope

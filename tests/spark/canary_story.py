@@ -29,14 +29,15 @@ from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import RocksDbSettings
 from engine.settings import TransferSettings
-from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores
+from engine.spark import JobOptions, SparkOptions, StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import Access, open_on_driver
 from engine.spark.collection.backend import SparkBackend
 from engine.spark.collection.deleting import DeleteTask, SpareTask
 from engine.spark.collection.listing import ListTask
 from engine.spark.collection.marking import MarkTask, SweepTask
+from engine.spark.spread import StoreWork, spread
 from engine.spark.store_task import RESULT_SPARK_SCHEMA, TASK_COLUMN, JobRun, UpdateTask
-from engine.spark.tasks import BackupStores, RestoreStores, StoreWork, spread
+from engine.spark.tasks import BackupStores, RestoreStores
 from index.plan.collect import NOTHING_PROTECTED
 from index.plan.commits import Commit
 from index.plan.retention import Retention
@@ -183,7 +184,7 @@ def tell_good_story(spark: SparkSession, given: Settings, notebook: Notebook) ->
         tasks=2,
         update=add,
         local_root=disk / "job",
-        store_settings=settings,
+        options=JobOptions(store_settings=settings),
     ) as job:
         for month in months:
             job.run(month)
@@ -191,11 +192,11 @@ def tell_good_story(spark: SparkSession, given: Settings, notebook: Notebook) ->
         assert frame.count() == 7
         note_plan(notebook, "plan of a read", frame)
         note_plan(notebook, "plan of a restore", job.restore_stores(spark))
-    outcomes = backup_stores(spark, url, SCOPE, fill(disk / "stores"), store_settings=settings)
+    outcomes = backup_stores(spark, url, SCOPE, fill(disk / "stores"), options=SparkOptions(store=settings))
     with SyncRepository.open(open_store(url, settings)) as repository:
         commit = repository.commit(SCOPE, backup_results(outcomes))
         notebook.write("repository", repr(repository) + repr(vars(repository)) + repr(vars(repository.asynchronous)))
-    restored = restore_stores(spark, url, SCOPE, disk / "restored", store_settings=settings)
+    restored = restore_stores(spark, url, SCOPE, disk / "restored", options=SparkOptions(store=settings))
     assert restored.where("NOT ok").count() == 0
     note_plan(notebook, "plan of outcomes", restored)
     report = collect(spark, url, Retention(keep_last=1), delete_share_max=1, store_settings=settings)

@@ -31,7 +31,7 @@ from engine.spark import (
     restore_stores,
 )
 from engine.spark.errors import TaskFailedError
-from engine.spark.tasks import default_partitions
+from engine.spark.spread import default_partitions
 from examples import spark_connect
 from index.plan.retention import Retention
 from index.snapshot.model import Scope

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.spark.balancing import assign_by_bytes
+from engine.spark.spread import assign_by_bytes
 
 sizes_lists = st.lists(st.integers(0, 10**12), max_size=60)
 

@@ -15,9 +15,10 @@ from engine.repository.sync import SyncRepository
 from engine.restore.staging import Staging
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.settings import TransferSettings
-from engine.spark import backup_results, backup_stores, restore_stores
+from engine.spark import SparkOptions, backup_results, backup_stores, restore_stores
 from engine.spark.access import Access
-from engine.spark.tasks import OUTCOME_SCHEMA, RestoreStores, StoreOutcome, StoreWork
+from engine.spark.spread import OUTCOME_SCHEMA, StoreOutcome, StoreWork
+from engine.spark.tasks import RestoreStores
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
 
@@ -84,7 +85,9 @@ def test_a_second_backup_moves_only_what_is_new_and_older_commits_can_be_chosen(
     outcomes = backup_stores(spark, url, SCOPE, fill(tmp_path / "disk", 2)).toArrow().to_pylist()
     assert all(row["bytes_kept"] > 0 for row in outcomes)
     commit_generation(spark, url, repository, tmp_path / "disk", 2)
-    restore_stores(spark, url, SCOPE, tmp_path / "restored", number=first.pointer.number, partitions_max=2)
+    restore_stores(
+        spark, url, SCOPE, tmp_path / "restored", number=first.pointer.number, options=SparkOptions(partitions_max=2)
+    )
     assert {s: content(tmp_path / "restored" / Path(*s)) for s in STORES} == before
 
 
@@ -95,7 +98,7 @@ def test_one_store_that_cannot_be_backed_up_costs_only_itself(
     stores = fill(tmp_path / "disk", 2)
     shutil.rmtree(stores[2][2])
     with StoreWriter.open(stores[4][2]):
-        outcomes = backup_stores(spark, url, SCOPE, stores, partitions_max=2)
+        outcomes = backup_stores(spark, url, SCOPE, stores, options=SparkOptions(partitions_max=2))
     rows = outcomes.toArrow().to_pylist()
     assert [row["ok"] for row in rows] == [True, True, False, True, False, True]
     assert "UnsafeSourceError" in rows[4]["error"]
@@ -114,7 +117,11 @@ def test_one_store_that_cannot_be_restored_costs_only_itself(
     occupied = tmp_path / "restored" / "2" / "routes"
     occupied.mkdir(parents=True)
     (occupied / "precious").write_text("do not touch")
-    rows = restore_stores(spark, url, SCOPE, tmp_path / "restored", partitions_max=1).toArrow().to_pylist()
+    rows = (
+        restore_stores(spark, url, SCOPE, tmp_path / "restored", options=SparkOptions(partitions_max=1))
+        .toArrow()
+        .to_pylist()
+    )
     errors = {(row["task"], row["store"]): row["error"].split(":")[0] for row in rows if not row["ok"]}
     assert errors == {("1", "facts"): "DamagedError", ("2", "routes"): "TargetError"}
     assert (occupied / "precious").read_text() == "do not touch"

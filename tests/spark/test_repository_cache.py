@@ -22,10 +22,16 @@ from engine.errors import UsageError
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.settings import MIB, TransferSettings
-from engine.spark.access import Access, open_on_driver
-from engine.spark.at_once import STORES_AT_ONCE_MAX, carry_out_as_finished, share_settings
-from engine.spark.repository_cache import RepositoryCache, cached_here
-from engine.spark.tasks import WORK, StoreOutcome, StoresTask, StoreWork
+from engine.spark.access import Access, RepositoryCache, cached_here, open_on_driver
+from engine.spark.spread import (
+    STORES_AT_ONCE_MAX,
+    WORK,
+    StoreOutcome,
+    StoresTask,
+    StoreWork,
+    carry_out_as_finished,
+    share_settings,
+)
 from index.snapshot.model import Scope
 
 SCOPE = Scope("job")

@@ -16,9 +16,10 @@ from typing_extensions import override
 from blobstore.wrappers.retry import RetrySettings
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
-from engine.spark import StatefulJob, backup_results, backup_stores, collect, restore_stores
+from engine.spark import JobOptions, SparkOptions, StatefulJob, backup_results, backup_stores, collect, restore_stores
 from engine.spark.access import open_on_driver
-from engine.spark.tasks import RestoreStores, StoreOutcome, StoreWork, spread
+from engine.spark.spread import StoreOutcome, StoreWork, spread
+from engine.spark.tasks import RestoreStores
 from index.plan.commits import Commit
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
@@ -59,14 +60,18 @@ def fill(root: Path, count: int) -> list[tuple[str, str, Path]]:
 
 
 def commit(spark: SparkSession, storage: Storage, stores: list[tuple[str, str, Path]]) -> Commit:
-    outcomes = backup_stores(spark, storage.url, SCOPE, stores, store_settings=storage.settings)
+    outcomes = backup_stores(spark, storage.url, SCOPE, stores, options=SparkOptions(store=storage.settings))
     assert outcomes.where("NOT ok").toArrow().to_pylist() == []
     with SyncRepository.open(storage.url) as repository:
         return repository.commit(SCOPE, backup_results(outcomes))
 
 
 def restore(spark: SparkSession, storage: Storage, target: Path) -> dict[str, dict[str, Any]]:
-    rows = restore_stores(spark, storage.url, SCOPE, target, store_settings=storage.settings).toArrow().to_pylist()
+    rows = (
+        restore_stores(spark, storage.url, SCOPE, target, options=SparkOptions(store=storage.settings))
+        .toArrow()
+        .to_pylist()
+    )
     return {row["task"]: row for row in rows}
 
 
@@ -189,7 +194,7 @@ def test_a_stateful_job_lives_on_s3_and_each_process_opens_it_once(
         tasks=3,
         update=add,
         local_root=tmp_path / "disk",
-        store_settings=storage.settings,
+        options=JobOptions(store_settings=storage.settings),
     ) as job:
         for rows in months:
             job.run(rows)

@@ -25,7 +25,7 @@ from engine.rocksdb.store import StoreWriter
 from engine.settings import TransferSettings
 from engine.spark import stateful_job
 from engine.spark.errors import PartitioningError, TaskFailedError
-from engine.spark.stateful_job import PINS_MAX, StatefulJob
+from engine.spark.stateful_job import PINS_MAX, JobOptions, StatefulJob
 from engine.spark.store_task import UpdateTask
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
 from index.snapshot.contents import blob_keys
@@ -41,7 +41,8 @@ TASKS = 3
 
 def open_job(url: str, disk: Path, update: Any = add, **changed: Any) -> StatefulJob:
     arguments = {"job": "sums", "key_columns": ["key"], "tasks": TASKS, "update": update, "local_root": disk}
-    return StatefulJob(url, **{**arguments, **changed})
+    options = {name: changed.pop(name) for name in JobOptions.__struct_fields__ if name in changed}
+    return StatefulJob(url, **{**arguments, **changed}, options=JobOptions(**options))
 
 
 def month(spark: SparkSession, number: int, keys: int = 20, count: int = 200) -> DataFrame:
@@ -103,7 +104,7 @@ def test_rows_of_a_task_come_in_the_order_asked_for(spark: SparkSession, url: st
         amounts = [amount for batch in batches for amount in batch.column("amount").to_pylist()]
         assert amounts == sorted(amounts)
 
-    with open_job(url, tmp_path / "disk", check_order, order_by=["amount"]) as job:
+    with open_job(url, tmp_path / "disk", check_order, order_by=("amount",)) as job:
         job.run(month(spark, 0).orderBy("amount", ascending=False))
 
 

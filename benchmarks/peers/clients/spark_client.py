@@ -18,7 +18,7 @@ from typing_extensions import override
 from benchmarks.peers.clients.job import Job, main
 from benchmarks.peers.clients.tidemark_client import SCOPE, store_settings, transfer_settings, url_of
 from benchmarks.peers.clients.warm_client import FORGET_PEAK, STATUS, Answer, Request, WarmClient, memory_bytes
-from engine.spark import restore_stores
+from engine.spark import SparkOptions, restore_stores
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _DAEMON: Final = b"pyspark.daemon"
@@ -68,8 +68,7 @@ class SparkClient(WarmClient):
             url_of(self._job),
             SCOPE,
             target,
-            transfer=transfer_settings(self._job),
-            store_settings=store_settings(self._job),
+            options=SparkOptions(transfer=transfer_settings(self._job), store=store_settings(self._job)),
         ).collect()
         for outcome in outcomes:
             if not outcome["ok"]:

@@ -20,7 +20,7 @@ from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from engine.spark.access import SCHEME, open_on_driver
 from engine.spark.errors import TaskFailedError
-from engine.spark.tasks import CarryOut, StoreOutcome, StoresTask, StoreWork, spread
+from engine.spark.spread import CarryOut, StoreOutcome, StoresTask, StoreWork, spread
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StoreAt
 from index.errors import FormatError, UnknownFormatError

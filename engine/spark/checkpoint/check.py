@@ -21,10 +21,9 @@ from engine.checkpoint.check.contents import StoreWork
 from engine.checkpoint.check.stores import check_store
 from engine.checkpoint.findings import CheckLevel, CheckReport, StoreChecked
 from engine.clock import SystemRuntime
+from engine.spark.access import absolute
 from engine.spark.errors import TaskFailedError, last_error
-from engine.spark.frames import frame_of
-from engine.spark.places import absolute
-from engine.spark.tasks import default_partitions
+from engine.spark.spread import default_partitions, frame_of
 from engine.state.checkpoint_dir import CheckpointDir
 
 _WORK: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("work", pa.binary())])

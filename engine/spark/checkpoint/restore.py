@@ -33,7 +33,8 @@ from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.errors import TaskFailedError
-from engine.spark.tasks import BUSY_WAIT_S, BUSY_WAITS_MAX, StoreOutcome, StoresTask, StoreWork, spread
+from engine.spark.spread import StoreOutcome, StoresTask, StoreWork, spread
+from engine.spark.tasks import BUSY_WAIT_S, BUSY_WAITS_MAX
 from engine.state.checkpoint_dir import CheckpointDir, store_url
 from index.errors import FormatError
 from index.snapshot.model import Scope

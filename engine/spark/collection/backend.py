@@ -40,7 +40,7 @@ from engine.spark.collection.rows import (
     rows_of,
 )
 from engine.spark.errors import TaskFailedError, last_error
-from engine.spark.frames import frame_of
+from engine.spark.spread import frame_of
 from index.plan.collect import PlannedUpload, ReasonTotal, sum_totals
 from index.plan.plan_format import (
     LINES_SUFFIX,

@@ -13,7 +13,7 @@ from engine.collect.report import CollectReport
 from engine.settings import TransferSettings
 from engine.spark.access import open_on_driver
 from engine.spark.collection.backend import SparkBackend
-from engine.spark.tasks import default_partitions
+from engine.spark.spread import default_partitions
 from index.plan.retention import Retention, RetentionPolicy
 
 

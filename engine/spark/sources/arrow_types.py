@@ -8,7 +8,7 @@ import pyspark.sql.types as spark
 
 from index.spark.schema import ArrayType, AtomType, DataType, DecimalType, MapType, StructType
 
-# Decimals of so many digits stand in a word.
+# A decimal with more digits does not fit a word.
 WORD_DIGITS_MAX: Final = 18
 
 _ATOMS: Final[dict[str, tuple[pa.DataType, spark.DataType]]] = {
@@ -32,7 +32,7 @@ _INTERVAL_PARTS: Final = ("day", "hour", "minute", "second")
 
 
 def is_known(of: DataType) -> bool:
-    """Whether rows with such a field can be told as Arrow, and handed to Spark."""
+    """Return whether rows with such a field can be Arrow arrays, and Spark takes them."""
     match of:
         case StructType(fields=fields):
             return all(is_known(field.type) for field in fields)
@@ -47,13 +47,13 @@ def is_known(of: DataType) -> bool:
 
 
 def is_wide(of: DecimalType) -> bool:
-    """Whether such a number does not fit a word."""
+    """Return whether such a number does not fit a word."""
     return of.precision > WORD_DIGITS_MAX
 
 
 @functools.cache
 def arrow_type(of: DataType) -> pa.DataType:
-    """The Arrow type of a type that is known."""
+    """Return the Arrow type of a type that is known."""
     match of:
         case StructType(fields=fields):
             return pa.struct([pa.field(f.name, arrow_type(f.type), nullable=f.nullable) for f in fields])
@@ -69,7 +69,7 @@ def arrow_type(of: DataType) -> pa.DataType:
 
 
 def spark_type(of: DataType) -> spark.DataType:
-    """The type of PySpark's that goes with it."""
+    """Return PySpark's type of a type that is known."""
     match of:
         case StructType(fields=fields):
             return spark.StructType([spark.StructField(f.name, spark_type(f.type), f.nullable) for f in fields])

@@ -1,7 +1,7 @@
-"""Filters that Spark pushes down, on columns that say which store a row is of (design 0005, D3)."""
+"""Filters that Spark pushes down, on columns that name the store of a row (design 0005, D3)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from pyspark.sql.datasource import (
     EqualNullSafe,
@@ -20,9 +20,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-Column: TypeAlias = Mapping[str, object]
-
-# Whether a value that is there fits; what is null fits none of them, nor their opposite.
+# Null fits none of these, nor their opposite.
 _COMPARED: Final[dict[type[Filter], Callable[[Any, Any], bool]]] = {
     EqualTo: lambda value, wanted: value == wanted,
     GreaterThan: lambda value, wanted: value > wanted,
@@ -37,11 +35,7 @@ _COMPARED: Final[dict[type[Filter], Callable[[Any, Any], bool]]] = {
 
 
 class StoreFilters:
-    """The filters of one read that are carried out here.
-
-    Args:
-        columns: Those that can be told before anything is read.
-    """
+    """The filters of one read that are carried out here, on columns that are known before anything is read."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self._columns = frozenset(columns)
@@ -53,8 +47,8 @@ class StoreFilters:
         self._taken += mine
         return [of for of in filters if of not in mine]
 
-    def accept(self, column: Column) -> bool:
-        """Whether rows with these values are wanted; what is not told counts as wanted."""
+    def accept(self, column: Mapping[str, object]) -> bool:
+        """Return whether rows with these values are wanted; an unknown value counts as wanted."""
         return all(_holds(of, column) for of in self._taken)
 
     def _is_mine(self, of: Filter) -> bool:
@@ -66,8 +60,8 @@ class StoreFilters:
         return known and len(attribute) == 1 and attribute[0] in self._columns
 
 
-def _holds(of: Filter, column: Column) -> bool:
-    """As SQL has it: neither a comparison with null holds, nor its opposite."""
+def _holds(of: Filter, column: Mapping[str, object]) -> bool:
+    """Evaluate a filter as SQL does: neither a comparison with null holds, nor its opposite."""
     of, is_opposite = _without_not(of)
     name: str = of.attribute[0]  # type: ignore[attr-defined]  # all that are taken have one
     if name not in column:

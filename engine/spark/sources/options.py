@@ -1,4 +1,4 @@
-"""What a reader of state is told: options of Spark's `read`, checked before anything is asked of a store."""
+"""The options of Spark's `read`, checked before anything is asked of a store."""
 
 import contextlib
 import re
@@ -28,7 +28,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Exactly one of these two.
     checkpoint: str | None = None
     repository: str | None = None
-    # Of the repository; None: the only one that has backups.
+    # Of the repository; None: the only one that has checkpoint backups.
     job: str | None = None
     # A committed one; None: the newest.
     batch: int | None = None
@@ -45,7 +45,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, source: str, also: frozenset[str]) -> "SourceOptions":
-        """The options as Spark gives them, of any case.
+        """Check options as Spark gives them, of any case.
 
         Args:
             options: All of them.
@@ -60,7 +60,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         known = _WHERE | also
         for name in said:
             if name not in known:
-                raise _refused(source, name, f"is no option; there are {', '.join(sorted(known - {'path'}))}")
+                raise _refused(source, name, f"is not an option; there are {', '.join(sorted(known - {'path'}))}")
         values: dict[str, object] = {name: _value(source, name, text) for name, text in said.items()}
         path = values.pop("path", None)
         if path is not None:
@@ -81,9 +81,14 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert(values, cls)
 
     def chooses(self, of: StoreId) -> bool:
-        """Whether a store is one to be read."""
+        """Return whether a store is one to be read."""
         is_of = self.operator in {None, of.operator} and self.store in {None, of.store}
         return is_of and (not self.partitions or of.partition in self.partitions)
+
+    @property
+    def chooses_stores(self) -> bool:
+        """Whether an operator, a partition or a store is chosen."""
+        return self.operator is not None or self.store is not None or bool(self.partitions)
 
 
 STATE_OPTIONS: Final = _WHICH | {"batch", "rows"}
@@ -92,8 +97,8 @@ DIFF_OPTIONS: Final = _WHICH | {"from_batch", "to_batch", "rows"}
 
 
 @contextlib.contextmanager
-def hints_told() -> Iterator[None]:
-    """Let the hint of an error go along with it: of what a worker raises Spark shows the traceback alone."""
+def noting_hints() -> Iterator[None]:
+    """Add the hint of an error to its notes: of what a worker raises Spark shows the traceback alone."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a read of state is made of, gathered on the driver: which stores at which versions, and what their rows are."""
+"""Plan a read of state on the driver: which stores at which versions, and what their rows are."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,12 +9,11 @@ import msgspec
 from blobstore.errors import BlobNotFoundError
 from engine.blocking import LoopThread
 from engine.errors import NotFoundError, UsageError
-from engine.spark.places import BackupPlace, CheckpointPlace, Place, find_place, read_schema, scratch_dir
 from engine.spark.sources.arrow_types import is_known
 from engine.spark.sources.options import SourceOptions
+from engine.spark.sources.places import Place, find_place, read_schema, scratch_dir
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import ENTRY_BYTES_MAX, QueryAt, StoreAt, StreamingCheckpoint
-from engine.state.settings import StateStoreSettings
 from engine.state.store import StateStore
 from index.errors import BatchLogError
 from index.spark.checkpoint import StoreId
@@ -22,47 +21,79 @@ from index.spark.query_logs import decode_operator
 from index.spark.schema import StructType, decode_state_schema, with_unique_names
 
 _READ: Final = "read state"
-_BYTES_HINT: Final = "choose one store with the options `operator` and `store`, or read with rows=bytes"
+# Which store a row is of: the columns that filters are pushed down on; the last is of state alone.
+STORE_COLUMNS: Final = ("operator", "partition", "store", "version")
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """What the rows of a store without column families are."""
+    """The types of the rows of a store without column families."""
 
     key: StructType
     value: StructType
-    # A key stands in two rows if some of its first fields are what keys are looked up by; 0: it is one row.
+    # A key is two rows if some of its first fields are what keys are looked up by; 0: one row.
     prefix_columns: int = 0
 
 
 class StoreRead(msgspec.Struct, frozen=True, kw_only=True):
-    """One store to read: what a task is told."""
+    """One store to read, and where."""
 
-    place: CheckpointPlace | BackupPlace
+    place: Place
     store: StoreAt
 
     @property
     def id(self) -> StoreId:
-        """Which store."""
+        """The id of the store."""
         return self.store.id
 
-    @property
-    def version(self) -> int:
-        """Which version of it."""
-        return self.store.at.version
 
-
-class StatePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch of a query."""
+class QueryRead(msgspec.Struct, frozen=True, kw_only=True):
+    """The stores of a query that one of its batches left, as the options choose them."""
 
     batch: int
-    place: CheckpointPlace | BackupPlace
+    place: Place
     stores: tuple[StoreRead, ...]
     # None: the rows are read as bytes.
     table: Table | None
 
 
-def plan_state(options: SourceOptions, batch: int | None) -> StatePlan:
-    """Which stores to read for a batch, and as what.
+class StoreWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task reads: the rows of a store at one batch, or what changed from one batch to another."""
+
+    id: StoreId
+    # None: the query had no such store at that batch.
+    reads: tuple[StoreRead | None, ...]
+    table: Table | None
+
+    @property
+    def changes(self) -> bool:
+        """Whether two batches are compared."""
+        return len(self.reads) > 1
+
+    @property
+    def version(self) -> int | None:
+        """The version of the store; None for changes."""
+        return None if self.changes or self.reads[0] is None else self.reads[0].store.at.version
+
+    def columns(self) -> dict[str, object]:
+        """Return the values of the columns that are known before anything is read."""
+        return {**msgspec.structs.asdict(self.id), **({} if self.changes else {"version": self.version})}
+
+
+class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What one DataFrame reads, a task for each store."""
+
+    works: tuple[StoreWork, ...]
+    table: Table | None
+    changes: bool = False
+
+    @property
+    def filtered(self) -> tuple[str, ...]:
+        """The columns that filters are pushed down on."""
+        return STORE_COLUMNS[:3] if self.changes else STORE_COLUMNS
+
+
+def plan_state(options: SourceOptions, batch: int | None) -> QueryRead:
+    """Choose the stores to read for a batch, and what their rows are.
 
     Raises:
         NotFoundError: There is no such batch, operator or store.
@@ -81,36 +112,49 @@ def plan_state(options: SourceOptions, batch: int | None) -> StatePlan:
             "the stores have no schema, or not all the same one, or it has types that only Spark knows",
             operation=_READ,
             subject=directory.location,
-            hint=_BYTES_HINT,
+            hint="choose one store with the options `operator` and `store`, or read with rows=bytes",
         )
     reads = tuple(StoreRead(place=place.of(store.id), store=store) for store in chosen)
-    return StatePlan(batch=query.batch, place=place, stores=reads, table=table)
+    return QueryRead(batch=query.batch, place=place, stores=reads, table=table)
+
+
+def plan_diff(options: SourceOptions, *, source: str) -> ReadPlan:
+    """Choose the stores to compare: every one that there is at either batch.
+
+    Raises:
+        UsageError: The first batch is not given, or typed rows are asked for and the rows are not of one table.
+        As `plan_state`.
+    """
+    if options.from_batch is None:
+        raise UsageError("is not given", operation=source, subject="from_batch", hint="name a committed batch")
+    before, after = plan_state(options, options.from_batch), plan_state(options, options.to_batch)
+    table = before.table if before.table == after.table else None
+    if table is None and options.rows == "typed":
+        raise UsageError("the rows of the two batches are not alike", operation=source, hint="read with rows=bytes")
+    first, second = ({read.id: read for read in query.stores} for query in (before, after))
+    ids = sorted(first.keys() | second.keys())
+    works = tuple(StoreWork(id=of, reads=(first.get(of), second.get(of)), table=table) for of in ids)
+    return ReadPlan(works=works, table=table, changes=True)
 
 
 @contextlib.contextmanager
 def load_store(read: StoreRead) -> Iterator[StateStore]:
-    """One store as a version, to be read on this machine for a block. What it took is removed after it.
-
-    Raises:
-        As `StateStore.load`.
-    """
+    """Load a store as a version, to be read on this machine for a block; raises as `StateStore.load`."""
     with scratch_dir() as scratch, read.place.open_store(read.id) as (loop, files):
-        store = loop.run(StateStore.open(files, scratch / "store", _read_once(read.store.settings)))
+        settings, at = read.store.settings, read.store.at
+        # Without what only pays if there is a next version.
+        rocksdb = msgspec.structs.replace(settings.rocksdb, compacts=False)
+        settings = msgspec.structs.replace(settings, count_keys=False, rocksdb=rocksdb)
+        store = loop.run(StateStore.open(files, scratch / "store", settings))
         try:
-            loop.run(store.load(read.version, read.store.at.unique_id, read_only=True))
+            loop.run(store.load(at.version, at.unique_id, read_only=True))
             yield store
         finally:
             loop.run(store.close())
 
 
-def _read_once(settings: StateStoreSettings) -> StateStoreSettings:
-    """The same without what only pays if there is a next version."""
-    rocksdb = msgspec.structs.replace(settings.rocksdb, compacts=False)
-    return msgspec.structs.replace(settings, count_keys=False, rocksdb=rocksdb)
-
-
 def _find_table(place: Place, loop: LoopThread, directory: CheckpointDir, stores: tuple[StoreAt, ...]) -> Table | None:
-    """The one table that all these stores are; None if there is none (design 0005, D2)."""
+    """Find the one table that all these stores are; None if there is none (design 0005, D2)."""
     if any(store.settings.column_families for store in stores):
         return None
     firsts = {(store.id.operator, store.id.store) for store in stores}

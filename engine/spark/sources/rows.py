@@ -1,7 +1,9 @@
-"""Rows of state as Arrow batches: typed, or as the bytes that stand in RocksDB."""
+"""Rows of state, and of its changes, as Arrow batches: typed, or as the bytes that RocksDB has."""
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -9,102 +11,124 @@ import pyarrow as pa
 import pyspark.sql.types as spark
 
 from engine.spark.sources.arrow_types import arrow_type, spark_type
-from engine.spark.sources.plan import StoreRead, Table
+from engine.spark.sources.plan import StoreWork, Table
 from engine.spark.sources.unsafe_rows import RowBuffer, decode_pairs, decode_rows, rows_array
 from engine.state.store import StateStore
 from index.spark.checkpoint import StoreId
 from index.spark.schema import StructType
 
-Pairs: TypeAlias = Sequence[tuple[bytes, bytes]]
+Pair: TypeAlias = tuple[bytes, bytes]
+# Key, the value before, the value after: None where there was none.
+Change: TypeAlias = tuple[bytes, bytes | None, bytes | None]
+Column: TypeAlias = tuple[str, pa.DataType, spark.DataType]
 
-# A batch is of so many rows at the most, and of about so many bytes.
 BATCH_ROWS_MAX: Final = 32_768
+# About: a batch ends with the row that reaches it.
 BATCH_BYTES_MAX: Final = 2 * 1024 * 1024
 
-# Which store a row is of: the columns that filters are pushed down on.
-STORE_COLUMNS: Final = ("operator", "partition", "store", "version")
-_STORE_SCHEMA: Final = pa.schema(
-    [
-        pa.field("operator", pa.int32()),
-        pa.field("partition", pa.int32()),
-        pa.field("store", pa.string()),
-        pa.field("version", pa.int64()),
-    ]
+_STORE: Final[tuple[Column, ...]] = (
+    ("operator", pa.int32(), spark.IntegerType()),
+    ("partition", pa.int32(), spark.IntegerType()),
+    ("store", pa.string(), spark.StringType()),
 )
+_VERSION: Final[Column] = ("version", pa.int64(), spark.LongType())
+_CHANGE: Final[Column] = ("change", pa.string(), spark.StringType())
+_FAMILY: Final[Column] = ("family", pa.string(), spark.StringType())
 _LENGTH_BYTES: Final = 4
 
 
-def row_fields(table: Table | None, names: Sequence[str]) -> list[pa.Field]:
-    """The columns of a row's parts.
-
-    Args:
-        table: What the rows are; None: bytes, with their family before.
-        names: A key's name, then those of values.
-    """
+def _columns(table: Table | None, *, changes: bool) -> list[Column]:
+    """Return the columns of rows of a table; without one, of bytes with their column family."""
+    found = [*_STORE, _CHANGE if changes else _VERSION]
+    names = ("before", "after") if changes else ("value",)
     if table is None:
-        return [pa.field("family", pa.string()), *(pa.field(name, pa.binary()) for name in names)]
-    key, *values = names
-    return [pa.field(key, arrow_type(table.key)), *(pa.field(name, arrow_type(table.value)) for name in values)]
+        return [*found, _FAMILY, *((name, pa.binary(), spark.BinaryType()) for name in ("key", *names))]
+    found.append(("key", arrow_type(table.key), spark_type(table.key)))
+    return found + [(name, arrow_type(table.value), spark_type(table.value)) for name in names]
 
 
-def spark_schema(table: Table | None, names: Sequence[str], *, change: bool = False) -> spark.StructType:
-    """As PySpark tells the columns of `row_fields` after those of the store."""
-    found = spark.StructType(
-        [
-            spark.StructField("operator", spark.IntegerType()),
-            spark.StructField("partition", spark.IntegerType()),
-            spark.StructField("store", spark.StringType()),
-        ]
-    )
-    found.add("change" if change else "version", spark.StringType() if change else spark.LongType())
-    key, *values = names
-    if table is None:
-        found.add("family", spark.StringType())
-    found.add(key, spark.BinaryType() if table is None else spark_type(table.key))
-    for name in values:
-        found.add(name, spark.BinaryType() if table is None else spark_type(table.value))
-    return found
+def spark_schema(table: Table | None, *, changes: bool) -> spark.StructType:
+    """Return the schema of `batches_of` as PySpark has it."""
+    return spark.StructType([spark.StructField(name, of) for name, _, of in _columns(table, changes=changes)])
 
 
-def state_batches(read: StoreRead, store: StateStore, table: Table | None) -> Iterator[pa.RecordBatch]:
-    """All rows of a loaded store.
+def batches_of(work: StoreWork, stores: Sequence[StateStore | None]) -> Iterator[pa.RecordBatch]:
+    """Yield all rows of a loaded store; of two, what changed from the first to the second, by family and key.
 
     Raises:
         DamagedError: A block is damaged, or a row does not fit the schema.
-        RowChecksumError: A row does not fit its checksum, if it is this row's turn.
+        RowChecksumError: A row that is checked does not fit its checksum.
     """
-    schema = pa.schema([*_STORE_SCHEMA, *row_fields(table, ("key", "value"))])
-    for family in store.families:
-        for pairs in store.chunks(family, rows_max=BATCH_ROWS_MAX, bytes_max=BATCH_BYTES_MAX):
-            parts = split_bytes(family, pairs) if table is None else split_typed(table, pairs, read.id)
-            head = store_columns(read.id, len(pairs))
-            version = pa.repeat(pa.scalar(read.version, pa.int64()), len(pairs))
-            yield pa.RecordBatch.from_arrays([*head, version, *parts], schema=schema)
+    schema = pa.schema([pa.field(name, of) for name, of, _ in _columns(work.table, changes=work.changes)])
+    names = dict.fromkeys(name for store in stores if store is not None for name in store.families)
+    for family in names:
+        chunks = (_chunks(store, family, share=len(stores)) for store in stores)
+        for columns in _change_columns(work, family, *chunks) if work.changes else _columns_of(work, family, *chunks):
+            count = len(columns[-1])
+            values = (work.id.operator, work.id.partition, work.id.store)
+            head = [pa.repeat(pa.scalar(v, of), count) for v, (_, of, _) in zip(values, _STORE, strict=True)]
+            yield pa.RecordBatch.from_arrays([*head, *columns], schema=schema)
 
 
-def store_columns(of: StoreId, count: int) -> list[pa.Array]:
-    """Operator, partition and store of so many rows."""
-    return [
-        pa.repeat(pa.scalar(of.operator, pa.int32()), count),
-        pa.repeat(pa.scalar(of.partition, pa.int32()), count),
-        pa.repeat(pa.scalar(of.store, pa.string()), count),
-    ]
+def _chunks(store: StateStore | None, family: str, *, share: int) -> Iterator[list[Pair]]:
+    if store is None or family not in store.families:
+        return iter(())
+    return store.chunks(family, rows_max=BATCH_ROWS_MAX // share, bytes_max=BATCH_BYTES_MAX // share)
 
 
-def split_bytes(family: str, pairs: Pairs) -> list[pa.Array]:
-    """Family, keys and values."""
+def _columns_of(work: StoreWork, family: str, chunks: Iterator[list[Pair]]) -> Iterator[list[pa.Array]]:
+    for pairs in chunks:
+        parts = split_bytes(family, pairs) if work.table is None else split_typed(work.table, pairs, work.id)
+        yield [pa.repeat(pa.scalar(work.version, pa.int64()), len(pairs)), *parts]
+
+
+def _change_columns(
+    work: StoreWork, family: str, before: Iterator[list[Pair]], after: Iterator[list[Pair]]
+) -> Iterator[list[pa.Array]]:
+    for changes in diff_pairs(before, after):
+        kinds = pa.array(["added" if b is None else "removed" if a is None else "changed" for _, b, a in changes])
+        keys, *values = ([change[part] for change in changes] for part in range(3))
+        if work.table is None:
+            families = pa.repeat(pa.scalar(family, pa.string()), len(changes))
+            yield [kinds, families, *(pa.array(column, pa.binary()) for column in (keys, *values))]
+            continue
+        columns = [kinds, decode_keys(work.table, [key for key, _, _ in changes], work.id)]
+        for column in values:
+            there = np.fromiter((value is not None for value in column), np.bool_, len(column))
+            known = [value for value in column if value is not None]
+            found = decode_rows(work.table.value, known, subject=f"state of {work.id}")
+            columns.append(found.take(pa.array(np.cumsum(there) - 1, mask=~there)))
+        yield columns
+
+
+def diff_pairs(before: Iterator[list[Pair]], after: Iterator[list[Pair]]) -> Iterator[list[Change]]:
+    """Yield what changed from some rows to others, both in the order of their keys; a chunk of either is held.
+
+    Up to the lower of the last keys of both chunks both sides are known, and compared as sets.
+    """
+    first, second = next(before, []), next(after, [])
+    while first or second:
+        bound = min(rows[-1][0] for rows in (first, second) if rows)
+        cuts = [bisect_right(rows, bound, key=itemgetter(0)) for rows in (first, second)]
+        old, new = dict(first[: cuts[0]]), dict(second[: cuts[1]])
+        differing = sorted({key for key, _ in old.items() ^ new.items()})
+        if differing:
+            yield [(key, old.get(key), new.get(key)) for key in differing]
+        first = first[cuts[0] :] or next(before, [])
+        second = second[cuts[1] :] or next(after, [])
+
+
+def split_bytes(family: str, pairs: Sequence[Pair]) -> list[pa.Array]:
+    """Return family, keys and values as arrays."""
     flat = list(itertools.chain.from_iterable(pairs))
     both = pa.array(flat, pa.binary())
     places = np.arange(0, len(flat), 2)
-    return [
-        pa.repeat(pa.scalar(family, pa.string()), len(pairs)),
-        both.take(pa.array(places)),
-        both.take(pa.array(places + 1)),
-    ]
+    families = pa.repeat(pa.scalar(family, pa.string()), len(pairs))
+    return [families, both.take(pa.array(places)), both.take(pa.array(places + 1))]
 
 
-def split_typed(table: Table, pairs: Pairs, of: StoreId) -> list[pa.Array]:
-    """Keys and values as structs."""
+def split_typed(table: Table, pairs: Sequence[Pair], of: StoreId) -> list[pa.Array]:
+    """Return keys and values as arrays of structs."""
     subject = f"state of {of}"
     if not table.prefix_columns:
         return list(decode_pairs(table.key, table.value, pairs, subject=subject))
@@ -113,18 +137,15 @@ def split_typed(table: Table, pairs: Pairs, of: StoreId) -> list[pa.Array]:
 
 
 def decode_keys(table: Table, keys: Sequence[bytes], of: StoreId) -> pa.Array:
-    """Keys as structs: of one row, or of two, the first after its length."""
-    subject = f"state of {of}"
-    if not table.prefix_columns:
+    """Return keys as structs: of one row, or of two, the first after its length."""
+    subject, prefix = f"state of {of}", table.prefix_columns
+    if not prefix:
         return decode_rows(table.key, keys, subject=subject)
     cuts = [_LENGTH_BYTES + int.from_bytes(key[:_LENGTH_BYTES], "little", signed=True) for key in keys]
     columns = []
     for fields, rows in (
-        (
-            table.key.fields[: table.prefix_columns],
-            [key[_LENGTH_BYTES:cut] for key, cut in zip(keys, cuts, strict=True)],
-        ),
-        (table.key.fields[table.prefix_columns :], [key[max(cut, 0) :] for key, cut in zip(keys, cuts, strict=True)]),
+        (table.key.fields[:prefix], [key[_LENGTH_BYTES:cut] for key, cut in zip(keys, cuts, strict=True)]),
+        (table.key.fields[prefix:], [key[max(cut, 0) :] for key, cut in zip(keys, cuts, strict=True)]),
     ):
         buffer = RowBuffer(rows, subject)
         columns += buffer.columns(StructType(fields), buffer.all)

@@ -8,7 +8,7 @@ import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from engine.spark.sources.register import register_sources
+from engine.spark.sources.sources import register_sources
 from tests.spark.state.queries import FORMAT, Query, StatefulQuery
 
 

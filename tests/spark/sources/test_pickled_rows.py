@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from engine.spark.sources.register import register_sources
+from engine.spark.sources.sources import register_sources
 from tests.hostile.payloads import payloads
 from tests.unit.engine.checkpoint.written_query import WrittenQuery
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from engine.checkpoint.backup import backup_checkpoint
 from engine.repository.repository import Repository
-from engine.spark.sources.register import register_sources
+from engine.spark.sources.sources import register_sources
 from index.spark.checkpoint import decode_checkpoint_backup
 from index.spark.query_logs import JOIN_STORES
 from tests.spark.sources.reading import RICH, by_spark, by_us, ran, reading_session, rows_of, types_of

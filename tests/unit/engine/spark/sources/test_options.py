@@ -19,9 +19,9 @@ from pyspark.sql.datasource import (
 )
 
 from engine.errors import UsageError
-from engine.spark.sources.diff import diff_pairs
 from engine.spark.sources.filters import StoreFilters
 from engine.spark.sources.options import STATE_OPTIONS, SourceOptions
+from engine.spark.sources.rows import diff_pairs
 from index.spark.checkpoint import StoreId
 
 
@@ -35,8 +35,8 @@ def parse(**options: str) -> SourceOptions:
         ({}, "has to be given"),
         ({"checkpoint": "/a", "repository": "/b"}, "not both"),
         ({"checkpoint": "/a", "path": "/a"}, "and a path too"),
-        ({"checkpoint": "/a", "bacth": "1"}, "is no option"),
-        ({"checkpoint": "/a", "from_batch": "1"}, "is no option"),
+        ({"checkpoint": "/a", "bacth": "1"}, "is not an option"),
+        ({"checkpoint": "/a", "from_batch": "1"}, "is not an option"),
         ({"checkpoint": "/a", "batch": "-1"}, "has to be a number"),
         ({"checkpoint": "/a", "partition": "1,x"}, "has to be a number"),
         ({"checkpoint": "/a", "rows": "text"}, "typed, bytes"),

@@ -1,6 +1,8 @@
 """Where state is read from: a checkpoint, or a backup of one in a repository. The driver and its tasks see the same.
 
-What travels to a task says where to look and holds no credentials: each process finds its own.
+What travels to a task says where to look and holds no credentials: each process finds its own. A place opens the files
+of a store, and the logs and the metadata of the query laid out as in a checkpoint; each for a block, with the loop
+thread that runs what is asked of them.
 """
 
 import contextlib
@@ -8,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,7 +23,7 @@ from engine.local.cache import DigestCache
 from engine.repository.reading import require_store
 from engine.repository.repository import Repository
 from engine.restore.restore import ReadIndex, read_index_of, restore_index
-from engine.spark.access import SCHEME, Access, open_on_driver
+from engine.spark.access import Access, absolute, open_on_driver
 from engine.spark.sources.options import SourceOptions
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.sources import IndexStateFiles, StateFiles, as_state_files
@@ -37,22 +39,6 @@ _LOCAL_DIRS: Final = "SPARK_LOCAL_DIRS"
 R = TypeVar("R")
 
 
-class Place(Protocol):
-    """Where the stores of a query are."""
-
-    def of(self, *stores: StoreId) -> "Place":
-        """What a task needs that reads these stores alone."""
-        ...
-
-    def open_store(self, store: StoreId) -> contextlib.AbstractContextManager[tuple[LoopThread, StateFiles]]:
-        """The files of a store for a block, and the loop to ask them in."""
-        ...
-
-    def open_logs(self, scratch: Path) -> contextlib.AbstractContextManager[tuple[LoopThread, CheckpointDir]]:
-        """The logs and the metadata of the query for a block, laid out as in a checkpoint."""
-        ...
-
-
 class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, by its path or URL."""
 
@@ -60,24 +46,24 @@ class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
     settings: StoreSettings = StoreSettings()
 
     def of(self, *stores: StoreId) -> "CheckpointPlace":  # noqa: ARG002  # all of it is one place
-        """The same."""
+        """Return the same."""
         return self
 
     @contextlib.contextmanager
     def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
-        """As `Place`."""
+        """Open the files of a store."""
         with self.open_root() as (loop, directory):
             yield loop, as_state_files(directory.child(store.path))
 
     @contextlib.contextmanager
     def open_logs(self, scratch: Path) -> Iterator[tuple[LoopThread, CheckpointDir]]:  # noqa: ARG002  # no copy is made
-        """As `Place`."""
+        """Open the logs and the metadata of the query."""
         with self.open_root() as opened:
             yield opened
 
     @contextlib.contextmanager
     def open_root(self) -> Iterator[tuple[LoopThread, CheckpointDir]]:
-        """The root of the checkpoint for a block, and a loop to ask it in."""
+        """Open the root of the checkpoint."""
         loop = LoopThread()
         try:
             directory = loop.run(CheckpointDir.open(self.location, settings=self.settings))
@@ -90,13 +76,13 @@ class CheckpointPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """A backup in a repository. What is read of it is pinned meanwhile (design 0002, D5)."""
+    """A checkpoint backup in a repository. What is read of it is pinned meanwhile (design 0002, D5)."""
 
     access: Access
     commit: Commit
 
     def of(self, *stores: StoreId) -> "BackupPlace":
-        """The same with these stores and the query's own: a task is not sent what all others read."""
+        """Keep these stores and the query's own: a task is not sent what all others read."""
         wanted = {(QUERY_TASK, QUERY_STORE), *((of.task, of.store) for of in stores)}
         kept = tuple(store for store in self.commit.record.stores if (store.task, store.store) in wanted)
         record = msgspec.structs.replace(self.commit.record, stores=kept)
@@ -104,13 +90,13 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextlib.contextmanager
     def open_store(self, store: StoreId) -> Iterator[tuple[LoopThread, StateFiles]]:
-        """As `Place`."""
+        """Open the files of a store."""
         with self.open_index(store.task, store.store) as opened:
             yield opened
 
     @contextlib.contextmanager
     def open_index(self, task: str, store: str) -> Iterator[tuple[LoopThread, IndexStateFiles]]:
-        """The files of any store of the commit, of the query's own too."""
+        """Open the files of any store of the commit, also of the query's own."""
         with self.access.borrow() as repository:
             files = repository.asynchronous.state_files(self.commit, task=task, store=store)
             with inside(repository.loop, files) as opened:
@@ -118,7 +104,7 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     @contextlib.contextmanager
     def open_logs(self, scratch: Path) -> Iterator[tuple[LoopThread, CheckpointDir]]:
-        """As `Place`: they are brought to this machine, without the logs of sources, which may be long."""
+        """Bring the logs to this machine, without those of sources, which may be long."""
         with self.access.borrow() as repository:
             target = scratch / "query"
             repository.loop.run(self._fetch_logs(repository.asynchronous, target))
@@ -147,12 +133,15 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def find_place(options: SourceOptions, batch: int | None) -> CheckpointPlace | BackupPlace:
-    """Where the state after a batch is, the newest if none is given. For the driver.
+Place: TypeAlias = CheckpointPlace | BackupPlace
+
+
+def find_place(options: SourceOptions, batch: int | None) -> Place:
+    """Find the state after a batch, the newest if none is given. For the driver.
 
     Raises:
-        NotFoundError: There is no such repository, job or backup.
-        UsageError: Several jobs have backups, and none is named; or other processes cannot reach the store.
+        NotFoundError: There is no such repository, job or checkpoint backup.
+        UsageError: Several jobs have checkpoint backups, and none is named; or other processes cannot reach the store.
         StoreError: As the store says.
     """
     settings = StoreSettings(s3=options.s3)
@@ -166,7 +155,7 @@ def find_place(options: SourceOptions, batch: int | None) -> CheckpointPlace | B
 
 
 async def read_schema(files: StateFiles) -> bytes | None:
-    """The schema of a store's rows, from the files of its partition 0; None if there is none."""
+    """Read the schema of a store's rows from the files of its partition 0; None if there is none."""
     try:
         return await files.read(_SCHEMA, size_bytes_max=SCHEMA_BYTES_MAX)
     except BlobNotFoundError:
@@ -175,7 +164,7 @@ async def read_schema(files: StateFiles) -> bytes | None:
 
 @contextlib.contextmanager
 def scratch_dir() -> Iterator[Path]:
-    """A directory of this block's own, where Spark keeps its temporary files if it says where."""
+    """Make a directory for a block, where Spark keeps its temporary files if it says where."""
     roots = (root for root in os.environ.get(_LOCAL_DIRS, "").split(",") if os.access(root, os.W_OK))
     with tempfile.TemporaryDirectory(prefix="tidemark-", dir=next(roots, None), ignore_cleanup_errors=True) as found:
         yield Path(found)
@@ -183,7 +172,7 @@ def scratch_dir() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def inside(loop: LoopThread, context: contextlib.AbstractAsyncContextManager[R]) -> Iterator[R]:
-    """An asynchronous context for a block that has no loop."""
+    """Enter an asynchronous context for a block that has no loop."""
 
     async def enter() -> R:
         return await context.__aenter__()
@@ -196,8 +185,3 @@ def inside(loop: LoopThread, context: contextlib.AbstractAsyncContextManager[R])
         yield entered
     finally:
         loop.run(leave())
-
-
-def absolute(location: str | Path) -> str:
-    """A relative path as the driver means it: a task stands elsewhere."""
-    return location if isinstance(location, str) and SCHEME.match(location) else str(Path(location).absolute())
