@@ -1,4 +1,4 @@
-"""The report: one page on a repository, made of what it says itself; nothing on it comes from elsewhere.
+"""The report: one page on a repository, made of what the repository and the history of restore drills say.
 
-`gather.gather_report` reads the facts, `page.make_report_page` lays them out.
+`gather.gather_report` reads the facts; `page.write_report` writes the page, from the template `page.html`.
 """

@@ -1,69 +1,352 @@
-"""The report as one page of HTML that asks nobody for anything."""
+"""The report as one page of HTML: no script, no image, no font, no address; it asks nobody for anything.
 
-from collections.abc import Callable, Iterator
+Names in it may be anybody's: all text passes `_text`, which escapes it, and the policy in the head of `page.html` lets
+nothing else in.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from string import Template
 from typing import Final
 
-from engine.report.html import make_page, paragraph, tell
-from engine.report.model import ReportFacts
-from engine.report.risks import tell_collections, tell_risks
-from engine.report.sections import tell_all_rehearsals, tell_commits, tell_jobs, tell_lineage, tell_shares
-from index.text import count, human_bytes, iso_time
+import msgspec
 
-TITLE: Final = "State of a repository"
+from engine.drill.record import Entry, RestoreDrill
+from engine.drill.summary import format_phase, format_slo
+from engine.inspect.history import HistoryEntry, State, format_offsets
+from engine.inspect.verify import ProblemKind
+from engine.local.atomic_file import write_whole
+from engine.report.gather import JobFacts, ReportFacts
+from index.plan.plan_format import AuditRecord
+from index.text import count, human_bytes, iso_time, printable, shortened
 
-_SECTIONS: Final[tuple[tuple[str, str, Callable[[ReportFacts], Iterator[str]]], ...]] = (
-    ("commits", "Commits over time", tell_commits),
-    ("shares", "New against retained bytes", tell_shares),
-    ("rehearsals", "Restore drills", tell_all_rehearsals),
-    ("lineage", "Lineage", tell_lineage),
-    ("collections", "Collections", tell_collections),
-    ("risks", "At risk", tell_risks),
-)
+TEXT_LENGTH_MAX: Final = 400
+# A cell that is not longer stays on one line.
+SHORT_LENGTH_MAX: Final = 24
+# A table with more rows is folded.
+ROWS_SHOWN_MAX: Final = 12
+OFFSETS_SHOWN_MAX: Final = 40
+DRILLS_SHOWN_MAX: Final = 60
+BROKEN_SHOWN_MAX: Final = 20
+PROBLEMS_SHOWN_MAX: Final = 200
+
+_NUMBER: Final = re.compile(r"[\d,.]+( ([KMGTPE]i)?B)?|")
+_AGAIN: Final = "while the files are on a disk: tidemark backup --check-retained; else restore --or-newest-complete"
+_HINTS: Final = {
+    ProblemKind.INDEX_DAMAGED: _AGAIN,
+    ProblemKind.BLOB_MISSING: _AGAIN,
+    ProblemKind.BLOB_SHORT: _AGAIN,
+    ProblemKind.CONTENT_WRONG: "tidemark restore --or-newest-complete",
+    ProblemKind.UNREADABLE: "put an older version of the object back, or see tidemark discard",
+    ProblemKind.ADRIFT: "bring back the records that were there beside it; docs/how-to/move-a-repository.md",
+    ProblemKind.AT_RISK: "tidemark verify --heal removes the TTL, before the store does what it says",
+}
+_RECORD_HINT: Final = "bring the record back from a copy or an older version of the object, or see tidemark discard"
+_STATES: Final = {
+    State.OPEN: "",
+    State.CLOSED: "closed by a collection",
+    State.VOID: "void: it came too late",
+    State.DAMAGED: "cannot be read",
+    State.NAMED: "held by its name alone",
+}
 
 
-def make_report_page(facts: ReportFacts) -> str:
-    """The page as HTML."""
-    return make_page(TITLE, _body(facts))
+class ReportResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Describe a page that was written, and what it says."""
+
+    # The path of the page, and its size.
+    page: str
+    size_bytes: int
+    jobs_count: int
+    commits_count: int
+    drills_count: int
+    collections_count: int
+    # Keys that are missing, damaged or have a TTL; null: it is unknown.
+    risks_count: int | None
+    requests_count: int
 
 
-def _body(facts: ReportFacts) -> Iterator[str]:
-    yield paragraph(facts.location)
-    yield paragraph(
-        f"repository {facts.repository_id}; {iso_time(facts.made_at_ms)} by the store's clock; "
-        f"tidemark {facts.release}",
-        "note",
+def write_report(facts: ReportFacts, path: Path) -> ReportResult:
+    """Write the page.
+
+    Raises:
+        TargetError: It cannot be written.
+    """
+    page = make_page(facts).encode()
+    write_whole(path, page)
+    return ReportResult(
+        page=str(path),
+        size_bytes=len(page),
+        jobs_count=len(facts.jobs) + facts.jobs_left_out,
+        commits_count=sum(len(job.history.entries) for job in facts.jobs),
+        drills_count=sum(len(job.drills) for job in facts.jobs),
+        collections_count=facts.audits_count,
+        risks_count=facts.risks_count,
+        requests_count=sum(facts.requests.values()),
     )
-    links = "".join(f'<a href="#{name}">{tell(title)}</a>' for name, title, _ in _SECTIONS)
-    yield f"<nav aria-label=Sections>{links}</nav>"
-    yield _tiles(facts)
-    yield from tell_jobs(facts.jobs, facts.jobs_left_out)
-    for name, title, tell_section in _SECTIONS:
-        yield f'<section id="{name}"><h2>{tell(title)}</h2>'
-        yield from tell_section(facts)
-        yield "</section>"
-    yield _requests(facts)
 
 
-def _tiles(facts: ReportFacts) -> str:
+def make_page(facts: ReportFacts) -> str:
+    """Return the page as HTML."""
+    about = f"repository {facts.repository_id}; {iso_time(facts.made_at_ms)} by the store's clock; "
+    requests = ", ".join(f"{number:,} {name}" for name, number in facts.requests.items())
+    made_with = f"Made with {count(sum(facts.requests.values()), 'request')} to the store: {requests}."
+    return Template(files("engine.report").joinpath("page.html").read_text(encoding="utf-8")).substitute(
+        about=_paragraph(facts.request.location) + _paragraph(f"{about}tidemark {facts.release}", "note"),
+        tiles="".join(_tiles(facts)),
+        jobs="".join(_jobs(facts)),
+        risks="".join(_risks(facts)),
+        commits="".join(part for job in facts.jobs for part in _commits(job)),
+        drills="".join(_drills(facts)),
+        collections="".join(_collections(facts)),
+        requests=_paragraph(made_with, "note"),
+    )
+
+
+def _tiles(facts: ReportFacts) -> Iterator[str]:
     entries = [entry for job in facts.jobs for entry in job.history.entries]
-    freed = sum(total.size_bytes for audit in facts.audits for total in audit.deleted)
-    unknown = facts.verified is None
-    risks = "not known" if unknown else f"{facts.risks_count:,}"
-    tiles = (
+    risks = facts.risks_count
+    for figure, name, style in (
         (f"{len(facts.jobs) + facts.jobs_left_out:,}", "jobs", ""),
-        (f"{len(entries):,}", "records told", ""),
+        (f"{len(entries):,}", "records", ""),
         (human_bytes(sum(e.share.bytes_uploaded for e in entries if e.share is not None)), "uploaded for them", ""),
-        (human_bytes(freed), "freed by collections", ""),
-        ("not known" if facts.plan is None else human_bytes(facts.plan.freed_bytes), "will be freed", ""),
-        (risks, "at risk", "bad" if unknown or facts.risks_count else "good"),
-    )
-    told = "".join(
-        f"<li><b{f' class={style}' if style else ''}>{tell(figure)}</b>{tell(name)}</li>"
-        for figure, name, style in tiles
-    )
-    return f"<ul class=tiles>{told}</ul>"
+        (human_bytes(sum(map(_freed_bytes, facts.audits))), "freed by collections", ""),
+        ("unknown" if risks is None else f"{risks:,}", "at risk", "good" if risks == 0 else "bad"),
+    ):
+        yield f"<li><b class={style or 'figure'}>{_text(figure)}</b>{_text(name)}</li>"
 
 
-def _requests(facts: ReportFacts) -> str:
-    told = ", ".join(f"{number:,} {name}" for name, number in facts.requests.items())
-    return paragraph(f"Made with {count(sum(facts.requests.values()), 'request')} to the store: {told}.", "note")
+def _jobs(facts: ReportFacts) -> Iterator[str]:
+    headers = ("job", "records", "newest", "version", "time (UTC)", "size", "last restore drill")
+    yield _table(headers, map(_job_row, facts.jobs), "Jobs")
+    if facts.jobs_left_out:
+        yield _paragraph(f"{count(facts.jobs_left_out, 'more job')}: see one with --job.", "note")
+
+
+def _job_row(job: JobFacts) -> tuple[str, ...]:
+    entries = job.history.entries
+    newest = next((e.commit for e in entries if e.commit is not None and e.restores), None)
+    commit = ("", "", "", "")
+    if newest is not None:
+        size_bytes = sum(s.size_bytes for s in newest.record.stores)
+        at = _short_time(newest.committed_at_ms)
+        commit = (str(newest.record.number), str(newest.record.version), at, human_bytes(size_bytes))
+    last = _short_time(job.drills[-1].began_at_ms) if job.drills else "never"
+    return (str(job.scope), f"{len(entries) + job.history.older_count:,}", *commit, last)
+
+
+def _risks(facts: ReportFacts) -> Iterator[str]:
+    verified = facts.verified
+    if verified is None:
+        yield _paragraph(f"Unknown: {facts.verify_missing}", "bad")
+    elif not verified.problems:
+        yield _paragraph("Nothing that these commits need is missing, and nothing of it has a TTL.", "good")
+    else:
+        damage = sum(p.kind is not ProblemKind.AT_RISK for p in verified.problems)
+        left = len(verified.problems) - damage
+        yield _paragraph(f"{count(damage, 'key')} missing or damaged, {count(left, 'key')} with a TTL.", "bad")
+        rows = (
+            (p.kind.value, p.scope, str(p.number), f"{p.task}/{p.store}", p.key, p.path, _HINTS[p.kind])
+            for p in verified.problems[:PROBLEMS_SHOWN_MAX]
+        )
+        headers = ("what", "job", "commit", "store", "key", "file", "what helps")
+        yield _table(headers, rows, "Blobs at risk", folds=False)
+        if len(verified.problems) > PROBLEMS_SHOWN_MAX:
+            yield _paragraph(f"The first {PROBLEMS_SHOWN_MAX}; `tidemark verify` lists all.", "note")
+    if verified is not None:
+        looked_at = f"{count(verified.commits_count, 'commit')}, {count(verified.indexes_count, 'index', 'indexes')}"
+        blobs = count(verified.blobs_count, "blob")
+        yield _paragraph(f"Checked by name and size, without reading files: {looked_at} and {blobs}.", "note")
+    damaged = [(key, why, _RECORD_HINT) for job in facts.jobs for key, why in job.damaged]
+    if damaged:
+        yield _table(("key", "why", "what helps"), damaged, "Damaged records", folds=False)
+
+
+def _commits(job: JobFacts) -> Iterator[str]:
+    entries = job.history.entries
+    yield f"<h3>{_text(str(job.scope))}</h3>"
+    if job.history.problems:
+        yield _paragraph("What follows leaves out what cannot be read:", "bad") + _list(job.history.problems)
+    if not entries:
+        yield _paragraph("It has no commits.", "note")
+        return
+    bars = [
+        (
+            f"commit {e.number}: {human_bytes(e.share.bytes_new)} new, {human_bytes(e.share.bytes_retained)} retained",
+            str(e.number),
+            [(e.share.bytes_retained, "retained"), (e.share.bytes_new, "new")],
+        )
+        for e in reversed(entries)
+        if e.share is not None
+    ]
+    yield _plot(bars, f"New and retained bytes of {job.scope}")
+    sizes = ("size", "new", "retained", "files")
+    headers = ("commit", "version", "time (UTC)", *sizes, "from", "offsets", "names", "state")
+    yield _table(headers, map(_commit_row, entries), f"Commits of {job.scope}")
+    if job.history.older_count:
+        yield _paragraph(f"{count(job.history.older_count, 'older record')} not shown here.", "note")
+
+
+def _commit_row(entry: HistoryEntry) -> tuple[str, ...]:
+    held = f"held by {entry.held_by}" if entry.held_by and entry.state is not State.NAMED else ""
+    past = f"left behind by {entry.rewound_by}" if entry.rewound_by is not None else ""
+    read = count(entry.pins_count, "reader") if entry.pins_count else ""
+    state = ", ".join(part for part in (_STATES[entry.state], held, past, read) if part)
+    if entry.commit is None:
+        return (str(entry.number), *[""] * 9, state)
+    record, share = entry.commit.record, entry.share
+    source = f"{record.kind} of {record.source.number}" if record.source is not None else ""
+    return (
+        str(entry.number),
+        str(record.version),
+        _short_time(entry.commit.committed_at_ms),
+        human_bytes(sum(s.size_bytes for s in record.stores)),
+        human_bytes(share.bytes_new) if share is not None else "",
+        human_bytes(share.bytes_retained) if share is not None else "",
+        f"{sum(s.files_count for s in record.stores):,}",
+        f"{source}, {record.source_scope}" if record.source_scope is not None else source,
+        format_offsets(record.offsets, OFFSETS_SHOWN_MAX),
+        ", ".join(entry.names),
+        state,
+    )
+
+
+def _drills(facts: ReportFacts) -> Iterator[str]:
+    broken = facts.request.drills.broken
+    if broken:
+        lines = count(len(broken), "line of the history", "lines of the history")
+        yield _paragraph(f"Left out, and still there: {lines}.", "bad") + _list(map(str, broken[:BROKEN_SHOWN_MAX]))
+    headers = ("began (UTC)", "time", "find", "restore", "open", "size", "to", "SLO")
+    for job in facts.jobs:
+        if job.drills:
+            shown = job.drills[: -DRILLS_SHOWN_MAX - 1 : -1]
+            yield f"<h3>{_text(str(job.scope))}</h3>"
+            yield _table(headers, map(_drill_row, shown), f"Restore drills of {job.scope}")
+    missing = ", ".join(str(job.scope) for job in facts.jobs if not job.drills)
+    if missing:
+        where = f" in {facts.request.drills_from}" if facts.request.drills_from else ""
+        yield _paragraph(f"No drill in the history{where}: {missing}. Run one with `tidemark bench restore`.", "note")
+
+
+def _drill_row(entry: Entry) -> tuple[str, ...]:
+    began = _short_time(entry.began_at_ms)
+    if not isinstance(entry, RestoreDrill):
+        return (began, "failed", f"{entry.error}: {entry.message}", "", "", "", "", "")
+    times = (format_phase(s) for s in (entry.total_s, entry.find_s, entry.restore_s, entry.open_s))
+    to = "disk" if entry.to_disk else "nowhere"
+    return (began, *times, human_bytes(entry.size_bytes), to, format_slo(entry).removeprefix("SLO "))
+
+
+def _collections(facts: ReportFacts) -> Iterator[str]:
+    if facts.audits_broken:
+        yield _paragraph("Audit records that cannot be read:", "bad") + _list(facts.audits_broken)
+    if facts.audits:
+        bars = [
+            (
+                f"{_short_time(audit.began_at_ms)}: {human_bytes(_freed_bytes(audit))}, {audit.outcome}",
+                "",
+                [(_freed_bytes(audit), "freed")] if audit.outcome in {"done", "partly"} else [],
+            )
+            for audit in facts.audits
+        ]
+        yield _plot(bars, "Bytes that collections freed")
+        if facts.audits_count > len(facts.audits):
+            yield _paragraph(f"The newest {len(facts.audits)} of {facts.audits_count:,} audit records.", "note")
+        headers = ("began (UTC)", "outcome", "freed", "keys", "kept commits", "live", "why")
+        yield _table(headers, map(_audit_row, reversed(facts.audits)), "Collections")
+    else:
+        yield _paragraph("There is no audit record: nobody has collected.", "note")
+    yield _paragraph("`tidemark collect --dry-run` shows what a collection would free now.", "note")
+
+
+def _audit_row(audit: AuditRecord) -> tuple[str, ...]:
+    return (
+        _short_time(audit.began_at_ms),
+        f"{audit.outcome}: {audit.error}" if audit.error else audit.outcome,
+        human_bytes(_freed_bytes(audit)),
+        f"{sum(total.count for total in audit.deleted):,}",
+        f"{sum(scope.kept_count for scope in audit.scopes):,}",
+        human_bytes(audit.live_bytes),
+        "; ".join(f"{total.reason.value}: {total.count:,}" for total in audit.deleted),
+    )
+
+
+def _freed_bytes(audit: AuditRecord) -> int:
+    return sum(total.size_bytes for total in audit.deleted)
+
+
+# ---------------------------------------------------------------------- pieces of HTML
+
+
+def _text(text: str) -> str:
+    return escape(shortened(printable(text), TEXT_LENGTH_MAX))
+
+
+def _short_time(at_ms: int) -> str:
+    return iso_time(at_ms)[:16].replace("T", " ")
+
+
+def _paragraph(text: str, style: str = "") -> str:
+    return f"<p{f' class={style}' if style else ''}>{_text(text)}</p>\n"
+
+
+def _list(texts: Iterable[str]) -> str:
+    return f"<ul class=note>{''.join(f'<li>{_text(text)}</li>' for text in texts)}</ul>\n"
+
+
+def _framed(html: str, label: str) -> str:
+    """Let what is wider than the screen scroll in a frame of its own, also by the keyboard."""
+    return f'<div class=wide tabindex=0 role=group aria-label="{_text(label)}">{html}</div>\n'
+
+
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], label: str, *, folds: bool = True) -> str:
+    told = list(rows)
+    numbers = [all(_NUMBER.fullmatch(row[column]) for row in told) for column in range(len(headers))]
+
+    def cell(tag: str, text: str, *, number: bool) -> str:
+        style = " class=number" if number else " class=short" if len(text) <= SHORT_LENGTH_MAX else ""
+        return f"<{tag}{style}>{_text(text)}</{tag}>"
+
+    head, *body = (
+        "".join(cell(tag, text, number=number) for text, number in zip(row, numbers, strict=True))
+        for tag, row in (("th", headers), *(("td", row) for row in told))
+    )
+    lines = "".join(f"<tr>{line}</tr>\n" for line in body)
+    table = _framed(f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>", label)
+    if not folds or len(told) <= ROWS_SHOWN_MAX:
+        return table
+    return f"<details><summary>{_text(label)}: {len(told):,} rows</summary>{table}</details>\n"
+
+
+def _plot(bars: Sequence[tuple[str, str, Sequence[tuple[int, str]]]], label: str) -> str:
+    """Draw stacked bars side by side, each with a title, a label and parts; without parts it is a red cross."""
+    width, left, height, bottom = 720, 80, 200, 180
+    step = (width - left) / max(1, len(bars))
+    top = max((sum(size for size, _ in parts) for _, _, parts in bars), default=0) or 1
+    # Labels are left out where they would run into each other.
+    every = 1 + int(8 * max((len(name) for _, name, _ in bars), default=0) / step)
+    drawn = []
+    for tick in (0, 1, 2, 3, 4):
+        y = bottom - tick * 40
+        drawn.append(f'<line x1="{left}" y1="{y}" x2="{width}" y2="{y}"/>')
+        drawn.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{human_bytes(top * tick // 4)}</text>')
+    for number, (title, name, parts) in enumerate(bars):
+        x, base = left + step * (number + 0.5), float(bottom)
+        drawn.append(f"<g><title>{_text(title)}</title>")
+        for size, style in parts:
+            tall = 160 * size / top
+            base -= tall
+            drawn.append(
+                f'<rect class="{style}" x="{x - step * 0.35:.1f}" y="{base:.1f}" width="{step * 0.7:.1f}" '
+                f'height="{tall:.1f}"/>'
+            )
+        if not parts:
+            drawn.append(f'<text class="bad" x="{x:.1f}" y="{bottom - 4}" text-anchor="middle">✗</text>')
+        if number % every == 0:
+            drawn.append(f'<text x="{x:.1f}" y="{height - 4}" text-anchor="middle">{_text(name)}</text>')
+        drawn.append("</g>")
+    box = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return _framed(f'<svg {box} role="img"><title>{_text(label)}</title>{"".join(drawn)}</svg>', label)

@@ -10,11 +10,11 @@ from tests.unit.engine.drill.builders import drill, failed
 HOSTILE = "<script>alert(1)</script>"
 FORKED = "replay</td><img src=x>"
 THIRD = {**SECOND, "000003.sst": b"3" * 200_000}
-REPORT = ("report", "--rehearsals", "rehearsals", "--keep-last", "1")
+REPORT = ("report", "--drills", "drills")
 
 
 def make_world(shell: Shell) -> None:
-    """Make the repository, and a history of rehearsals in `rehearsals/`; then remove the blob of 000003.sst."""
+    """Make the repository, and a history of restore drills in `drills/`; then remove the blob of 000003.sst."""
     repository_id = shell.told("init", "--margin", "30m")["repository_id"]
     for version, tree in ((8, FIRST), (9, SECOND), (10, THIRD)):
         source = str(shell.tree("source", tree))
@@ -26,9 +26,7 @@ def make_world(shell: Shell) -> None:
     shell.run("collect", "--keep-last", "2")
     slow = drill(slo_ms=60_000)
     for entry in (slow, failed(message=HOSTILE)):
-        append(
-            shell.directory / "rehearsals" / HISTORY_NAME, msgspec.structs.replace(entry, repository_id=repository_id)
-        )
+        append(shell.directory / "drills" / HISTORY_NAME, msgspec.structs.replace(entry, repository_id=repository_id))
     (lost,) = (
         p for p in (shell.directory / "repository" / "blobs").rglob("*") if p.is_file() and _is_third(p.stat().st_size)
     )

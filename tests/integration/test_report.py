@@ -34,7 +34,7 @@ ALONE = "--host-resolver-rules=MAP * ~NOTFOUND"
 # What a page asks for, as the log of the network has it.
 _ASKED = re.compile(r'"network_isolation_key":"file://[^\n]*?"url":"([^"]*)"')
 WIDTHS = (1280, 400)
-SECTIONS = ["commits", "shares", "rehearsals", "lineage", "collections", "risks"]
+SECTIONS = ["jobs", "risks", "commits", "drills", "collections"]
 
 # What of the page sticks out of it, at each width; what scrolls inside its own frame does not count.
 _MEASURE = """
@@ -126,7 +126,7 @@ def _report(shell: Shell, *words: str) -> tuple[dict[str, Any], Path]:
 def test_every_section_has_the_figures_of_the_repository(world: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(world.environment, "TIDEMARK_JOB")
     told, path = _report(world)
-    assert (told["jobs_count"], told["rehearsals_count"], told["collections_count"]) == (2, 2, 1)
+    assert (told["jobs_count"], told["drills_count"], told["collections_count"]) == (2, 2, 1)
     text = path.read_text()
     assert told["size_bytes"] == len(text.encode())
     page = _Page(text)
@@ -134,26 +134,21 @@ def test_every_section_has_the_figures_of_the_repository(world: Shell, monkeypat
     assert [row[0] for row in page.tables["Jobs"]] == ["job", "flights", FORKED]
     commits = page.tables["Commits of flights"]
     # Of the first the record is gone; the third was left behind by the rewind.
-    assert [(row[0], row[1], row[8]) for row in commits[1:]] == [
-        ("4", "9", ""),
-        ("3", "10", "left behind by 4"),
-        ("2", "9", ""),
+    assert [(row[0], row[1], row[7], row[10]) for row in commits[1:]] == [
+        ("4", "9", "rewind of 2", ""),
+        ("3", "10", "", "left behind by 4"),
+        ("2", "9", "", ""),
     ]
-    assert commits[3][7] == "before-upgrade"
-    assert HOSTILE in commits[1][6] or HOSTILE[:20] in commits[3][6]
-    shares = {row[0]: row[1:] for row in page.tables["New and retained bytes of flights"]}
-    assert shares["3"][:4] == ["195.3 KiB", "2", "690.4 KiB", "3"]
-    assert shares["4"][:2] == ["0 B", "0"]
-    failed, done = page.tables["Rehearsals"][1:]
+    assert commits[3][9] == "before-upgrade"
+    assert HOSTILE in commits[1][8] or HOSTILE[:20] in commits[3][8]
+    sizes = {row[0]: row[4:6] for row in commits}
+    assert sizes["3"] == ["195.3 KiB", "690.4 KiB"]
+    assert sizes["4"][0] == "0 B"
+    assert page.tables[f"Commits of {FORKED}"][1][7] == "fork of 3, flights"
+    failed, done = page.tables["Restore drills of flights"][1:]
     assert (failed[1], done[1], done[7]) == ("failed", "12.60 s", "1m: met")
-    lineage = {row[0]: row for row in page.tables["Lineage of flights"]}
-    assert (lineage["4"][1], lineage["4"][3]) == ("rewind", "2 of flights")
-    assert page.tables[f"Lineage of {FORKED}"][1][3] == "3 of flights"
-    assert re.fullmatch(r"9_[0-9a-f-]{36}", lineage["2"][5])
     freed = page.tables["Collections"][1]
     assert (freed[1], freed[4]) == ("done", "4")
-    assert told["would_free_bytes"] == 0
-    assert "belonged to a closed commit" not in str(page.tables["What a collection would delete, by reason"])
     (problem,) = page.tables["Blobs at risk"][1:]
     assert (problem[0], problem[5]) == ("blob missing", "000003.sst")
     assert problem[4].startswith("blobs/")
@@ -184,30 +179,26 @@ def test_a_report_changes_nothing_and_tells_one_job_alone(world: Shell) -> None:
     assert look() == before
     assert told["jobs_count"] == 1
     assert f"<h3>{html.escape(FORKED)}" not in path.read_text()
-    assert "1 job, 3 records, 2 rehearsals, 1 collection, 1 at risk" in world.run(*REPORT).stdout
+    assert "1 job, 3 records, 2 restore drills, 1 collection, 1 at risk" in world.run(*REPORT).stdout
     assert world.refused("report", "--job", "absent", code=7)["error"] == "NotFoundError"
     assert world.refused("report", "-o", "absent/page.html", code=9)["hint"] == "make it"
 
 
-def test_what_is_not_known_is_said(world: Shell) -> None:
-    told = world.told("report", "--rehearsals", "nowhere")
+def test_jobs_without_a_drill_are_named(world: Shell) -> None:
+    told = world.told("report", "--drills", "nowhere")
     text = (world.directory / told["page"]).read_text()
-    assert told["would_free_bytes"] is None
-    assert "it was not said what is kept" in text
-    assert "Never rehearsed, as far as the history in nowhere says: flights." in text
+    assert "No drill in the history in nowhere: flights." in text
 
 
-def test_a_damaged_record_is_told_with_what_only_it_may_name(world: Shell) -> None:
+def test_a_damaged_record_is_at_risk(world: Shell) -> None:
     record = world.directory / "repository/log/flights/00000000000000000003.commit"
     record.write_bytes(b"no record")
     told, path = _report(world)
     page = _Page(path.read_text())
     assert page.tables["Damaged records"][1][0] == "log/flights/00000000000000000003.commit"
-    assert [row[8] for row in page.tables["Commits of flights"][1:]] == ["", "cannot be read", ""]
+    assert [row[10] for row in page.tables["Commits of flights"][1:]] == ["", "cannot be read, left behind by 4", ""]
     # What was new in commit 3 and is not gone: the pack of its small files stands in an earlier blob.
     assert told["risks_count"] == 1
-    assert told["would_free_bytes"] == 0
-    assert "It would leave flights alone" in path.read_text()
 
 
 def test_chromium_shows_it_without_an_error_a_request_or_an_overflow(
@@ -238,8 +229,8 @@ def test_chromium_shows_it_without_an_error_a_request_or_an_overflow(
         assert seen["scroll"] <= seen["width"] <= width
         assert seen["sections"] == SECTIONS
         assert (seen["untitled"], seen["nowhere"]) == (0, 0)
-        assert seen["headings"][:2] == ["Commits over time", "New against retained bytes"]
-        assert seen["text"] > 3000
+        assert seen["headings"][:2] == ["Jobs", "At risk"]
+        assert seen["text"] > 1500
 
 
 def _browse(chromium: str, directory: Path, page: Path) -> tuple[str, str, list[str]]:

@@ -1,13 +1,20 @@
 """What a report is made of: bounded, and past what is damaged."""
 
+from typing import Any
+
 from blobstore.base import BytesBody
 from engine.inspect.verify import ProblemKind
-from engine.report.gather import AUDITS_MAX, JOBS_MAX, gather_report
-from engine.report.page import make_report_page
+from engine.report.gather import AUDITS_MAX, JOBS_MAX, ReportFacts, ReportRequest, gather_report
+from engine.report.page import make_page
+from engine.repository.reading import ReadingRepository
 from index.plan.retention import Retention
 from index.snapshot.keys import audit_key, commit_key, make_run_id
 from index.snapshot.model import Scope
 from tests.unit.engine.conftest import JOB, World
+
+
+async def _gather(repository: ReadingRepository, **request: Any) -> ReportFacts:
+    return await gather_report(repository, ReportRequest(location="memory", **request))
 
 
 async def test_the_jobs_that_committed_last_are_told(world: World) -> None:
@@ -15,10 +22,10 @@ async def test_the_jobs_that_committed_last_are_told(world: World) -> None:
     scopes = [Scope(f"job-{n:02}") for n in range(JOBS_MAX + 2)]
     for scope in scopes:
         await world.history(repository, "one", scope=scope)
-    facts = await gather_report(repository, location="memory")
+    facts = await _gather(repository)
     assert [job.scope for job in facts.jobs] == scopes[2:]
     assert facts.jobs_left_out == 2
-    one = await gather_report(repository, location="memory", scopes=scopes[:1])
+    one = await _gather(repository, scopes=scopes[:1])
     assert ([job.scope for job in one.jobs], one.jobs_left_out) == (scopes[:1], 0)
     assert sum(one.requests.values()) < sum(facts.requests.values())
 
@@ -26,8 +33,8 @@ async def test_the_jobs_that_committed_last_are_told(world: World) -> None:
 async def test_requests_are_bounded_and_counted(world: World) -> None:
     repository = await world.process()
     await world.history(repository, *map(str, range(8)))
-    few = await gather_report(repository, location="memory", entries_max=2)
-    many = await gather_report(repository, location="memory", entries_max=8)
+    few = await _gather(repository, entries_max=2)
+    many = await _gather(repository, entries_max=8)
     # For each commit told its record, and its index twice: for what is new in it, and for what it needs.
     assert many.requests["get"] - few.requests["get"] == 6 * 3
     assert not {name for name in many.requests if name.startswith(("put", "delete", "remove"))}
@@ -39,39 +46,24 @@ async def test_what_still_has_a_ttl_is_at_risk(world: World) -> None:
     for key in result.new_keys:
         world.store.fail("remove_ttl", key)
     await repository.commit(JOB, [result])
-    facts = await gather_report(repository, location="memory")
+    facts = await _gather(repository)
     assert facts.verified is not None
     assert {p.kind for p in facts.verified.problems} == {ProblemKind.AT_RISK}
     assert facts.risks_count == len(facts.verified.problems) > 1
 
 
-async def test_a_damaged_record_is_told_with_the_blobs_that_only_it_may_name(world: World) -> None:
+async def test_a_damaged_record_is_a_risk_and_what_its_name_holds_is_verified(world: World) -> None:
     repository = await world.process()
     commits = await world.history(repository, "one", "two", "three")
-    session = commits[1].record.stores[0].index.key.rpartition("/")[2][:20]
-    alone = {key for key in await world.keys("blobs/") if session in key}
-    await world.store.put(commit_key(JOB, 2), BytesBody(b"no record"))
-    facts = await gather_report(repository, location="memory", retention=Retention(keep_last=1))
-    (suspects,) = facts.suspects
-    assert suspects.records[0][0] == commit_key(JOB, 2)
-    assert set(suspects.keys) == alone
-    assert suspects.count == len(alone) > 0
-    assert facts.plan is not None
-    assert facts.plan.protected == ("job",)
-
-
-async def test_what_a_name_holds_of_a_damaged_record_is_verified_and_led_to(world: World) -> None:
-    repository = await world.process()
-    commits = await world.history(repository, "one", "two")
     await repository.name(commits[0], "golden")
-    await world.store.put(commit_key(JOB, 1), BytesBody(b"no record"))
-    facts = await gather_report(repository, location="memory")
-    (suspects,) = facts.suspects
-    assert suspects.count == 0
-    assert "held by golden" in suspects.records[0][1]
+    for number in (1, 2):
+        await world.store.put(commit_key(JOB, number), BytesBody(b"no record"))
+    facts = await _gather(repository)
+    assert [key for key, _ in facts.jobs[0].damaged] == [commit_key(JOB, 2), commit_key(JOB, 1)]
     assert facts.verified is not None
     assert (facts.verified.commits_count, facts.verified.problems) == (2, ())
-    assert "cannot be read, held by golden" in make_report_page(facts)
+    assert facts.risks_count == 2
+    assert "cannot be read, held by golden" in make_page(facts)
 
 
 async def test_audit_records_are_read_newest_first_and_past_broken_ones(world: World) -> None:
@@ -80,20 +72,9 @@ async def test_audit_records_are_read_newest_first_and_past_broken_ones(world: W
     await repository.collect(Retention(keep_last=1), delete_share_max=1)
     broken = audit_key(make_run_id(1, "0" * 20))
     await world.store.put(broken, BytesBody(b"{}"))
-    facts = await gather_report(repository, location="memory")
+    facts = await _gather(repository)
     assert (len(facts.audits), facts.audits_count) == (1, 2)
     assert broken in facts.audits_broken[0]
     for n in range(2, AUDITS_MAX + 5):
         await world.store.put(audit_key(make_run_id(n, "0" * 20)), BytesBody(b"{}"))
-    assert len((await gather_report(repository, location="memory")).audits_broken) == AUDITS_MAX - 1
-
-
-async def test_a_dry_run_says_what_would_go(world: World) -> None:
-    repository = await world.process()
-    await world.old_history(repository, "one", "two")
-    before = await world.keys()
-    facts = await gather_report(repository, location="memory", retention=Retention(keep_last=1))
-    assert await world.keys() == before
-    assert facts.plan is not None
-    assert facts.plan.dry_run
-    assert facts.plan.freed_bytes > 400_000
+    assert len((await _gather(repository)).audits_broken) == AUDITS_MAX - 1

@@ -5,17 +5,15 @@ from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
-import pytest
 from typing_extensions import override
 
-from engine.collect.report import CollectReport
+from engine.drill.record import DrillHistory
 from engine.inspect.history import History, HistoryEntry, State
 from engine.inspect.verify import Level, Problem, ProblemKind, VerifyReport
-from engine.report.model import JobFacts, ReportFacts, Suspects
-from engine.report.page import make_report_page
-from engine.report.plots import choose_unit
+from engine.report.gather import JobFacts, ReportFacts, ReportRequest
+from engine.report.page import make_page
 from index.errors import FormatError
-from index.plan.collect import DeleteReason, PlannedDelete, ReasonTotal
+from index.plan.collect import DeleteReason, ReasonTotal
 from index.plan.commits import Commit
 from index.plan.plan_format import AuditRecord
 from index.plan.retention import RetentionPolicy
@@ -97,9 +95,8 @@ def _job(name: str, *entries: HistoryEntry, **changes: Any) -> JobFacts:
 
 
 def _facts(*jobs: JobFacts, **changes: Any) -> ReportFacts:
-    facts = ReportFacts(
-        repository_id="id", location="file:///backups", release="0.1.0", made_at_ms=1_700_000_000_000, jobs=jobs
-    )
+    request = ReportRequest(location="file:///backups")
+    facts = ReportFacts(request=request, repository_id="id", release="0.1.0", made_at_ms=1_700_000_000_000, jobs=jobs)
     return msgspec.structs.replace(facts, **changes)
 
 
@@ -155,47 +152,28 @@ def _problem(kind: ProblemKind, text: str = "blobs/x") -> Problem:
 def test_names_of_others_are_nothing_but_text() -> None:
     scope = Scope(HOSTILE)
     entries = (
-        _entry(2, scope=scope, name=HOSTILE, kind="rewind", source=CommitPointer(1, WriteId("w1"))),
+        _entry(2, scope=scope, name=HOSTILE, kind="fork", source=CommitPointer(1, WriteId("w1")), source_scope=scope),
         _entry(1, scope=scope, name=HOSTILE),
         HistoryEntry(number=3, state=State.DAMAGED, commit=None, problem=HOSTILE),
     )
     job = msgspec.structs.replace(
         _job(HOSTILE, *entries, problems=(HOSTILE,)),
-        rehearsals=(
-            drill(job=HOSTILE),
-            failed(error=HOSTILE, message=HOSTILE),
-        ),
+        drills=(drill(job=HOSTILE), failed(error=HOSTILE, message=HOSTILE)),
     )
-    plan = CollectReport(
-        run=RUN,
-        dry_run=True,
-        kept=(),
-        boundaries=(),
-        totals=(),
-        deletes=(PlannedDelete(HOSTILE, DeleteReason.UNREACHABLE_UPLOAD, 1),),
-        listed_count=1,
-        listed_bytes=1,
-        waiting_count=0,
-        waiting_bytes=0,
-        live_count=1,
-        live_bytes=1,
-    )
-    suspects = Suspects(
-        scope=scope, records=((HOSTILE, HOSTILE),), count=1, size_bytes=1, keys=(HOSTILE,), hidden=HOSTILE
-    )
-    page = make_report_page(
+    page = make_page(
         _facts(
             job,
-            location=HOSTILE,
+            _job(HOSTILE),
+            request=ReportRequest(
+                location=HOSTILE,
+                drills=DrillHistory(broken=(FormatError(HOSTILE, subject=HOSTILE),)),
+                drills_from=HOSTILE,
+            ),
             release=HOSTILE,
             repository_id=HOSTILE,
-            rehearsals_from=HOSTILE,
-            rehearsals_broken=(FormatError(HOSTILE, subject=HOSTILE),),
             audits=(_audit(outcome="failed", error=HOSTILE),),
             audits_broken=(HOSTILE,),
-            plan=plan,
             verified=_verified(_problem(ProblemKind.BLOB_MISSING, HOSTILE)),
-            suspects=(suspects,),
             requests={HOSTILE: 1},
         )
     )
@@ -204,12 +182,16 @@ def test_names_of_others_are_nothing_but_text() -> None:
     assert not {name for name in tags.attributes if name.startswith("on") or name == "src"}
     assert "\x1b" not in page
     assert "&lt;script&gt;" in page
-    missing = make_report_page(_facts(plan_missing=HOSTILE, verify_missing=HOSTILE))
-    assert "script" not in _Tags(missing).seen
+    assert "script" not in _Tags(make_page(_facts(verify_missing=HOSTILE))).seen
+
+
+def test_a_name_is_never_taken_for_a_place_of_the_template() -> None:
+    page = make_page(_facts(request=ReportRequest(location="$risks ${jobs} $$ $nothing")))
+    assert "<p>$risks ${jobs} $$ $nothing</p>" in page
 
 
 def test_every_kind_of_risk_says_what_helps() -> None:
-    page = make_report_page(_facts(verified=_verified(*map(_problem, ProblemKind))))
+    page = make_page(_facts(verified=_verified(*map(_problem, ProblemKind))))
     assert f"{len(ProblemKind) - 1} keys missing or damaged, 1 key with a TTL." in page
     for hint in ("--check-retained", "--or-newest-complete", "verify --heal"):
         assert hint in page
@@ -217,30 +199,29 @@ def test_every_kind_of_risk_says_what_helps() -> None:
 
 
 def test_a_sound_repository_says_so() -> None:
-    page = make_report_page(_facts(verified=_verified()))
+    page = make_page(_facts(verified=_verified()))
     assert "Nothing that these commits need is missing" in page
     assert "<b class=good>0</b>at risk" in page
-    unknown = make_report_page(_facts(verify_missing="UnsafeStoreError: it changed"))
-    assert "Not known: UnsafeStoreError: it changed" in unknown
-    assert "<b class=bad>not known</b>at risk" in unknown
+    unknown = make_page(_facts(verify_missing="UnsafeStoreError: it changed"))
+    assert "Unknown: UnsafeStoreError: it changed" in unknown
+    assert "<b class=bad>unknown</b>at risk" in unknown
 
 
-def test_collections_are_told_with_what_they_freed_and_how_they_ended() -> None:
+def test_collections_are_shown_with_what_they_freed_and_how_they_ended() -> None:
     audits = (_audit(), _audit(outcome="refused", error="too much", deleted=()))
-    page = make_report_page(_facts(audits=audits, audits_count=70))
+    page = make_page(_facts(audits=audits, audits_count=70))
     assert "The newest 2 of 70 audit records." in page
     assert "refused: too much" in page
-    assert "5.0 MiB in 2 collections." in page
     assert "unreachable, and older than the TTL: 7" in page
     # The one that was refused is a cross, and no bar.
-    assert len(re.findall(r'class="alarm"[^>]*>x</text>', page)) == 1
+    assert len(re.findall(r"<text class=.bad.[^>]*>✗</text>", page)) == 1
 
 
 def test_a_repository_with_nothing_in_it_makes_a_page() -> None:
-    page = make_report_page(_facts(plan_missing="it was not said what is kept"))
+    page = make_page(_facts(_job("job")))
     _Tags(page)
-    for told in ("nobody has collected", "There are no commits", "Not known: it was not said what is kept."):
-        assert told in page
+    for text in ("nobody has collected", "It has no commits.", "No drill in the history: job."):
+        assert text in page
 
 
 def test_extreme_numbers_make_a_page_too() -> None:
@@ -248,51 +229,33 @@ def test_extreme_numbers_make_a_page_too() -> None:
     huge = _entry(2, scope=scope, size_bytes=2**62)
     late = Commit(record=_commit(1, scope=scope).record, created_at_ms=2**62, committed_at_ms=2**62)
     odd = msgspec.structs.replace(_entry(1, scope=scope), commit=late, share=SnapshotShare())
-    _Tags(make_report_page(_facts(_job("job", huge, odd))))
+    _Tags(make_page(_facts(_job("job", huge, odd))))
+    _Tags(make_page(_facts(_job("job", odd))))
 
 
-def test_the_graph_has_rewinds_forks_and_what_is_gone() -> None:
+def test_commits_say_where_they_are_from_and_what_became_of_them() -> None:
     flights, replay = Scope("flights"), Scope("replay")
     source = CommitPointer(2, WriteId("w2"))
     forked = _entry(1, scope=replay, kind="fork", source=source, source_scope=flights)
-    entries = (
-        _entry(4, scope=flights, kind="rewind", source=source),
-        _entry(3, scope=flights, name="left"),
-        _entry(2, scope=flights),
-    )
-    page = make_report_page(_facts(_job("flights", *entries), _job("replay", forked), jobs_left_out=3))
-    graph = page[page.index("Lineage of the commits") :]
-    graph = graph[: graph.index("</svg>")]
-    assert "4 commits of 2 jobs, with 1 rewind and 1 fork" in page
-    assert graph.count("<path ") == 2
-    # The record before commit 2 is gone.
-    assert graph.count("stroke-dasharray") == 1
-    assert graph.count('class="hollow"') == 1
-    assert "3 more jobs: see one with --job." in page
-
-
-def test_more_than_fits_on_a_screen_is_drawn_wider_and_cut() -> None:
-    scope = Scope("job")
-    page = make_report_page(_facts(_job("job", *(_entry(n, scope=scope) for n in range(60, 0, -1)))))
-    graph = page[page.index("Lineage</h2>") :]
-    width = re.search(r'<svg viewBox="0 0 (\d+)', graph)
-    assert width is not None
-    assert 720 < int(width[1]) < 40 * 40 + 300
-    assert graph.count('r="7"') == 40
-
-
-@pytest.mark.parametrize("size_bytes, unit", [(0, "B"), (1023, "B"), (1024, "KiB"), (5 * MIB, "MiB"), (2**62, "PiB")])
-def test_units_leave_few_digits(size_bytes: int, unit: str) -> None:
-    assert choose_unit(size_bytes)[1] == unit
+    entries = (_entry(4, scope=flights, kind="rewind", source=source), _entry(3, scope=flights, name="left"))
+    page = make_page(_facts(_job("flights", *entries), _job("replay", forked), jobs_left_out=3))
+    for text in (
+        "rewind of 2<",
+        "fork of 2, flights<",
+        "left behind by 4, 1 reader<",
+        "3 more jobs: see one with --job.",
+    ):
+        assert text in page
+    assert page.count("<svg ") == 2
 
 
 def test_long_tables_are_folded_and_risks_never() -> None:
     scope = Scope("job")
     problems = [_problem(ProblemKind.BLOB_MISSING, f"blobs/{n}") for n in range(30)]
-    page = make_report_page(
+    page = make_page(
         _facts(_job("job", *(_entry(n, scope=scope) for n in range(30, 0, -1))), verified=_verified(*problems))
     )
     _Tags(page)
     assert "<summary>Commits of job: 30 rows</summary>" in page
-    assert page.count("<details>") == 3
-    assert page.index("blobs/29") > page.rindex("</details>")
+    assert page.count("<details>") == 1
+    assert page.index("blobs/29") < page.index("<details>")
