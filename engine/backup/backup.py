@@ -21,7 +21,7 @@ from engine.clock import Runtime
 from engine.errors import DamagedError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.identify import identify, identify_ssts
-from engine.local.scan import FilePath, all_files, file_system_now_ns
+from engine.local.scan import all_files, file_system_now_ns
 from engine.local.transfer import SourceDir
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, StoredSnapshot, read_stored_snapshot, write_index
@@ -36,6 +36,7 @@ from index.snapshot.invariants import check_snapshot_index
 from index.snapshot.model import (
     BlobKey,
     DirIndex,
+    FilePath,
     IndexReference,
     LineageItem,
     Scope,

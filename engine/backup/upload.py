@@ -18,22 +18,14 @@ from engine.errors import UnsafeSourceError
 from engine.local.cache import DigestCache
 from engine.local.hashing import ContentHasher, Digest, FileHasher, hash_bytes
 from engine.local.identify import parse_sst
-from engine.local.scan import (
-    READ_FLAGS,
-    FilePath,
-    changed_error,
-    check_unchanged,
-    is_still,
-    refusing,
-    unreadable_error,
-)
+from engine.local.scan import READ_FLAGS, changed_error, check_unchanged, is_still, refusing, unreadable_error
 from engine.local.transfer import ByteBudget, PartsBody, SourceDir, put_new
 from engine.progress import Progress
 from engine.settings import TransferSettings
 from index.plan.backup import BackupPlan, PlannedBlobs, PlannedFile, PlannedPack
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.keys import BLOBS, upload_key
-from index.snapshot.model import BlobKey, FileBlob, FileIndex, Pack, Scope, SstIdentity
+from index.snapshot.model import BlobKey, FileBlob, FileIndex, FilePath, Pack, Scope, SstIdentity
 
 
 class UploadSession(msgspec.Struct, frozen=True, kw_only=True):

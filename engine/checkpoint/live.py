@@ -15,14 +15,14 @@ from engine.checkpoint.naming import located, told_of
 from engine.checkpoint.sst_check import check_sst
 from engine.checkpoint.state_files import check_changelog_file, check_zip_file
 from engine.errors import EngineError
-from engine.local.scan import FilePath, changed_error, refusing
+from engine.local.scan import changed_error, refusing
 from engine.state.changelogs import open_changelog
 from engine.state.query import StoreAt
 from index.errors import FileChecksumError, FormatError
 from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import LocalDir, LocalFile, local_dir_of
-from index.snapshot.model import FileIndex, SnapshotIndex
+from index.snapshot.model import FileIndex, FilePath, SnapshotIndex
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata

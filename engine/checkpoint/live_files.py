@@ -17,12 +17,12 @@ from typing_extensions import override
 from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobNotFoundError
 from engine.errors import DamagedError, UnsafeSourceError, restated
-from engine.local.scan import FilePath, changed_error, is_unchanged, local_file, refusing, special_error
+from engine.local.scan import changed_error, is_unchanged, local_file, refusing, special_error
 from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import UnsafeNameError
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import FileMetadata
+from index.snapshot.model import FileMetadata, FilePath
 
 FETCHES_MAX: Final = 8
 # What a file may have that is fetched by its name alone.

@@ -13,11 +13,11 @@ from engine.checkpoint.hidden import check_hidden
 from engine.checkpoint.live_files import LiveFiles, read_small
 from engine.checkpoint.naming import DAMAGE_HINT, located
 from engine.errors import DamagedError
-from engine.local.scan import FilePath, changed_error
+from engine.local.scan import changed_error
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt
 from index.plan.backup import PlannedFile
 from index.snapshot.dir_diff import LocalDir, local_dir_of
-from index.snapshot.model import SnapshotIndex, UniqueId
+from index.snapshot.model import FilePath, SnapshotIndex, UniqueId
 from index.spark.checkpoint import StoreId, belongs
 from index.spark.lineage import Lineage
 from index.spark.names import check_unique_id

@@ -25,12 +25,12 @@ from engine.state.settings import StateStoreSettings
 from engine.state.sources import IndexStateFiles
 from engine.state.zips import build_state_zip
 from index.snapshot.contents import files_of
-from index.snapshot.model import FileIndex
+from index.snapshot.model import FileIndex, FilePath
 from index.spark.checksums import FileChecksum, encode_file_checksum
 from index.spark.lineage import Resolution
 from index.spark.metadata import StateMetadata
 from index.spark.names import changelog_name, checksum_name, snapshot_name
-from index.spark.retention import SCHEMA_PATH, FilePath
+from index.spark.retention import SCHEMA_PATH
 
 _FILE_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_MODE: Final = 0o666

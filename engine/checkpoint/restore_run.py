@@ -33,14 +33,13 @@ from index.plan.commits import Commit
 from index.plan.restore import plan_restore
 from index.snapshot.contents import files_of, select_files
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import Scope, SnapshotIndex
+from index.snapshot.model import FilePath, Scope, SnapshotIndex
 from index.spark.checkpoint import (
     OFFSETS,
     QUERY_STORE,
     QUERY_TASK,
     SOURCES,
     CheckpointBackup,
-    FilePath,
     StoreId,
     decode_checkpoint_backup,
     select_query_files,

@@ -11,8 +11,8 @@ from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from engine.clock import Runtime
 from engine.errors import TargetError
-from engine.local.scan import FilePath
 from engine.restore.staging import Staging
+from index.snapshot.model import FilePath
 from index.text import iso_time
 
 _NOT_IN_NAMES: Final = re.compile(r"[^0-9TZ]")

@@ -17,18 +17,10 @@ import msgspec
 from engine.errors import UnsafeSourceError
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest, FileHasher
-from engine.local.scan import (
-    DIR_FLAGS,
-    READ_FLAGS,
-    FilePath,
-    changed_error,
-    is_still,
-    refusing,
-    unreadable_error,
-)
+from engine.local.scan import DIR_FLAGS, READ_FLAGS, changed_error, is_still, refusing, unreadable_error
 from index.rocksdb.sst import TAIL_BYTES, MoreBytesNeeded, parse_sst_tail
 from index.snapshot.dir_diff import LocalDir, LocalFile, pairs_to_identify
-from index.snapshot.model import DirIndex, FileIndex, SstIdentity
+from index.snapshot.model import DirIndex, FileIndex, FilePath, SstIdentity
 
 # The parser asks for more at most twice.
 SST_READS_MAX: Final = 3

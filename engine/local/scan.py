@@ -23,7 +23,7 @@ from index.errors import UnsafeNameError
 from index.snapshot.dir_diff import LocalDir, LocalFile
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import FileMetadata
+from index.snapshot.model import FileMetadata, FilePath
 from index.spark.names import parse_state_name
 
 # Names that `check_file_name` accepts, told by one look; every other one is asked about.
@@ -33,9 +33,6 @@ _name = attrgetter("name")
 # O_NONBLOCK: opening a FIFO that took a file's name must not wait for its writer.
 READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 DIR_FLAGS: Final = READ_FLAGS | os.O_DIRECTORY
-
-# Names from the root of a store down to a file.
-FilePath = tuple[str, ...]
 
 # What this machine or this user lacks: an error with one of these says nothing of the file that was to be read.
 LACKING: Final = frozenset(

@@ -19,7 +19,7 @@ from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSource
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest
 from engine.local.identify import find_present
-from engine.local.scan import DIR_FLAGS, FilePath, scan_dir
+from engine.local.scan import DIR_FLAGS, scan_dir
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, read_stored_snapshot
 from engine.restore.download import Downloaded, Downloader
@@ -31,7 +31,7 @@ from index.display import DisplayMixin, format_files, format_seconds, format_tex
 from index.plan.restore import RestorePlan, choose_candidates, plan_restore
 from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile
-from index.snapshot.model import SnapshotIndex
+from index.snapshot.model import FilePath, SnapshotIndex
 from index.snapshot.records import StoreReference
 
 __all__ = ["OwnerPolicy", "RestoreResult", "plan_restore_store", "read_index_of", "restore_index", "restore_store"]

@@ -27,7 +27,8 @@ from typing import Final
 from blobstore.local.errors import TOO_MANY_OPEN, TOO_MANY_OPEN_HINT
 from blobstore.local.files import make_durable, sync_dir
 from engine.errors import TargetBusyError, TargetError
-from engine.local.scan import DIR_FLAGS, FilePath
+from engine.local.scan import DIR_FLAGS
+from index.snapshot.model import FilePath
 
 # The lock's file may go between opening and locking it, once for every restore that ends just then.
 LOCK_ATTEMPTS_MAX: Final = 16

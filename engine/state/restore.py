@@ -23,12 +23,12 @@ from index.display import DisplayMixin
 from index.errors import LineageError, VersionMissingError
 from index.plan.commits import Commit
 from index.snapshot.contents import files_of, select_files
-from index.snapshot.model import Scope, SnapshotIndex, UniqueId
+from index.snapshot.model import FilePath, Scope, SnapshotIndex, UniqueId
 from index.snapshot.records import StoreReference
 from index.spark.lineage import Resolution, resolve_index, target_in_index
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion, snapshot_name
-from index.spark.retention import FilePath, select_state_files
+from index.spark.retention import select_state_files
 
 # Of the commits after a version, whose directories may still hold it, the indexes of so many are read at most.
 INDEXES_READ_MAX: Final = 8

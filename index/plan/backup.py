@@ -12,9 +12,8 @@ import msgspec
 from index.errors import IndexInvariantError
 from index.snapshot.contents import bytes_needed
 from index.snapshot.dir_diff import DiffStats, DirDiff, LocalDir, LocalFile, build_dir_index, diff_stats
-from index.snapshot.model import BlobKey, DirIndex, FileIndex, Pack, SnapshotIndex, SnapshotMetadata
+from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, Pack, SnapshotIndex, SnapshotMetadata
 
-FilePath = tuple[str, ...]
 _Named = TypeVar("_Named", LocalFile, FileIndex)
 
 # A pack of which less than one part in so many is live is packed again (design 0002, P1).

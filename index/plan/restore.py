@@ -7,9 +7,7 @@ import msgspec
 
 from index.snapshot.dir_diff import LocalDir, LocalFile
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import BlobKey, DirIndex, FileIndex, SnapshotIndex
-
-FilePath = tuple[str, ...]
+from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, SnapshotIndex
 
 # Dead bytes of a pack that are fetched along, so that what stands before and after them is one request.
 GAP_BYTES_MAX: Final = 256 * 1024

@@ -20,7 +20,7 @@ from index.errors import FormatError, SamzaFormatError
 from index.java_text import encode_jackson
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.keys import check_file_name
-from index.snapshot.model import DirIndex, FileBlob, FileIndex, SnapshotIndex
+from index.snapshot.model import DirIndex, FileBlob, FileIndex, FilePath, SnapshotIndex
 
 OFFSET_BYTES_MAX = 2**31 - 1
 
@@ -36,8 +36,6 @@ _OWNER_UNKNOWN: Final = "unknown"
 _UNPACK_HINT: Final = "write a copy with `tidemark export --unpack`, one blob per file, and export that"
 
 _CHECKPOINT_ID = re.compile(r"(?P<millis>[0-9]{1,19})-(?P<nanos>[0-9]{1,19})")
-
-Path = tuple[str, ...]
 
 
 class SamzaFileBlob(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
@@ -111,7 +109,7 @@ class SamzaBlobRun(msgspec.Struct, frozen=True, kw_only=True):
 class SamzaFile(msgspec.Struct, frozen=True, kw_only=True):
     """One present file of a Samza snapshot, with what reading it takes."""
 
-    path: Path
+    path: FilePath
     size_bytes: int
     crc32: int
     mode: int
@@ -129,7 +127,7 @@ class SamzaSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     store_name: str
     checkpoint_id: str
     files: tuple[SamzaFile, ...]
-    directories: tuple[Path, ...]
+    directories: tuple[FilePath, ...]
 
 
 def samza_checkpoint_id(millis: int, nanos: int) -> str:
@@ -266,7 +264,7 @@ def from_samza(index: SamzaSnapshotIndex) -> SamzaSnapshot:
         SamzaFormatError: The offsets of a file's blobs do not divide it.
     """
     files: list[SamzaFile] = []
-    directories: list[Path] = []
+    directories: list[FilePath] = []
     _collect(index.dir_index, (), files, directories)
     metadata = index.snapshot_metadata
     return SamzaSnapshot(
@@ -280,7 +278,7 @@ def from_samza(index: SamzaSnapshotIndex) -> SamzaSnapshot:
     )
 
 
-def _check_dir(directory: SamzaDirIndex, path: Path) -> None:
+def _check_dir(directory: SamzaDirIndex, path: FilePath) -> None:
     if len(path) > DEPTH_MAX:
         raise SamzaFormatError(f"directories nest deeper than {DEPTH_MAX}", subject="/".join(path[:3]))
     if not path and directory.dir_name:
@@ -305,7 +303,7 @@ def _check_not_blank(value: str, what: str) -> None:
         raise SamzaFormatError("is blank, which Samza refuses", subject=what)
 
 
-def _to_samza_dir(directory: DirIndex, packs: frozenset[str], path: Path) -> SamzaDirIndex:
+def _to_samza_dir(directory: DirIndex, packs: frozenset[str], path: FilePath) -> SamzaDirIndex:
     return SamzaDirIndex(
         dir_name=directory.name,
         files_present=tuple(_to_samza_file(file, packs, (*path, file.name)) for file in directory.files_present),
@@ -315,7 +313,7 @@ def _to_samza_dir(directory: DirIndex, packs: frozenset[str], path: Path) -> Sam
     )
 
 
-def _to_samza_file(file: FileIndex, packs: frozenset[str], path: Path) -> SamzaFileIndex:
+def _to_samza_file(file: FileIndex, packs: frozenset[str], path: FilePath) -> SamzaFileIndex:
     if file.inline is not None:
         raise SamzaFormatError("stands inside the index itself", subject="/".join(path), hint=_UNPACK_HINT)
     metadata = file.metadata
@@ -334,7 +332,7 @@ def _to_samza_file(file: FileIndex, packs: frozenset[str], path: Path) -> SamzaF
     )
 
 
-def _to_samza_blob(blob: FileBlob, packs: frozenset[str], path: Path) -> SamzaFileBlob:
+def _to_samza_blob(blob: FileBlob, packs: frozenset[str], path: FilePath) -> SamzaFileBlob:
     if blob.key in packs or blob.blob_offset_bytes != 0:
         raise SamzaFormatError("stands in a pack with other files", subject="/".join(path), hint=_UNPACK_HINT)
     if blob.file_offset_bytes > OFFSET_BYTES_MAX:
@@ -354,7 +352,7 @@ def _mode(permissions: str) -> int:
     return sum(0o400 >> bit for bit, letter in enumerate(permissions) if letter != "-")
 
 
-def _collect(directory: SamzaDirIndex, path: Path, files: list[SamzaFile], directories: list[Path]) -> None:
+def _collect(directory: SamzaDirIndex, path: FilePath, files: list[SamzaFile], directories: list[FilePath]) -> None:
     for file in directory.files_present:
         where = (*path, file.file_name)
         files.append(
@@ -373,7 +371,7 @@ def _collect(directory: SamzaDirIndex, path: Path, files: list[SamzaFile], direc
         _collect(sub, below, files, directories)
 
 
-def _runs(file: SamzaFileIndex, path: Path) -> tuple[SamzaBlobRun, ...]:
+def _runs(file: SamzaFileIndex, path: FilePath) -> tuple[SamzaBlobRun, ...]:
     size_bytes = file.file_metadata.size
     if size_bytes == 0 and not file.blobs:
         return ()

@@ -10,9 +10,7 @@ from typing import Self
 import msgspec
 
 from index.snapshot.keys import parse_upload_key
-from index.snapshot.model import BlobKey, DirIndex, FileIndex, SnapshotIndex
-
-FilePath = tuple[str, ...]
+from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, SnapshotIndex
 
 
 def files_of(directory: DirIndex, parents: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FileIndex]]:

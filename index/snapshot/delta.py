@@ -18,6 +18,7 @@ from index.snapshot.model import (
     DirDelta,
     DirIndex,
     FileIndex,
+    FilePath,
     IndexDelta,
     IndexReference,
     LineageItem,
@@ -26,8 +27,6 @@ from index.snapshot.model import (
 
 _name = attrgetter("name")
 _key = attrgetter("key")
-
-Path = tuple[str, ...]
 
 
 def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, new: SnapshotIndex) -> IndexDelta:
@@ -181,7 +180,7 @@ def _not_in_base(what: str, name: str) -> IndexInvariantError:
 class ComparedFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file of either snapshot. A size is None on the side that has no such file."""
 
-    path: Path
+    path: FilePath
     before_bytes: int | None = None
     after_bytes: int | None = None
     mode_changed: bool = False
@@ -195,8 +194,8 @@ class IndexDifference(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     # Other bytes, or the same bytes with another mode.
     changed: tuple[ComparedFile, ...] = ()
     unchanged: tuple[ComparedFile, ...] = ()
-    dirs_added: tuple[Path, ...] = ()
-    dirs_removed: tuple[Path, ...] = ()
+    dirs_added: tuple[FilePath, ...] = ()
+    dirs_removed: tuple[FilePath, ...] = ()
 
     def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
         """How many files, and how large they are afterwards; those removed, before."""
@@ -242,10 +241,10 @@ class _Walk:
         self.removed: list[ComparedFile] = []
         self.changed: list[ComparedFile] = []
         self.unchanged: list[ComparedFile] = []
-        self.dirs_added: list[Path] = []
-        self.dirs_removed: list[Path] = []
+        self.dirs_added: list[FilePath] = []
+        self.dirs_removed: list[FilePath] = []
 
-    def compare(self, a: DirIndex, b: DirIndex, path: Path) -> None:
+    def compare(self, a: DirIndex, b: DirIndex, path: FilePath) -> None:
         before = {file.name: file for file in a.files_present}
         after = {file.name: file for file in b.files_present}
         for name in sorted(before.keys() | after.keys()):
@@ -260,7 +259,7 @@ class _Walk:
                 self.dirs_removed.append(below)
             self.compare(dirs_before.get(name, DirIndex(name)), dirs_after.get(name, DirIndex(name)), below)
 
-    def _compare_file(self, before: FileIndex | None, after: FileIndex | None, path: Path) -> None:
+    def _compare_file(self, before: FileIndex | None, after: FileIndex | None, path: FilePath) -> None:
         file = ComparedFile(
             path=path,
             before_bytes=None if before is None else before.metadata.size_bytes,

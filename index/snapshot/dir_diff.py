@@ -12,15 +12,13 @@ import msgspec
 
 from index.errors import IndexInvariantError
 from index.snapshot.invariants import DEPTH_MAX
-from index.snapshot.model import DirIndex, FileIndex, FileMetadata, SstIdentity
+from index.snapshot.model import DirIndex, FileIndex, FileMetadata, FilePath, SstIdentity
 
 # Samza compares no checksum of a larger file unless told to; one of exactly this size is still compared.
 SAMZA_LARGE_FILE_BYTES: Final = 1024 * 1024
 
 _OWNER_BITS: Final = 0o700
 _BUILD_HINT: Final = "the uploads do not belong to this diff; run the backup again"
-
-Path = tuple[str, ...]
 
 _Entry = TypeVar("_Entry", FileIndex, DirIndex)
 _name = attrgetter("name")
@@ -219,7 +217,7 @@ def diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile = is_same_fi
     return _diff_dir(local, remote, same_file, ())
 
 
-def build_dir_index(diff: DirDiff, uploaded: Mapping[Path, FileIndex]) -> DirIndex:
+def build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex]) -> DirIndex:
     """The directory of the new snapshot, once the added files are uploaded.
 
     Args:
@@ -252,8 +250,8 @@ def diff_stats(diff: DirDiff) -> DiffStats:
 
 
 def pairs_to_identify(
-    local: LocalDir, remote: DirIndex, path: Path = ()
-) -> Iterator[tuple[Path, list[tuple[LocalFile, FileIndex]]]]:
+    local: LocalDir, remote: DirIndex, path: FilePath = ()
+) -> Iterator[tuple[FilePath, list[tuple[LocalFile, FileIndex]]]]:
     """The files whose identity `is_same_file` will ask for, by directory, each with the entry that it may be equal to.
 
     Only a file that has the same name, place and size in the snapshot and is not empty: every other one is decided by
@@ -297,7 +295,7 @@ def _strip_all(directories: tuple[DirIndex, ...]) -> tuple[DirIndex, ...]:
     return stripped if any(a is not b for a, b in zip(stripped, directories, strict=True)) else directories
 
 
-def _diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile, path: Path) -> DirDiff:
+def _diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile, path: FilePath) -> DirDiff:
     _check_depth(path)
     remote_files = _by_name(remote.files_present, path)
     added: list[LocalFile] = []
@@ -333,7 +331,7 @@ def _diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile, path: Path
 
 
 def _diff_sub_dirs(
-    local: LocalDir, remote: DirIndex, same_file: SameFile, path: Path
+    local: LocalDir, remote: DirIndex, same_file: SameFile, path: FilePath
 ) -> tuple[tuple[DirDiff, ...], tuple[DirDiff, ...], tuple[DirIndex, ...]]:
     if not local.sub_dirs and not remote.sub_dirs_present:
         return (), (), ()
@@ -353,7 +351,7 @@ def _diff_sub_dirs(
     return tuple(added), tuple(retained), _strip_all(tuple(remote_dirs.values()))
 
 
-def _build_dir_index(diff: DirDiff, uploaded: Mapping[Path, FileIndex], path: Path) -> tuple[DirIndex, int]:
+def _build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex], path: FilePath) -> tuple[DirIndex, int]:
     new_files: dict[str, FileIndex] = {}
     for file in diff.files_added:
         entry = uploaded.get((*path, file.name))
@@ -408,14 +406,14 @@ def _size_bytes(files: Iterable[LocalFile | FileIndex]) -> int:
     return sum(file.metadata.size_bytes for file in files)
 
 
-def _by_name(entries: tuple[_Entry, ...], path: Path) -> dict[str, _Entry]:
+def _by_name(entries: tuple[_Entry, ...], path: FilePath) -> dict[str, _Entry]:
     by_name = {entry.name: entry for entry in entries}
     if len(by_name) != len(entries):
         raise IndexInvariantError("a name occurs twice in the snapshot", subject="/".join(path) or "root")
     return by_name
 
 
-def _check_depth(path: Path) -> None:
+def _check_depth(path: FilePath) -> None:
     if len(path) > DEPTH_MAX:
         raise IndexInvariantError(
             f"directories nest deeper than {DEPTH_MAX}",
@@ -424,7 +422,7 @@ def _check_depth(path: Path) -> None:
         )
 
 
-def _unsorted(path: Path, name: str) -> IndexInvariantError:
+def _unsorted(path: FilePath, name: str) -> IndexInvariantError:
     return IndexInvariantError(
         "a name occurs twice, or names are not sorted",
         subject="/".join((*path, name)),

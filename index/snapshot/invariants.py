@@ -18,6 +18,7 @@ from index.snapshot.model import (
     FileBlob,
     FileIndex,
     FileMetadata,
+    FilePath,
     IndexDelta,
     IndexReference,
     LineageItem,
@@ -45,8 +46,6 @@ _UNIQUE_ID_BYTES_MAX: Final = 200
 _SESSION = re.compile(r"[0-9a-f]{20}")
 # Names that `check_file_name` accepts, told by one look; every other one is asked about.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
-
-Path = tuple[str, ...]
 
 
 def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None) -> None:
@@ -153,7 +152,7 @@ class _IndexWalk:
         self._entries_count = 0
         self._size_bytes = 0
 
-    def check_present(self, directory: DirIndex, path: Path) -> None:
+    def check_present(self, directory: DirIndex, path: FilePath) -> None:
         self._enter(len(directory.files_present) + len(directory.sub_dirs_present), path)
         _check_dir_mode(directory, path)
         files = directory.files_present
@@ -169,7 +168,7 @@ class _IndexWalk:
                     raise broken("M2", "is both a file and a directory", _join(path, sub.name))
                 self.check_present(sub, (*path, sub.name))
 
-    def check_removed(self, directory: DirIndex, path: Path) -> None:
+    def check_removed(self, directory: DirIndex, path: FilePath) -> None:
         if directory.files_removed:
             present = {file.name: file for file in directory.files_present}
             for file in directory.files_removed:
@@ -182,7 +181,7 @@ class _IndexWalk:
         for sub in directory.sub_dirs_present:
             self.check_removed(sub, (*path, sub.name))
 
-    def check_delta(self, directory: DirDelta, path: Path) -> None:
+    def check_delta(self, directory: DirDelta, path: FilePath) -> None:
         names_count = len(directory.files_dropped) + len(directory.sub_dirs_dropped)
         self._enter(len(directory.files_set) + len(directory.sub_dirs_set) + names_count, path)
         _check_dir_mode(directory, path)
@@ -204,7 +203,7 @@ class _IndexWalk:
         if unused:
             raise broken("M9", "is listed and holds no file", f"pack {min(unused)}")
 
-    def _check_gone(self, directory: DirIndex, path: Path) -> None:
+    def _check_gone(self, directory: DirIndex, path: FilePath) -> None:
         if directory.files_removed or directory.sub_dirs_removed:
             raise broken("M12", "was removed and lists removed entries itself", _join(path))
         self._enter(len(directory.files_present) + len(directory.sub_dirs_present), path)
@@ -218,14 +217,14 @@ class _IndexWalk:
         for sub in directory.sub_dirs_present:
             self._check_gone(sub, (*path, sub.name))
 
-    def _enter(self, entries_count: int, path: Path) -> None:
+    def _enter(self, entries_count: int, path: FilePath) -> None:
         if len(path) > DEPTH_MAX:
             raise broken("M3", f"directories nest deeper than {DEPTH_MAX}", _join(path[:3]))
         self._entries_count += entries_count
         if self._entries_count > ENTRIES_MAX:
             raise broken("M3", f"more than {ENTRIES_MAX} entries", _join(path))
 
-    def _check_files(self, files: tuple[FileIndex, ...], path: Path) -> None:
+    def _check_files(self, files: tuple[FileIndex, ...], path: FilePath) -> None:
         checked = self._checked
         unchecked = [file for file in files if id(file) not in checked] if checked else files
         _check_names((file.name for file in unchecked), path)
@@ -241,7 +240,7 @@ class _IndexWalk:
         if self._size_bytes > SIZE_BYTES_MAX:
             raise broken("M3", "all sizes together do not fit 63 bits", _join(path))
 
-    def _check_place(self, blob: FileBlob, path: Path, name: str) -> None:
+    def _check_place(self, blob: FileBlob, path: FilePath, name: str) -> None:
         pack_size_bytes = self._packs.get(blob.key)
         if pack_size_bytes is not None:
             if blob.blob_offset_bytes + blob.size_bytes > pack_size_bytes:
@@ -259,12 +258,12 @@ def _files_by_id(directory: DirIndex) -> dict[int, FileIndex]:
     return found
 
 
-def _check_dir_mode(directory: DirIndex | DirDelta, path: Path) -> None:
+def _check_dir_mode(directory: DirIndex | DirDelta, path: FilePath) -> None:
     if directory.mode is not None and not 0 <= directory.mode <= _MODE_MAX:
         raise broken("M4", "mode is out of range", _join(path))
 
 
-def _check_names(names: Iterable[str], path: Path) -> None:
+def _check_names(names: Iterable[str], path: FilePath) -> None:
     previous = ""
     for name in names:
         if _PLAIN_NAME.fullmatch(name) is None:
@@ -274,7 +273,7 @@ def _check_names(names: Iterable[str], path: Path) -> None:
         previous = name
 
 
-def _check_order(names: Iterable[str], path: Path) -> None:
+def _check_order(names: Iterable[str], path: FilePath) -> None:
     for previous, name in itertools.pairwise(names):
         if name <= previous:
             raise broken("M2", f"stands after {previous!r}", _join(path, name))
@@ -386,7 +385,7 @@ def _check_lineage_item(item: LineageItem) -> None:
     check_text(item.unique_id, "M13", "unique id in a lineage", bytes_max=_UNIQUE_ID_BYTES_MAX)
 
 
-def _join(path: Path, name: str = "") -> str:
+def _join(path: FilePath, name: str = "") -> str:
     return "/".join((*path, name)) if name or path else "root"
 
 

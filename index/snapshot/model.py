@@ -11,6 +11,8 @@ import msgspec
 
 BlobKey = NewType("BlobKey", str)
 UniqueId = NewType("UniqueId", str)
+# The names that lead from the root of a directory to a file or a sub-directory, its own name last.
+FilePath = tuple[str, ...]
 
 SIZE_BYTES_MAX = 2**63 - 1
 

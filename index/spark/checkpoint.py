@@ -12,6 +12,7 @@ import msgspec
 from index.decoding import UNDECODABLE
 from index.errors import BatchLogError, UnknownFormatError
 from index.plan.commits import Commit
+from index.snapshot.model import FilePath
 from index.spark.names import check_store_dir
 from index.spark.query_logs import DEFAULT_STORE, parse_batch_name
 
@@ -21,8 +22,6 @@ QUERY_STORE: Final = "checkpoint"
 
 KIND: Final = "spark-checkpoint"
 FORMAT: Final = 1
-
-FilePath = tuple[str, ...]
 
 COMMITS: Final = "commits"
 OFFSETS: Final = "offsets"

@@ -13,7 +13,7 @@ import msgspec
 
 from index.errors import StateMetadataError, VersionMissingError
 from index.snapshot.dir_diff import LocalFile
-from index.snapshot.model import FileIndex, LineageItem
+from index.snapshot.model import FileIndex, FilePath, LineageItem
 from index.spark.lineage import HeaderNeeded, Present, Resolution, full_lineage, resolve
 from index.spark.metadata import StateMetadata, StoredFile
 from index.spark.names import (
@@ -28,7 +28,6 @@ from index.spark.names import (
     snapshot_name,
 )
 
-FilePath = tuple[str, ...]
 # A file of a directory on disk, or of a backup of one.
 _Present = TypeVar("_Present", LocalFile, FileIndex)
 

@@ -12,14 +12,13 @@ from blobstore.local import dirs as local_dirs
 from blobstore.local import temp as local_temp
 from engine.local import identify, scan
 from engine.local.cache import DigestCache
-from engine.local.scan import FilePath
 from engine.records import roots
 from engine.records.indexes import read_index_chain
 from engine.spark.claims import Attempt, ReadyStore
 from index.plan import backup as backup_plan
 from index.snapshot import dir_diff
 from index.snapshot.dir_diff import LocalFile
-from index.snapshot.model import FileIndex, IndexReference, SnapshotIndex
+from index.snapshot.model import FileIndex, FilePath, IndexReference, SnapshotIndex
 from tests.simulation.faults.mutation import INDEX_GONE, OTHER_BYTES, everywhere, mutation
 from tests.simulation.scenarios import interleavings_of_files
 
