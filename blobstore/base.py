@@ -4,13 +4,14 @@ Samza's `BlobStoreManager` is covered whole; `design/samza.md` maps each of its 
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
-from blobstore.sink import Sink, pour_chunks
+from blobstore.sink import MemorySink, Sink, TooLargeError
 
 LIST_PAGE_MAX: Final = 1000
 DELETE_BATCH_MAX: Final = 1000
@@ -44,7 +45,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     atomic_create: bool
     # A blob whose put was acknowledged is in every later list and stat, a deleted one in none.
     consistent_lists: bool
-    # `get(..., deleted=True)` can serve deleted blobs for a while.
+    # `read_into(..., deleted=True)` can serve deleted blobs for a while.
     keeps_deleted: bool
     # Can be seen by other processes, so that tasks of a cluster may share it.
     shared: bool = True
@@ -150,7 +151,7 @@ class BytesBody:
             yield self._data[at : at + _CHUNK_BYTES_MAX]
 
 
-class BlobStore(Protocol):
+class BlobStore(ABC):
     """Bytes by key.
 
     Keys are `/`-separated components of `A-Za-z0-9._-@~%+=,`, none of them empty, starting with a dot or longer than
@@ -161,9 +162,9 @@ class BlobStore(Protocol):
     """
 
     @property
+    @abstractmethod
     def capabilities(self) -> Capabilities:
         """What this store can do; constant from the first answer of the store on."""
-        ...
 
     def place(self) -> tuple[str, ...]:
         """Where the blobs are, from the outside in, so that two stores can be told to overlap: a kind, then components.
@@ -179,6 +180,7 @@ class BlobStore(Protocol):
         """
         return self
 
+    @abstractmethod
     async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
         """Write a blob, replacing one that is there.
 
@@ -189,8 +191,8 @@ class BlobStore(Protocol):
         of its key: where the answer is late the put may be sent again beside the first (`HedgedStore`), and whichever
         is given up may still arrive.
         """
-        ...
 
+    @abstractmethod
     async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
         """Write a blob unless one of this key is there.
 
@@ -198,64 +200,49 @@ class BlobStore(Protocol):
         that a blob is there and is unchanged, its TTL included. `Unknown` is never returned when the store said no.
         Calls for one key agree on whether they carry a TTL.
         """
-        ...
 
-    def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        """The bytes `[start, start + size_bytes)` of a blob, or from `start` to its end, in non-empty chunks.
-
-        An expired blob is served until it is deleted (design 0002, D6). Exactly the bytes asked for are yielded, or an
-        error is raised: `BlobNotFoundError` (`BlobDeletedError` where the store knows), `InvalidRequestError` for a
-        range that is not within the blob. With `deleted` a deleted blob that the store still retains is served too; a
-        store without `keeps_deleted` treats it as not found. `fresh` is for bytes that came out wrong before: they
-        come over a connection of their own, where there are connections. The iterator is closed by the caller
-        (`contextlib.aclosing`) if not read to its end.
-        """
-        ...
-
-    async def pour(
+    @abstractmethod
+    async def read_into(
         self,
         key: str,
         sink: Sink,
         *,
         start: int = 0,
-        size_bytes: int,
+        size_bytes: int | None = None,
+        deleted: bool = False,
         fresh: bool = False,
     ) -> None:
-        """Give the bytes `[start, start + size_bytes)` of a blob to a sink: for many bytes, past the event loop.
+        """Give the bytes `[start, start + size_bytes)` of a blob, or from `start` to its end, to a sink.
 
-        Errors and arguments are those of `get`; what the sink raises goes on as it is. On return it has had exactly
-        the bytes asked for, in their order; on an error or a cancellation, the first of them. In each case no call of
-        it is under way, and none comes any more.
+        An expired blob is served until it is deleted (design 0002, D6). On return the sink has had exactly the bytes
+        asked for, in their order; on an error or a cancellation, the first of them. In each case no call of it is
+        under way, and none comes any more. What the sink raises is raised as it is; otherwise the error is
+        `BlobNotFoundError` (`BlobDeletedError` where the store knows), or `InvalidRequestError` for a range that is
+        not within the blob. With `deleted` a deleted blob that the store still retains is served too; a store without
+        `keeps_deleted` treats it as not found. `fresh` is for bytes that came out wrong before: they come over a
+        connection of their own, where there are connections.
         """
-        await pour_chunks(self.get(key, start=start, size_bytes=size_bytes, fresh=fresh), sink)
 
+    @abstractmethod
     async def stat(self, key: str) -> BlobInfo | None:
         """What is known of a blob, `ttl_known` always; None if there is none."""
-        ...
 
+    @abstractmethod
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
         """Blobs whose key starts with `prefix` and sorts after `start_after`, in the order of their UTF-8 keys.
 
         At most `limit` (1 to 1,000) of them; `truncated` is False on the last page. A prefix is a key, a part of one
         ending anywhere, or empty.
         """
-        ...
 
+    @abstractmethod
     async def delete(self, keys: Sequence[str]) -> tuple[DeleteFailure, ...]:
         """Delete up to 1,000 blobs; a key that is not there counts as deleted (idempotent).
 
         Returns the keys that were not deleted, each with its reason; all others are gone.
         """
-        ...
 
+    @abstractmethod
     async def remove_ttl(self, key: str) -> None:
         """Make a blob permanent. Doing it again changes nothing (idempotent). The content stays.
 
@@ -264,21 +251,20 @@ class BlobStore(Protocol):
         Raises:
             BlobNotFoundError: There is no such blob (`BlobDeletedError` where the store knows that there was).
         """
-        ...
 
+    @abstractmethod
     async def list_unfinished(self, prefix: str) -> tuple[UnfinishedPut, ...]:
         """List puts of keys of a prefix that were begun and never finished, also those that are still under way.
 
         One whose key the store does not know is listed for every prefix.
         """
-        ...
 
+    @abstractmethod
     async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
         """Give up puts and free what they hold; one that is not there any more counts as given up (idempotent).
 
         A put that was under way fails. Returns those that were not given up, each with its reason.
         """
-        ...
 
     async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:
         """Refuse a place that holds what no store has put there, or lies within another one, before it is used.
@@ -293,13 +279,13 @@ class BlobStore(Protocol):
         """
         del operation, marker, prefixes
 
+    @abstractmethod
     async def now_ms(self) -> int:
         """The store's clock: the one by which creation times and expiry are told."""
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Release connections and files. Closing twice is fine; other calls after it are not."""
-        ...
 
 
 def check_key(key: str, operation: str) -> str:
@@ -325,25 +311,19 @@ async def read_blob(
 
     Raises:
         InvalidRequestError: It is larger than `size_bytes_max`; no more than that is ever held.
-        StoreError: As `BlobStore.get`.
+        StoreError: As `BlobStore.read_into`.
     """
-    chunks: list[bytes] = []
-    total = 0
-    stream = store.get(key, deleted=deleted, fresh=fresh)
+    sink = MemorySink(size_bytes_max)
     try:
-        async for chunk in stream:
-            total += len(chunk)
-            if total > size_bytes_max:
-                raise InvalidRequestError(
-                    f"is larger than the {size_bytes_max} bytes that it may have",
-                    operation="get",
-                    key=key,
-                    hint="the object is not what it claims to be; nothing was read further",
-                )
-            chunks.append(chunk)
-    finally:
-        await stream.aclose()
-    return b"".join(chunks)
+        await store.read_into(key, sink, deleted=deleted, fresh=fresh)
+    except TooLargeError:
+        raise InvalidRequestError(
+            f"is larger than the {size_bytes_max} bytes that it may have",
+            operation="get",
+            key=key,
+            hint="the object is not what it claims to be; nothing was read further",
+        ) from None
+    return sink.data
 
 
 async def list_checked_page(store: BlobStore, prefix: str, *, start_after: str = "") -> ListPage:

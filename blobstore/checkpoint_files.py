@@ -32,6 +32,7 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.local.files import SpooledBody
+from blobstore.sink import Sink
 
 # An empty blob of this name stands in every directory that `mkdirs` made. No file may have it.
 DIRECTORY_MARKER: Final = "~directory"
@@ -171,18 +172,13 @@ class CheckpointFiles:
             case Unknown(reason=reason):
                 raise CheckpointUnknownError(reason, operation=operation, key=key)
 
-    async def open(self, path: str) -> AsyncGenerator[bytes, None]:
-        """The content of a file, in chunks.
-
-        Read it to its end, or close it, before another request to the same store is waited for: a store that asks for
-        less may leave one slot for all of them.
+    async def read_into(self, path: str, sink: Sink) -> None:
+        """Give the content of a file to a sink.
 
         Raises:
             BlobNotFoundError: There is no such file.
         """
-        async with aclosing(self._store.get(self._key(path, "open"))) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        await self._store.read_into(self._key(path, "open"), sink)
 
     async def read(self, path: str, *, size_bytes_max: int = 64 * 1024 * 1024) -> bytes:
         """The content of a small file, whole.

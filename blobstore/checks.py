@@ -77,7 +77,7 @@ async def checked_chunks(body: Body, *, operation: str, key: str) -> AsyncGenera
         InvalidRequestError: Instead of the chunk that is too much, or at the end for bytes that are missing.
     """
     seen = 0
-    async with aclosing(_closable(body.read_chunks())) as chunks:
+    async with aclosing(closable(body.read_chunks())) as chunks:
         async for chunk in chunks:
             seen += len(chunk)
             if seen > body.size_bytes:
@@ -92,7 +92,7 @@ async def checked_chunks(body: Body, *, operation: str, key: str) -> AsyncGenera
         )
 
 
-async def _closable(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def closable(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Any iterator as a generator that can be closed, and that closes what it reads from if it can."""
     try:
         async for chunk in chunks:

@@ -73,7 +73,7 @@ class BlobNotFoundError(StoreError):
 
 
 class BlobDeletedError(BlobNotFoundError):
-    """The blob was there and was deleted; `get(..., deleted=True)` may still serve it."""
+    """The blob was there and was deleted; `read_into(..., deleted=True)` may still serve it."""
 
     default_hint = "the blob was deleted; while the store retains it, it can be read with deleted=True"
 

@@ -25,6 +25,7 @@ from blobstore.base import (
 )
 from blobstore.checks import check_delete, check_list, check_range, check_ttl, checked_chunks, range_size_bytes
 from blobstore.errors import BlobDeletedError, BlobNotFoundError
+from blobstore.sink import Sink, write_chunks
 
 # Some time in 2023: where the clock starts that a store has if it is given none.
 _FIRST_MS: Final = 1_700_000_000_000
@@ -44,7 +45,7 @@ class MemoryStore(BlobStore):
     Args:
         clock: The store's clock in ms since the epoch. Without one each look at the clock is 1 ms after the last,
             so that runs repeat exactly.
-        chunk_bytes: How large the chunks are in which `get` hands out a blob.
+        chunk_bytes: Size of the chunks in which a sink takes a blob.
     """
 
     def __init__(self, *, clock: Callable[[], int] | None = None, chunk_bytes: int = 1 << 20) -> None:
@@ -86,15 +87,16 @@ class MemoryStore(BlobStore):
         return Lost() if key in self._blobs else self._publish(key, data, ttl_ms)
 
     @override
-    async def get(
+    async def read_into(
         self,
         key: str,
+        sink: Sink,
         *,
         start: int = 0,
         size_bytes: int | None = None,
         deleted: bool = False,
         fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> None:
         check_key(key, "get")
         check_range(start, size_bytes, key=key)
         if key in self._blobs:
@@ -104,6 +106,9 @@ class MemoryStore(BlobStore):
         else:
             raise self._missing(key, "get")
         end = start + range_size_bytes(start, size_bytes, blob_size_bytes=len(data), key=key)
+        await write_chunks(self._chunks(data, start, end), sink)
+
+    async def _chunks(self, data: bytes, start: int, end: int) -> AsyncGenerator[bytes, None]:
         for at in range(start, end, self._chunk_bytes):
             yield data[at : min(at + self._chunk_bytes, end)]
 

@@ -1,40 +1,77 @@
-"""Where the bytes of a blob are poured: they are read, hashed and written in one thread (design 0008)."""
+"""What the bytes of a blob are read into. One thread reads, hashes and writes many of them (design 0008)."""
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Final, Protocol
+from typing import Final
 
 from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
-from blobstore.errors import StoreError
 
 Buffer = bytes | bytearray | memoryview
 
-# So many bytes are handed to a sink at a time, and no more are held for it, nor for longer.
-POURED_BYTES: Final = 1024 * 1024
+# Bytes that are given to a sink at a time; no more are held for it, nor for longer.
+SINK_BYTES: Final = 1024 * 1024
 HELD_S: Final = 1.0
 
 
-class Sink(Protocol):
+class Sink(ABC):
     """Takes the bytes of a range."""
 
+    @abstractmethod
     def write(self, data: Buffer) -> None:
         """Take the next bytes.
 
-        It blocks, and is called in a thread, each time perhaps in another one, never twice at once. What it raises
-        ends the pour.
+        It may block, and is called in a thread, each time perhaps in another one, never twice at once. What it raises
+        ends the read.
         """
-        ...
+
+    async def take(self, chunks: Sequence[Buffer]) -> None:
+        """Take the next bytes on the event loop: by `write` in a thread, unless that never blocks."""
+        await run_blocking(_write_all, self, chunks)
+
+
+class TooLargeError(Exception):
+    """More bytes came than a `MemorySink` may hold."""
+
+
+class MemorySink(Sink):
+    """Keeps the bytes in memory.
+
+    Args:
+        size_bytes_max: How many bytes it holds at most; None for no limit.
+    """
+
+    def __init__(self, size_bytes_max: int | None = None) -> None:
+        self._size_bytes_max = size_bytes_max
+        self._size_bytes = 0
+        self._chunks: list[bytes] = []
+
+    @property
+    def data(self) -> bytes:
+        """The bytes so far."""
+        return b"".join(self._chunks)
+
+    @override
+    def write(self, data: Buffer) -> None:
+        self._size_bytes += len(data)
+        if self._size_bytes_max is not None and self._size_bytes > self._size_bytes_max:
+            raise TooLargeError
+        self._chunks.append(bytes(data))
+
+    @override
+    async def take(self, chunks: Sequence[Buffer]) -> None:
+        _write_all(self, chunks)
 
 
 class CountedSink(Sink):
-    """Passes bytes on, and tells how far they have come.
+    """Counts the bytes that another sink has taken.
 
     Attributes:
-        size_bytes: What went through.
+        size_bytes: Bytes so far.
     """
 
     def __init__(self, sink: Sink) -> None:
@@ -46,9 +83,14 @@ class CountedSink(Sink):
         self._sink.write(data)
         self.size_bytes += len(data)
 
+    @override
+    async def take(self, chunks: Sequence[Buffer]) -> None:
+        await self._sink.take(chunks)
+        self.size_bytes += sum(map(len, chunks))
+
 
 class WatchedSink(CountedSink):
-    """Measure how long the sink itself was at work, which is not the store's fault.
+    """Also measures how long the other sink was at work, which is not the store's fault.
 
     Args:
         sink: The sink.
@@ -63,74 +105,89 @@ class WatchedSink(CountedSink):
 
     @property
     def busy_s(self) -> float:
-        """Up to this moment."""
+        """Seconds up to this moment."""
         since_s = self._since_s
         return self._busy_s + (0.0 if since_s is None else self._clock() - since_s)
 
     @override
     def write(self, data: Buffer) -> None:
-        self._since_s = began_s = self._clock()
+        began_s = self._begin()
         try:
             super().write(data)
         finally:
-            self._since_s = None
-            self._busy_s += self._clock() - began_s
+            self._end(began_s)
+
+    @override
+    async def take(self, chunks: Sequence[Buffer]) -> None:
+        began_s = self._begin()
+        try:
+            await super().take(chunks)
+        finally:
+            self._end(began_s)
+
+    def _begin(self) -> float:
+        self._since_s = began_s = self._clock()
+        return began_s
+
+    def _end(self, began_s: float) -> None:
+        self._since_s = None
+        self._busy_s += self._clock() - began_s
 
 
-class ShutError(Exception):
-    """Nobody wants these bytes any more."""
+class SinkClosedError(Exception):
+    """A `RevocableSink` was closed."""
 
 
-class Gate(Sink):
-    """Passes bytes on until it is shut, so that a thread that cannot be stopped does no harm."""
+class RevocableSink(Sink):
+    """Passes bytes on until it is closed, so that a thread that cannot be stopped does no harm."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._lock = threading.Lock()
-        self._is_shut = False
+        self._is_closed = False
 
     @override
     def write(self, data: Buffer) -> None:
         with self._lock:
-            if self._is_shut:
-                raise ShutError
+            if self._is_closed:
+                raise SinkClosedError
             self._sink.write(data)
 
     def refuse(self) -> None:
-        """Let nothing through any more that has not begun."""
-        self._is_shut = True
+        """Refuse every write that has not begun."""
+        self._is_closed = True
 
-    def shut(self) -> None:
+    def close(self) -> None:
         """`refuse`, and wait for a write that is under way."""
         self.refuse()
         with self._lock:
             pass
 
 
-async def pour_chunks(chunks: AsyncGenerator[bytes, None], sink: Sink) -> None:
-    """Give a stream to a sink, with few hops to a thread; the stream is closed at the end.
+async def write_chunks(chunks: AsyncGenerator[bytes, None], sink: Sink) -> None:
+    """Give a stream to a sink, with few hops to a thread, and close the stream.
 
     Raises:
         Exception: What the stream or the sink raised. What came before the stream broke, the sink has had.
     """
     clock = asyncio.get_running_loop().time
     held: list[bytes] = []
-    held_bytes, since_s = 0, 0.0  # what comes first is handed on at once: somebody may wait for it
+    held_bytes, since_s = 0, 0.0  # the first bytes are passed on at once: somebody may wait for them
 
     async def write() -> None:
         nonlocal held, held_bytes, since_s
         writing, held, held_bytes, since_s = held, [], 0, clock()
         if writing:
-            await run_blocking(_write_all, sink, writing)
+            await sink.take(writing)
 
     async with aclosing(chunks) as incoming:
         try:
             async for chunk in incoming:
                 held.append(chunk)
                 held_bytes += len(chunk)
-                if held_bytes >= POURED_BYTES or clock() >= since_s + HELD_S:
+                if held_bytes >= SINK_BYTES or clock() >= since_s + HELD_S:
                     await write()
-        except StoreError:
+        except Exception:
             await write()
             raise
     await write()

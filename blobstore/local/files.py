@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import aiofiles
+from typing_extensions import override
 
 from blobstore.concurrency import run_blocking, shielded
+from blobstore.sink import Buffer, Sink, TooLargeError
 
 CHUNK_BYTES: Final = 1 << 20
 
@@ -124,6 +126,30 @@ async def read_chunks(
         async with aclosing(wanted) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+
+class FileSink(Sink):
+    """Writes bytes to an open file, from its start.
+
+    Args:
+        descriptor: Of the file.
+        size_bytes_max: Size that the file must not exceed; None for no limit.
+
+    Attributes:
+        size_bytes: Bytes written.
+    """
+
+    def __init__(self, descriptor: int, size_bytes_max: int | None = None) -> None:
+        self._descriptor = descriptor
+        self._size_bytes_max = size_bytes_max
+        self.size_bytes = 0
+
+    @override
+    def write(self, data: Buffer) -> None:
+        if self._size_bytes_max is not None and self.size_bytes + len(data) > self._size_bytes_max:
+            raise TooLargeError
+        _write_all(self._descriptor, self.size_bytes, data)
+        self.size_bytes += len(data)
 
 
 def sync_dir(directory: Path | int) -> None:
@@ -249,7 +275,7 @@ async def _opened(
         await shielded(made[0].close())
 
 
-def _write_all(descriptor: int, offset: int, data: bytes) -> None:
+def _write_all(descriptor: int, offset: int, data: Buffer) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)

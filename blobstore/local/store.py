@@ -21,7 +21,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -63,10 +63,10 @@ from blobstore.local.errors import shortened, store_errors, telling_failures
 from blobstore.local.files import LocalFile, create_to_write, flush, open_to_read, sync_dir
 from blobstore.local.temp import TEMP, TempFiles, is_temp_name
 from blobstore.local.ttl import LINK, TTL, TtlLinks
-from blobstore.sink import POURED_BYTES, Sink
+from blobstore.sink import SINK_BYTES, Sink
 
 _NO_SUCH_FILE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
-# A thread pours so many bytes at a time: a pour that is cancelled ends with them.
+# Bytes that a thread reads at a time: a read that is cancelled ends with them.
 _HOP_BYTES: Final = 16 * 1024 * 1024
 # link(2) on a network file system may answer these though the link was made, or will be.
 _NO_ANSWER: Final = frozenset({errno.EIO, errno.ETIMEDOUT, errno.ESTALE})
@@ -133,51 +133,25 @@ class LocalStore(BlobStore):
                 return await run_blocking(self._create, file.descriptor, temp, key, ttl_ms)
 
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        check_key(key, "get")
-        check_range(start, size_bytes, key=key)
-        async with AsyncExitStack() as resources:
-            with store_errors("get", key):
-                file = await self._open(key, deleted=deleted, resources=resources)
-                blob_size_bytes = (await file.stat()).st_size
-            wanted = range_size_bytes(start, size_bytes, blob_size_bytes=blob_size_bytes, key=key)
-            with store_errors("get", key):
-                async with aclosing(file.read_chunks(start=start, size_bytes=wanted)) as chunks:
-                    async for chunk in chunks:
-                        wanted -= len(chunk)
-                        yield chunk
-            if wanted:
-                raise shortened(key)
-
-    @override
-    async def pour(
+    async def read_into(
         self,
         key: str,
         sink: Sink,
         *,
         start: int = 0,
-        size_bytes: int,
+        size_bytes: int | None = None,
+        deleted: bool = False,
         fresh: bool = False,
     ) -> None:
         check_key(key, "get")
         check_range(start, size_bytes, key=key)
         async with AsyncExitStack() as resources:
             with store_errors("get", key):
-                file = await self._open(key, deleted=False, resources=resources)
+                file = await self._open(key, deleted=deleted, resources=resources)
                 blob_size_bytes = (await file.stat()).st_size
-            range_size_bytes(start, size_bytes, blob_size_bytes=blob_size_bytes, key=key)
-            end = start + size_bytes
-            # A hop to a thread for so many bytes: a cancelled pour ends with its hop.
+            end = start + range_size_bytes(start, size_bytes, blob_size_bytes=blob_size_bytes, key=key)
             for at in range(start, end, _HOP_BYTES):
-                await run_blocking(_pour, file.descriptor, key, sink, at, min(at + _HOP_BYTES, end))
+                await run_blocking(_read_into, file.descriptor, key, sink, at, min(at + _HOP_BYTES, end))
 
     @override
     async def stat(self, key: str) -> BlobInfo | None:
@@ -442,9 +416,9 @@ def _is_same_file(name: str, directory: int, descriptor: int) -> bool:
         return False
 
 
-def _pour(descriptor: int, key: str, sink: Sink, start: int, end: int) -> None:
+def _read_into(descriptor: int, key: str, sink: Sink, start: int, end: int) -> None:
     """Give a sink the bytes from `start` to `end`. What the sink raises is not the store's error."""
-    buffer = memoryview(bytearray(min(end - start, POURED_BYTES)))
+    buffer = memoryview(bytearray(min(end - start, SINK_BYTES)))
     at = start
     while at < end:
         with store_errors("get", key):

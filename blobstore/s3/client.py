@@ -43,7 +43,7 @@ from blobstore.s3.errors import (
     store_error,
 )
 from blobstore.s3.settings import S3Settings, may_hold_credentials
-from blobstore.s3.threads import IN_THREAD, ThreadedSession, pour
+from blobstore.s3.threads import IN_THREAD, ThreadedSession, read_into
 from blobstore.sink import Buffer, Sink
 from blobstore.wrappers.throttle import Bandwidth
 
@@ -230,16 +230,16 @@ class S3Client:
             raise broken
 
     async def fetch(self, **arguments: Any) -> Answer:
-        """`call` of `get_object` in a thread: the body of the answer is for `pour`, and not for `read`."""
+        """`call` of `get_object` in a thread: the body of the answer is for `read_into`, and not for `read`."""
         way = IN_THREAD.set(True)
         try:
             return await self.call("get_object", **arguments)
         finally:
             IN_THREAD.reset(way)
 
-    async def pour(self, answer: Answer, sink: Sink, *, size_bytes: int) -> None:
-        """Give the body of an answer of `fetch` to a sink; errors as `threads.pour`."""
-        await pour(answer["Body"].raw_stream, sink, size_bytes=size_bytes)
+    async def read_into(self, answer: Answer, sink: Sink, *, size_bytes: int) -> None:
+        """Give the body of an answer of `fetch` to a sink; errors as `threads.read_into`."""
+        await read_into(answer["Body"].raw_stream, sink, size_bytes=size_bytes)
 
     async def _renew(self, client: Any) -> bool:
         """Whether asking again makes sense: credentials that were good have ended, and new ones may be there."""
@@ -332,7 +332,7 @@ class S3Bucket:
         return await self.client.call(method, Bucket=self.name, **arguments)
 
     async def fetch(self, **arguments: object) -> Answer:
-        """As `call`, of an object whose content is to be poured; see `S3Client.fetch`."""
+        """As `call`, of an object whose content a thread reads; see `S3Client.fetch`."""
         return await self.client.fetch(Bucket=self.name, **arguments)
 
     async def ask(self, method: str, operation: str, key: str, **arguments: object) -> Answer:

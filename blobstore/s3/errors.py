@@ -284,7 +284,7 @@ def read_ttl_ms(answer: Answer) -> int | None:
 
 
 def read_promised_bytes(answer: Answer, start: int, size_bytes: int | None, *, key: str) -> int:
-    """How many bytes follow an answer to `get`, once it is known to be about the range that was asked for (0003, E4).
+    """How many bytes follow an answer to a read, once it is known to be about the range that was asked for (0003, E4).
 
     Raises:
         InvalidRequestError: The blob is too short for the range.

@@ -1,4 +1,4 @@
-"""Reading an object: chunk by chunk through the event loop, or poured by a thread (design 0008)."""
+"""Reading an object: chunk by chunk through the event loop, or by a thread (design 0008)."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -17,10 +17,10 @@ from blobstore.s3.errors import (
     store_error,
 )
 from blobstore.s3.settings import S3Settings
-from blobstore.sink import Sink, pour_chunks
+from blobstore.sink import Sink, write_chunks
 
-# From this size on a range is poured: for less, two hops to a thread and a second pool do not pay (design 0008, B2).
-POURED_FROM_BYTES: Final = 1024 * 1024
+# From this size on a thread reads a range. For less, two hops and a second pool do not pay (design 0008, B2).
+THREADED_FROM_BYTES: Final = 1024 * 1024
 
 
 class S3Reader:
@@ -39,49 +39,32 @@ class S3Reader:
         self._settings = settings
         self._size_bytes_of = size_bytes_of
 
-    async def read(
-        self, name: str, key: str, start: int, size_bytes: int | None, *, fresh: bool
-    ) -> AsyncGenerator[bytes, None]:
-        """The bytes of a range of an object.
+    async def read_into(
+        self, name: str, key: str, sink: Sink, start: int, size_bytes: int | None, *, fresh: bool
+    ) -> None:
+        """Give a range of an object to a sink.
 
         Args:
             name: Of the object.
             key: Of the blob, for errors.
+            sink: For the bytes.
             start: Of the range.
             size_bytes: Of the range, more than 0; None: to the end.
             fresh: By a connection of its own.
 
         Raises:
-            StoreError: As `BlobStore.get`.
+            StoreError: As `BlobStore.read_into`.
         """
+        threaded = self._settings.threaded_reads and size_bytes is not None and size_bytes >= THREADED_FROM_BYTES
         async with self._asking(key, fresh=fresh) as bucket:
-            asked = await self._ask(bucket, name, key, start, size_bytes)
+            asked = await self._ask(bucket, name, key, start, size_bytes, threaded=threaded)
             if asked is None:
                 return
             answer, left = asked
-            async with aclosing(bucket.client.read(answer)) as chunks:
-                async for chunk in chunks:
-                    left -= len(chunk)
-                    if left < 0:
-                        raise StoreUnavailableError("more bytes came than were announced", operation="get", key=key)
-                    yield chunk
-            if left:
-                raise StoreUnavailableError(f"the last {left} bytes did not come", operation="get", key=key)
-
-    async def pour(self, name: str, key: str, sink: Sink, start: int, size_bytes: int, *, fresh: bool) -> None:
-        """Give a range of an object to a sink; for the arguments see `read`.
-
-        Raises:
-            StoreError: As `BlobStore.pour`.
-        """
-        if size_bytes < POURED_FROM_BYTES or not self._settings.threaded_reads:
-            await pour_chunks(self.read(name, key, start, size_bytes, fresh=fresh), sink)
-            return
-        async with self._asking(key, fresh=fresh) as bucket:
-            asked = await self._ask(bucket, name, key, start, size_bytes, threaded=True)
-            if asked is not None:
-                answer, left = asked
-                await bucket.client.pour(answer, sink, size_bytes=left)
+            if threaded:
+                await bucket.client.read_into(answer, sink, size_bytes=left)
+            else:
+                await write_chunks(_checked_chunks(bucket.client.read(answer), left, key), sink)
 
     @asynccontextmanager
     async def _asking(self, key: str, *, fresh: bool) -> AsyncGenerator[S3Bucket, None]:
@@ -116,3 +99,14 @@ class S3Reader:
         except BaseException:
             abandon(answer)
             raise
+
+
+async def _checked_chunks(stream: AsyncGenerator[bytes, None], left: int, key: str) -> AsyncGenerator[bytes, None]:
+    async with aclosing(stream) as chunks:
+        async for chunk in chunks:
+            left -= len(chunk)
+            if left < 0:
+                raise StoreUnavailableError("more bytes came than were announced", operation="get", key=key)
+            yield chunk
+    if left:
+        raise StoreUnavailableError(f"the last {left} bytes did not come", operation="get", key=key)

@@ -6,7 +6,7 @@ After the store itself: how objects and unfinished uploads leave the bucket, in 
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
 
@@ -167,33 +167,14 @@ class S3Store(BlobStore):
     # --- reading ---
 
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        name = self._object(key, "get")
-        check_range(start, size_bytes, key=key)
-        await self._ready()
-        if size_bytes == 0:
-            range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
-            return
-        async with aclosing(self._reader.read(name, key, start, size_bytes, fresh=fresh)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    @override
-    async def pour(
+    async def read_into(
         self,
         key: str,
         sink: Sink,
         *,
         start: int = 0,
-        size_bytes: int,
+        size_bytes: int | None = None,
+        deleted: bool = False,
         fresh: bool = False,
     ) -> None:
         name = self._object(key, "get")
@@ -202,7 +183,7 @@ class S3Store(BlobStore):
         if size_bytes == 0:
             range_size_bytes(start, 0, blob_size_bytes=await self._size_bytes(key), key=key)
         else:
-            await self._reader.pour(name, key, sink, start, size_bytes, fresh=fresh)
+            await self._reader.read_into(name, key, sink, start, size_bytes, fresh=fresh)
 
     @override
     async def stat(self, key: str) -> BlobInfo | None:

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
 from blobstore.s3.errors import BrokenError
-from blobstore.sink import HELD_S, POURED_BYTES, Gate, ShutError, Sink
+from blobstore.sink import HELD_S, SINK_BYTES, RevocableSink, Sink, SinkClosedError
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ class _ReadBody:
         """There is nothing to close."""
 
 
-async def pour(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) -> None:
+async def read_into(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) -> None:
     """Give the body of an answer to a sink, in a thread.
 
     Cancelled, it leaves that thread alone, which has no way to the sink any more and ends with its piece or the read
@@ -169,16 +169,16 @@ async def pour(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) -> No
         BrokenError: They did not come.
         Exception: What the sink raised.
     """
-    gate, clock = Gate(sink), asyncio.get_running_loop().time
+    revocable, clock = RevocableSink(sink), asyncio.get_running_loop().time
     try:
-        await _in_thread(lambda: _pour(body, gate, size_bytes, clock))
+        await _in_thread(lambda: _read(body, revocable, size_bytes, clock))
     except asyncio.CancelledError:
-        gate.refuse()
-        await run_blocking(gate.shut)
+        revocable.refuse()
+        await run_blocking(revocable.close)
         raise
 
 
-def _pour(body: urllib3.HTTPResponse, sink: Sink, size_bytes: int, clock: Callable[[], float]) -> None:
+def _read(body: urllib3.HTTPResponse, sink: Sink, size_bytes: int, clock: Callable[[], float]) -> None:
     left, at_once = size_bytes, _FIRST_BYTES
     try:
         while left:
@@ -192,12 +192,12 @@ def _pour(body: urllib3.HTTPResponse, sink: Sink, size_bytes: int, clock: Callab
             left -= len(piece)
             took_s = clock() - began_s
             if took_s < _FAST_S:
-                at_once = min(2 * at_once, POURED_BYTES)
+                at_once = min(2 * at_once, SINK_BYTES)
             elif took_s > HELD_S:
                 at_once = max(at_once // 2, _FIRST_BYTES)
             sink.write(piece)
-    except ShutError:
-        pass  # nobody listens
+    except SinkClosedError:
+        pass  # nobody waits for them
     finally:
         if left:
             body.close()

@@ -1,9 +1,9 @@
-"""What every wrapper of a store has in common: each request is passed on as it came."""
+"""The common base of all wrappers of a store: it passes each request on as it came."""
 
 import copy
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
@@ -20,17 +20,39 @@ from blobstore.base import (
     RequestMetadata,
     UnfinishedPut,
 )
+from blobstore.checks import closable
 from blobstore.sink import Sink
 
 T = TypeVar("T")
+# Reads the bytes of a call into any sink.
+Read = Callable[[Sink], Coroutine[Any, Any, None]]
+
+
+class PassedBody:
+    """A body that awaits a function with the size of each chunk before it passes that on."""
+
+    def __init__(self, body: Body, passing: Callable[[int], Awaitable[None]]) -> None:
+        self._body = body
+        self._passing = passing
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the body."""
+        return self._body.size_bytes
+
+    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the chunks of the body."""
+        async with aclosing(closable(self._body.read_chunks())) as chunks:
+            async for chunk in chunks:
+                await self._passing(len(chunk))
+                yield chunk
 
 
 class ForwardingStore(BlobStore):
-    """Passes on everything. A wrapper overrides one of two hooks, and those methods whose bytes concern it.
+    """Passes on everything. A wrapper overrides hooks, and those methods that concern it.
 
-    `_around` surrounds each request, a get from its first chunk until it is read to its end or closed, and a pour,
-    which is called a get too. `_send` makes
-    a request that has one answer, which is every request but these. Closing goes through neither.
+    `_around` surrounds each request but `close`; a read is called "get". `_send` makes a request that has one answer,
+    which is every request but a read; `_read` makes a read. `_wrap` replaces each body.
 
     Args:
         inner: The store.
@@ -40,13 +62,20 @@ class ForwardingStore(BlobStore):
         self._inner = inner
 
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:  # noqa: ARG002 - a hook
-        """What a request happens within. The keys are those of the call; for a list, its prefix."""
+        """Return what a request happens within. The keys are those of the call; for a list, its prefix."""
         return nullcontext()
 
     async def _send(self, operation: str, keys: Sequence[str], request: Callable[[], Awaitable[T]]) -> T:
-        """The answer to a request; `request` sends it, anew each time that it is called."""
+        """Return the answer to a request; each call of `request` sends it."""
         async with self._around(operation, *keys):
             return await request()
+
+    async def _read(self, read: Read, sink: Sink) -> None:
+        """Read into a sink; each call of `read` sends the request."""
+        await read(sink)
+
+    def _wrap(self, body: Body) -> Body:
+        return body
 
     @property
     @override
@@ -69,43 +98,30 @@ class ForwardingStore(BlobStore):
 
     @override
     async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
-        return await self._send(
-            "put",
-            (key,),
-            lambda: self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable),
-        )
+        body = self._wrap(body)
+        return await self._send("put", (key,), lambda: self._inner.put(key, body, ttl_ms=ttl_ms, repeatable=repeatable))
 
     @override
     async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
+        body = self._wrap(body)
         return await self._send("put_if_absent", (key,), lambda: self._inner.put_if_absent(key, body, ttl_ms=ttl_ms))
 
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        stream = self._inner.get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
-        async with self._around("get", key), aclosing(stream) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    @override
-    async def pour(
+    async def read_into(
         self,
         key: str,
         sink: Sink,
         *,
         start: int = 0,
-        size_bytes: int,
+        size_bytes: int | None = None,
+        deleted: bool = False,
         fresh: bool = False,
     ) -> None:
+        def read(into: Sink) -> Coroutine[Any, Any, None]:
+            return self._inner.read_into(key, into, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
+
         async with self._around("get", key):
-            await self._inner.pour(key, sink, start=start, size_bytes=size_bytes, fresh=fresh)
+            await self._read(read, sink)
 
     @override
     async def stat(self, key: str) -> BlobInfo | None:

@@ -3,8 +3,7 @@
 import asyncio
 import threading
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -14,7 +13,7 @@ from blobstore.base import LIST_PAGE_MAX, BlobInfo, BlobStore, Body, Created, Li
 from blobstore.concurrency import give_up, shielded
 from blobstore.errors import StoreUnavailableError
 from blobstore.sink import Buffer, Sink
-from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.forwarding import ForwardingStore, Read
 from blobstore.wrappers.retry import RetryBudget
 
 T = TypeVar("T")
@@ -107,7 +106,7 @@ class Hedge:
 class HedgedStore(ForwardingStore):
     """Sends a read again, beside the first, when its answer is late, and takes the one that begins to come first.
 
-    Reads are gets, pours, stats and lists; a put that is `repeatable` is treated as they are. Whoever loses is given
+    Reads are those of blobs, stats and lists; a put that is `repeatable` is treated as they are. Whoever loses is given
     up. What was lost or refused is none of its business: an error that is not `StoreUnavailableError` is an answer.
 
     Args:
@@ -127,59 +126,30 @@ class HedgedStore(ForwardingStore):
         return await (self._hedge.race("put", ask) if repeatable else ask())
 
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        async def ask() -> tuple[AsyncGenerator[bytes, None], bytes]:
-            stream = self._inner.get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
-            return stream, await anext(stream, b"")
-
-        stream, first = await self._hedge.race("get", ask, lambda answer: answer[0].aclose())
-        async with aclosing(stream) as chunks:
-            if first:
-                yield first
-            async for chunk in chunks:
-                yield chunk
-
-    @override
-    async def pour(
-        self,
-        key: str,
-        sink: Sink,
-        *,
-        start: int = 0,
-        size_bytes: int,
-        fresh: bool = False,
-    ) -> None:
-        mouth = _Mouth(sink)
+    async def _read(self, read: Read, sink: Sink) -> None:
+        shared = _SharedSink(sink)
 
         async def ask() -> asyncio.Future[None]:
-            """A pour, once it has brought bytes or is at its end."""
-            lane = _Lane(mouth)
-            pour = self._inner.pour(key, lane, start=start, size_bytes=size_bytes, fresh=fresh)
-            pouring = asyncio.ensure_future(pour)
+            """Return a read once it has brought bytes or is at its end."""
+            lane = _Lane(shared)
+            reading = asyncio.ensure_future(read(lane))
             try:
-                await asyncio.wait({pouring, lane.is_taken}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({reading, lane.is_taken}, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
-                await give_up(pouring)
+                await give_up(reading)
                 raise
-            if pouring.done():
-                pouring.result()
-            return pouring
+            if reading.done():
+                reading.result()
+            return reading
 
-        pouring = await self._hedge.race("pour", ask, give_up)
-        try:
-            await asyncio.wait({pouring})
-        except asyncio.CancelledError:
-            await give_up(pouring)
-            raise
-        pouring.result()
+        reading = await self._hedge.race("get", ask, give_up)
+        if not reading.done():
+            try:
+                await asyncio.wait({reading})
+            except asyncio.CancelledError:
+                await give_up(reading)
+                raise
+        reading.result()
 
     @override
     async def stat(self, key: str) -> BlobInfo | None:
@@ -231,45 +201,51 @@ class _Answers:
 
 
 class _LateError(Exception):
-    """Another pour has the sink."""
+    """Another read has the sink."""
 
 
-class _Mouth:
-    """What several pours of the same range lead to: the first that brings bytes has the sink (design 0008, H4)."""
+class _SharedSink:
+    """The sink of several reads of the same range: the first that brings bytes has it (design 0008, H4)."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
         self._lock = threading.Lock()
-        self._lane: _Lane | None = None
+        self._owner: _Lane | None = None
 
-    def take(self, lane: "_Lane") -> bool:
-        """Have the sink for a lane; whether it is new to it.
+    def claim(self, lane: "_Lane") -> bool:
+        """Claim the sink for a lane; return whether it is new to it.
 
         Raises:
             _LateError: Another has it.
         """
         with self._lock:
-            is_new = self._lane is None
-            self._lane = self._lane or lane
-        if self._lane is not lane:
+            is_new = self._owner is None
+            self._owner = self._owner or lane
+        if self._owner is not lane:
             raise _LateError
         return is_new
 
 
 class _Lane(Sink):
-    def __init__(self, mouth: _Mouth) -> None:
-        self._mouth = mouth
+    def __init__(self, shared: _SharedSink) -> None:
+        self._shared = shared
         self._loop = asyncio.get_running_loop()
         # Set once this one has the sink.
         self.is_taken: asyncio.Future[None] = self._loop.create_future()
 
     @override
     def write(self, data: Buffer) -> None:
-        if self._mouth.take(self):
+        if self._shared.claim(self):
             # Before the write: the time that the sink takes is not the store's.
-            self._loop.call_soon_threadsafe(self._take)
-        self._mouth.sink.write(data)
+            self._loop.call_soon_threadsafe(self._set_taken)
+        self._shared.sink.write(data)
 
-    def _take(self) -> None:
+    @override
+    async def take(self, chunks: Sequence[Buffer]) -> None:
+        if self._shared.claim(self):
+            self._set_taken()
+        await self._shared.sink.take(chunks)
+
+    def _set_taken(self) -> None:
         if not self.is_taken.done():
             self.is_taken.set_result(None)

@@ -119,8 +119,7 @@ class _Slot(AbstractAsyncContextManager[None]):
 class LimitedStore(ForwardingStore):
     """Lets so many requests through at once; the others wait in the order in which they came.
 
-    A `get` counts from its first chunk until it is read to its end or closed. Never wait for one request to a store
-    while a get of the same task stands open: at times there is one slot for all.
+    A sink must not wait for another request to the store: at times there is one slot for all.
 
     Args:
         inner: The store.

@@ -2,16 +2,16 @@
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, Created, CreateOutcome
+from blobstore.base import BlobStore, Body
 from blobstore.errors import StoreError
 from blobstore.sink import CountedSink, Sink
-from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.forwarding import ForwardingStore, PassedBody, Read
 
 _LOGGED_MAX: Final = 100_000
 
@@ -20,7 +20,7 @@ class Meter:
     """What has been counted so far.
 
     Attributes:
-        requests: By operation, such as "put_if_absent". A get counts once its first chunk is asked for.
+        requests: By operation, such as "put_if_absent". A read counts as "get".
         errors: Requests that raised a `StoreError`, by operation.
         seconds: From asking to the end of the answer, summed over the requests of an operation.
         retries: Attempts that were not the first, where a store counts them.
@@ -70,26 +70,6 @@ class Meter:
             raise
 
 
-class _CountedBody:
-    def __init__(self, body: Body, meter: Meter) -> None:
-        self._body = body
-        self._meter = meter
-
-    @property
-    def size_bytes(self) -> int:
-        return self._body.size_bytes
-
-    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        chunks = self._body.read_chunks()
-        try:
-            async for chunk in chunks:
-                self._meter.bytes_out += len(chunk)
-                yield chunk
-        finally:
-            if isinstance(chunks, AsyncGenerator):
-                await chunks.aclose()
-
-
 class MeteredStore(ForwardingStore):
     """Counts every call that reaches the store. Directly around it, that is the requests that the store has to serve.
 
@@ -114,42 +94,16 @@ class MeteredStore(ForwardingStore):
             self.meter.seconds[operation] += clock() - began_s
 
     @override
-    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
-        counted = _CountedBody(body, self.meter)
-        return await super().put(key, counted, ttl_ms=ttl_ms, repeatable=repeatable)
+    def _wrap(self, body: Body) -> Body:
+        async def count(size_bytes: int) -> None:
+            self.meter.bytes_out += size_bytes
+
+        return PassedBody(body, count)
 
     @override
-    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
-        return await super().put_if_absent(key, _CountedBody(body, self.meter), ttl_ms=ttl_ms)
-
-    @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        stream = super().get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
-        async with aclosing(stream) as chunks:
-            async for chunk in chunks:
-                self.meter.bytes_in += len(chunk)
-                yield chunk
-
-    @override
-    async def pour(
-        self,
-        key: str,
-        sink: Sink,
-        *,
-        start: int = 0,
-        size_bytes: int,
-        fresh: bool = False,
-    ) -> None:
+    async def _read(self, read: Read, sink: Sink) -> None:
         counted = CountedSink(sink)
         try:
-            await super().pour(key, counted, start=start, size_bytes=size_bytes, fresh=fresh)
+            await read(counted)
         finally:
             self.meter.bytes_in += counted.size_bytes

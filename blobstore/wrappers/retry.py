@@ -4,9 +4,9 @@ It holds the retrying store, its settings, and the budget that bounds the retrie
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from random import Random  # noqa: TID251 - the default of an argument: jitter decides about nothing but waiting
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
@@ -15,7 +15,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, Body, Created, CreateOutcome, Unknown
 from blobstore.concurrency import give_up
 from blobstore.errors import StoreError, StoreUnavailableError
-from blobstore.sink import POURED_BYTES, Sink, WatchedSink
+from blobstore.sink import SINK_BYTES, Sink, WatchedSink
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.limit import InFlightLimit
 
@@ -43,13 +43,13 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.5
     # A store that asks for a longer wait is obeyed up to here.
     retry_after_max_s: float = 120.0
-    # An attempt without an answer for this long has failed; for a get this holds for every chunk.
+    # An attempt without an answer for this long has failed; so has a read without more bytes for this long.
     deadline_s: float = 60.0
     # How long the first attempts wait for a read to be answered, if not so long; an operation without an answer within
     # so many attempts, of whatever kind, has failed. Empty: as long as that, as often as any other.
     answers_within_s: tuple[float, ...] = ()
     # The floor under every transfer: 16 of them on a line of 10 Mbit/s are above it. The deadline of a put is longer by
-    # the time that its body takes at this rate; a get that comes slower while it is waited for, over the window, is cut
+    # the time that its body takes at this rate; a read that falls behind it by more than is held for a sink is cut
     # off and goes on in a new request.
     bytes_per_s_min: int = 64 * 1024
     progress_window_s: float = 10.0
@@ -76,7 +76,7 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def progress_bytes(self) -> float:
-        """What the floor gives in one window: with so much more of it, a get has made progress."""
+        """What the floor gives in one window: a read that got this much more has made progress."""
         return self.bytes_per_s_min * self.progress_window_s
 
 
@@ -85,55 +85,20 @@ class _NoAnswerError(StoreUnavailableError):
 
 
 class _TooSlowError(StoreUnavailableError):
-    """A get came below the floor, and is to go on in a new request."""
+    """A read fell behind the floor, and is to go on in a new request."""
 
 
 class _Tries:
-    """What became of one operation so far; of a get, since it last made progress."""
+    """The failed attempts of one operation; of a read, since it last made progress."""
 
     def __init__(self) -> None:
         self.failed = 0
         self.unanswered = 0
         self.is_out_of_budget = False
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """Progress was made: what failed before counts no more."""
         self.failed = self.unanswered = 0
-
-
-class _Pace:
-    """How fast one stream comes, by the time that is spent waiting for it.
-
-    The wait for the first chunk is no part of that: the deadline bounds it, and a small blob has no other chunk.
-    """
-
-    def __init__(self, settings: RetrySettings) -> None:
-        self._settings = settings
-        self._has_begun = False
-        self._waited_s = 0.0
-        self._got_bytes = 0
-        # The rate of the last full window.
-        self._bytes_per_s = float(settings.bytes_per_s_min)
-
-    @property
-    def is_too_slow(self) -> bool:
-        return self._bytes_per_s < self._settings.bytes_per_s_min
-
-    def add(self, size_bytes: int, waited_s: float) -> None:
-        """A chunk came."""
-        if not self._has_begun:
-            self._has_begun = True
-            return
-        self._waited_s += waited_s
-        self._got_bytes += size_bytes
-        if self._waited_s >= self._settings.progress_window_s:
-            self._bytes_per_s = self._got_bytes / self._waited_s
-            self._waited_s, self._got_bytes = 0.0, 0
-
-    def check(self, key: str) -> None:
-        """Raise `_TooSlowError` if it was."""
-        if self.is_too_slow:
-            raise _too_slow(self._bytes_per_s, self._settings, key)
 
 
 class RetryingStore(ForwardingStore):
@@ -142,7 +107,7 @@ class RetryingStore(ForwardingStore):
     Every attempt has a deadline. Retries are bounded for each operation and, by a budget that successes refill, for
     all of them together.
 
-    A `get` or a `pour` that broke off, or came too slowly, goes on from the byte that it had reached. It ends with an
+    A read that broke off, or came too slowly, goes on from the byte that it had reached. It ends with an
     error after as many failed attempts as any other operation, counted since it last made progress, which is more than
     a few bytes (`RetrySettings.progress_bytes`): a store that hands out a little and breaks off, again and again, holds
     nobody.
@@ -213,66 +178,14 @@ class RetryingStore(ForwardingStore):
             return Unknown(reason=f"{unknown}; after {error.attempts} attempts: {error}")
 
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        clock = asyncio.get_running_loop().time
-        tries, pace = _Tries(), _Pace(self._settings)
-        stream: AsyncGenerator[bytes, None] | None = None
-        got_bytes = new_bytes = 0
-
-        async def next_chunk() -> bytes:
-            """The next chunk; nothing at the end."""
-            nonlocal stream, pace
-            if got_bytes and got_bytes == size_bytes and (stream is None or pace.is_too_slow):
-                return b""  # it broke, or is to be cut off, after the last byte
-            deadline_s = self._settings.deadline_s
-            if stream is None:
-                deadline_s = self._answer_s(tries)
-                left = None if size_bytes is None else size_bytes - got_bytes
-                stream = self._inner.get(key, start=start + got_bytes, size_bytes=left, deleted=deleted, fresh=fresh)
-                pace = _Pace(self._settings)
-            try:
-                pace.check(key)
-                asked_s = clock()
-                chunk = await self._within(deadline_s, anext(stream, b""), "get", key)
-            except BaseException:
-                # One that has raised is at its end; one that is too slow is not.
-                broken, stream = stream, None
-                await self._close(broken, key)
-                raise
-            if not chunk:
-                stream = None  # it has come to its end: there is nothing to close
-            pace.add(len(chunk), clock() - asked_s)
-            return chunk
-
-        try:
-            while chunk := await self._repeat(next_chunk, tries):
-                got_bytes += len(chunk)
-                new_bytes += len(chunk)
-                if new_bytes >= self._settings.progress_bytes:
-                    new_bytes, tries = 0, _Tries()
-                    self._budget.refill()
-                yield chunk
-            self._succeeded()
-        finally:
-            if stream is not None:
-                await self._close(stream, key)
-
-    @override
-    async def pour(
+    async def read_into(
         self,
         key: str,
         sink: Sink,
         *,
         start: int = 0,
-        size_bytes: int,
+        size_bytes: int | None = None,
+        deleted: bool = False,
         fresh: bool = False,
     ) -> None:
         watched, tries = WatchedSink(sink, asyncio.get_running_loop().time), _Tries()
@@ -283,54 +196,51 @@ class RetryingStore(ForwardingStore):
             got_bytes = watched.size_bytes
             if got_bytes and got_bytes == size_bytes:
                 return  # it broke after the last byte
-            pour = self._inner.pour(
-                key,
-                watched,
-                start=start + got_bytes,
-                size_bytes=size_bytes - got_bytes,
-                fresh=fresh,
+            left = None if size_bytes is None else size_bytes - got_bytes
+            read = self._inner.read_into(
+                key, watched, start=start + got_bytes, size_bytes=left, deleted=deleted, fresh=fresh
             )
             try:
-                await self._watch(pour, watched, key, self._answer_s(tries))
+                await self._watch(read, watched, key, self._answer_s(tries))
             finally:
                 if watched.size_bytes - counted_bytes >= self._settings.progress_bytes:
                     counted_bytes = watched.size_bytes
-                    tries.begin_again()
+                    tries.reset()
                     self._budget.refill()
 
-        await self._repeat(attempt, tries)
-        self._succeeded()
+        await self._try(attempt, tries)
 
-    async def _watch(self, pour: Coroutine[None, None, None], sink: WatchedSink, key: str, deadline_s: float) -> None:
-        """Await a pour for as long as it comes on; `deadline_s` is for its first bytes.
+    async def _watch(self, read: Coroutine[Any, Any, None], sink: WatchedSink, key: str, deadline_s: float) -> None:
+        """Await a read for as long as it makes progress; `deadline_s` is for its first bytes.
 
         Raises:
             _NoAnswerError: Nothing has come for as long as the deadline allows.
-            _TooSlowError: Since its first bytes came it has fallen behind the floor, by more than one piece: so much
-                may be on its way unseen.
+            _TooSlowError: Since its first bytes came it has fallen behind the floor, by more than is held for a sink:
+                that much may be on its way unseen.
         """
         settings, clock = self._settings, asyncio.get_running_loop().time
-        pouring = asyncio.ensure_future(pour)
+        reading = asyncio.ensure_future(read)
         silent_s = behind_bytes = 0.0
         has_begun = False
         try:
             while True:
                 before_bytes, before_s = sink.size_bytes, clock() - sink.busy_s
-                await asyncio.wait({pouring}, timeout=min(settings.progress_window_s, deadline_s - silent_s))
-                if pouring.done():
-                    return pouring.result()
+                await asyncio.wait({reading}, timeout=min(settings.progress_window_s, deadline_s - silent_s))
+                if reading.done():
+                    return reading.result()
                 came_bytes, waited_s = sink.size_bytes - before_bytes, clock() - sink.busy_s - before_s
                 silent_s = 0.0 if came_bytes else silent_s + waited_s
                 if silent_s >= deadline_s:
                     raise _NoAnswerError(f"no answer within {deadline_s:g} s", operation="get", key=key)
                 if has_begun:
                     behind_bytes = max(0.0, behind_bytes + settings.bytes_per_s_min * waited_s - came_bytes)
-                if came_bytes and behind_bytes > POURED_BYTES:
+                if came_bytes and behind_bytes > SINK_BYTES:
                     raise _too_slow(came_bytes / waited_s, settings, key)
                 if came_bytes:
                     has_begun, deadline_s = True, settings.deadline_s
         finally:
-            await give_up(pouring)
+            if not reading.done():
+                await give_up(reading)
 
     @override
     async def close(self) -> None:
@@ -425,9 +335,6 @@ class RetryingStore(ForwardingStore):
             if not deadline.expired():
                 raise  # another's, such as the body's
             raise _NoAnswerError(f"no answer within {deadline_s:g} s", operation=operation, key=key) from error
-
-    async def _close(self, stream: AsyncGenerator[bytes, None], key: str) -> None:
-        await self._within(self._settings.deadline_s, stream.aclose(), "get", key)
 
     def _tell_of_silence(self, began_s: float, now_s: float) -> None:
         if self._on_silence is not None and now_s - began_s >= _SILENCE_S and now_s >= self._quiet_until_s:

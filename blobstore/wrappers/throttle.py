@@ -2,16 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from typing_extensions import override
 
-from blobstore.base import BlobStore, Body, Created, CreateOutcome
+from blobstore.base import BlobStore, Body
 from blobstore.concurrency import give_up
 from blobstore.sink import Buffer, Sink
-from blobstore.wrappers.forwarding import ForwardingStore
+from blobstore.wrappers.forwarding import ForwardingStore, PassedBody, Read
 
 # Bytes are let through in pieces of this size: who has many to move does not hold up who has few.
 PIECE_BYTES: Final = 64 * 1024
@@ -91,75 +90,21 @@ class PacedStore(ForwardingStore):
         self._paces_bodies = paces_bodies
 
     @override
-    async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
-        return await super().put(key, self._paced(body), ttl_ms=ttl_ms, repeatable=repeatable)
+    def _wrap(self, body: Body) -> Body:
+        return PassedBody(body, self._bandwidth.pass_through) if self._paces_bodies else body
 
     @override
-    async def put_if_absent(self, key: str, body: Body, *, ttl_ms: int | None = None) -> CreateOutcome:
-        return await super().put_if_absent(key, self._paced(body), ttl_ms=ttl_ms)
-
-    @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        stream = super().get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
-        async with aclosing(stream) as chunks:
-            async for chunk in chunks:
-                await self._bandwidth.pass_through(len(chunk))
-                yield chunk
-
-    @override
-    async def pour(
-        self,
-        key: str,
-        sink: Sink,
-        *,
-        start: int = 0,
-        size_bytes: int,
-        fresh: bool = False,
-    ) -> None:
+    async def _read(self, read: Read, sink: Sink) -> None:
         paced = _PacedSink(sink, self._bandwidth, asyncio.get_running_loop().time)
-        pour = super().pour(key, paced, start=start, size_bytes=size_bytes, fresh=fresh)
-        pouring = asyncio.ensure_future(pour)
+        reading = asyncio.ensure_future(read(paced))
         try:
-            await asyncio.wait({pouring})
+            await asyncio.wait({reading})
         except asyncio.CancelledError:
-            # First: whoever gives up a pour waits for the write that is under way, which need not wait any more.
+            # First: giving up a read waits for the write that is under way, which need not wait any more.
             paced.let_go()
-            await give_up(pouring)
+            await give_up(reading)
             raise
-        pouring.result()
-
-    def _paced(self, body: Body) -> Body:
-        return _PacedBody(body, self._bandwidth) if self._paces_bodies else body
-
-
-class _PacedBody:
-    """A body that is held up after each chunk."""
-
-    def __init__(self, body: Body, bandwidth: Bandwidth) -> None:
-        self._body = body
-        self._bandwidth = bandwidth
-
-    @property
-    def size_bytes(self) -> int:
-        return self._body.size_bytes
-
-    async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        chunks = self._body.read_chunks()
-        try:
-            async for chunk in chunks:
-                await self._bandwidth.pass_through(len(chunk))
-                yield chunk
-        finally:
-            if isinstance(chunks, AsyncGenerator):
-                await chunks.aclose()
+        reading.result()
 
 
 class _PacedSink(Sink):
@@ -188,3 +133,8 @@ class _PacedSink(Sink):
             if wait_s > GRAIN_S and self._is_let_go.wait(wait_s):
                 break
         self._sink.write(data)
+
+    @override
+    async def take(self, chunks: Sequence[Buffer]) -> None:
+        await self._bandwidth.pass_through(sum(map(len, chunks)))
+        await self._sink.take(chunks)

@@ -18,6 +18,7 @@ from blobstore.base import (
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from blobstore.s3.lifecycle import Rule
 from blobstore.s3.settings import KIB, MIB
+from blobstore.sink import MemorySink
 from engine.doctor.verdict import Failure
 
 T = TypeVar("T")
@@ -148,7 +149,9 @@ class StoreProbe:
         """A part of it."""
 
         async def fetch() -> bytes:
-            return b"".join([c async for c in self.client(number).get(key, start=start, size_bytes=size_bytes)])
+            sink = MemorySink()
+            await self.client(number).read_into(key, sink, start=start, size_bytes=size_bytes)
+            return sink.data
 
         return await self.tried(fetch)
 

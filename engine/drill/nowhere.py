@@ -77,11 +77,11 @@ def _jobs(plan: RestorePlan) -> Iterator[FetchedRun | tuple[RestoredFile, FileBl
 async def _is_right(store: BlobStore, job: FetchedRun | tuple[RestoredFile, FileBlob], *, fresh: bool) -> bool:
     if isinstance(job, FetchedRun):
         files = PackReader(job, job.files)
-        await store.pour(job.key, files, start=job.start, size_bytes=job.size_bytes, fresh=fresh)
+        await store.read_into(job.key, files, start=job.start, size_bytes=job.size_bytes, fresh=fresh)
         return not files.wrong
     file, blob = job
     hasher = ContentHasher()
     sink, start = HashingSink(hasher), blob.blob_offset_bytes
-    await store.pour(blob.key, sink, start=start, size_bytes=blob.size_bytes, fresh=fresh)
+    await store.read_into(blob.key, sink, start=start, size_bytes=blob.size_bytes, fresh=fresh)
     # The hash of a file's only blob is the file's.
     return hasher.blake3 == (blob.blake3 or file.entry.blake3)

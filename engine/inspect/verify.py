@@ -364,7 +364,7 @@ async def _reads_right(store: BlobStore, file: FileIndex, *, fresh: bool) -> boo
     try:
         for blob in file.blobs:
             start, size_bytes = blob.blob_offset_bytes, blob.size_bytes
-            await store.pour(blob.key, hashed, start=start, size_bytes=size_bytes, fresh=fresh)
+            await store.read_into(blob.key, hashed, start=start, size_bytes=size_bytes, fresh=fresh)
     except (BlobNotFoundError, BlobCorruptError, InvalidRequestError):
         return False
     return whole.digest == (file.blake3, file.crc32) and whole.size_bytes == file.metadata.size_bytes

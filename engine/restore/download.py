@@ -220,7 +220,7 @@ class Downloader:
             self._count_request(run.size_bytes)
             writer = PackWriter(self._root, run, wrong, self._owners)
             try:
-                await self._pour_run(run, writer, fresh=fresh)
+                await self._read_run(run, writer, fresh=fresh)
             except (BlobCorruptError, InvalidRequestError):
                 # Where all files had come right before it broke off, nothing is damaged.
                 if writer.wrong:
@@ -234,12 +234,12 @@ class Downloader:
 
         await fetch_right(fetch, lambda reason: self._damaged(wrong[0], run.key, reason))
 
-    async def _pour_run(self, run: FetchedRun, writer: PackWriter, *, fresh: bool) -> None:
+    async def _read_run(self, run: FetchedRun, writer: PackWriter, *, fresh: bool) -> None:
         """Give a range to its writer, and sync what is right even if it broke off."""
         async with self._budget.hold(2 * self._settings.chunk_bytes):
             with target_errors(self._target):
                 try:
-                    await self._tagged(run.files[0], run.size_bytes).pour(
+                    await self._tagged(run.files[0], run.size_bytes).read_into(
                         run.key,
                         writer,
                         start=run.start,
@@ -294,7 +294,7 @@ class Downloader:
         """Write a blob's bytes as they come; their hash."""
         place = FilePlace(stream.descriptor, blob.file_offset_bytes, size_bytes_max=blob.size_bytes)
         with target_errors(self._target):
-            await self._tagged(stream.file, blob.size_bytes).pour(
+            await self._tagged(stream.file, blob.size_bytes).read_into(
                 blob.key,
                 place,
                 start=blob.blob_offset_bytes,

@@ -20,9 +20,10 @@ from blobstore.base import BlobStore, Body, BytesBody, check_key
 from blobstore.checkpoint_files import CheckpointFiles, FileStatus
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobNotFoundError, InvalidRequestError
-from blobstore.local.files import create_to_write
+from blobstore.local.files import FileSink, create_to_write
 from blobstore.local.store import LocalStore
 from blobstore.opening import StoreSettings, local_path_of, open_store
+from blobstore.sink import TooLargeError
 from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
 from engine.local.copy import FileBody, copy_file
@@ -233,14 +234,13 @@ class CheckpointDir:
                     raise self._misfit(path, f"has {copied} bytes, and at most {at_most} were expected")
                 return copied
         # From here on also what is wrong with a local file: the store says it in its words.
-        at = 0
-        async with create_to_write(temp) as file, aclosing(self._files.open(self._join(path))) as chunks:
-            async for chunk in chunks:
-                if at_most is not None and at + len(chunk) > at_most:
-                    raise self._misfit(path, f"has more than {at_most} bytes")
-                await file.write_at(at, chunk)
-                at += len(chunk)
-        return at
+        async with create_to_write(temp) as file:
+            sink = FileSink(file.descriptor, at_most)
+            try:
+                await self._files.read_into(self._join(path), sink)
+            except TooLargeError:
+                raise self._misfit(path, f"has more than {at_most} bytes") from None
+        return sink.size_bytes
 
     async def publish_file(self, path: str, source: Path, *, overwrite: bool) -> int:
         """Publish a local file that nobody changes: one request.

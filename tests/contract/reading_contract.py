@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from itertools import count, pairwise, product
 
 import pytest
@@ -17,7 +16,8 @@ from blobstore.base import (
     CreateOutcome,
 )
 from blobstore.errors import BlobNotFoundError
-from tests.contract.pouring_contract import PouringContract
+from blobstore.sink import MemorySink, TooLargeError
+from tests.contract.sink_contract import SinkContract
 from tests.contract.store_calls import (
     AWKWARD_KEYS,
     CREATE_CALLS,
@@ -50,8 +50,8 @@ _key_sets = st.sets(_key, min_size=1, max_size=12).map(
 _examples = count()
 
 
-class ReadingContract(PouringContract):
-    # --- get ---
+class ReadingContract(SinkContract):
+    # --- read_into, by a sink in memory ---
 
     async def test_get_yields_exactly_the_range(self, store: BlobStore) -> None:
         data = b"0123456789"
@@ -65,13 +65,6 @@ class ReadingContract(PouringContract):
         await put_bytes(store, KEY, b"0123456789")
         for start, size_bytes in RANGES_OUTSIDE:
             assert await is_refused(get_bytes(store, KEY, start=start, size_bytes=size_bytes)), (start, size_bytes)
-
-    async def test_get_yields_no_empty_chunk(self, store: BlobStore) -> None:
-        data = bytes(3 << 20)
-        await put_bytes(store, KEY, data)
-        sizes = [len(chunk) async for chunk in store.get(KEY)]
-        assert all(sizes)
-        assert sum(sizes) == len(data)
 
     async def test_ranges_of_a_large_blob_join_to_the_whole(self, store: BlobStore) -> None:
         data = b"".join(number.to_bytes(4, "big") for number in range(700_000))
@@ -89,11 +82,11 @@ class ReadingContract(PouringContract):
             assert caught.value.key == key
             assert caught.value.hint
 
-    async def test_a_get_may_be_closed_before_its_end(self, store: BlobStore) -> None:
+    async def test_a_sink_may_end_a_read(self, store: BlobStore) -> None:
         await put_bytes(store, KEY, bytes(3 << 20))
         for _ in range(40):  # more than a limit on requests allows at once
-            async with aclosing(store.get(KEY)) as chunks:
-                assert await anext(chunks)
+            with pytest.raises(TooLargeError):
+                await store.read_into(KEY, MemorySink(1))
         assert len(await get_bytes(store, KEY)) == 3 << 20
 
     async def test_a_get_may_be_cancelled(self, store: BlobStore) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable
-from contextlib import aclosing
 from typing import ClassVar
 
 import pytest
@@ -16,6 +15,7 @@ from blobstore.base import (
     list_blobs,
 )
 from blobstore.errors import InvalidRequestError
+from blobstore.sink import MemorySink
 
 HOUR_MS = 3_600_000
 KEY = "blobs/0f/job@task/0123-000001"
@@ -35,8 +35,9 @@ async def create_bytes(store: BlobStore, key: str, data: bytes, *, ttl_ms: int |
 async def get_bytes(
     store: BlobStore, key: str, *, start: int = 0, size_bytes: int | None = None, deleted: bool = False
 ) -> bytes:
-    async with aclosing(store.get(key, start=start, size_bytes=size_bytes, deleted=deleted)) as chunks:
-        return b"".join([chunk async for chunk in chunks])
+    sink = MemorySink()
+    await store.read_into(key, sink, start=start, size_bytes=size_bytes, deleted=deleted)
+    return sink.data
 
 
 async def is_refused(call: Awaitable[object]) -> bool:

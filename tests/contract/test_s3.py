@@ -9,9 +9,9 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.s3.settings import StoreProfile
 from blobstore.s3.store import S3Store
-from tests.contract.pouring_contract import PouringContract
 from tests.contract.reading_contract import ListingContract, ReadingContract
 from tests.contract.s3_contract import S3Contract, S3Fixtures
+from tests.contract.sink_contract import SinkContract
 from tests.contract.store_calls import HOUR_MS, KEY, create_bytes, keys_of, put_bytes, stat_there
 from tests.contract.store_contract import KeepingContract, RacedByProcesses
 from tests.contract.writing_contract import WritingContract
@@ -215,7 +215,7 @@ async def test_an_upload_that_is_given_up_under_the_hands_of_its_writer_fails(
         ceph_server.client.upload_part(**upload, PartNumber=2, Body=b"part")
 
 
-class TestPouredByThreads(S3Fixtures, PouringContract):
+class TestReadByThreads(S3Fixtures, SinkContract):
     """Whatever the size (design 0008, B2); what is too little for that goes through the event loop in the others."""
 
     @pytest.fixture
@@ -225,4 +225,4 @@ class TestPouredByThreads(S3Fixtures, PouringContract):
 
     @pytest.fixture(autouse=True)
     def from_the_first_byte(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("blobstore.s3.reader.POURED_FROM_BYTES", 1)
+        monkeypatch.setattr("blobstore.s3.reader.THREADED_FROM_BYTES", 1)

@@ -23,6 +23,7 @@ from index.snapshot.codec import RECORD_BYTES_MAX, decode_pin
 from index.snapshot.keys import pin_key
 from index.snapshot.model import Scope
 from index.spark.checkpoint import decode_checkpoint_backup
+from tests.contract.store_calls import get_bytes
 from tests.doubles import SteppedClock
 from tests.golden.make_repository import (
     BATCHES,
@@ -73,7 +74,7 @@ async def in_memory(unpacked: Path, clock: SteppedClock, *, days_later: int = 0)
     for blob in blobs:
         clock.now_ms = blob.created_at_ms + days_later * DAY_MS
         ttl_ms = None if blob.expires_at_ms is None else blob.expires_at_ms - blob.created_at_ms
-        data = b"".join([chunk async for chunk in directory.get(blob.key)])
+        data = await get_bytes(directory, blob.key)
         await memory.put(blob.key, BytesBody(data), ttl_ms=ttl_ms)
     clock.now_ms = max(blob.created_at_ms for blob in blobs) + days_later * DAY_MS + HOUR_MS
     return memory

@@ -21,7 +21,7 @@ from blobstore.s3.settings import S3Settings
 from blobstore.s3.store import S3Store
 from engine.cli import tidemark
 from engine.cli.exit_codes import ExitCode
-from tests.contract.pouring_contract import Collecting
+from tests.contract.sink_contract import Collecting
 from tests.fuzz.target import check_refusal
 
 DATE: Final = "Sun, 22 Nov 2026 20:00:00 GMT"
@@ -209,7 +209,7 @@ def _requests(store: S3Store) -> dict[str, Callable[[], Awaitable[object]]]:
     """Each way to ask a server: through the event loop, in a thread, with a body, without an answer's body."""
     return {
         "get": lambda: read_blob(store, "blobs/00/j/x", size_bytes_max=1000),
-        "pour": lambda: store.pour("blobs/00/j/x", Collecting(), size_bytes=2 * 1024 * 1024),
+        "range": lambda: store.read_into("blobs/00/j/x", Collecting(), size_bytes=2 * 1024 * 1024),
         "stat": lambda: store.stat("blobs/00/j/x"),
         "list": lambda: store.list_page("blobs/"),
         "put": lambda: store.put("blobs/00/j/x", BytesBody(b"abc")),
@@ -224,7 +224,7 @@ async def test_a_redirect_is_not_followed(store: S3Store, liar: Liar, other: Lia
     host = other.endpoint_url.removeprefix("http://")
     liar.status, liar.headers = status, {"Location": f"{other.endpoint_url}/{_SECRET}"}
     for what, ask in _requests(store).items():
-        is_unread = (status, what) == (303, "pour")  # the SDK's blocking client fails on it
+        is_unread = (status, what) == (303, "range")  # the SDK's blocking client fails on it
         with pytest.raises(StoreError if is_unread else InvalidRequestError) as refused:
             await ask()
         assert is_unread or host in refused.value.hint, what
@@ -243,7 +243,7 @@ async def test_an_answer_without_end_is_given_up(store: S3Store, liar: Liar, sta
     """In bounded memory: no more is read than the limit and what is on its way (F5)."""
     liar.status, liar.is_endless, liar.body = status, True, bytes(64 * 1024)
     requests = _requests(store)
-    for what in ("get", "pour", "list", "put", "delete"):
+    for what in ("get", "range", "list", "put", "delete"):
         liar.sent_bytes = 0
         with pytest.raises(StoreError):
             await requests[what]()
@@ -259,7 +259,7 @@ async def test_a_refusal_that_drips_without_end_holds_no_thread(
     liar.status, liar.is_endless, liar.body, liar.pause_s = 500, True, b"x", 0.02
     async with asyncio.timeout(5):
         with pytest.raises(StoreUnavailableError):
-            await _requests(store)["pour"]()
+            await _requests(store)["range"]()
     await store.close()
 
 

@@ -6,7 +6,7 @@ row cannot apply here:
 - Rows 3, 8: no request carries `If-Match`; blobs are written once, so a range that is gone on with cannot be of
   another version (design 0003, options that lost).
 - Row 2: nothing is copied on the store.
-- Row 7: what hangs is cut off and sent again; that reads are asked for a second time is `test_s3_pours`'s to show, and
+- Row 7: what hangs is cut off and sent again; that reads are asked for a second time is for `test_s3_threads`, and
   switched off elsewhere, so that each fault meets the request that it is meant for.
 - Row 15: blobs have one copy; the way out is another commit, which the caller chooses.
 - Row 16: a store whose every list leaves out the same key for good is below what the protocol needs (design 0002).

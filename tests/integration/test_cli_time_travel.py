@@ -88,7 +88,7 @@ async def test_a_fork_puts_nothing_but_its_record_and_its_pin(two_commits: Shell
         store.meter.reset()
         await repository.fork(commit, Scope("yesterday"))
     # The pin, and its release; the record. No blob, no index.
-    puts = {name: number for name, number in store.meter.requests.items() if name.startswith(("put", "get", "pour"))}
+    puts = {name: number for name, number in store.meter.requests.items() if name.startswith(("put", "get"))}
     assert puts.get("put", 0) <= 2
     assert puts["put_if_absent"] == 1
     assert store.meter.bytes_out < 10_000

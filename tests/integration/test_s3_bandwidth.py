@@ -8,7 +8,7 @@ import pytest
 from blobstore.base import BytesBody, Created, read_blob
 from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import S3Settings
-from tests.contract.pouring_contract import Collecting
+from tests.contract.sink_contract import Collecting
 from tests.servers.s3_server import S3Server
 
 MIB = 2**20
@@ -27,7 +27,7 @@ async def test_sending_and_fetching_take_the_time_of_their_bytes(s3_server: S3Se
         assert isinstance(await store.put_if_absent("blobs/k", BytesBody(DATA)), Created)
         times_s.append(time.monotonic())
         sink = Collecting()
-        await store.pour("blobs/k", sink, size_bytes=len(DATA))
+        await store.read_into("blobs/k", sink, size_bytes=len(DATA))
         times_s.append(time.monotonic())
         assert bytes(sink.data) == DATA
         assert len(await read_blob(store, "blobs/k", size_bytes_max=len(DATA))) == len(DATA)

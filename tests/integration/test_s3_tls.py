@@ -14,7 +14,7 @@ from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import MIB, S3Settings
 from blobstore.s3.store import S3Store
 from engine.repository.repository import Repository
-from tests.contract.pouring_contract import Collecting, poured
+from tests.contract.sink_contract import Collecting, read_range
 from tests.contract.store_calls import HOUR_MS, KEY, get_bytes, keys_of, stat_there
 from tests.servers.ceph_rgw import CephRgw
 from tests.servers.s3_server import S3Server
@@ -76,18 +76,18 @@ async def test_many_requests_at_once_share_the_connections(store: S3Store) -> No
             group.create_task(live(number))
 
 
-async def test_threads_pour_over_tls_and_cut_off_pour_no_ciphertext(store: S3Store) -> None:
+async def test_threads_read_over_tls_and_cut_off_take_no_ciphertext(store: S3Store) -> None:
     data = Random(1).randbytes(8 * MIB)
     await store.put(KEY, BytesBody(data))
-    assert await poured(store, 3, 8 * MIB - 3) == data[3:]
+    assert await read_range(store, 3, 8 * MIB - 3) == data[3:]
     for delay_s in (0.0, 0.005, 0.01, 0.02, 0.03):
         sink = Collecting()
-        task = asyncio.ensure_future(store.pour(KEY, sink, size_bytes=len(data)))
+        task = asyncio.ensure_future(store.read_into(KEY, sink, size_bytes=len(data)))
         await asyncio.sleep(delay_s)
         task.cancel()
         await asyncio.wait([task])
         assert data.startswith(sink.data)
-    assert await poured(store, 0, 8 * MIB) == data
+    assert await read_range(store, 0, 8 * MIB) == data
 
 
 async def test_a_thread_says_so_too(store: S3Store, bucket: str, settings: S3Settings) -> None:
@@ -95,7 +95,7 @@ async def test_a_thread_says_so_too(store: S3Store, bucket: str, settings: S3Set
     await store.put(KEY, BytesBody(data))
     unknown = S3Store(bucket, settings=S3Settings(endpoint_url=settings.endpoint_url), bound_by_profile=False)
     with pytest.raises(InvalidRequestError, match="not trusted"):
-        await poured(unknown, 0, 2 * MIB)
+        await read_range(unknown, 0, 2 * MIB)
     await unknown.close()
 
 

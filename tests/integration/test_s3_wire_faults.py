@@ -15,6 +15,7 @@ from engine.errors import (
 )
 from engine.repository.repository import Repository
 from index.errors import FormatError
+from tests.contract.store_calls import get_bytes
 from tests.fault_rules import (
     Answer,
     Break,
@@ -259,7 +260,7 @@ async def test_row_6_a_server_that_ignores_ranges_is_not_believed(bench: Bench) 
     )
     bench.strike(whole, "GetObject", key="/key")
     store = bench.store()
-    assert b"".join([c async for c in store.get("key", start=500, size_bytes=100)]) == pattern(1000)[500:600]
+    assert await get_bytes(store, "key", start=500, size_bytes=100) == pattern(1000)[500:600]
 
 
 # --- 7: silence, and slowness ---

@@ -1,7 +1,7 @@
 """tidemark as a job uses it: one process that backs a directory up and commits, or restores it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,19 +58,6 @@ class _KeepsWithoutTags(ForwardingStore):
     @override
     def capabilities(self) -> Capabilities:
         return msgspec.structs.replace(self._inner.capabilities, removes_ttl=True)
-
-    @override
-    def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        # The inner one itself, so that no chunk passes through here.
-        return self._inner.get(key, start=start, size_bytes=size_bytes, deleted=deleted, fresh=fresh)
 
 
 class _RefusesASecond(ForwardingStore):

@@ -1,6 +1,6 @@
 """A second kind of simulated store, beside S3: lists show TTLs, times are in milliseconds."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from blobstore.checks import checked_chunks, range_size_bytes
 from blobstore.errors import BlobNotFoundError
 from blobstore.s3.errors import PRECONDITION_FAILED, TTL_MS, BrokenError, RefusedError, store_error
 from blobstore.s3.lifecycle import EXPIRING, KEPT
+from blobstore.sink import Sink
 from tests.simulation.faults.request_faults import Fault, Request
 from tests.simulation.model.s3 import SimObject, SimServer
 
@@ -108,15 +109,9 @@ class DirectStore(BlobStore):
         return await self._ask("put_object", key, put, mutates=True, creates=if_absent, has_body=True)
 
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
+    async def read_into(
+        self, key: str, sink: Sink, *, start: int = 0, size_bytes: int | None = None, **how: Any
+    ) -> None:
         def find(_: int) -> tuple[bytes, bool]:
             whole = self._server.find(self._root + key).data
             wanted = range_size_bytes(start, size_bytes, blob_size_bytes=len(whole), key=key)
@@ -130,7 +125,7 @@ class DirectStore(BlobStore):
         except (RefusedError, BrokenError) as error:
             raise store_error(error, "get", key) from None
         if data:
-            yield data
+            await sink.take([data])
         if not is_whole:
             raise store_error(BrokenError("the body broke off"), "get", key)
 

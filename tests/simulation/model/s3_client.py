@@ -253,29 +253,11 @@ class SimS3Store(S3Store):
         self._bucket.client = SimS3Client(server, process, prefix, self.settings)  # type: ignore[assignment]  # its double
 
     @override
-    def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        # `fresh` would open another, real, client: here every request has a connection of its own.
-        return super().get(key, start=start, size_bytes=size_bytes, deleted=deleted)
-
-    @override
-    async def pour(
-        self,
-        key: str,
-        sink: Sink,
-        *,
-        start: int = 0,
-        size_bytes: int,
-        fresh: bool = False,
+    async def read_into(
+        self, key: str, sink: Sink, *, start: int = 0, size_bytes: int | None = None, **how: Any
     ) -> None:
-        await super().pour(key, sink, start=start, size_bytes=size_bytes)
+        # `fresh` would open another, real, client: here every request has a connection of its own.
+        await super().read_into(key, sink, start=start, size_bytes=size_bytes, deleted=how.get("deleted", False))
 
 
 def _born(wanted: Answer, data: bytes, born_ms: int) -> SimObject:

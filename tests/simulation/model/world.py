@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Final, TypeVar
 
@@ -13,6 +13,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore, Body, CreateOutcome, Unknown
 from blobstore.errors import StoreUnavailableError
 from blobstore.s3.errors import RefusedError
+from blobstore.sink import Sink
 from blobstore.wrappers.forwarding import ForwardingStore
 from index.snapshot.codec import encode_record
 from index.snapshot.keys import REPOSITORY, parse_log_key
@@ -279,8 +280,9 @@ class TrappedStore(ForwardingStore):
         return await (super()._send(operation, keys, request) if self._traps else request())
 
     @override
-    def get(self, key: str, **how: Any) -> AsyncGenerator[bytes, None]:
-        return super().get(key, **how) if self._traps else self._inner.get(key, **how)
+    async def read_into(self, key: str, sink: Sink, **how: Any) -> None:
+        read_into = super().read_into if self._traps else self._inner.read_into
+        await read_into(key, sink, **how)
 
     @override
     def _around(self, operation: str, *keys: str) -> AbstractAsyncContextManager[None]:

@@ -1,6 +1,7 @@
 """A store that answers as a script says."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from typing_extensions import override
 
@@ -15,6 +16,7 @@ from blobstore.base import (
     Unknown,
 )
 from blobstore.memory import MemoryStore
+from blobstore.sink import Buffer, CountedSink, Sink
 
 # A step: this one carries the request out. An exception is raised instead, a result returned instead, and a function
 # is awaited before.
@@ -29,11 +31,24 @@ class LostAnswer:
 
 
 class BreakAfter:
-    """A get breaks after so many bytes, with this error."""
+    """A read breaks after so many bytes, with this error."""
 
     def __init__(self, size_bytes: int, error: Exception) -> None:
         self.size_bytes = size_bytes
         self.error = error
+
+
+class _BreakingSink(CountedSink):
+    def __init__(self, sink: Sink, step: BreakAfter) -> None:
+        super().__init__(sink)
+        self._step = step
+
+    @override
+    async def take(self, chunks: Sequence[Buffer]) -> None:
+        for chunk in chunks:
+            if self.size_bytes >= self._step.size_bytes:
+                raise self._step.error
+            await super().take([chunk])
 
 
 Step = str | Exception | Unknown | Callable[[], Awaitable[None]] | tuple[DeleteFailure, ...] | LostAnswer | BreakAfter
@@ -74,22 +89,12 @@ class ScriptedStore(MemoryStore):
         raise step.seen
 
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
+    async def read_into(
+        self, key: str, sink: Sink, *, start: int = 0, size_bytes: int | None = None, **how: Any
+    ) -> None:
         step = await self._next(f"get {start}+{size_bytes}")
-        got_bytes = 0
-        async for chunk in super().get(key, start=start, size_bytes=size_bytes, deleted=deleted):
-            if isinstance(step, BreakAfter) and got_bytes >= step.size_bytes:
-                raise step.error
-            got_bytes += len(chunk)
-            yield chunk
+        broken = _BreakingSink(sink, step) if isinstance(step, BreakAfter) else sink
+        await super().read_into(key, broken, start=start, size_bytes=size_bytes, deleted=how.get("deleted", False))
         if isinstance(step, BreakAfter):
             raise step.error
 

@@ -8,7 +8,7 @@ import pytest
 from blobstore.errors import StoreUnavailableError
 from blobstore.s3.settings import MIB, S3Settings
 from blobstore.s3.store import S3Store
-from tests.contract.pouring_contract import poured
+from tests.contract.sink_contract import read_range
 
 
 class Raw:
@@ -53,5 +53,5 @@ async def test_whatever_an_answer_lacks_it_is_an_error_that_may_go_away(raw: Raw
     settings = S3Settings(endpoint_url=raw.url, path_style=True, read_timeout_s=2)
     store = S3Store("bucket", settings=settings, bound_by_profile=False)
     with pytest.raises(StoreUnavailableError):
-        await poured(store, 0, 2 * MIB)
+        await read_range(store, 0, 2 * MIB)
     await store.close()

@@ -16,7 +16,7 @@ from blobstore.sink import Buffer, Sink
 from blobstore.wrappers.hedge import HedgedStore, HedgeSettings
 from blobstore.wrappers.limit import LimitedStore
 from blobstore.wrappers.retry import RetryingStore
-from tests.contract.pouring_contract import Collecting
+from tests.contract.sink_contract import Collecting
 from tests.simulation.model.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, ScriptedStore, Step
 
@@ -39,9 +39,9 @@ def after(seconds: float, error: Exception | None = None) -> Callable[[], Awaita
 HANG = after(1e9)
 
 
-async def poured(store: BlobStore) -> bytes:
+async def read_range(store: BlobStore) -> bytes:
     sink = Collecting()
-    await store.pour("k", sink, size_bytes=len(DATA))
+    await store.read_into("k", sink, size_bytes=len(DATA))
     return bytes(sink.data)
 
 
@@ -56,7 +56,7 @@ async def repeated(store: BlobStore) -> None:
 # And the one write that is treated as they are (H6).
 READS: dict[str, Callable[[BlobStore], Awaitable[object]]] = {
     "get": got,
-    "pour": poured,
+    "range": read_range,
     "stat": lambda store: store.stat("k"),
     "list_page": lambda store: store.list_page(""),
     "repeatable put": repeated,
@@ -193,7 +193,7 @@ def test_there_are_only_so_many_second_requests() -> None:
 
 
 class TwoLanes(MemoryStore):
-    """Its first pour is late with its first bytes, and then as fast as the second."""
+    """Its first read is late with its first bytes, and then as fast as the second."""
 
     def __init__(self, waits_s: list[float]) -> None:
         super().__init__()
@@ -202,19 +202,13 @@ class TwoLanes(MemoryStore):
         self.refused = 0
 
     @override
-    async def pour(
-        self,
-        key: str,
-        sink: Sink,
-        *,
-        start: int = 0,
-        size_bytes: int,
-        fresh: bool = False,
+    async def read_into(
+        self, key: str, sink: Sink, *, start: int = 0, size_bytes: int | None = None, **how: Any
     ) -> None:
         wait_s = self._waits_s.pop(0)
         self.open += 1
         try:
-            for at in range(size_bytes):
+            for at in range(size_bytes or 0):
                 await asyncio.sleep(wait_s)
                 try:
                     sink.write(DATA[at : at + 1])
@@ -226,10 +220,10 @@ class TwoLanes(MemoryStore):
 
 
 @pytest.mark.parametrize("waits_s", [[1.1, 0.2], [1.1, 0.1], [1.1, 5.0]], ids=["second", "both at once", "first"])
-def test_of_two_pours_one_alone_has_the_sink(waits_s: list[float]) -> None:
+def test_of_two_reads_one_alone_has_the_sink(waits_s: list[float]) -> None:
     async def main() -> TwoLanes:
         inner = TwoLanes(waits_s)
-        assert await poured(HedgedStore(inner, SETTINGS)) == DATA
+        assert await read_range(HedgedStore(inner, SETTINGS)) == DATA
         assert inner.open == 0
         return inner
 
@@ -245,20 +239,20 @@ async def test_the_time_that_a_sink_takes_is_not_the_stores() -> None:
 
     settings = msgspec.structs.replace(SETTINGS, first_patience_s=0.3)
     inner, store = await filled(settings=settings)
-    await store.pour("k", Slow(), size_bytes=4)
+    await store.read_into("k", Slow(), size_bytes=4)
     assert inner.requests == ["get 0+4"]
 
 
 def test_a_caller_that_goes_away_while_the_loser_ends_takes_the_winner_along() -> None:
     class Clinging(TwoLanes):
-        """Its first pour takes a second to end."""
+        """Its first read takes a second to end."""
 
         @override
-        async def pour(self, key: str, sink: Sink, **how: Any) -> None:
+        async def read_into(self, key: str, sink: Sink, **how: Any) -> None:
             is_first = not self.starts
             self.starts.append(0)
             try:
-                await super().pour(key, sink, **how)
+                await super().read_into(key, sink, **how)
             finally:
                 if is_first:
                     await asyncio.sleep(1)
@@ -267,7 +261,7 @@ def test_a_caller_that_goes_away_while_the_loser_ends_takes_the_winner_along() -
 
     async def main() -> int:
         inner, sink = Clinging([1e9, 0.5]), Collecting()
-        task = asyncio.ensure_future(HedgedStore(inner, SETTINGS).pour("k", sink, size_bytes=len(DATA)))
+        task = asyncio.ensure_future(HedgedStore(inner, SETTINGS).read_into("k", sink, size_bytes=len(DATA)))
         await asyncio.sleep(2)  # the second has begun, at 1.5, and the first is being ended until 2.5
         task.cancel()
         await asyncio.wait([task])
@@ -280,10 +274,10 @@ def test_a_caller_that_goes_away_while_the_loser_ends_takes_the_winner_along() -
     assert run_jumping(main())[0] == 0
 
 
-def test_a_pour_that_breaks_goes_on_in_the_layer_above() -> None:
+def test_a_read_that_breaks_goes_on_in_the_layer_above() -> None:
     async def main() -> list[str]:
         inner, store = await filled(HANG, BreakAfter(4, BROKEN))
-        assert await poured(RetryingStore(store)) == DATA
+        assert await read_range(RetryingStore(store)) == DATA
         return inner.requests
 
     assert run_jumping(main())[0] == ["get 0+10", "get 0+10", "get 4+6"]

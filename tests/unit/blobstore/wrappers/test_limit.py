@@ -1,10 +1,12 @@
 import asyncio
-from contextlib import aclosing
+from collections.abc import Sequence
 
 import pytest
+from typing_extensions import override
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
+from blobstore.sink import Buffer, MemorySink
 from blobstore.wrappers.limit import InFlightLimit, LimitedStore
 from tests.unit.blobstore.scripted_store import ScriptedStore
 
@@ -34,22 +36,25 @@ async def test_no_more_requests_are_under_way_than_the_limit() -> None:
     assert crowd.most == 3
 
 
-async def test_a_get_counts_until_it_is_read_to_its_end_or_closed() -> None:
+async def test_a_read_counts_until_its_end() -> None:
+    class Waiting(MemorySink):
+        @override
+        async def take(self, chunks: Sequence[Buffer]) -> None:
+            await go_on.wait()
+            await super().take(chunks)
+
+    go_on, sinks = asyncio.Event(), [Waiting(), Waiting()]
     store = LimitedStore(ScriptedStore(chunk_bytes=1), 2)
     await store.put("k", BytesBody(b"abc"))
-    async with aclosing(store.get("k")) as first, aclosing(store.get("k")) as second:
-        await anext(first)
-        await anext(second)
-        third = asyncio.ensure_future(store.stat("k"))
-        await asyncio.sleep(0.01)
-        assert not third.done()
-        assert [chunk async for chunk in first] == [b"b", b"c"]
-        assert await third is not None
-        fourth, fifth = (asyncio.ensure_future(anext(store.get("k"))) for _ in range(2))
-        await asyncio.wait([fourth])
-        await asyncio.sleep(0.01)
-        assert not fifth.done()
-    assert await fifth == b"a"
+    reads = [asyncio.ensure_future(store.read_into("k", sink)) for sink in sinks]
+    await asyncio.sleep(0.01)
+    third = asyncio.ensure_future(store.stat("k"))
+    await asyncio.sleep(0.01)
+    assert not third.done()
+    go_on.set()
+    assert await third is not None
+    await asyncio.gather(*reads)
+    assert [sink.data for sink in sinks] == [b"abc", b"abc"]
 
 
 async def test_a_failed_or_cancelled_request_makes_room() -> None:
@@ -58,15 +63,14 @@ async def test_a_failed_or_cancelled_request_makes_room() -> None:
     for _ in range(2):
         with pytest.raises(StoreUnavailableError):
             await store.stat("k")
-    async with aclosing(store.get("absent")) as holding:
-        waiting = asyncio.ensure_future(anext(holding, b""))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait([waiting])
+    waiting = asyncio.ensure_future(read_blob(store, "absent", size_bytes_max=1))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
     assert await store.stat("k") is None
 
 
-async def test_a_get_that_is_cancelled_at_any_moment_leaves_no_slot_taken() -> None:
+async def test_a_read_that_is_cancelled_at_any_moment_leaves_no_slot_taken() -> None:
     for steps in range(8):
         limit = InFlightLimit(1)
         store = LimitedStore(ScriptedStore(lambda: asyncio.sleep(0), chunk_bytes=1), limit)

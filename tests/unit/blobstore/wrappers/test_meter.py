@@ -2,9 +2,10 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
+from blobstore.sink import MemorySink
 from blobstore.wrappers.meter import Meter, MeteredStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
-from tests.contract.pouring_contract import Collecting
+from tests.contract.sink_contract import Collecting
 from tests.unit.blobstore.scripted_store import ScriptedStore
 
 
@@ -14,8 +15,8 @@ async def test_every_request_and_every_byte_is_counted() -> None:
     await store.put_if_absent("b", BytesBody(b"123"), ttl_ms=5)
     await store.put_if_absent("b", BytesBody(b"123"), ttl_ms=5)
     await read_blob(store, "a", size_bytes_max=10)
-    _ = [chunk async for chunk in store.get("a", start=1, size_bytes=2)]
-    await store.pour("a", Collecting(), start=1, size_bytes=3)
+    await store.read_into("a", MemorySink(), start=1, size_bytes=2)
+    await store.read_into("a", Collecting(), start=1, size_bytes=3)
     await store.stat("a")
     await store.list_page("")
     await store.remove_ttl("b")

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import msgspec
@@ -18,10 +18,11 @@ from blobstore.errors import (
     StoreUnavailableError,
 )
 from blobstore.memory import MemoryStore
+from blobstore.sink import MemorySink
 from blobstore.wrappers.forwarding import ForwardingStore
 from blobstore.wrappers.retry import RetryingStore, RetrySettings
 from tests.contract.bodies import ChunkedBody, FailingBody
-from tests.contract.pouring_contract import Collecting
+from tests.contract.sink_contract import Collecting
 from tests.simulation.model.virtual_loop import run_jumping
 from tests.unit.blobstore.scripted_store import OK, BreakAfter, LostAnswer, ScriptedStore, Step
 
@@ -48,8 +49,8 @@ async def filled(*script: Step) -> tuple[ScriptedStore, RetryingStore]:
 OPERATIONS: dict[str, Callable[[BlobStore], Awaitable[object]]] = {
     "put": lambda store: store.put("new", BytesBody(b"x")),
     "put_if_absent": lambda store: store.put_if_absent("new", BytesBody(b"x")),
-    "get": lambda store: read_blob(store, "k", size_bytes_max=100),
-    "pour": lambda store: store.pour("k", Collecting(), size_bytes=10),
+    "read_into": lambda store: read_blob(store, "k", size_bytes_max=100),
+    "range": lambda store: store.read_into("k", Collecting(), size_bytes=10),
     "stat": lambda store: store.stat("k"),
     "list_page": lambda store: store.list_page(""),
     "delete": lambda store: store.delete(["k"]),
@@ -127,7 +128,7 @@ def test_a_store_that_never_answers_ends_as_an_error_or_as_unknown(operation: st
 
 
 IMPATIENT = msgspec.structs.replace(EXACT, answers_within_s=(10, 18, 30))
-READS = pytest.mark.parametrize("operation", ["get", "pour", "stat", "list_page", "now_ms"])
+READS = pytest.mark.parametrize("operation", ["read_into", "range", "stat", "list_page", "now_ms"])
 
 
 @READS
@@ -330,39 +331,19 @@ def test_the_deadline_of_a_put_grows_with_its_body() -> None:
         pytest.param([BreakAfter(0, unavailable())], (3, 0), ["3+0", "3+0"], id="an empty range"),
     ],
 )
-def test_a_broken_get_goes_on_where_it_broke(
-    script: list[Step], range_: tuple[int, int | None], requests: list[str]
+@pytest.mark.parametrize("kind", [Collecting, MemorySink])
+def test_a_broken_read_goes_on_where_it_broke(
+    script: list[Step], range_: tuple[int, int | None], requests: list[str], kind: type[Collecting | MemorySink]
 ) -> None:
     async def main() -> tuple[bytes, list[str]]:
         inner, store = await filled(*script)
-        chunks = [chunk async for chunk in store.get("k", start=range_[0], size_bytes=range_[1])]
-        assert all(chunks)
-        return b"".join(chunks), inner.requests
+        sink = kind()
+        await store.read_into("k", sink, start=range_[0], size_bytes=range_[1])
+        return bytes(sink.data), inner.requests
 
     (data, sent), _ = run_jumping(main())
     end = None if range_[1] is None else sum(range_)  # type: ignore[arg-type]
     assert data == b"0123456789"[range_[0] : end]
-    assert sent == [f"get {request}" for request in requests]
-
-
-@pytest.mark.parametrize(
-    "script,range_,requests",
-    [
-        pytest.param([BreakAfter(4, unavailable())], (1, 8), ["1+8", "5+4"], id="in the middle"),
-        pytest.param([BreakAfter(8, unavailable())], (2, 8), ["2+8"], id="after the last byte"),
-        pytest.param([BreakAfter(0, unavailable())], (3, 4), ["3+4", "3+4"], id="before the first byte"),
-        pytest.param([BreakAfter(0, unavailable())], (3, 0), ["3+0", "3+0"], id="an empty range"),
-    ],
-)
-def test_a_broken_pour_goes_on_where_it_broke(script: list[Step], range_: tuple[int, int], requests: list[str]) -> None:
-    async def main() -> tuple[bytes, list[str]]:
-        inner, store = await filled(*script)
-        sink = Collecting()
-        await store.pour("k", sink, start=range_[0], size_bytes=range_[1])
-        return bytes(sink.data), inner.requests
-
-    (data, sent), _ = run_jumping(main())
-    assert data == b"0123456789"[range_[0] : sum(range_)]
     assert sent == [f"get {request}" for request in requests]
 
 
@@ -387,19 +368,6 @@ def test_progress_gives_new_attempts() -> None:
     assert sent == ["get 0+None", *["get 4+None"] * 3, *["get 8+None"] * 2]
 
 
-def test_progress_of_a_pour_gives_new_attempts() -> None:
-    async def main() -> tuple[bytes, list[str]]:
-        inner, _ = await filled(*HALTING)
-        store = RetryingStore(inner, msgspec.structs.replace(EXACT, bytes_per_s_min=1, progress_window_s=4))
-        sink = Collecting()
-        await store.pour("k", sink, size_bytes=10)
-        return bytes(sink.data), inner.requests
-
-    (data, sent), _ = run_jumping(main())
-    assert data == b"0123456789"
-    assert sent == ["get 0+10", *["get 4+6"] * 3, *["get 8+2"] * 2]
-
-
 def test_a_few_bytes_are_no_progress() -> None:
     async def main() -> list[str]:
         inner, _ = await filled(*HALTING)
@@ -412,15 +380,14 @@ def test_a_few_bytes_are_no_progress() -> None:
     assert run_jumping(main())[0] == ["get 0+None", *["get 4+None"] * 3]
 
 
-def test_a_get_that_makes_no_progress_ends_with_the_error() -> None:
+def test_a_read_that_makes_no_progress_ends_with_the_error() -> None:
     async def main() -> bytes:
         _, store = await filled(BreakAfter(4, unavailable()), *(unavailable() for _ in range(9)))
-        chunks = store.get("k")
-        got = await anext(chunks)
+        sink = MemorySink()
         with pytest.raises(StoreUnavailableError) as caught:
-            await anext(chunks)
+            await store.read_into("k", sink)
         assert caught.value.attempts == 4
-        return got
+        return sink.data
 
     assert run_jumping(main())[0] == b"0123"
 
@@ -433,19 +400,6 @@ def test_damage_in_mid_stream_is_not_tried_again() -> None:
         return len(inner.requests)
 
     assert run_jumping(main())[0] == 1
-
-
-def test_a_slow_reader_is_not_taken_for_a_slow_store() -> None:
-    async def main() -> bytes:
-        _, store = await filled()
-        got = b""
-        async with aclosing(store.get("k")) as chunks:
-            async for chunk in chunks:
-                await asyncio.sleep(10 * EXACT.deadline_s)
-                got += chunk
-        return got
-
-    assert run_jumping(main())[0] == b"0123456789"
 
 
 # --- delete ---

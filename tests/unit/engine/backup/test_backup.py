@@ -26,6 +26,7 @@ from engine.records.indexes import IndexCache, read_index
 from index.snapshot.contents import blob_keys, files_of, new_blob_keys
 from index.snapshot.model import FileIndex, LineageItem, SstIdentity, UniqueId
 from index.snapshot.records import StoreReference
+from tests.contract.store_calls import get_bytes
 from tests.unit.engine.workbench import REPOSITORY, SCOPE, Tree, Workbench, open_descriptors, read_tree
 
 CUT = os.urandom(20_000)
@@ -61,8 +62,7 @@ async def stored_tree(bench: Workbench, reference: StoreReference | None = None)
     for path, file in (await stored_files(bench, reference)).items():
         data = file.inline or b""
         for blob in file.blobs:
-            chunks = bench.inner.get(blob.key, start=blob.blob_offset_bytes, size_bytes=blob.size_bytes)
-            run = b"".join([chunk async for chunk in chunks])
+            run = await get_bytes(bench.inner, blob.key, start=blob.blob_offset_bytes, size_bytes=blob.size_bytes)
             assert blob.blake3 in {b"", hash_bytes(run).blake3}
             data += run
         assert (file.blake3, file.crc32) == hash_bytes(data)

@@ -23,6 +23,7 @@ from index.plan.commits import Commit
 from index.snapshot.model import Scope
 from index.spark.checkpoint import StoreId
 from index.spark.query_logs import decode_operator
+from tests.contract.store_calls import get_bytes
 from tests.doubles import InterposedStore, SteppedClock
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
 
@@ -326,7 +327,7 @@ async def test_any_altered_byte_of_the_repository_leaves_the_target_as_it_was(
     assert keys
     target = world.new_path()
     for key in keys:
-        data = b"".join([chunk async for chunk in inner.get(key)])
+        data = await get_bytes(inner, key)
         altered = data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
         await _replace(inner, key, altered)
         with pytest.raises(DamagedError) as caught:

@@ -22,6 +22,7 @@ from engine.clock import SystemRuntime
 from engine.errors import TargetError, UsageError
 from engine.repository.repository import Repository
 from index.spark.query_logs import decode_operator
+from tests.contract.store_calls import get_bytes
 from tests.doubles import InterposedStore
 from tests.unit.engine.checkpoint.written_query import WrittenQuery, rows_of
 
@@ -55,7 +56,7 @@ class World:
     async def content(self, prefix: str) -> dict[str, bytes]:
         found = {}
         for key in await self.keys(f"{prefix}/"):
-            found[key.removeprefix(f"{prefix}/")] = b"".join([c async for c in self.bucket.inner.get(key)])
+            found[key.removeprefix(f"{prefix}/")] = await get_bytes(self.bucket.inner, key)
         return found
 
     async def local_copy(self, target: Path) -> Path:

@@ -2,7 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from blobstore.errors import (
 )
 from blobstore.memory import MemoryStore
 from blobstore.s3.lifecycle import Rule
+from blobstore.sink import MemorySink, Sink
 from engine.clock import SystemRuntime
 
 NOW_MS = 1_795_000_000_000
@@ -173,20 +175,13 @@ class OneReadBehind(HonestS3):
         return await super().put(key, body, ttl_ms=ttl_ms)
 
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
+    async def read_into(
+        self, key: str, sink: Sink, *, start: int = 0, size_bytes: int | None = None, **how: Any
+    ) -> None:
         if key in self.old:
-            yield self.old.pop(key)
-            return
-        async for chunk in super().get(key, start=start, size_bytes=size_bytes):
-            yield chunk
+            await sink.take([self.old.pop(key)])
+        else:
+            await super().read_into(key, sink, start=start, size_bytes=size_bytes)
 
 
 class Alters(HonestS3):
@@ -196,18 +191,13 @@ class Alters(HonestS3):
         return data
 
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        data = b"".join([chunk async for chunk in super().get(key, start=start, size_bytes=size_bytes)])
-        if altered := self.alter(key, start, size_bytes, data):
-            yield altered
+    async def read_into(
+        self, key: str, sink: Sink, *, start: int = 0, size_bytes: int | None = None, **how: Any
+    ) -> None:
+        whole = MemorySink()
+        await super().read_into(key, whole, start=start, size_bytes=size_bytes)
+        if altered := self.alter(key, start, size_bytes, whole.data):
+            await sink.take([altered])
 
 
 class MixesVersions(Alters):
@@ -240,20 +230,11 @@ class IgnoresRanges(Alters):
 
 class ServesBehindTheEnd(HonestS3):
     @override
-    async def get(
-        self,
-        key: str,
-        *,
-        start: int = 0,
-        size_bytes: int | None = None,
-        deleted: bool = False,
-        fresh: bool = False,
-    ) -> AsyncGenerator[bytes, None]:
-        try:
-            async for chunk in super().get(key, start=start, size_bytes=size_bytes):
-                yield chunk
-        except InvalidRequestError:
-            return
+    async def read_into(
+        self, key: str, sink: Sink, *, start: int = 0, size_bytes: int | None = None, **how: Any
+    ) -> None:
+        with suppress(InvalidRequestError):
+            await super().read_into(key, sink, start=start, size_bytes=size_bytes)
 
 
 class LosesTtls(HonestS3):
@@ -423,10 +404,9 @@ class Hangs(HonestS3):
         return await super().begin_upload(key)
 
     @override
-    async def get(self, key: str, **more: Any) -> AsyncGenerator[bytes, None]:
+    async def read_into(self, key: str, sink: Sink, **more: Any) -> None:
         await self.wait("get", key)
-        async for chunk in super().get(key, **more):
-            yield chunk
+        await super().read_into(key, sink, **more)
 
     @override
     async def stat(self, key: str, **more: Any) -> BlobInfo | None:
@@ -482,10 +462,9 @@ class Faulty(HonestS3):
         return await super().put_if_absent(key, body, **more)
 
     @override
-    async def get(self, key: str, **more: Any) -> AsyncGenerator[bytes, None]:
+    async def read_into(self, key: str, sink: Sink, **more: Any) -> None:
         self.enter("get", f"{key} from {more.get('start', 0)}" if "ranges" in key else key)
-        async for chunk in super().get(key, **more):
-            yield chunk
+        await super().read_into(key, sink, **more)
 
     @override
     async def stat(self, key: str, **more: Any) -> BlobInfo | None:

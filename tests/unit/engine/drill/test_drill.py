@@ -3,8 +3,8 @@ import errno
 import os
 import random
 import shutil
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
-from blobstore.sink import Sink, pour_chunks
+from blobstore.sink import Buffer, Sink
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine import Repository
 from engine.drill.drill import SCRATCH_PREFIX, DrillOptions, run_restore_drill
@@ -28,29 +28,30 @@ RANDOM = random.Random(6)
 
 
 class SlowStore(ForwardingStore):
-    """Every get waits before each chunk."""
+    """Every read waits before each chunk."""
 
     chunk_s = 0.0
 
     @override
-    async def get(self, key: str, **options: Any) -> AsyncGenerator[bytes, None]:
-        async with aclosing(super().get(key, **options)) as chunks:
-            async for chunk in chunks:
-                for at in range(0, len(chunk), 64 * KIB):
-                    await asyncio.sleep(self.chunk_s)
-                    yield chunk[at : at + 64 * KIB]
+    async def read_into(self, key: str, sink: Sink, **how: Any) -> None:
+        await super().read_into(key, _SlowSink(sink, self.chunk_s), **how)
+
+
+class _SlowSink(Sink):
+    def __init__(self, sink: Sink, chunk_s: float) -> None:
+        self._sink = sink
+        self._chunk_s = chunk_s
 
     @override
-    async def pour(
-        self,
-        key: str,
-        sink: Sink,
-        *,
-        start: int = 0,
-        size_bytes: int,
-        fresh: bool = False,
-    ) -> None:
-        await pour_chunks(self.get(key, start=start, size_bytes=size_bytes, fresh=fresh), sink)
+    def write(self, data: Buffer) -> None:
+        self._sink.write(data)
+
+    @override
+    async def take(self, chunks: Sequence[Buffer]) -> None:
+        for chunk in chunks:
+            for at in range(0, len(chunk), 64 * KIB):
+                await asyncio.sleep(self._chunk_s)
+                await self._sink.take([chunk[at : at + 64 * KIB]])
 
 
 def _rocksdb(directory: Path, *, rows: int = 20) -> Path:

@@ -40,6 +40,7 @@ from index.snapshot.model import (
     StoredIndex,
     UniqueId,
 )
+from tests.contract.store_calls import get_bytes
 from tests.doubles import InterposedStore
 
 SCOPE = Scope("job")
@@ -122,7 +123,7 @@ class TestDamage:
     async def test_altered_index_is_damage(
         self, store: MemoryStore, reference: IndexReference, damage: Callable[[bytes], bytes]
     ) -> None:
-        data = b"".join([chunk async for chunk in store.get(reference.key)])
+        data = await get_bytes(store, reference.key)
         await store.put(reference.key, BytesBody(damage(data)))
         with pytest.raises(DamagedError) as raised:
             await read_index(store, reference)

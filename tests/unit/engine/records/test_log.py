@@ -1,6 +1,5 @@
 """Records as they are read: what was altered on the way is read again."""
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ from typing_extensions import override
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
+from blobstore.sink import MemorySink, Sink
 from engine.records.log import read_record
 from index.errors import FormatError, UnknownFormatError
 from index.snapshot.codec import decode_pin, encode_record
@@ -31,12 +31,13 @@ class BitFlipper(MemoryStore):
     always = False
 
     @override
-    async def get(self, key: str, *, fresh: bool = False, **how: Any) -> AsyncGenerator[bytes, None]:
-        async for chunk in super().get(key, **how):
-            altered = bytearray(chunk)
-            if not fresh or self.always:
-                altered[self.bit // 8] ^= 1 << self.bit % 8
-            yield bytes(altered)
+    async def read_into(self, key: str, sink: Sink, *, fresh: bool = False, **how: Any) -> None:
+        whole = MemorySink()
+        await super().read_into(key, whole, **how)
+        altered = bytearray(whole.data)
+        if not fresh or self.always:
+            altered[self.bit // 8] ^= 1 << self.bit % 8
+        await sink.take([altered])
 
 
 async def test_whichever_bit_was_altered_on_the_way_the_record_is_read_again() -> None:

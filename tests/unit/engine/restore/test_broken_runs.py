@@ -1,6 +1,7 @@
 """Ranges of packs that come wrong and then break off: what has come right is neither damaged nor fetched again."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typing_extensions import override
@@ -34,33 +35,27 @@ class _Altering(Sink):
 
 
 class BreakingStore(InterposedStore):
-    """Pours of one blob: whether the first byte of each is flipped, and what it ends with once its bytes have come."""
+    """Reads of one blob: whether the first byte of each is flipped, and what it ends with once its bytes have come."""
 
-    def __init__(self, inner: BlobStore, key: str, *pours: tuple[bool, StoreError | None]) -> None:
+    def __init__(self, inner: BlobStore, key: str, *reads: tuple[bool, StoreError | None]) -> None:
         super().__init__(inner)
         self._key = key
-        self._pours = list(pours)
+        self._reads = list(reads)
 
     @override
-    async def pour(
-        self,
-        key: str,
-        sink: Sink,
-        *,
-        start: int = 0,
-        size_bytes: int,
-        fresh: bool = False,
+    async def read_into(
+        self, key: str, sink: Sink, *, start: int = 0, size_bytes: int | None = None, **how: Any
     ) -> None:
-        flips, error = self._pours.pop(0) if key == self._key and self._pours else (False, None)
-        await super().pour(key, _Altering(sink, flips=flips), start=start, size_bytes=size_bytes)
+        flips, error = self._reads.pop(0) if key == self._key and self._reads else (False, None)
+        await super().read_into(key, _Altering(sink, flips=flips), start=start, size_bytes=size_bytes)
         if error is not None:
             raise error
 
 
-async def restored(tmp_path: Path, *pours: tuple[bool, StoreError | None]) -> RestoreResult:
+async def restored(tmp_path: Path, *reads: tuple[bool, StoreError | None]) -> RestoreResult:
     """A restore of every form of file whose pack comes like that."""
     bench = await backed_up(tmp_path)
-    bench.store = BreakingStore(bench.metered, await blob_of(bench, "packed-1"), *pours)
+    bench.store = BreakingStore(bench.metered, await blob_of(bench, "packed-1"), *reads)
     result = await bench.restore()
     assert restored_whole(bench)
     return result

@@ -22,6 +22,7 @@ from index.snapshot.codec import KIND_INDEX, seal
 from index.snapshot.keys import INDEXES, upload_key
 from index.snapshot.model import DirIndex, IndexReference, SnapshotIndex
 from index.snapshot.records import StoreReference
+from tests.contract.store_calls import get_bytes
 from tests.unit.engine.restore.restore_kit import FORMS, backed_up, blob_of, restored_whole
 from tests.unit.engine.workbench import SCOPE, Workbench, open_descriptors, read_tree, stamps
 
@@ -156,7 +157,7 @@ class TestDamage:
             bench.target.mkdir()
             (bench.target / "old").write_bytes(b"old")
         key = await blob_of(bench, path, -1)
-        data = bytearray(b"".join([chunk async for chunk in bench.inner.get(key)]))
+        data = bytearray(await get_bytes(bench.inner, key))
         at = data.find(FORMS[path][-100:])
         data[at] ^= 1
         await bench.inner.put(key, BytesBody(bytes(data)))
@@ -171,7 +172,7 @@ class TestDamage:
     @pytest.mark.parametrize("path", ["packed-1", "000007.sst", "cut"])
     async def test_fault_on_the_way_is_healed_by_the_second_fetch(self, bench: Workbench, path: str) -> None:
         key = await blob_of(bench, path)
-        whole = b"".join([chunk async for chunk in bench.inner.get(key)])
+        whole = await get_bytes(bench.inner, key)
 
         async def flip() -> None:
             await bench.inner.put(key, BytesBody(bytes([whole[0] ^ 1]) + whole[1:]))
@@ -189,7 +190,7 @@ class TestDamage:
     @pytest.mark.parametrize("kept_bytes", [0, 1, -1])
     async def test_blob_that_is_cut_short_is_damage(self, bench: Workbench, path: str, kept_bytes: int) -> None:
         key = await blob_of(bench, path)
-        whole = b"".join([chunk async for chunk in bench.inner.get(key)])
+        whole = await get_bytes(bench.inner, key)
         await bench.inner.put(key, BytesBody(whole[:kept_bytes]))
         with pytest.raises(DamagedError) as raised:
             await bench.restore()

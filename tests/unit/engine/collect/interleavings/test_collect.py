@@ -2,7 +2,7 @@
 
 import pytest
 
-from blobstore.base import BytesBody
+from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError
 from engine.errors import NotFoundError, UsageError
 from index.errors import IndexInvariantError
@@ -187,5 +187,4 @@ async def test_deleted_blobs_are_gone_for_readers(world: World) -> None:
     report = await repository.collect(LAST, delete_share_max=1)
     gone = next(d.key for d in report.deletes if d.key.startswith("blobs/"))
     with pytest.raises(BlobNotFoundError):
-        async for _ in world.store.inner.get(gone):
-            pass
+        await read_blob(world.store.inner, gone, size_bytes_max=1)

@@ -1,4 +1,4 @@
-"""What a store promises of a pour (design 0008)."""
+"""What a store promises of a read into a sink that blocks (design 0008)."""
 
 import asyncio
 import threading
@@ -45,31 +45,31 @@ class Refusing(Collecting):
         super().write(data)
 
 
-async def poured(store: BlobStore, start: int = 0, size_bytes: int = SIZE_BYTES, *, key: str = KEY) -> bytes:
+async def read_range(store: BlobStore, start: int = 0, size_bytes: int = SIZE_BYTES, *, key: str = KEY) -> bytes:
     sink = Collecting()
-    await store.pour(key, sink, start=start, size_bytes=size_bytes)
+    await store.read_into(key, sink, start=start, size_bytes=size_bytes)
     assert threading.current_thread().name not in sink.thread_names
     return bytes(sink.data)
 
 
-class PouringContract(StoreFixtures):
+class SinkContract(StoreFixtures):
     async def test_a_sink_gets_exactly_the_range(self, store: BlobStore) -> None:
         await put_bytes(store, KEY, DATA)
         for start, size_bytes in RANGES:
-            assert await poured(store, start, size_bytes) == DATA[start : start + size_bytes], (start, size_bytes)
+            assert await read_range(store, start, size_bytes) == DATA[start : start + size_bytes], (start, size_bytes)
         fresh = Collecting()
-        await store.pour(KEY, fresh, start=1, size_bytes=SIZE_BYTES - 1, fresh=True)
+        await store.read_into(KEY, fresh, start=1, size_bytes=SIZE_BYTES - 1, fresh=True)
         assert fresh.data == DATA[1:]
 
-    async def test_a_pour_refuses_a_range_that_is_not_within_the_blob(self, store: BlobStore) -> None:
+    async def test_a_read_refuses_a_range_that_is_not_within_the_blob(self, store: BlobStore) -> None:
         await put_bytes(store, KEY, DATA)
         for start, size_bytes in RANGES_OUTSIDE:
-            assert await is_refused(poured(store, start, size_bytes)), (start, size_bytes)
+            assert await is_refused(read_range(store, start, size_bytes)), (start, size_bytes)
 
-    async def test_a_pour_of_what_is_not_there_says_so(self, store: BlobStore) -> None:
+    async def test_a_read_of_what_is_not_there_says_so(self, store: BlobStore) -> None:
         for size_bytes in (0, 5, SIZE_BYTES):
             with pytest.raises(BlobNotFoundError) as caught:
-                await poured(store, 0, size_bytes, key="absent")
+                await read_range(store, 0, size_bytes, key="absent")
             assert (caught.value.operation, caught.value.key) == ("get", "absent")
 
     @pytest.mark.parametrize("after_bytes", [0, 1 << 20])
@@ -80,28 +80,28 @@ class PouringContract(StoreFixtures):
         await put_bytes(store, KEY, DATA)
         sink = Refusing(after_bytes, error)
         with pytest.raises(type(error)) as caught:
-            await store.pour(KEY, sink, size_bytes=SIZE_BYTES)
+            await store.read_into(KEY, sink, size_bytes=SIZE_BYTES)
         assert caught.value is error
         assert DATA.startswith(sink.data)
-        assert await poured(store) == DATA
+        assert await read_range(store) == DATA
 
-    async def test_a_pour_that_was_cancelled_writes_no_more(self, store: BlobStore) -> None:
+    async def test_a_read_that_was_cancelled_writes_no_more(self, store: BlobStore) -> None:
         await put_bytes(store, KEY, DATA)
         sinks = [Collecting() for _ in range(20)]
         sizes = []
         for turns, sink in enumerate(sinks):
-            task = asyncio.ensure_future(store.pour(KEY, sink, size_bytes=SIZE_BYTES))
+            task = asyncio.ensure_future(store.read_into(KEY, sink, size_bytes=SIZE_BYTES))
             for _ in range(turns):
                 await asyncio.sleep(0.0005)
             task.cancel()
             await asyncio.wait([task])
             sizes.append(len(sink.data))
-        assert await poured(store) == DATA
+        assert await read_range(store) == DATA
         assert [len(sink.data) for sink in sinks] == sizes
         assert all(DATA.startswith(sink.data) for sink in sinks)
 
-    async def test_many_may_pour_at_once(self, store: BlobStore) -> None:
+    async def test_many_may_read_at_once(self, store: BlobStore) -> None:
         await put_bytes(store, KEY, DATA)
         parts = [(at, min(1 << 20, SIZE_BYTES - at)) for at in range(0, SIZE_BYTES, 1 << 20)]
-        got = await asyncio.gather(*(poured(store, *part) for part in parts * 3))
+        got = await asyncio.gather(*(read_range(store, *part) for part in parts * 3))
         assert b"".join(got) == DATA * 3
