@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
+from typing_extensions import override
 
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
 from blobstore.sink import MemorySink, Sink, TooLargeError
@@ -25,7 +26,7 @@ _COMPONENT = re.compile(r"[A-Za-z0-9_@~%+=,-][A-Za-z0-9_@~%+=,.-]{0,254}")
 
 
 class RequestMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """On whose behalf a request is made: for traces, meters and audit. A store never decides anything by it.
+    """Whom a request is made for: for traces, meters and audit. A store never decides anything by it.
 
     Samza's `Metadata`; `size_bytes` is -1 where it is not known.
     """
@@ -126,27 +127,27 @@ class Body(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Exactly how many bytes `read_chunks` yields."""
+        """Return the number of bytes that `read_chunks` yields."""
         ...
 
     def read_chunks(self) -> AsyncIterator[bytes]:
-        """The bytes from the start, in chunks of at most 8 MiB; each call begins anew."""
+        """Yield the bytes in chunks of at most 8 MiB; each call starts at the first byte."""
         ...
 
 
-class BytesBody:
-    """A body that stands in memory."""
+class BytesBody(Body):
+    """A body in memory."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """Length of the data."""
         return len(self._data)
 
+    @override
     async def read_chunks(self) -> AsyncIterator[bytes]:
-        """The data; no chunk if it is empty."""
         for at in range(0, len(self._data), _CHUNK_BYTES_MAX):
             yield self._data[at : at + _CHUNK_BYTES_MAX]
 
@@ -164,10 +165,10 @@ class BlobStore(ABC):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """What this store can do; constant from the first answer of the store on."""
+        """Return what this store can do; constant from the first answer of the store on."""
 
     def place(self) -> tuple[str, ...]:
-        """Where the blobs are, from the outside in, so that two stores can be told to overlap: a kind, then components.
+        """Return where the blobs are, from the outside in, to see whether two stores overlap: a kind, then components.
 
         No request is made, but links of a file system are followed. () if nobody can tell.
         """
@@ -225,11 +226,11 @@ class BlobStore(ABC):
 
     @abstractmethod
     async def stat(self, key: str) -> BlobInfo | None:
-        """What is known of a blob, `ttl_known` always; None if there is none."""
+        """Return what is known of a blob, `ttl_known` always; None if there is none."""
 
     @abstractmethod
     async def list_page(self, prefix: str, *, start_after: str = "", limit: int = LIST_PAGE_MAX) -> ListPage:
-        """Blobs whose key starts with `prefix` and sorts after `start_after`, in the order of their UTF-8 keys.
+        """List blobs whose key starts with `prefix` and sorts after `start_after`, in the order of their UTF-8 keys.
 
         At most `limit` (1 to 1,000) of them; `truncated` is False on the last page. A prefix is a key, a part of one
         ending anywhere, or empty.
@@ -261,7 +262,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
-        """Give up puts and free what they hold; one that is not there any more counts as given up (idempotent).
+        """Abort puts and free what they hold; one that is not there any more counts as aborted (idempotent).
 
         A put that was under way fails. Returns those that were not given up, each with its reason.
         """
@@ -281,7 +282,7 @@ class BlobStore(ABC):
 
     @abstractmethod
     async def now_ms(self) -> int:
-        """The store's clock: the one by which creation times and expiry are told."""
+        """Return the time of the store's clock, by which creation times and expiry are given."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -289,7 +290,7 @@ class BlobStore(ABC):
 
 
 def check_key(key: str, operation: str) -> str:
-    """The key, once it is known to follow the grammar of `BlobStore`.
+    """Return the key if it follows the grammar of `BlobStore`.
 
     Raises:
         InvalidRequestError: It does not.
@@ -307,7 +308,7 @@ async def read_blob(
     deleted: bool = False,
     fresh: bool = False,
 ) -> bytes:
-    """A whole small blob.
+    """Read a whole small blob.
 
     Raises:
         InvalidRequestError: It is larger than `size_bytes_max`; no more than that is ever held.
@@ -327,7 +328,7 @@ async def read_blob(
 
 
 async def list_checked_page(store: BlobStore, prefix: str, *, start_after: str = "") -> ListPage:
-    """One page of a list, once it is known to go forward.
+    """Return one page of a list, and check that it goes forward.
 
     Raises:
         StoreUnavailableError: It does not: a list that cannot be trusted.
@@ -343,7 +344,7 @@ async def list_checked_page(store: BlobStore, prefix: str, *, start_after: str =
 
 
 async def list_blobs(store: BlobStore, prefix: str, *, start_after: str = "") -> AsyncGenerator[BlobInfo, None]:
-    """Every blob of a prefix, page by page.
+    """Yield every blob of a prefix, page by page.
 
     Raises:
         StoreUnavailableError: A page does not go forward: a list that cannot be trusted.

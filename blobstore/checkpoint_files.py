@@ -53,7 +53,7 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The last component of the path."""
+        """Return the last component of the path."""
         return self.path.rpartition("/")[2]
 
 
@@ -66,7 +66,7 @@ class CheckpointWriter:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the end of the block will publish nothing."""
+        """Return whether the end of the block publishes nothing."""
         return self._is_cancelled
 
     async def write(self, data: bytes) -> None:
@@ -111,11 +111,11 @@ class CheckpointFiles:
 
     @property
     def is_local(self) -> bool:
-        """Whether other machines cannot see the files."""
+        """Return whether other machines cannot see the files."""
         return self._is_local
 
     def place(self) -> tuple[str, ...]:
-        """Where the root is, as `BlobStore.place`; () if nobody can tell."""
+        """Return where the root is, as `BlobStore.place`; () if that is unknown."""
         place = self._store.place()
         return (*place, *filter(None, self._root.split("/"))) if place else ()
 
@@ -181,7 +181,7 @@ class CheckpointFiles:
         await self._store.read_into(self._key(path, "open"), sink)
 
     async def read(self, path: str, *, size_bytes_max: int = 64 * 1024 * 1024) -> bytes:
-        """The content of a small file, whole.
+        """Read a whole small file.
 
         Raises:
             BlobNotFoundError: There is no such file.
@@ -192,7 +192,7 @@ class CheckpointFiles:
     async def list(
         self, path: str = "", accept: Callable[[FileStatus], bool] = lambda _: True
     ) -> tuple[FileStatus, ...]:
-        """Files and directories directly in a directory, sorted by name.
+        """List files and directories directly in a directory, sorted by name.
 
         Costs a request for each directory in it and one for each 1,000 files.
 
@@ -238,7 +238,7 @@ class CheckpointFiles:
         return tuple(sorted(filter(accept, found), key=lambda status: status.path))
 
     async def walk(self, path: str = "") -> AsyncGenerator[FileStatus, None]:
-        """Every file in a directory and below, in the order of their keys; none if there is no such directory.
+        """Yield every file in a directory and below, in the order of their keys; none if there is no such directory.
 
         Costs a request for each 1,000 files.
 
@@ -257,7 +257,7 @@ class CheckpointFiles:
                     )
 
     async def exists(self, path: str) -> bool:
-        """Whether there is a file or a directory of this path."""
+        """Return whether there is a file or a directory of this path."""
         if path and await self._store.stat(self._key(path, "exists")) is not None:
             return True
         return bool((await self._store.list_page(self._prefix(path, "exists"), limit=1)).blobs)
@@ -337,11 +337,9 @@ class CheckpointFiles:
         await self._store.close()
 
     def _key(self, path: str, operation: str) -> str:
-        """The key of a file."""
         if not path or DIRECTORY_MARKER in path.split("/"):
             raise InvalidRequestError("does not name a file", operation=operation, key=repr(path))
         return check_key(self._root + path, operation)
 
     def _prefix(self, path: str, operation: str) -> str:
-        """The prefix of all keys in a directory."""
         return f"{self._key(path, operation)}/" if path else self._root

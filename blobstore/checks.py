@@ -55,7 +55,7 @@ def check_range(start: int, size_bytes: int | None, *, key: str) -> None:
 
 
 def range_size_bytes(start: int, size_bytes: int | None, *, blob_size_bytes: int, key: str) -> int:
-    """How many bytes a range has.
+    """Return the number of bytes of a range.
 
     Raises:
         InvalidRequestError: It is not within the blob; an empty range at the very end is.
@@ -71,7 +71,7 @@ def range_size_bytes(start: int, size_bytes: int | None, *, blob_size_bytes: int
 
 
 async def checked_chunks(body: Body, *, operation: str, key: str) -> AsyncGenerator[bytes, None]:
-    """The chunks of a body, of which there are exactly as many bytes as it claims.
+    """Yield the chunks of a body, and check that it has as many bytes as it claims.
 
     Raises:
         InvalidRequestError: Instead of the chunk that is too much, or at the end for bytes that are missing.
@@ -93,7 +93,7 @@ async def checked_chunks(body: Body, *, operation: str, key: str) -> AsyncGenera
 
 
 async def closable(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Any iterator as a generator that can be closed, and that closes what it reads from if it can."""
+    """Turn any iterator into a generator that closes it, if it can be closed."""
     try:
         async for chunk in chunks:
             yield chunk

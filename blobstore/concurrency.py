@@ -51,7 +51,7 @@ async def run_all(carry_out: Callable[[Item], Awaitable[None]], items: Iterable[
 async def map_bounded(
     function: Callable[[Item], Awaitable[Result]], items: Iterable[Item], *, in_flight_max: int
 ) -> list[Result]:
-    """The results of `run_all` in the order of the items; errors likewise."""
+    """Return the results of `run_all` in the order of the items; errors likewise."""
     results: dict[int, Result] = {}
 
     async def keep(numbered: tuple[int, Item]) -> None:
@@ -63,7 +63,7 @@ async def map_bounded(
 
 
 def first_error(group: BaseExceptionGroup) -> BaseException:
-    """The first plain exception inside nested groups, with its own cause and traceback."""
+    """Return the first plain exception inside nested groups, with its own cause and traceback."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -71,7 +71,7 @@ def first_error(group: BaseExceptionGroup) -> BaseException:
 
 
 async def shielded(work: Awaitable[Result]) -> Result:
-    """The result of something that must not be left halfway: a call that is cancelled raises once it is done."""
+    """Await what must not be left halfway: a call that is cancelled raises once it is done."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

@@ -48,7 +48,7 @@ _memory_stores: dict[str, MemoryStore] = {}
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be set about any store."""
+    """Settings of any store."""
 
     # Requests under way at once, while the store does not ask for less.
     in_flight_max: int = 16
@@ -122,7 +122,7 @@ def open_store(
 
 
 def slowed(settings: StoreSettings) -> tuple[int, RetrySettings]:
-    """How many requests at once, and how they are repeated, where the bytes per second are limited.
+    """Return the requests in flight and the retry settings under a limit on the bytes per second.
 
     Each of the requests has to have so much of the limit that it is above the floor which tells a slow store from one
     that does not answer, and the floor is half of that at most.
@@ -134,7 +134,7 @@ def slowed(settings: StoreSettings) -> tuple[int, RetrySettings]:
 
 
 def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile: bool = True) -> "S3Store":
-    """Open an S3 store without any wrapper, for whoever wants to know what it does by itself.
+    """Open an S3 store without any wrapper, to see what it does by itself.
 
     Args:
         url: `s3://bucket` or `s3://bucket/prefix`; a `/` at the end means nothing.
@@ -166,7 +166,7 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
 
 
 def check_url(url: str) -> None:
-    """Refuse a URL that `open_store` would refuse, as far as its text tells; whether the bucket has a name, S3 says.
+    """Refuse a URL that `open_store` would refuse, as far as its text shows; the name of a bucket is for S3 to check.
 
     Raises:
         InvalidRequestError: The URL does not follow the grammar or holds credentials.
@@ -180,7 +180,7 @@ def check_url(url: str) -> None:
 
 
 def local_path_of(location: str | Path) -> Path | None:
-    """The directory of this machine that a path or a `file:` URL names; None for a URL of another scheme.
+    """Return the directory of this machine that a path or a `file:` URL names; None for a URL of another scheme.
 
     Raises:
         InvalidRequestError: It does not follow the grammar.

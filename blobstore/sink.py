@@ -52,7 +52,7 @@ class MemorySink(Sink):
 
     @property
     def data(self) -> bytes:
-        """The bytes so far."""
+        """Return the bytes so far."""
         return b"".join(self._chunks)
 
     @override
@@ -105,7 +105,7 @@ class WatchedSink(CountedSink):
 
     @property
     def busy_s(self) -> float:
-        """Seconds up to this moment."""
+        """Return the seconds up to this moment."""
         since_s = self._since_s
         return self._busy_s + (0.0 if since_s is None else self._clock() - since_s)
 

@@ -96,7 +96,6 @@ class StoreDirs:
         return at
 
     def _enter(self, above: int, name: str, path: str, *, make: bool) -> int:
-        """Open one directory in another."""
         is_made, is_durable = False, path in self._durable
         try:
             found = _open_below(above, name)

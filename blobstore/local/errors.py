@@ -23,7 +23,7 @@ TOO_MANY_OPEN_HINT: Final = (
 
 @contextmanager
 def telling_failures(told: dict[str, str], keys: Sequence[str]) -> Iterator[None]:
-    """Delete within: what cannot be deleted is told, with the reason, and raises nothing."""
+    """Delete within: a failure is noted with its reason, and raises nothing."""
     try:
         yield
     except OSError as error:
@@ -32,7 +32,7 @@ def telling_failures(told: dict[str, str], keys: Sequence[str]) -> Iterator[None
 
 @contextmanager
 def store_errors(operation: str, key: str) -> Iterator[None]:
-    """Let errors of the file system out as what they are to the caller.
+    """Translate errors of the file system that are raised within.
 
     Raises:
         StoreError: See `store_error`.
@@ -44,7 +44,7 @@ def store_errors(operation: str, key: str) -> Iterator[None]:
 
 
 def store_error(error: OSError, operation: str, key: str) -> StoreError:
-    """What an error of the file system means to the caller: the only place that decides it."""
+    """Return what an error of the file system means to the caller: the only place that decides it."""
     # EIO, ESTALE, ETIMEDOUT, ...; ENOENT on a write: the store was moved or cleaned under it.
     kind, hint = _MEANINGS.get(error.errno or 0, (StoreUnavailableError, ""))
     # A name alone is one of a directory that was open.
@@ -88,5 +88,5 @@ _MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
 
 
 def shortened(key: str) -> BlobCorruptError:
-    """A blob had fewer bytes than its file had when it was opened."""
+    """Return the error for a file that became shorter while it was read."""
     return BlobCorruptError("the file became shorter while it was read", operation="get", key=key)

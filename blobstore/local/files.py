@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import aiofiles
 from typing_extensions import override
 
+from blobstore.base import Body
 from blobstore.concurrency import run_blocking, shielded
 from blobstore.sink import Buffer, Sink, TooLargeError
 
@@ -39,13 +40,13 @@ class LocalFile:
         self.descriptor = descriptor
 
     async def stat(self) -> os.stat_result:
-        """What the file system says of the open file now, whatever became of its name."""
+        """Return what the file system says of the open file, whatever became of its name."""
         return await run_blocking(os.fstat, self.descriptor)
 
     async def read_chunks(
         self, *, start: int = 0, size_bytes: int | None = None, chunk_bytes: int = CHUNK_BYTES
     ) -> AsyncGenerator[bytes, None]:
-        """The bytes from `start`, `size_bytes` of them or up to the end, in non-empty chunks.
+        """Yield the bytes from `start`, `size_bytes` of them or up to the end, in non-empty chunks.
 
         A file that ends sooner yields less: the caller knows what it expects.
         """
@@ -102,7 +103,7 @@ async def create_to_write(path: Path | str, *, dir_fd: Directory = None, mode: i
 
 @asynccontextmanager
 async def open_unnamed(directory: Path | None = None) -> AsyncIterator[LocalFile]:
-    """A scratch file that no name leads to: it is gone with this process, however that ends."""
+    """Open a scratch file without a name: it is gone with this process, however that ends."""
     made: list[Any] = []
     try:
         await run_blocking(lambda: made.append(tempfile.TemporaryFile(dir=directory, buffering=0)))  # noqa: SIM115
@@ -120,7 +121,7 @@ async def read_chunks(
     chunk_bytes: int = CHUNK_BYTES,
     dir_fd: int | None = None,
 ) -> AsyncGenerator[bytes, None]:
-    """`LocalFile.read_chunks` of a file that is opened for it; raises as `open_to_read`."""
+    """Open a file for `LocalFile.read_chunks`; raises as `open_to_read`."""
     async with open_to_read(path, dir_fd=dir_fd) as file:
         wanted = file.read_chunks(start=start, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
         async with aclosing(wanted) as chunks:
@@ -192,8 +193,8 @@ def make_durable(directory: Path, mode: int = 0o777) -> None:
             sync_dir(level.parent)
 
 
-class SpooledBody:
-    """Bytes written piece by piece and put later: in memory up to a bound, then in an unnamed file. A `Body`.
+class SpooledBody(Body):
+    """Bytes written piece by piece and put later: in memory up to a bound, then in an unnamed file.
 
     Args:
         memory_bytes_max: From this size on, everything is in the file.
@@ -209,8 +210,8 @@ class SpooledBody:
         self._size_bytes = 0
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """Bytes written so far."""
         return self._size_bytes
 
     async def write(self, data: bytes) -> None:
@@ -225,8 +226,8 @@ class SpooledBody:
             await self._file.write_at(self._size_bytes, data)
         self._size_bytes += len(data)
 
+    @override
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        """All bytes from the start."""
         if self._file is None:
             for at in range(0, self._size_bytes, CHUNK_BYTES):
                 yield bytes(self._memory[at : at + CHUNK_BYTES])
@@ -236,7 +237,7 @@ class SpooledBody:
                     yield chunk
 
     async def close(self) -> None:
-        """Give memory and file back."""
+        """Free memory and file."""
         self._memory.clear()
         await self._resources.aclose()
 

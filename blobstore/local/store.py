@@ -366,7 +366,7 @@ class LocalStore(BlobStore):
 
     @asynccontextmanager
     async def _staged(self, key: str, body: Body, operation: str) -> AsyncIterator[tuple[LocalFile, str]]:
-        """A temporary file with the bytes of a body; its name is gone at the end, whatever happened."""
+        """Make a temporary file with the bytes of a body; its name is gone at the end, whatever happened."""
         temp = self._temp_files.new_name()
         try:
             async with AsyncExitStack() as resources:
@@ -541,7 +541,7 @@ _MOUNTINFO: Final = Path("/proc/self/mountinfo")
 
 
 def lists_are_consistent(directory: Path) -> bool:
-    """Whether a list of the directory shows at once what other machines have put there.
+    """Return whether a list of the directory shows at once what other machines have put there.
 
     A file system that the kernel does not describe, as on macOS, is taken for a local one.
     """
@@ -555,7 +555,7 @@ def lists_are_consistent(directory: Path) -> bool:
 
 
 def is_caching_mount(mountinfo: str, device: str) -> bool:
-    """Whether this device is mounted over a network with a cache that may be stale.
+    """Return whether this device is mounted over a network with a cache that may be stale.
 
     Args:
         mountinfo: The text of `/proc/self/mountinfo`, see proc_pid_mountinfo(5).

@@ -40,7 +40,7 @@ class TempFiles:
         return secrets.token_hex(16)
 
     def now_ms(self) -> int:
-        """Return the clock of the file system, which says it only to who writes."""
+        """Return the clock of the file system, which shows only on a new file."""
         name = self.new_name()
         with self._dirs.opened(TEMP, make=True) as temps:
             os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=temps))

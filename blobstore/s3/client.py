@@ -122,7 +122,7 @@ class SentBody(Payload):
         raise TypeError("a body that is sent has no text")
 
     def read(self) -> bytes:
-        """Never called: botocore takes for a body what has this method."""
+        """Refuse: botocore takes for a body what has this method, and never calls it."""
         raise TypeError("a body that is sent is read by the HTTP client alone")
 
 
@@ -192,12 +192,12 @@ class S3Client:
         raise RefusedError(outcome)
 
     def send(self, read: ReadBody, *, size_bytes: int, sha256: str) -> SentBody:
-        """A body for `call`, given up where the server takes nothing of it for as long as the read timeout."""
+        """Return a body for `call`, which fails where the server takes none of it for as long as the read timeout."""
         stall_s = self._settings.read_timeout_s
         return SentBody(read, size_bytes=size_bytes, sha256=sha256, stall_s=stall_s, bandwidth=self._bandwidth)
 
     async def read(self, answer: Answer) -> AsyncGenerator[bytes, None]:
-        """The body of an answer in chunks that are not empty; the connection is given up if it is not read to its end.
+        """Yield the body of an answer in non-empty chunks; the connection is closed if it is not read to its end.
 
         Raises:
             BrokenError: The rest did not come.
@@ -230,7 +230,7 @@ class S3Client:
             raise broken
 
     async def fetch(self, **arguments: Any) -> Answer:
-        """`call` of `get_object` in a thread: the body of the answer is for `read_into`, and not for `read`."""
+        """Call `get_object` in a thread: the body of the answer is for `read_into`, and not for `read`."""
         way = IN_THREAD.set(True)
         try:
             return await self.call("get_object", **arguments)
@@ -242,7 +242,7 @@ class S3Client:
         await read_into(answer["Body"].raw_stream, sink, size_bytes=size_bytes)
 
     async def _renew(self, client: Any) -> bool:
-        """Whether asking again makes sense: credentials that were good have ended, and new ones may be there."""
+        """Drop a client whose credentials have ended; return whether new ones may be there."""
         if client is not self._client:
             return True  # another call has renewed it
         if not self._is_proven:
@@ -328,15 +328,15 @@ class S3Bucket:
         self.client = S3Client(settings, bandwidth)
 
     async def call(self, method: str, **arguments: object) -> Answer:
-        """One request whose refusal means something to the caller; errors as `S3Client.call`."""
+        """Make a request whose refusal means something to the caller; errors as `S3Client.call`."""
         return await self.client.call(method, Bucket=self.name, **arguments)
 
     async def fetch(self, **arguments: object) -> Answer:
-        """As `call`, of an object whose content a thread reads; see `S3Client.fetch`."""
+        """Call `S3Client.fetch` for an object of the bucket."""
         return await self.client.fetch(Bucket=self.name, **arguments)
 
     async def ask(self, method: str, operation: str, key: str, **arguments: object) -> Answer:
-        """One request whose refusal is the caller's error.
+        """Make a request whose refusal is the caller's error.
 
         Raises:
             StoreError: As the store says.
@@ -366,7 +366,7 @@ def check_endpoint(url: str, *, allow_http: bool) -> None:
 
 
 def read_time(text: str) -> datetime:
-    """A time of an answer: that of a header, of a list or, left to the SDK, any other.
+    """Read a time of an answer: that of a header, of a list or, left to the SDK, any other.
 
     Raises:
         ValueError: It is none.
@@ -385,7 +385,7 @@ def read_time(text: str) -> datetime:
 
 
 def abandon(answer: Answer) -> None:
-    """Give up an answer whose body will not be read, and its connection with it."""
+    """Drop an answer whose body will not be read, and its connection with it."""
     answer["Body"].raw_stream.close()
 
 
@@ -428,7 +428,7 @@ def _ask_no_region(context: Any, **_: Any) -> None:
 
 
 def _is_stale(refusal: Refusal, method: str) -> bool:
-    """Whether the credentials have ended; AWS says so by a 400, and to a HEAD it says no more than that."""
+    """Return whether the credentials have ended; AWS says so by a 400, and to a HEAD it says no more than that."""
     return refusal.code in STALE_CREDENTIALS or (method.startswith("head_") and refusal.code == "400")
 
 
@@ -442,7 +442,7 @@ def _failure(error: Exception, body: Any) -> Exception:
 
 
 def _translated(error: Exception) -> Exception:
-    """What an exception of the libraries is to the callers of this module."""
+    """Return what an exception of the libraries is to the callers of this module."""
     match error:
         case (
             botocore.exceptions.NoCredentialsError()
@@ -483,19 +483,19 @@ def _translated(error: Exception) -> Exception:
 
 
 def _was_reading(error: BaseException) -> bool:
-    """Whether the SDK was at an answer: it raises whatever Python raises for what is not as it should be."""
+    """Return whether the SDK was reading an answer: it raises whatever Python raises for a malformed one."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_globals.get("__name__") == botocore.parsers.__name__ for frame in frames)
 
 
 def _was_connected(error: botocore.exceptions.EndpointConnectionError) -> bool:
-    """Whether a connection stood before it failed: the SDK says "cannot connect" of a reset, too."""
+    """Return whether there was a connection before the failure: the SDK says "cannot connect" of a reset, too."""
     cause = error.kwargs.get("error")
     return isinstance(cause, aiohttp.ClientConnectionError) and not isinstance(cause, aiohttp.ClientConnectorError)
 
 
 def _is_untrusted(error: botocore.exceptions.SSLError) -> bool:
-    """Whether it is the certificate, and not a connection that broke in the handshake."""
+    """Return whether it is the certificate, and not a connection that broke in the handshake."""
     cause = error.kwargs.get("error")
     # urllib3 has what the system said in its own error's arguments.
     reasons = (cause, *getattr(cause, "args", ()))
@@ -503,5 +503,4 @@ def _is_untrusted(error: botocore.exceptions.SSLError) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    """An error without the request in it."""
     return type(error).__name__

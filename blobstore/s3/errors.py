@@ -106,7 +106,7 @@ _TTL: Final = re.compile(r"[0-9]{1,18}")
 
 
 def showable(message: object) -> str:
-    """What of a server's message may be told: not what quotes the request, and not without end."""
+    """Return what of a server's message may be shown: cut short, and nothing that quotes the request."""
     text = " ".join(str(message or "").split())
     return "" if _QUOTED.search(text) else text[:_MESSAGE_LENGTH_MAX]
 
@@ -172,7 +172,7 @@ def read_date_ms(date: str | None) -> int | None:
 
 
 def _retry_after_s(text: str | None, date_ms: int | None) -> float | None:
-    """A number of seconds, or a time, which is told by the server's clock."""
+    """Read a number of seconds, or a time by the server's clock."""
     if text is None:
         return None
     if text.isascii() and text.isdigit():
@@ -182,7 +182,7 @@ def _retry_after_s(text: str | None, date_ms: int | None) -> float | None:
 
 
 class RefusedError(Exception):
-    """The store answered with a refusal; whoever asked knows what that means."""
+    """The store answered with a refusal; the caller knows what that means."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -202,7 +202,7 @@ class BrokenError(Exception):
 
 
 def classify(refusal: Refusal, *, operation: str, key: str) -> StoreError:
-    """The error that a refusal is to the caller of an operation."""
+    """Return the error that a refusal is to the caller of an operation."""
     code, status = refusal.code, refusal.status
     hint = ""
     kind: type[StoreError] = InvalidRequestError
@@ -254,12 +254,12 @@ def _denied_hint(code: str) -> str:
 
 
 def date_ms(answer: Answer) -> int | None:
-    """Return the store's clock as an answer tells it, in whole seconds."""
+    """Return the store's clock by the date of an answer, in whole seconds."""
     return read_date_ms(answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date"))
 
 
 def read_created(answer: Answer, operation: str, key: str) -> Created:
-    """When a PUT was answered: at or after the creation time that the object has."""
+    """Return when a PUT was answered: at or after the creation time that the object has."""
     created_at_ms = date_ms(answer)
     if created_at_ms is None:
         # It was created; without a time nothing can be built on it, and asking again tells the time.
@@ -268,23 +268,23 @@ def read_created(answer: Answer, operation: str, key: str) -> Created:
 
 
 def read_created_at_ms(answer: Answer) -> int:
-    """When an object was created, as HEAD tells it."""
+    """Return when an object was created, by a HEAD."""
     return whole_seconds_ms(answer["LastModified"])
 
 
 def whole_seconds_ms(moment: datetime) -> int:
-    """A time as every answer of the store can tell it: some do in milliseconds, all in seconds (design 0003, C1)."""
+    """Cut a time to the precision of all answers: some have milliseconds, all have seconds (design 0003, C1)."""
     return int(moment.timestamp()) * 1000
 
 
 def read_ttl_ms(answer: Answer) -> int | None:
-    """The TTL that an object was born with."""
+    """Return the TTL that an object was created with."""
     text = str(answer.get("Metadata", {}).get(TTL_MS, ""))
     return int(text) if _TTL.fullmatch(text) else None
 
 
 def read_promised_bytes(answer: Answer, start: int, size_bytes: int | None, *, key: str) -> int:
-    """How many bytes follow an answer to a read, once it is known to be about the range that was asked for (0003, E4).
+    """Check that an answer is about the range that was asked for; return how many bytes follow (design 0003, E4).
 
     Raises:
         InvalidRequestError: The blob is too short for the range.
@@ -305,7 +305,7 @@ def read_promised_bytes(answer: Answer, start: int, size_bytes: int | None, *, k
 
 @contextmanager
 def answers(operation: str, key: str) -> Iterator[None]:
-    """Read answers within: one that lacks what it must have is none (design 0003, E4)."""
+    """Read answers within: one that lacks what it must have counts as no answer (design 0003, E4)."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
@@ -315,14 +315,14 @@ def answers(operation: str, key: str) -> Iterator[None]:
 
 
 def store_error(error: RefusedError | BrokenError, operation: str, key: str) -> StoreError:
-    """The error of the contract that a request's end is."""
+    """Return the error of the contract that the end of a request is."""
     if isinstance(error, RefusedError):
         return classify(error.refusal, operation=operation, key=key)
     return StoreUnavailableError(str(error), operation=operation, key=key)
 
 
 def as_unavailable(error: StoreError, operation: str, key: str) -> StoreError:
-    """The error of a create that did not happen, and may when it is tried again: a 412 is no fault of the caller."""
+    """Return the error of a create that did not happen, and may when tried again: a 412 is not the caller's fault."""
     if isinstance(error, StoreUnavailableError | AccessDeniedError):
         return error
     return StoreUnavailableError(str(error), operation=operation, key=key)

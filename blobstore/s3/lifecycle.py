@@ -43,7 +43,7 @@ class LifecyclePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rule_ids(prefix: str) -> tuple[str, str]:
-    """The ids of the two rules of a repository: that which deletes, and that which aborts."""
+    """Return the ids of the two rules of a repository: the one that deletes, and the one that aborts."""
     name = _UNSAFE.sub(lambda m: "".join(f"~{byte:02X}" for byte in m[0].encode()), prefix)
     if len(name) > _PREFIX_LENGTH_MAX:
         name = f"{name[:_PREFIX_LENGTH_MAX]}-{hashlib.sha256(prefix.encode()).hexdigest()[:16]}"
@@ -63,7 +63,7 @@ def backstop_days(*, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> 
 
 
 def backstop_rules(prefix: str, *, days: int) -> tuple[Rule, Rule]:
-    """The two rules of a repository.
+    """Return the two rules of a repository.
 
     Args:
         prefix: Of the repository in the bucket, without slashes at its ends; empty for the whole bucket.
@@ -147,7 +147,7 @@ def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: boo
 
 
 def cut_short(rules: Iterable[Rule], prefix: str, *, days: int) -> tuple[Rule, ...]:
-    """The backstops of repositories below a prefix that keep uploads for longer than one of the prefix itself would."""
+    """Return the backstops of repositories below a prefix that keep uploads longer than one of the prefix itself."""
     root = f"{prefix}/" if prefix else ""
     return tuple(
         rule
@@ -160,7 +160,7 @@ def cut_short(rules: Iterable[Rule], prefix: str, *, days: int) -> tuple[Rule, .
 
 
 def is_backstop(rule: Rule, prefix: str) -> bool:
-    """Whether a rule deletes uploads of a repository by their tag, whoever wrote it."""
+    """Return whether a rule, of any author, deletes uploads of a repository by their tag."""
     below, _, rest = _parts(rule)
     return (
         rest.get("Status") == "Enabled" and is_tagged_expiring(rule) and bool(_ends(rest)) and _reaches(below, prefix)
@@ -168,7 +168,7 @@ def is_backstop(rule: Rule, prefix: str) -> bool:
 
 
 def is_tagged_expiring(rule: Rule) -> bool:
-    """Whether a rule goes by the tag of uploads that have a TTL, and by no other."""
+    """Return whether a rule goes by the tag of uploads that have a TTL, and by no other."""
     return set(_parts(rule)[1]) == {(TTL_TAG, EXPIRING)}
 
 
@@ -178,7 +178,7 @@ def _reaches(below: str, prefix: str) -> bool:
 
 
 def _ends(rule: Rule) -> list[tuple[str, int | None]]:
-    """How a rule takes objects away: what it does, and after how many days (None: at a date)."""
+    """Return how a rule takes objects away: what it does, and after how many days (None: at a date)."""
     moves = [*(rule.get("Transitions") or ()), *([rule["Transition"]] if rule.get("Transition") else ())]
     done = [("deleted", rule.get("Expiration") or {})]
     done += [(f"moved to {move['StorageClass']}", move) for move in moves if move.get("StorageClass") in _ARCHIVES]
@@ -186,7 +186,7 @@ def _ends(rule: Rule) -> list[tuple[str, int | None]]:
 
 
 def same_rules(one: Iterable[Rule], other: Iterable[Rule]) -> bool:
-    """Whether two sets of rules do the same, in whatever order and form a store lists them."""
+    """Return whether two sets of rules do the same, in whatever order and form a store lists them."""
     first, second = (
         sorted(msgspec.json.encode(_parts(rule), order="sorted") for rule in rules) for rules in (one, other)
     )
@@ -194,7 +194,7 @@ def same_rules(one: Iterable[Rule], other: Iterable[Rule]) -> bool:
 
 
 def _parts(rule: Rule) -> tuple[str, list[tuple[str, str]], Rule]:
-    """Prefix, tags, and the rest of a rule, however its filter is spelled."""
+    """Return prefix, tags, and the rest of a rule, however its filter is spelled."""
     rest = {name: value for name, value in rule.items() if name not in {"Filter", "Prefix"}}
     found = rule.get("Filter") or {}
     both = found.get("And") or {}

@@ -28,7 +28,7 @@ _PARTITIONS: Final = {
 
 
 def partition_of(region: str) -> str:
-    """The part of AWS that a region belongs to, as it stands in the names of its things."""
+    """Return the partition of AWS that a region belongs to, as ARNs spell it."""
     return next((partition for begin, partition in _PARTITIONS.items() if region.startswith(begin)), "aws")
 
 
@@ -50,7 +50,7 @@ ROLES: Final = {
 
 
 def role_policy(role: Role, *, bucket: str, prefix: str = "", kms_key_id: str = "", partition: str = "aws") -> Policy:
-    """The policy of a role.
+    """Return the policy of a role.
 
     Args:
         role: Who it is for.
@@ -131,7 +131,7 @@ def role_policy(role: Role, *, bucket: str, prefix: str = "", kms_key_id: str = 
 
 
 def _kms(key_id: str, partition: str) -> Policy:
-    """The use of a key: reading decrypts, and writing (all roles write something) makes data keys."""
+    """Allow the use of a key: reading decrypts, and writing (all roles write something) makes data keys."""
     statement: Policy = {
         "Sid": "UseTheKey",
         "Effect": "Allow",

@@ -68,7 +68,7 @@ class S3Reader:
 
     @asynccontextmanager
     async def _asking(self, key: str, *, fresh: bool) -> AsyncGenerator[S3Bucket, None]:
-        """The bucket to be asked, whose broken answers are the errors of the contract."""
+        """Yield the bucket to ask; its broken answers become errors of the contract."""
         bucket = S3Bucket(self._bucket.name, self._settings) if fresh else self._bucket
         try:
             yield bucket
@@ -81,7 +81,7 @@ class S3Reader:
     async def _ask(
         self, bucket: S3Bucket, name: str, key: str, start: int, size_bytes: int | None, *, threaded: bool = False
     ) -> tuple[Answer, int] | None:
-        """An answer whose body is to be read, and how many bytes that has; None for the empty rest of a blob."""
+        """Return an answer whose body is to be read, and the size of that; None for the empty rest of a blob."""
         is_whole = start == 0 and size_bytes is None
         last = "" if size_bytes is None else start + size_bytes - 1
         wanted = {"Key": name, "Range": None if is_whole else f"bytes={start}-{last}"}

@@ -77,7 +77,7 @@ class S3Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def may_hold_credentials(endpoint_url: str) -> bool:
-    """Whether a URL of a server has what none needs: a user, even with a slash in the password, a query, a fragment."""
+    """Return whether a URL of a server has a user, even with a slash in the password, a query or a fragment."""
     return any(character in endpoint_url for character in "@?#")
 
 
@@ -100,12 +100,12 @@ class StoreProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_profile(profile: StoreProfile) -> bytes:
-    """A profile as the JSON that is stored."""
+    """Encode a profile as the JSON that is stored."""
     return msgspec.json.format(msgspec.json.encode(profile)) + b"\n"
 
 
 def decode_profile(data: bytes) -> StoreProfile:
-    """The inverse of `encode_profile`; unknown fields are ignored.
+    """Decode what `encode_profile` made; unknown fields are ignored.
 
     Raises:
         CapabilityMissingError: A newer release wrote it, which may have seen something that this one would use.

@@ -154,7 +154,7 @@ class S3Store(BlobStore):
     async def put_parts_if_absent(
         self, key: str, body: Body, *, ttl_ms: int | None = None, part_bytes: int | None = None
     ) -> CreateOutcome:
-        """`put_if_absent` by a multipart upload, whatever the profile says of it; for `doctor`, which wants to know.
+        """Put by a multipart upload as `put_if_absent`, whatever the profile says of it; for `doctor`.
 
         Raises:
             StoreError: As `put_if_absent`.
@@ -351,7 +351,7 @@ class S3Store(BlobStore):
             return UnfinishedPut(key=key, upload_id=str(answer["UploadId"]), begun_at_ms=date_ms(answer) or 0)
 
     async def read_lifecycle(self) -> tuple[dict[str, Any], ...]:
-        """Read the lifecycle rules of the bucket, everybody's, as the SDK gives them.
+        """Read all lifecycle rules of the bucket, as the SDK gives them.
 
         Raises:
             StoreError: As the store says.
@@ -367,7 +367,7 @@ class S3Store(BlobStore):
             raise store_error(error, "read_lifecycle", self.bucket) from None
 
     async def write_lifecycle(self, rules: Sequence[dict[str, Any]]) -> None:
-        """Replace the lifecycle rules of the bucket, everybody's; there has to be one at least.
+        """Replace all lifecycle rules of the bucket; there has to be one at least.
 
         Raises:
             StoreError: As the store says.
@@ -404,7 +404,7 @@ class S3Store(BlobStore):
         return name
 
     def _key(self, name: object) -> str | None:
-        """The key of an object; None if it is not below the prefix."""
+        """Return the key of an object; None if it is not below the prefix."""
         text = str(name)
         return text.removeprefix(self._root) if text.startswith(self._root) else None
 
@@ -484,7 +484,7 @@ async def delete_objects(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[De
 
 
 async def _delete_singly(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[DeleteFailure, ...]:
-    """Delete one by one; who may not delete the first is told so at once.
+    """Delete one by one; raise at once where the first may not be deleted.
 
     Raises:
         AccessDeniedError: The first may not be deleted.
@@ -508,7 +508,7 @@ async def _delete_singly(bucket: S3Bucket, names: Mapping[str, str]) -> tuple[De
 
 
 async def abort_uploads(bucket: S3Bucket, puts: Sequence[tuple[str, UnfinishedPut]]) -> tuple[DeleteFailure, ...]:
-    """Give up multipart uploads, each with the name of its object; see `BlobStore.abort_unfinished`.
+    """Abort multipart uploads, each with the name of its object; see `BlobStore.abort_unfinished`.
 
     Raises:
         StoreError: As the store says.

@@ -151,7 +151,7 @@ class _ReadBody:
         return self._data
 
     def close(self) -> None:
-        """There is nothing to close."""
+        pass  # nothing is held
 
 
 async def read_into(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) -> None:
@@ -204,7 +204,7 @@ def _read(body: urllib3.HTTPResponse, sink: Sink, size_bytes: int, clock: Callab
 
 
 async def _in_thread(work: Callable[[], T], undo: Callable[["Future[T]"], None] | None = None) -> T:
-    """The result of a function that runs in a thread; one that is cancelled meanwhile does not wait for it.
+    """Run a function in a thread; a call that is cancelled meanwhile does not wait for it.
 
     Nor does the end of the process: those of a pool would be waited for. And nobody waits for the thread to begin, as
     `threading.Thread.start` does: where many compete for the interpreter that holds the event loop for 5 ms each time.

@@ -52,7 +52,7 @@ _ABORT_TIMEOUT_S: Final = 10.0
 
 
 async def hash_body(client: S3Client, body: Body, *, operation: str, key: str) -> SentBody:
-    """A body ready to be sent: its length checked, its hash known, and the bytes kept if they are few.
+    """Prepare a body to be sent: check its length, hash it, and keep the bytes if they are few.
 
     Raises:
         InvalidRequestError: It has another size than it says.
@@ -103,7 +103,7 @@ class MultipartUpload:
         slots: asyncio.Semaphore,
         condition: str | None,
     ) -> None:
-        """Nothing is sent yet.
+        """Prepare an upload; nothing is sent yet.
 
         Args:
             bucket: Where to.
@@ -124,7 +124,7 @@ class MultipartUpload:
         self.is_completing = False
 
     async def put(self, body: Body, birth: Answer) -> Created:
-        """All of it: begin, send the parts, complete.
+        """Begin, send the parts, complete.
 
         Raises:
             RefusedError: As the store says.
@@ -196,7 +196,7 @@ class MultipartUpload:
         raise error
 
     async def _parts(self, body: Body, part_bytes: int) -> AsyncGenerator[bytearray, None]:
-        """The body in parts of one size, the last as large as it is; at least one. Each holds a slot."""
+        """Yield the body in parts of one size, the last one smaller; at least one. Each holds a slot."""
         await self._slots.acquire()
         part, is_handed_over = bytearray(), False
         try:
@@ -226,12 +226,11 @@ class MultipartUpload:
 
 
 def _is_refused(error: BaseException) -> bool:
-    """Whether the store has said for certain that it did not and will not complete the upload."""
+    """Return whether the store said for certain that it did not and will not complete the upload."""
     return isinstance(error, RefusedError) and error.refusal.status < SERVER_ERRORS
 
 
 async def _abort(bucket: S3Bucket, upload: dict[str, Any]) -> None:
-    """Give an upload up."""
     await _tidy_up(lambda: bucket.call("abort_multipart_upload", **upload))
 
 
@@ -248,7 +247,7 @@ async def _tidy_up(tidy: Callable[[], Awaitable[object]]) -> None:
 
 
 class S3Writer:
-    """The writing half of an S3 store. It knows objects, whose names are whole, and is told what they are born with.
+    """The writing half of an S3 store. It knows objects by their whole names.
 
     Args:
         bucket: Where to.
@@ -332,7 +331,7 @@ class S3Writer:
         write_id: str = "",
         part_bytes: int | None = None,
     ) -> CreateOutcome:
-        """`create` by a multipart upload, whatever its size."""
+        """Write as `create`, by a multipart upload whatever the size."""
         operation = "put_if_absent"
         write_id = write_id or secrets.token_hex(16)
         upload = self._upload(key, name, operation, condition="*", part_bytes=part_bytes)
@@ -381,7 +380,7 @@ class S3Writer:
         return _own(answer, key, write_id)
 
     async def _settle(self, error: RefusedError | BrokenError, key: str, name: str, write_id: str) -> CreateOutcome:
-        """What a create that was not plainly answered has come to (design 0003, W1 and W2)."""
+        """Find out what became of a create that was not plainly answered (design 0003, W1 and W2)."""
         operation = "put_if_absent"
         if not _needs_a_look(error):
             raise store_error(error, operation, key) from None
@@ -403,7 +402,7 @@ class S3Writer:
         self._unsettled[create] = write_id
 
     def birth(self, write_id: str, ttl_ms: int | None, *, tagged: bool) -> dict[str, Any]:
-        """What an object is born with beside its content."""
+        """Return what an object is created with beside its content."""
         metadata = {WRITE_ID: write_id}
         if ttl_ms is not None:
             metadata[TTL_MS] = str(ttl_ms)
@@ -429,13 +428,12 @@ class S3Writer:
 
 
 def _content(sent: SentBody) -> dict[str, Any]:
-    """A body as `put_object` takes it; a store that keeps checksums keeps the one that the signature covers."""
+    """Pass a body as `put_object` takes it; a store that keeps checksums keeps the one that the signature covers."""
     checksum = base64.b64encode(bytes.fromhex(sent.sha256)).decode()
     return {"Body": sent, "ContentLength": sent.size, "ChecksumSHA256": checksum}
 
 
 def _own(answer: Answer, key: str, write_id: str) -> Created | None:
-    """What a HEAD of an object tells whoever may have created it."""
     with answers("put_if_absent", key):
         if answer.get("Metadata", {}).get(WRITE_ID) != write_id:
             return None
@@ -443,18 +441,18 @@ def _own(answer: Answer, key: str, write_id: str) -> Created | None:
 
 
 def _upload_error(error: RefusedError | BrokenError, operation: str, key: str) -> StoreError:
-    """What an upload that was not completed has come to; one that a collector gave up is begun anew."""
+    """Return the error of an upload that was not completed; one that a collector aborted is begun again."""
     told = store_error(error, operation, key)
     return as_unavailable(told, operation, key) if isinstance(told, BlobNotFoundError) else told
 
 
 def _status(error: RefusedError | BrokenError) -> int:
-    """The status of an answer; 0 if there was none."""
+    """Return the status of an answer; 0 if there was none."""
     return error.refusal.status if isinstance(error, RefusedError) else 0
 
 
 def _needs_a_look(error: RefusedError | BrokenError) -> bool:
-    """Whether a create that ended so may have happened, in this sending of it or in an earlier one."""
+    """Return whether a create that ended so may have happened, now or when it was sent before."""
     if isinstance(error, BrokenError):
         return error.sent
     status = error.refusal.status

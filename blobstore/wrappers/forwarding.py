@@ -28,7 +28,7 @@ T = TypeVar("T")
 Read = Callable[[Sink], Coroutine[Any, Any, None]]
 
 
-class PassedBody:
+class PassedBody(Body):
     """A body that awaits a function with the size of each chunk before it passes that on."""
 
     def __init__(self, body: Body, passing: Callable[[int], Awaitable[None]]) -> None:
@@ -36,12 +36,12 @@ class PassedBody:
         self._passing = passing
 
     @property
+    @override
     def size_bytes(self) -> int:
-        """Size of the body."""
         return self._body.size_bytes
 
+    @override
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the chunks of the body."""
         async with aclosing(closable(self._body.read_chunks())) as chunks:
             async for chunk in chunks:
                 await self._passing(len(chunk))

@@ -72,7 +72,7 @@ class Hedge:
         ask: Callable[[], Coroutine[Any, Any, T]],
         discard: Callable[[T], Awaitable[None]] | None = None,
     ) -> T:
-        """The first answer to one request or a few.
+        """Return the first answer to one request or a few.
 
         On an error and on a cancellation, no request is under way and no answer is left open.
 
@@ -163,7 +163,7 @@ class HedgedStore(ForwardingStore):
 
 
 async def _first_answer(asked: Sequence[asyncio.Future[T]]) -> asyncio.Future[T]:
-    """The first that is answered; if none is, the one whose error is to be told."""
+    """Return the first that is answered; if none is, the one whose error is raised."""
     left = set(asked)
     while left:
         _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
@@ -174,7 +174,7 @@ async def _first_answer(asked: Sequence[asyncio.Future[T]]) -> asyncio.Future[T]
 
 
 async def _let_go(asked: Sequence[asyncio.Future[T]], discard: Callable[[T], Awaitable[None]] | None) -> None:
-    """Give requests up, and the answers that they have had."""
+    """Cancel requests, and discard the answers that they have had."""
     await give_up(*asked)
     for request in asked:
         if discard is not None and not request.cancelled() and request.exception() is None:
@@ -182,7 +182,7 @@ async def _let_go(asked: Sequence[asyncio.Future[T]], discard: Callable[[T], Awa
 
 
 class _Answers:
-    """How long the last answers to requests of one kind have taken to come."""
+    """The times that the last answers to requests of one kind have taken."""
 
     def __init__(self, settings: HedgeSettings) -> None:
         self._settings = settings
@@ -193,7 +193,6 @@ class _Answers:
 
     @property
     def patience_s(self) -> float:
-        """After how long an answer is late."""
         settings, known = self._settings, sorted(self._last_s)
         if len(known) < _KNOWN_MIN:
             return settings.first_patience_s

@@ -51,13 +51,13 @@ class InFlightLimit:
         return _Slot(self._take, self._give_back)
 
     def shrink(self) -> None:
-        """The store asked for less."""
+        """Note that the store asked for less."""
         if self.under_way <= self.allowed:
             self.allowed = max(1, self.allowed // 2)
             self._successes = 0
 
     def grow(self) -> None:
-        """The store did what it was asked to do."""
+        """Note that the store did what it was asked to do."""
         if self.under_way > self.allowed or self.allowed == self._in_flight_max:
             return
         self._successes += 1
@@ -117,7 +117,7 @@ class _Slot(AbstractAsyncContextManager[None]):
 
 
 class LimitedStore(ForwardingStore):
-    """Lets so many requests through at once; the others wait in the order in which they came.
+    """Lets a number of requests through at once; the others wait in the order in which they came.
 
     A sink must not wait for another request to the store: at times there is one slot for all.
 

@@ -17,7 +17,7 @@ _LOGGED_MAX: Final = 100_000
 
 
 class Meter:
-    """What has been counted so far.
+    """Counts of requests and bytes.
 
     Attributes:
         requests: By operation, such as "put_if_absent". A read counts as "get".
@@ -41,7 +41,7 @@ class Meter:
         self.log: deque[tuple[str, str]] = deque(maxlen=_LOGGED_MAX)
 
     def keys(self, operation: str) -> tuple[str, ...]:
-        """The logged keys of one operation, in order."""
+        """Return the logged keys of one operation, in order."""
         return tuple(key for logged, key in self.log if logged == operation)
 
     def reset(self) -> None:
@@ -54,7 +54,7 @@ class Meter:
         self.bytes_out = self.bytes_in = 0
 
     def count_retry(self) -> None:
-        """Something is tried again."""
+        """Count an attempt that is not the first."""
         self.retries += 1
 
     @contextmanager

@@ -76,7 +76,7 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def progress_bytes(self) -> float:
-        """What the floor gives in one window: a read that got this much more has made progress."""
+        """Return the bytes of one window at the floor: a read that got this many more has made progress."""
         return self.bytes_per_s_min * self.progress_window_s
 
 
@@ -97,7 +97,6 @@ class _Tries:
         self.is_out_of_budget = False
 
     def reset(self) -> None:
-        """Progress was made: what failed before counts no more."""
         self.failed = self.unanswered = 0
 
 
@@ -402,12 +401,12 @@ class RetryBudget:
         self._tokens_max = self._tokens = reserve * successes_per_retry
 
     def take(self) -> bool:
-        """Whether a retry may be made; if so, it is paid for."""
+        """Pay for a retry; return whether the budget allows it."""
         if self._tokens < self._successes_per_retry:
             return False
         self._tokens -= self._successes_per_retry
         return True
 
     def refill(self) -> None:
-        """Something succeeded."""
+        """Note a success."""
         self._tokens = min(self._tokens + 1, self._tokens_max)

@@ -21,7 +21,7 @@ GRAIN_S: Final = 0.01
 
 
 class Bandwidth:
-    """So many bytes per second, for everybody who asks together and in the order in which they ask.
+    """A number of bytes per second, shared by all callers in the order in which they ask.
 
     A bucket of tokens, told as the moment up to which the line is taken. Event loops and threads may ask at once.
 
@@ -35,7 +35,7 @@ class Bandwidth:
         self._taken_until_s = float("-inf")
 
     def reserve(self, size_bytes: int, now_s: float) -> float:
-        """Take so many bytes; returns after how many seconds they will have gone through.
+        """Reserve bytes; return the seconds after which they will have gone through.
 
         Args:
             size_bytes: How many.
@@ -47,7 +47,7 @@ class Bandwidth:
             return max(0.0, self._taken_until_s - now_s)
 
     async def pass_through(self, size_bytes: int) -> None:
-        """Wait until so many bytes have gone through."""
+        """Wait until a number of bytes has gone through."""
         clock = asyncio.get_running_loop().time
         for piece_bytes in pieces(size_bytes):
             wait_s = self.reserve(piece_bytes, clock())
@@ -56,7 +56,7 @@ class Bandwidth:
 
 
 def pieces(size_bytes: int) -> Iterator[int]:
-    """The sizes of the pieces in which so many bytes are let through."""
+    """Yield the sizes of the pieces in which bytes are let through."""
     for at in range(0, size_bytes, PIECE_BYTES):
         yield min(PIECE_BYTES, size_bytes - at)
 
@@ -67,7 +67,7 @@ _making: Final = threading.Lock()
 
 
 def shared_bandwidth(bytes_per_s: int) -> Bandwidth:
-    """The bandwidth that everything in this process shares which was told the same limit."""
+    """Return the bandwidth that all stores of this process with this limit share."""
     with _making:
         return _of_process.setdefault(bytes_per_s, Bandwidth(bytes_per_s))
 
@@ -123,7 +123,6 @@ class _PacedSink(Sink):
         self._is_let_go = threading.Event()
 
     def let_go(self) -> None:
-        """Hold nobody up any more."""
         self._is_let_go.set()
 
     @override
