@@ -27,7 +27,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.backup.backup import BackupResult
+    from engine.backup.backup import BackupOptions, BackupResult
     from engine.checkpoint.backup import backup_checkpoint
     from engine.checkpoint.check.check import check_checkpoint
     from engine.checkpoint.restore import restore_checkpoint
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from engine.inspect.history import History
     from engine.inspect.verify import VerifyReport
     from engine.repository.repository import Repository
-    from engine.repository.restoring import Restored
     from engine.repository.sync import SyncRepository
-    from engine.restore.restore import RestoreResult
+    from engine.restore.restore import Restored, RestoreOptions, RestoreResult
     from engine.state.query import StreamingCheckpoint, open_query_state
+    from engine.state.restore import StateRestoreOptions
     from engine.state.settings import StateStoreSettings
     from engine.state.store import StateStore
     from engine.state.sync import SyncStateStore
@@ -46,14 +46,17 @@ if TYPE_CHECKING:
     from index.snapshot.delta import IndexDifference
 
 __all__ = [
+    "BackupOptions",
     "BackupResult",
     "CollectReport",
     "Commit",
     "History",
     "IndexDifference",
     "Repository",
+    "RestoreOptions",
     "RestoreResult",
     "Restored",
+    "StateRestoreOptions",
     "StateStore",
     "StateStoreSettings",
     "StreamingCheckpoint",
@@ -68,14 +71,17 @@ __all__ = [
 
 # Where each name is defined: it is imported when somebody asks for it (PEP 562), so that a use of one loads no other.
 _MODULES = {
+    "BackupOptions": "engine.backup.backup",
     "BackupResult": "engine.backup.backup",
     "CollectReport": "engine.collect.report",
     "Commit": "index.plan.commits",
     "History": "engine.inspect.history",
     "IndexDifference": "index.snapshot.delta",
     "Repository": "engine.repository.repository",
+    "RestoreOptions": "engine.restore.restore",
     "RestoreResult": "engine.restore.restore",
-    "Restored": "engine.repository.restoring",
+    "Restored": "engine.restore.restore",
+    "StateRestoreOptions": "engine.state.restore",
     "StateStore": "engine.state.store",
     "StateStoreSettings": "engine.state.settings",
     "StreamingCheckpoint": "engine.state.query",

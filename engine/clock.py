@@ -1,4 +1,4 @@
-"""The one door to this machine's clock and randomness.
+"""The only module that reads this machine's clock and draws random numbers.
 
 What decides about stored data never asks it, but the store's clock.
 """
@@ -7,6 +7,8 @@ import secrets
 import time
 import uuid
 from typing import Protocol
+
+from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.errors import AccessDeniedError, StoreFullError
@@ -18,15 +20,15 @@ class Runtime(Protocol):
     """Clock and randomness, replaceable by a seeded one in tests."""
 
     def session(self) -> str:
-        """A new upload session or pin id: 20 lower-case hexadecimal digits, never given twice."""
+        """Make a new upload session or pin id: 20 lower-case hexadecimal digits, never given twice."""
         ...
 
     def unique_id(self) -> UniqueId:
-        """A new random id in the form of a UUID, as Spark's checkpointUniqueId."""
+        """Make a new random id in the form of a UUID, as Spark's checkpointUniqueId."""
         ...
 
     def write_id(self) -> WriteId:
-        """A new random id of a record."""
+        """Make a new random id of a record."""
         ...
 
     def local_now_ms(self) -> int:
@@ -34,38 +36,61 @@ class Runtime(Protocol):
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds that never go backwards, for durations."""
+        """Return seconds that never go backwards, for durations."""
         ...
 
 
-class SystemRuntime:
-    """The real thing."""
+class SystemRuntime(Runtime):
+    """This machine's clock and random numbers."""
 
+    @override
     def session(self) -> str:
-        """80 random bits."""
         return secrets.token_hex(10)
 
+    @override
     def unique_id(self) -> UniqueId:
-        """A version 4 UUID."""
         return UniqueId(str(uuid.uuid4()))
 
+    @override
     def write_id(self) -> WriteId:
-        """128 random bits."""
         return WriteId(secrets.token_hex(16))
 
+    @override
     def local_now_ms(self) -> int:
-        """Wall clock."""
         return time.time_ns() // 1_000_000
 
+    @override
     def monotonic_s(self) -> float:
-        """Monotonic clock."""
         return time.monotonic()
+
+
+class Stopwatch:
+    """Measures a run and its phases, from its creation on."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._began_s = self._last_s = runtime.monotonic_s()
+        self._phases_s: dict[str, float] = {}
+
+    def end_phase(self, name: str) -> None:
+        """Add the time since the last phase ended to a phase."""
+        now_s = self._runtime.monotonic_s()
+        self._phases_s[name] = self.phase_s(name) + now_s - self._last_s
+        self._last_s = now_s
+
+    def phase_s(self, name: str) -> float:
+        """Return the length of a phase; 0 if there was none."""
+        return self._phases_s.get(name, 0.0)
+
+    def total_s(self) -> float:
+        """Return the time since the beginning."""
+        return self._runtime.monotonic_s() - self._began_s
 
 
 async def read_now_ms(store: BlobStore) -> int:
     """Return the store's clock, for a reader: this machine's where the store says its own only to who may write.
 
-    Never for a decision about stored data: whoever closes or deletes something asks the store, and fails without it.
+    Never for a decision about stored data: what closes or deletes something asks the store, and fails without it.
     """
     try:
         return await store.now_ms()

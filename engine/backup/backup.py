@@ -1,31 +1,33 @@
-"""Backing up one directory, or a part of it: what changed since a base is uploaded, and an index is written.
+"""Back up one directory, or a part of it: upload what changed since a base, and write an index.
 
-First it is found out what the base has, what is on the disk, and what to upload (`gather_facts`); nothing is sent until
-then. Nothing is visible until a commit names the index; everything uploaded carries a TTL until then (design 0002, C5).
+`gather_facts` finds out what the base has, what is on the disk, and what to upload; nothing is sent until then. Nothing
+is visible until a commit names the index; everything uploaded carries a TTL until then (design 0002, C5).
 """
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import BlobStore
+from blobstore.base import Created
 from blobstore.concurrency import run_blocking
 from engine.backup.source import BackupSource, WholeDirectory
-from engine.backup.upload import Uploader, UploadSession
-from engine.clock import Runtime
+from engine.backup.upload import Uploaded, Uploader, UploadSession
+from engine.clock import Runtime, Stopwatch
 from engine.errors import DamagedError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.identify import identify, identify_ssts
 from engine.local.scan import all_files, file_system_now_ns
 from engine.local.transfer import SourceDir
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.indexes import IndexCache, StoredSnapshot, read_stored_snapshot, write_index
+from engine.records.indexes import IndexCache, StoredSnapshot, check_is_of, read_stored_snapshot, write_index
 from engine.records.missing import find_missing, key_of
+from engine.records.repository import OpenRepository
 from engine.settings import TransferSettings
 from index.display import DisplayMixin, format_files, format_seconds
 from index.errors import FormatError
@@ -45,11 +47,12 @@ from index.snapshot.model import (
     SstIdentity,
     UniqueId,
 )
-from index.snapshot.records import RepositoryRecord, StoreReference
+from index.snapshot.records import StoreReference
 from index.spark.names import parse_state_name
 from index.text import human_bytes, printable
 
-# An index carries this many of its ancestors. Whoever needs more reads the oldest of them.
+LATEST: Final = "latest"
+# An index carries this many of its ancestors; who needs more reads the oldest of them.
 LINEAGE_KEPT_MAX: Final = 100
 
 
@@ -104,9 +107,9 @@ class BackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @override
     def figures(self) -> dict[str, str]:
-        """What was backed up, and what of it was new."""
+        """Return what was backed up, and what of it was new."""
         reference, stats = self.reference, self.stats
-        told = {
+        texts = {
             "of": printable(str(self.scope)),
             "store": printable(f"{reference.task}/{reference.store}"),
             "version": f"{reference.version:,}",
@@ -121,55 +124,63 @@ class BackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "requests": f"{stats.requests:,}",
             "time": format_seconds(stats.seconds),
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in texts.items() if text}
+
+
+class StoreAddress(msgspec.Struct, frozen=True):
+    """Whose state a backup is of: one store of one task, committed by a job or a task."""
+
+    scope: Scope
+    task: str = "0"
+    store: str = "default"
+
+    def __str__(self) -> str:  # type: ignore[explicit-override]
+        return f"{self.scope} {self.task}/{self.store}"
+
+
+class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How one backup is made."""
+
+    # The caller's version of this state, greater than the last of the lineage; None: the base's plus one.
+    version: int | None = None
+    # A label of this attempt at the version, for people and for Spark; None: a random one.
+    unique_id: UniqueId | None = None
+    # What to diff against: by default the newest commit's snapshot of the store. None uploads everything.
+    base: StoreReference | Literal["latest"] | None = LATEST
+    # The versions that this one grew from, oldest first: Spark's lineage of a state store's version (design 0004, R6).
+    # None: the source's; else the base and what that grew from; of a state store's directory, nothing (0001, M13).
+    lineage: Sequence[LineageItem] | None = None
+    # Blobs that are known to be missing, besides those that the repository has met: files with bytes in them are
+    # uploaded again, as are all if the base's index is missing (design 0006, M1).
+    missing: Collection[str] = ()
+    # Look for such blobs: a STAT for each that is retained.
+    check_retained: bool = False
+    # How bytes are moved, in place of the repository's own settings.
+    settings: TransferSettings | None = None
 
 
 async def backup_source(
-    store: BlobStore,
-    *,
-    scope: Scope,
-    task: str,
-    store_name: str,
+    repository: OpenRepository,
     source: BackupSource,
-    version: int,
-    unique_id: UniqueId | None,
+    address: StoreAddress,
     base: StoreReference | None,
-    repository: RepositoryRecord,
-    settings: TransferSettings,
-    runtime: Runtime,
-    cache: DigestCache,
+    options: BackupOptions,
+    *,
     progress: Progress = NO_PROGRESS,
-    indexes: IndexCache | None = None,
-    lineage: Sequence[LineageItem] | Callable[[], Sequence[LineageItem]] | None = None,
-    missing: frozenset[str] = frozenset(),
-    check_retained: bool = False,
 ) -> BackupResult:
     """Upload what a source has and its base has not, and write the index of all of it.
 
-    Requests: one GET for the base's index (none if `indexes` has it, one more per delta that it is told by), one PUT
-    per pack and blob, one PUT for the index; with `check_retained` a STAT for each blob retained, and for each index
-    that would have been read if this process did not have it.
+    Requests: one GET for the base's index (none if the repository remembers it, one more per delta that leads to it),
+    one PUT per pack and blob, one PUT for the index; with `check_retained` a STAT for each blob retained, and for each
+    index that would have been read if this process did not have it.
 
     Args:
-        store: Where to.
-        scope: The job or task that will commit it.
-        task: Whose state it is.
-        store_name: Which of the task's stores.
+        repository: Where to.
         source: What is backed up.
-        version: The caller's version of this state; greater than the last of the lineage.
-        unique_id: A label of this attempt at the version, for people and for Spark; a random one if not given.
-        base: The snapshot to diff against; None uploads everything.
-        repository: Tells the TTL of uploads.
-        settings: Limits and sizes.
-        runtime: Clock and randomness.
-        cache: Hashes of local files that are known already (I1).
-        progress: Told what there is to do and what is done.
-        indexes: Indexes that this process knows already.
-        lineage: What this version grew from, oldest first: Spark's lineage of a state store's version. If not given,
-            the base and what that grew from; of a state store's directory, nothing (design 0001, M13). A function is
-            asked once the source was looked at.
-        missing: Blobs and indexes known to be missing: what has bytes in them is uploaded again (design 0006, M1).
-        check_retained: Whether to look for such blobs.
+        address: Whose state it is.
+        base: The snapshot to diff against; None uploads everything. That of the options is not asked.
+        options: Everything else.
+        progress: Receives what there is to do and what is done.
 
     Returns:
         What to commit.
@@ -177,114 +188,80 @@ async def backup_source(
     Raises:
         UnsafeSourceError: The source is in use, changed meanwhile, or has entries that cannot be kept (I3).
         UsageError: Version, lineage, task or store name cannot be written down.
-        DamagedError: The base's index is missing or altered, and `missing` does not say so.
+        DamagedError: The base's index is missing or altered, and was not known to be.
         StoreError: As the store says. What was uploaded until then expires.
         EngineError, FormatError: As the source says.
     """
-    begun_s = runtime.monotonic_s()
-    session = runtime.session()
-    unique_id = unique_id or runtime.unique_id()
-    facts = await gather_facts(
-        store,
-        source=source,
-        base=base,
-        settings=settings,
-        cache=cache,
-        indexes=indexes,
-        missing=missing,
-        check_retained=check_retained,
+    watch = Stopwatch(repository.runtime)
+    session = UploadSession(
+        scope=address.scope,
+        task=address.task,
+        store_name=address.store,
+        session=repository.runtime.session(),
+        ttl_ms=repository.record.ttl_ms,
+        settings=options.settings or repository.settings,
     )
-    looked_s = runtime.monotonic_s()
-    metadata = SnapshotMetadata(
-        job=scope.job,
-        task=task,
-        store=store_name,
-        version=version,
-        unique_id=unique_id,
-        base=LineageItem(base.version, base.unique_id) if base is not None else None,
-        lineage=_lineage(facts) if lineage is None else tuple(lineage() if callable(lineage) else lineage),
-        created_at_ms=runtime.local_now_ms(),
-    )
-    _check_metadata(metadata, session)
-    with SourceDir(source.directory) as opened:
-        uploader = Uploader(
-            store,
-            UploadSession(scope=scope, task=task, store_name=store_name, session=session, ttl_ms=repository.ttl_ms),
-            opened,
-            settings=settings,
-            ssts=facts.compared.ssts,
-            cache=cache,
-            looked_at_ns=facts.compared.looked_at_ns,
-            progress=progress,
-        )
-        uploaded = await uploader.upload(facts.plan)
-    await source.check_held_still()
+    async with _digests_of(repository, source) as cache:
+        facts = await gather_facts(repository, source, base, options, cache)
+        watch.end_phase("diff")
+        metadata = _describe(facts, source, address, options, repository.runtime)
+        _check_metadata(metadata, session.session)
+        with SourceDir(source.directory) as opened:
+            uploader = Uploader(
+                repository.store,
+                session,
+                opened,
+                ssts=facts.compared.ssts,
+                cache=cache,
+                looked_at_ns=facts.compared.looked_at_ns,
+                progress=progress,
+            )
+            uploaded = await uploader.upload(facts.plan)
+        await source.check_held_still()
     index = await run_blocking(
         build_snapshot,
         facts.plan,
         metadata=metadata,
-        session=session,
+        session=session.session,
         uploaded=uploaded.files,
         packs=uploaded.packs,
     )
-    snapshot, created = await write_index(store, index, scope=scope, ttl_ms=repository.ttl_ms, base=facts.base)
-    if indexes is not None:
-        indexes.keep(snapshot)
-    reference = snapshot.chain[0]
-    births_ms = [created.created_at_ms]
-    if uploaded.oldest_birth_ms is not None:
-        births_ms.append(uploaded.oldest_birth_ms)
-    changes = facts.plan.changes
-    return BackupResult(
-        scope=scope,
-        reference=StoreReference(
-            task=task,
-            store=store_name,
-            version=version,
-            unique_id=unique_id,
-            index=reference,
-            number=0,
-            files_count=changes.files_added + changes.files_retained,
-            size_bytes=changes.bytes_added + changes.bytes_retained,
-        ),
-        base=base.index if base is not None else None,
-        oldest_birth_ms=min(births_ms),
-        new_keys=(*uploaded.keys, reference.key),
-        stats=_stats(facts, reference.size_bytes, runtime.monotonic_s() - begun_s, diff_seconds=looked_s - begun_s),
-        missing_keys=tuple(sorted(facts.missing)),
+    snapshot, created = await write_index(
+        repository.store, index, scope=address.scope, ttl_ms=session.ttl_ms, base=facts.base
     )
+    repository.indexes.keep(snapshot)
+    return _summarise(facts, address, index, snapshot.chain[0], uploaded=uploaded, created=created, watch=watch)
 
 
 async def plan_backup_dir(
-    store: BlobStore,
-    *,
-    directory: Path,
-    base: StoreReference | None,
-    settings: TransferSettings,
-    cache: DigestCache,
-    missing: frozenset[str] = frozenset(),
-    check_retained: bool = False,
+    repository: OpenRepository, directory: Path, base: StoreReference | None, options: BackupOptions
 ) -> BackupPlan:
-    """What `backup_source` would do with a directory; nothing is written. Errors likewise."""
-    facts = await gather_facts(
-        store,
-        source=WholeDirectory(directory),
-        base=base,
-        settings=settings,
-        cache=cache,
-        indexes=None,
-        missing=missing,
-        check_retained=check_retained,
-    )
-    return facts.plan
+    """Plan what `backup_source` would do with a directory; nothing is written. Errors likewise."""
+    source = WholeDirectory(directory)
+    # What is remembered of a base may hide that it is gone.
+    asked = msgspec.structs.replace(repository, indexes=IndexCache())
+    async with _digests_of(repository, source) as cache:
+        return (await gather_facts(asked, source, base, options, cache)).plan
+
+
+@contextlib.asynccontextmanager
+async def _digests_of(repository: OpenRepository, source: BackupSource) -> AsyncIterator[DigestCache]:
+    """Yield the known hashes of a source's files; nothing is kept of a directory that will be gone."""
+    if source.is_lasting:
+        async with repository.digests.of(source.directory) as cache:
+            yield cache
+    else:
+        yield DigestCache()
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What was gathered before anything was sent."""
 
-    # As scanned; identity facts stand in the plan.
+    # As scanned; the plan has the identity facts.
     scanned: LocalDir
     base: StoredSnapshot | None
+    # That was to be the base; `base` is None too where it is missing.
+    reference: StoreReference | None
     # GETs that the base took.
     requests: int
     compared: "_Compared"
@@ -310,38 +287,32 @@ class _Compared(msgspec.Struct, frozen=True, kw_only=True):
     looked_at_ns: int
 
     def without(self, missing: Collection[str]) -> "_Compared":
-        """The same where so much of the base is missing; the files need not be looked at again."""
+        """Return the same with so much of the base missing; the files need not be looked at again."""
         plan = plan_backup(self.local, self.previous, self.diff, self.limits, missing)
         return msgspec.structs.replace(self, plan=plan)
 
 
 async def gather_facts(
-    store: BlobStore,
-    *,
+    repository: OpenRepository,
     source: BackupSource,
     base: StoreReference | None,
-    settings: TransferSettings,
+    options: BackupOptions,
     cache: DigestCache,
-    indexes: IndexCache | None,
-    missing: frozenset[str],
-    check_retained: bool,
 ) -> Facts:
-    """Look at everything; arguments and errors as `engine.backup.backup.backup_source`."""
-    found = _Base() if base is None else await _find_base(store, base, indexes, missing, check_retained=check_retained)
+    """Look at everything; arguments and errors as `backup_source`."""
+    missing = repository.missing_blobs.keys.union(options.missing)
+    found = _Base()
+    if base is not None:
+        found = await _find_base(repository, base, missing, check_retained=options.check_retained)
     previous = found.snapshot.index if found.snapshot is not None else None
     requests = found.requests
+    settings = options.settings or repository.settings
 
     async def compare(scanned: LocalDir) -> _Compared:
         stop = threading.Event()
         try:
             compared = await asyncio.to_thread(
-                _compare,
-                source.directory,
-                scanned,
-                previous,
-                settings=settings,
-                cache=cache,
-                stop=stop,
+                _compare, source.directory, scanned, previous, settings=settings, cache=cache, stop=stop
             )
         finally:
             # The thread of a cancelled backup stops at its next megabyte, and holds nothing that anybody waits for.
@@ -350,19 +321,20 @@ async def gather_facts(
 
     scanned = await source.look(previous)
     compared = await compare(scanned)
-    if check_retained:
+    if options.check_retained:
         retained = compared.plan.blobs_retained
         requests += len(retained)
-        missing |= await find_missing(store, retained)
+        missing |= await find_missing(repository.store, retained)
         compared = compared.without(missing)
-    anew = await source.prepare(tuple(compared.plan.files))
-    if anew is not None:
-        scanned = anew
+    brought = await source.prepare(tuple(compared.plan.files))
+    if brought is not None:
+        scanned = brought
         compared = await compare(scanned)
     of_base = blob_keys(previous) if missing and previous is not None else frozenset[BlobKey]()
     return Facts(
         scanned=scanned,
         base=found.snapshot,
+        reference=base,
         requests=requests,
         compared=compared,
         missing=found.missing | (missing & of_base),
@@ -380,35 +352,25 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def _find_base(
-    store: BlobStore,
-    base: StoreReference,
-    indexes: IndexCache | None,
-    missing: frozenset[str],
-    *,
-    check_retained: bool,
+    repository: OpenRepository, base: StoreReference, missing: frozenset[str], *, check_retained: bool
 ) -> _Base:
-    """Read the base's index; one that is known to be missing is no error, and everything is uploaded anew (M1)."""
-    known = indexes.find(base.index) if indexes is not None else None
+    """Read the base's index; one that is known to be missing is no error: everything is uploaded again (M1)."""
+    known = repository.indexes.find(base.index)
     requests = 0
     if known is not None and check_retained:
         requests = len(known.chain)
-        missing |= await find_missing(store, {index.key: index.size_bytes for index in known.chain})
+        missing |= await find_missing(repository.store, {index.key: index.size_bytes for index in known.chain})
     if known is not None and not missing.isdisjoint(index.key for index in known.chain):
-        # Read once more: an index that is not there must not become the base of another, whoever remembers it.
+        # Read once more: an index that is not there must not become the base of another, whatever is remembered.
         known = None
     try:
-        snapshot = known or await read_stored_snapshot(store, base.index)
+        snapshot = known or await read_stored_snapshot(repository.store, base.index)
     except DamagedError as error:
         key = key_of(error)
         if key not in missing:
             raise
         return _Base(requests=requests + 1, missing=frozenset({key, base.index.key}))
-    if snapshot.index.metadata.unique_id != base.unique_id:
-        raise DamagedError(
-            f"is of {snapshot.index.metadata.unique_id}, not of {base.unique_id}",
-            operation="backup",
-            subject=base.index.key,
-        )
+    check_is_of(snapshot.index, base, operation="backup")
     return _Base(snapshot=snapshot, requests=requests + (len(snapshot.chain) if known is None else 0))
 
 
@@ -443,11 +405,28 @@ def _compare(
     )
 
 
-def _lineage(facts: Facts) -> tuple[LineageItem, ...]:
-    """What this version grew from, as far as we can tell.
+def _describe(
+    facts: Facts, source: BackupSource, address: StoreAddress, options: BackupOptions, runtime: Runtime
+) -> SnapshotMetadata:
+    base = facts.reference
+    given = options.lineage if options.lineage is not None else source.lineage
+    return SnapshotMetadata(
+        job=address.scope.job,
+        task=address.task,
+        store=address.store,
+        version=options.version if options.version is not None else (base.version + 1 if base else 1),
+        unique_id=options.unique_id or runtime.unique_id(),
+        base=LineageItem(base.version, base.unique_id) if base is not None else None,
+        lineage=_lineage(facts) if given is None else tuple(given),
+        created_at_ms=runtime.local_now_ms(),
+    )
 
-    Of a state store's directory we cannot: what was backed up before may be of an attempt that lost, or of a version
-    that the query was taken back from, and whoever resolves the state by it would replay a changelog on another state
+
+def _lineage(facts: Facts) -> tuple[LineageItem, ...]:
+    """Find the versions that this one grew from, as far as that is known.
+
+    Of a state store's directory it is not: the last backup may be of an attempt that lost, or of a version that the
+    query was taken back from, and a reader that resolves the state by it would replay a changelog on another state
     than its own (design 0004, R2).
     """
     if facts.base is None or any(parse_state_name(file.name) is not None for file in facts.scanned.files):
@@ -469,7 +448,41 @@ def _check_metadata(metadata: SnapshotMetadata, session: str) -> None:
         ) from error
 
 
-def _stats(facts: Facts, index_bytes: int, seconds: float, *, diff_seconds: float) -> BackupStats:
+def _summarise(
+    facts: Facts,
+    address: StoreAddress,
+    index: SnapshotIndex,
+    stored: IndexReference,
+    *,
+    uploaded: Uploaded,
+    created: Created,
+    watch: Stopwatch,
+) -> BackupResult:
+    changes, metadata = facts.plan.changes, index.metadata
+    births_ms = [created.created_at_ms]
+    if uploaded.oldest_birth_ms is not None:
+        births_ms.append(uploaded.oldest_birth_ms)
+    return BackupResult(
+        scope=address.scope,
+        reference=StoreReference(
+            task=address.task,
+            store=address.store,
+            version=metadata.version,
+            unique_id=metadata.unique_id,
+            index=stored,
+            number=0,
+            files_count=changes.files_added + changes.files_retained,
+            size_bytes=changes.bytes_added + changes.bytes_retained,
+        ),
+        base=facts.reference.index if facts.reference is not None else None,
+        oldest_birth_ms=min(births_ms),
+        new_keys=(*uploaded.keys, stored.key),
+        stats=_stats(facts, stored.size_bytes, watch),
+        missing_keys=tuple(sorted(facts.missing)),
+    )
+
+
+def _stats(facts: Facts, index_bytes: int, watch: Stopwatch) -> BackupStats:
     plan, changes = facts.plan, facts.plan.changes
     base_is_gone = facts.base is None and bool(facts.missing)
     return BackupStats(
@@ -489,11 +502,11 @@ def _stats(facts: Facts, index_bytes: int, seconds: float, *, diff_seconds: floa
         bytes_uploaded=plan.upload_bytes,
         index_bytes=index_bytes,
         requests=facts.requests + plan.uploads_count + 1,
-        seconds=seconds,
+        seconds=watch.total_s(),
         files_healed=changes.files_added if base_is_gone else plan.files_healed,
         bytes_healed=changes.bytes_added if base_is_gone else plan.bytes_healed,
         sub_dirs_added=changes.sub_dirs_added,
         sub_dirs_retained=changes.sub_dirs_retained,
         sub_dirs_removed=changes.sub_dirs_removed,
-        diff_seconds=diff_seconds,
+        diff_seconds=watch.phase_s("diff"),
     )

@@ -1,4 +1,4 @@
-"""What a backup is made of: files below one directory of this machine, all of them or a selection."""
+"""The source of a backup: files below one directory of this machine, all of them or a selection."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from engine.local.scan import changed_error, find_difference, scan_dir
 from engine.rocksdb.lock import check_not_held
 from index.plan.backup import PlannedFile
 from index.snapshot.dir_diff import LocalDir
-from index.snapshot.model import SnapshotIndex
+from index.snapshot.model import LineageItem, SnapshotIndex
 
 
 class BackupSource(Protocol):
@@ -27,8 +27,13 @@ class BackupSource(Protocol):
         """Whether the directory is there for the next backup too, so that hashes of its files are worth keeping."""
         ...
 
+    @property
+    def lineage(self) -> Sequence[LineageItem] | None:
+        """The versions that its state grew from, oldest first; known once it was looked at. None: it does not know."""
+        return None
+
     async def look(self, previous: SnapshotIndex | None) -> LocalDir:
-        """What there is to back up.
+        """List what there is to back up.
 
         Args:
             previous: What it will be compared with; None: nothing.
@@ -43,10 +48,10 @@ class BackupSource(Protocol):
         ...
 
     async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
-        """Called once it is known which files will be read, before the first one is.
+        """Get ready for the reading of some files.
 
         Returns:
-            The answer of `look` anew if files came into the directory for it; None if all were there.
+            What `look` would say now if files came into the directory for it; None if all were there.
 
         Raises:
             EngineError, FormatError, StoreError: One of them must not be backed up.
@@ -54,7 +59,7 @@ class BackupSource(Protocol):
         ...
 
     async def check_held_still(self) -> None:
-        """Called after the last byte was read.
+        """Make sure, after the last byte was read, that nothing has changed since `look`.
 
         Raises:
             UnsafeSourceError: What was looked at is not what was read (design 0002, I3).

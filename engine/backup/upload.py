@@ -36,6 +36,8 @@ class UploadSession(msgspec.Struct, frozen=True, kw_only=True):
     store_name: str
     session: str
     ttl_ms: int
+    # Limits of memory and parallelism.
+    settings: TransferSettings
 
     def key(self, counter: int) -> BlobKey:
         """The key of one of its blobs."""
@@ -189,7 +191,6 @@ class Uploader:
         session: UploadSession,
         source: SourceDir,
         *,
-        settings: TransferSettings,
         ssts: Mapping[FilePath, SstIdentity],
         cache: DigestCache,
         looked_at_ns: int,
@@ -199,9 +200,8 @@ class Uploader:
 
         Args:
             store: Where to.
-            session: Whose keys.
+            session: Whose keys, and the limits.
             source: Where from, entered.
-            settings: Limits of memory and parallelism.
             ssts: The identities of those files in blobs of their own that have one; small files are asked here.
             cache: Told the hashes that were taken.
             looked_at_ns: As `engine.local.scan.file_system_now_ns` said, after the scan.
@@ -210,12 +210,12 @@ class Uploader:
         self._store = store
         self._session = session
         self._source = source
-        self._settings = settings
+        self._settings = session.settings
         self._ssts = ssts
         self._cache = cache
         self._looked_at_ns = looked_at_ns
         self._progress = progress
-        self._budget = ByteBudget(settings.memory_bytes_max)
+        self._budget = ByteBudget(session.settings.memory_bytes_max)
         self._files: dict[FilePath, FileIndex] = {}
         self._births_ms: list[int] = []
         # The hashes of files in blobs of their own by their first number, and of each run of those that were cut.

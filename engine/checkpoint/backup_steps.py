@@ -11,7 +11,7 @@ from typing import ClassVar, Final
 import msgspec
 
 from blobstore.errors import BlobNotFoundError
-from engine.backup.backup import BackupResult, BackupStats
+from engine.backup.backup import BackupOptions, BackupResult, BackupStats
 from engine.checkpoint.live import LiveStore
 from engine.checkpoint.live_files import live_files
 from engine.checkpoint.naming import hiding, located
@@ -263,17 +263,18 @@ async def backup_store(
     async with live_files(root.child(store.id.path), scratch) as files:
         live = LiveStore(files, store, verify=verify)
         with hiding(files.location, files.directory):
-            result = await repository.backup_source(
+            result = await repository.backup(
                 scope,
                 live,
                 task=store.id.task,
                 store=store.id.store,
-                version=store.at.version,
-                unique_id=store.at.unique_id,
-                base=base,
-                lineage=lambda: live.lineage,
-                check_retained=check_retained,
-                settings=settings,
+                options=BackupOptions(
+                    version=store.at.version,
+                    unique_id=store.at.unique_id,
+                    base=base,
+                    check_retained=check_retained,
+                    settings=settings,
+                ),
                 progress=progress,
             )
     return StoreBackup(
@@ -326,15 +327,14 @@ async def finish_backup(
             verify=verify,
         )
         with hiding(found.location, found.directory):
-            result = await repository.backup_source(
+            result = await repository.backup(
                 begun.scope,
                 files,
                 task=QUERY_TASK,
                 store=QUERY_STORE,
-                version=at.batch + 1,
-                base=begun.base(None),
-                lineage=(),
-                check_retained=check_retained,
+                options=BackupOptions(
+                    version=at.batch + 1, base=begun.base(None), lineage=(), check_retained=check_retained
+                ),
                 progress=progress,
             )
     query = StoreBackup(id=None, result=result, source_requests=files.requests)

@@ -89,6 +89,7 @@ class LiveStore(BackupSource):
         return 0 if self._resolution.base is None else self._resolution.base.version
 
     @property
+    @override
     def lineage(self) -> Lineage:
         """The versions with ids that it grew from (design 0004, R6). Known once it was looked at."""
         return tuple(item for item in self._resolution.lineage if item.version < self._store.at.version)

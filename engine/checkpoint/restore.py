@@ -20,7 +20,7 @@ from engine.progress import NO_PROGRESS, Progress
 from engine.repository.repository import Repository
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import store_url
-from engine.state.restore import choose_state
+from engine.state.restore import StateRestoreOptions, choose_state
 from index.snapshot.contents import files_of
 
 __all__ = [
@@ -144,14 +144,8 @@ async def plan_checkpoint_restore(
 
         async def look(item: StoreToRestore) -> tuple[int, int, int]:
             at = item.store.at
-            chosen = await choose_state(
-                repository.store,
-                item.reference,
-                at.version,
-                at.unique_id,
-                codec=item.store.settings.codec,
-                settings=repository.settings,
-            )
+            options = StateRestoreOptions(version=at.version, unique_id=at.unique_id, codec=item.store.settings.codec)
+            chosen = await choose_state(repository.opened, item.reference, options)
             sizes = [entry.metadata.size_bytes for _, entry in files_of(chosen.index.dir)]
             return len(sizes), sum(sizes), len(chosen.resolution.changelogs)
 

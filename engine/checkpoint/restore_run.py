@@ -18,14 +18,12 @@ from engine.checkpoint.targets import CheckpointTarget, check_apart
 from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, UsageError
 from engine.local.scan import DIR_FLAGS
-from engine.progress import NO_PROGRESS
+from engine.records.find import require_store
 from engine.records.missing import name_commit, naming_complete
-from engine.repository.reading import require_store
 from engine.repository.repository import Repository
-from engine.restore.download import Downloader
+from engine.restore.download import Downloader, DownloadPlace
 from engine.restore.restore import read_index_of
 from engine.restore.staging import target_errors
-from engine.restore.write import OwnerPolicy
 from engine.state.query import StreamingCheckpoint
 from index.display import DisplayMixin
 from index.errors import FormatError
@@ -277,12 +275,8 @@ class CheckpointRestore:
             done = await Downloader(
                 repository.store,
                 index.metadata,
-                target=self.directory,
-                root=root,
-                source=-1,
+                DownloadPlace(self.directory, root),
                 settings=repository.settings,
-                owners=OwnerPolicy.IGNORE,
-                progress=NO_PROGRESS,
             ).download(plan)
         finally:
             os.close(root)

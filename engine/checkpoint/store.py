@@ -8,7 +8,6 @@ from blobstore.concurrency import run_blocking
 from engine.checkpoint.replayed import replay_store
 from engine.checkpoint.targets import dirs_below
 from engine.clock import Runtime
-from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
 from engine.repository.repository import Repository
 from engine.restore.restore import read_index_of
@@ -16,7 +15,7 @@ from engine.restore.staging import Staging
 from engine.settings import TransferSettings
 from engine.state.files import StateFileManager
 from engine.state.query import StoreAt
-from engine.state.restore import restore_state
+from engine.state.restore import StateRestoreOptions, restore_state
 from engine.state.sources import IndexStateFiles
 from index.snapshot.records import StoreReference
 from index.spark.checkpoint import StoreId
@@ -83,19 +82,14 @@ async def restore_store(
         found = await _replayed(repository, work, target, transfer, runtime, replace=replace, progress=progress)
         if found is not None:
             return found
-    restored = await restore_state(
-        repository.store,
-        reference=work.reference,
-        target=target,
+    options = StateRestoreOptions(
         version=work.store.at.version,
         unique_id=work.store.at.unique_id,
         codec=work.store.settings.codec,
-        settings=transfer,
-        runtime=runtime,
-        cache=DigestCache(),
         replace=replace,
-        progress=progress,
     )
+    opened = repository.opened.without_digests(transfer)
+    restored = await restore_state(opened, work.reference, target, options, progress)
     result = restored.result
     return StoreRestored(
         id=work.id,

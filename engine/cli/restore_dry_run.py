@@ -18,9 +18,10 @@ from engine.cli.restore_request import (
     the_store,
 )
 from engine.cli.session import Session
+from engine.records.find import Choice
 from engine.records.missing import find_complete
-from engine.repository.repository import Choice
 from engine.repository.sync import SyncRepository
+from engine.restore.restore import RestoreOptions
 from index.plan.restore import RestorePlan, ReusedFile
 from index.snapshot.records import StoreReference
 from index.text import human_bytes, printable
@@ -73,7 +74,9 @@ def show_plan(session: Session, repository: SyncRepository, request: RestoreRequ
 
     def plan(reference: StoreReference, target: Path) -> RestorePlan:
         return repository.plan_restore(
-            reference, target, owners=request.owners, replace=request.replace, files=request.files
+            reference,
+            target,
+            options=RestoreOptions(owners=request.owners, replace=request.replace, files=request.files),
         )
 
     choice, instead_because = _choose(session, repository, request)

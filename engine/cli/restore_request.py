@@ -14,8 +14,8 @@ from engine.cli.errors import Failure, describe
 from engine.cli.output import CommitView
 from engine.cli.session import Session
 from engine.errors import DamagedError, EngineError
+from engine.records.find import Choice
 from engine.records.pins import PinLease
-from engine.repository.repository import Choice
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy
 from engine.text import table

@@ -27,7 +27,8 @@ from engine.cli.terminal_progress import TerminalProgress
 from engine.clock import SystemRuntime, read_now_ms
 from engine.errors import NotFoundError, UsageError
 from engine.progress import NO_PROGRESS, Progress
-from engine.repository.repository import Choice, Repository
+from engine.records.find import Choice
+from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.text import Moment
 from index.errors import UnsafeNameError

@@ -67,7 +67,7 @@ Compose = Callable[[Head], Awaitable[CommitRecord]]
 class CommitWriter:
     """One writer of one scope. It remembers the records of which it never learned the outcome (C3).
 
-    A failed commit leaves nothing behind that the next one could trip over: the next one loads the log anew.
+    A failed commit leaves nothing behind that the next one could trip over: the next one loads the log again.
     """
 
     def __init__(self, store: BlobStore, repository: RepositoryRecord, scope: Scope, runtime: Runtime) -> None:
@@ -79,10 +79,10 @@ class CommitWriter:
         self._unresolved: dict[CommitPointer, Sent] = {}
         self._one_at_a_time = asyncio.Lock()
 
-    async def head(self, *, anew: bool = False) -> Head:
-        """Where the scope stands: remembered after an own commit, loaded otherwise, or if `anew`."""
+    async def head(self, *, reload: bool = False) -> Head:
+        """Return where the scope is: remembered after an own commit, loaded otherwise, or if `reload`."""
         async with self._one_at_a_time:
-            if anew:
+            if reload:
                 self._head = None
             return await self._load_head()
 

@@ -8,21 +8,21 @@ from typing import Final, Unpack
 
 import msgspec
 
-from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.release import installed_release
 from engine.clock import Runtime, SystemRuntime
 from engine.drill.nowhere import Fetched, restore_to_nowhere
 from engine.drill.record import Measured, RestoreDrill
 from engine.errors import TargetError
-from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
+from engine.records.find import Choice
 from engine.records.missing import naming_complete
-from engine.repository.reading import Choice, ReadingRepository
+from engine.records.repository import OpenRepository
+from engine.repository.repository import Repository
 from engine.restore.restore import restore_store
 from engine.restore.staging import remove_tree, target_errors
 from engine.rocksdb.store import StoreReader, spark_settings
-from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
+from engine.settings import STORES_AT_ONCE, share_among
 from index.plan.commits import Commit
 from index.snapshot.keys import encode_component
 from index.snapshot.model import Scope
@@ -49,7 +49,7 @@ class DrillOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run_restore_drill(
-    repository: ReadingRepository,
+    repository: Repository,
     scope: Scope,
     options: DrillOptions,
     *,
@@ -83,7 +83,7 @@ async def run_restore_drill(
         stores = commit.record.stores
         at_once, settings = share_among(repository.settings, max(1, min(options.stores_at_once, len(stores))))
         async with _scratch_directory(options, commit, runtime) as directory:
-            drill = _Drill(repository.store, directory, settings, runtime, _AddOnly(progress))
+            drill = _Drill(repository.opened.without_digests(settings), directory, _AddOnly(progress))
             progress.total(files=sum(s.files_count for s in stores), bytes_=sum(s.size_bytes for s in stores))
             with repository.missing_blobs.recording():
                 began_s = runtime.monotonic_s()
@@ -122,26 +122,18 @@ async def run_restore_drill(
 
 
 class _Drill(msgspec.Struct, frozen=True):
-    store: BlobStore
+    repository: OpenRepository
     # None: to nowhere.
     directory: Path | None
-    settings: TransferSettings
-    runtime: Runtime
     progress: Progress
 
     async def restore(self, reference: StoreReference) -> Fetched:
         if self.directory is None:
-            return await restore_to_nowhere(self.store, reference, settings=self.settings, progress=self.progress)
-        result = await restore_store(
-            self.store,
-            reference=reference,
-            # Names of tasks and stores come from the store.
-            target=self.directory / encode_component(reference.task) / encode_component(reference.store),
-            settings=self.settings,
-            runtime=self.runtime,
-            cache=DigestCache(),
-            progress=self.progress,
-        )
+            store, settings = self.repository.store, self.repository.settings
+            return await restore_to_nowhere(store, reference, settings=settings, progress=self.progress)
+        # Names of tasks and stores come from the store.
+        target = self.directory / encode_component(reference.task) / encode_component(reference.store)
+        result = await restore_store(self.repository, reference, target, progress=self.progress)
         return Fetched(requests=result.requests, bytes_fetched=result.bytes_fetched)
 
 

@@ -9,16 +9,13 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from engine.clock import SystemRuntime
 from engine.errors import NotFoundError, UsageError
-from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
+from engine.records.repository import OpenRepository
 from engine.restore.restore import read_index_of, restore_store
 from engine.restore.staging import remove_tree
 from engine.rocksdb.store import RocksDbSettings, StoreReader, list_families, open_family
-from engine.settings import TransferSettings
 from index.display import DisplayMixin
 from index.errors import FormatError
 from index.snapshot.model import SnapshotIndex
@@ -80,12 +77,7 @@ class FoundKeys(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.asynccontextmanager
 async def opened_snapshot(
-    store: BlobStore,
-    reference: StoreReference,
-    scratch: Path,
-    *,
-    settings: TransferSettings,
-    progress: Progress = NO_PROGRESS,
+    repository: OpenRepository, reference: StoreReference, scratch: Path, *, progress: Progress = NO_PROGRESS
 ) -> AsyncIterator[Path]:
     """A store of a pinned commit, restored whole to a fresh directory that is removed when the block ends.
 
@@ -94,7 +86,7 @@ async def opened_snapshot(
     Requests: as a restore of the store, and one GET for its index.
 
     Args:
-        store: Where from.
+        repository: Where from.
         reference: The snapshot.
         scratch: The directory in which the fresh one is made; made if it is not there.
         progress: As of a restore.
@@ -103,20 +95,11 @@ async def opened_snapshot(
         NotFoundError: The snapshot is no RocksDB.
         DamagedError, TargetError, StoreError: As `restore_store`.
     """
-    index, _ = await read_index_of(store, reference)
+    index, _ = await read_index_of(repository.store, reference)
     check_is_rocksdb(index)
     directory = await run_blocking(_make_scratch, scratch)
     try:
-        await restore_store(
-            store,
-            reference=reference,
-            target=directory / "store",
-            settings=settings,
-            runtime=SystemRuntime(),
-            # What is learned of a directory that is gone in a moment is of no use to anybody.
-            cache=DigestCache(),
-            progress=progress,
-        )
+        await restore_store(repository.without_digests(), reference, directory / "store", progress=progress)
         yield directory / "store"
     finally:
         await run_blocking(remove_tree, directory, ignore_errors=True)

@@ -198,7 +198,7 @@ class DigestCaches:
         error: Why the newest one could not be kept. That costs the next run time and nothing else: nothing is raised.
     """
 
-    def __init__(self, cache_dir: Path | None, *, trust_stat: bool) -> None:
+    def __init__(self, cache_dir: Path | None = None, *, trust_stat: bool = False) -> None:
         self._cache_dir = cache_dir
         self._trust_stat = trust_stat
         # By directory, the one used last at the end.

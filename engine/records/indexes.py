@@ -18,6 +18,7 @@ from index.snapshot.delta import make_delta, resolve_deltas
 from index.snapshot.invariants import HASH_BYTES, INDEX_DELTAS_MAX, check_snapshot_index
 from index.snapshot.keys import INDEXES, upload_key
 from index.snapshot.model import DirIndex, IndexDelta, IndexReference, Scope, SnapshotIndex, StoredIndex
+from index.snapshot.records import StoreReference
 
 # A smaller index is always stored whole: a delta would save less than the request costs that it adds to a reading.
 WHOLE_BYTES_MAX: Final = 256 * 1024
@@ -120,6 +121,20 @@ async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> S
     except IndexInvariantError as error:
         raise _broken_chain(chain[0], str(error)) from error
     return StoredSnapshot(index=index, chain=tuple(chain))
+
+
+def check_is_of(index: SnapshotIndex, reference: StoreReference, *, operation: str) -> None:
+    """Refuse an index that is of another state than the reference which led to it.
+
+    Raises:
+        DamagedError: It is.
+    """
+    if index.metadata.unique_id != reference.unique_id:
+        raise DamagedError(
+            f"is of {index.metadata.unique_id}, not of {reference.unique_id}",
+            operation=operation,
+            subject=reference.index.key,
+        )
 
 
 def is_missing(error: DamagedError) -> bool:

@@ -1,4 +1,4 @@
-"""The repository record, and what a store has to be able to do before anything is built on it.
+"""What an open repository is; its record, and what a store has to be able to do before anything is built on it.
 
 The record is read when a repository is opened, written once and twice over when it is made. The checks read what a
 store says of itself (design 0002; `blobstore.base.Capabilities`).
@@ -8,11 +8,18 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
+import msgspec
+
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreUnavailableError
 from blobstore.opening import open_store
+from engine.clock import Runtime, SystemRuntime
 from engine.errors import NotFoundError, UnsafeStoreError, UsageError
+from engine.local.cache import DigestCaches
+from engine.records.indexes import IndexCache
 from engine.records.log import read_record
+from engine.records.missing import MissingBlobs
+from engine.settings import TransferSettings
 from index.snapshot.codec import decode_repository, encode_record
 from index.snapshot.keys import PREFIXES, REPOSITORY
 from index.snapshot.records import RepositoryRecord
@@ -27,6 +34,31 @@ REFUSED_STORE: Final = (
     b"tidemark init refused this store: a create-if-absent replaced what was there already, so two writers could both\n"
     b"win. Run `tidemark doctor`. Once the store is right, delete this object and run `tidemark init` again.\n"
 )
+
+
+class OpenRepository(msgspec.Struct, frozen=True, kw_only=True):
+    """What an open repository is. Every use case takes it as one argument."""
+
+    store: BlobStore
+    # What everybody who uses the repository agrees on.
+    record: RepositoryRecord
+    # How bytes are moved.
+    settings: TransferSettings = TransferSettings()
+    runtime: Runtime = msgspec.field(default_factory=SystemRuntime)
+    # The hashes of local files that are known, by directory (design 0002, I1 and I2).
+    digests: DigestCaches = msgspec.field(default_factory=DigestCaches)
+    # The indexes that were read or written last.
+    indexes: IndexCache = msgspec.field(default_factory=IndexCache)
+    # What was found missing: the next backup uploads it again (design 0006, M1).
+    missing_blobs: MissingBlobs = msgspec.field(default_factory=MissingBlobs)
+
+    def without_digests(self, settings: TransferSettings | None = None) -> "OpenRepository":
+        """Return the repository for work on directories that are soon gone: their hashes are not kept.
+
+        Args:
+            settings: How bytes are moved, in place of the repository's own.
+        """
+        return msgspec.structs.replace(self, settings=settings or self.settings, digests=DigestCaches())
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ from engine.inspect.history import History, State, damaged_keys, read_history
 from engine.inspect.verify import VerifyReport, verify
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.log import list_all_logs
-from engine.repository.reading import ReadingRepository
+from engine.repository.repository import Repository
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.plan_format import AuditRecord, decode_audit
@@ -92,7 +92,7 @@ class ReportFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def gather_report(
-    repository: ReadingRepository, request: ReportRequest, *, progress: Progress = NO_PROGRESS
+    repository: Repository, request: ReportRequest, *, progress: Progress = NO_PROGRESS
 ) -> ReportFacts:
     """Look at a repository. Nothing in it changes.
 

@@ -1,52 +1,84 @@
-"""A repository: the public API. Everything else in `engine` is what it is made of."""
+"""A repository: the public API. Its methods call the functions of the other packages of `engine`."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import Final, Literal, Self, TypeVar
+from types import TracebackType
+from typing import Literal, Self, TypeVar, Unpack
 
-from typing_extensions import override
+import msgspec
 
 from blobstore.base import BlobStore
-from engine.backup.backup import BackupResult, backup_source, plan_backup_dir
+from engine.backup.backup import (
+    LATEST,
+    BackupOptions,
+    BackupResult,
+    StoreAddress,
+    backup_source,
+    plan_backup_dir,
+)
 from engine.backup.source import BackupSource, WholeDirectory
-from engine.clock import Runtime, SystemRuntime
+from engine.clock import Runtime, SystemRuntime, read_now_ms
+from engine.collect.backend import CollectBackend
+from engine.collect.check.plan import PlanCheck, verify_plan
+from engine.collect.collect import DELETE_SHARE_MAX, collect
+from engine.collect.report import CollectReport
 from engine.commit.forget import ForgetReport, forget
+from engine.commit.naming import give_name, release_name
 from engine.commit.record import ANY
 from engine.commit.writer import CommitWriter
-from engine.errors import DamagedError, StaleResultError
-from engine.local.cache import DigestCache
+from engine.errors import DamagedError, IncompleteError, StaleResultError, bare_message
+from engine.inspect.discard import Discarded, discard
+from engine.inspect.explain import Explanation, explain
+from engine.inspect.history import ENTRIES_MAX, History, read_history
+from engine.inspect.verify import Level, ProblemKind, VerifyReport, verify, with_logs
+from engine.local.cache import DigestCaches
 from engine.progress import NO_PROGRESS, Progress
-from engine.records import indexes as index_io
-from engine.records.missing import find_missing, key_of
+from engine.records.find import CHOICES_MAX, Choice, commits_with_named, find_commit, find_pinned, require_store
+from engine.records.indexes import is_missing, read_index
+from engine.records.log import Noted, ScopeLog, list_scopes, load_log, load_scope
+from engine.records.missing import MissingBlobs, find_complete, find_missing, key_of, name_complete, naming_complete
+from engine.records.names import list_names
+from engine.records.pins import PinLease, hold_pin
 from engine.records.repository import (
     DAY_MS,
     HOUR_MS,
-    REFUSED_STORE,
+    OpenRepository,
     check_times,
     opened_store,
     read_repository_record,
     write_repository_record,
 )
-from engine.repository.caring import CaringRepository
-from engine.repository.reading import Choice, require_store
-from engine.repository.restoring import Restored
+from engine.records.roots import read_pins
+from engine.restore.restore import (
+    Restored,
+    RestoreOptions,
+    RestoreResult,
+    plan_restore_store,
+    read_index_of,
+    restore_store,
+)
 from engine.settings import TransferSettings
+from engine.state.restore import RestoredState, StateRestoreOptions, find_state_commit, restore_state
+from engine.state.sources import IndexStateFiles
 from index.plan.backup import BackupPlan
 from index.plan.commits import Commit
+from index.plan.restore import RestorePlan
+from index.plan.retention import Retention, RetentionPolicy
 from index.snapshot.contents import blobs_needed
-from index.snapshot.model import LineageItem, Scope, UniqueId
-from index.snapshot.records import CommitPointer, RepositoryRecord, ScopeLayout, StoreReference
-
-__all__ = ["DAY_MS", "HOUR_MS", "LATEST", "REFUSED_STORE", "Choice", "Repository", "Restored", "require_store"]
+from index.snapshot.delta import IndexDifference, diff_indexes
+from index.snapshot.keys import encode_component
+from index.snapshot.model import IndexReference, Scope, SnapshotIndex, UniqueId
+from index.snapshot.records import CommitPointer, NameRecord, RepositoryRecord, ScopeLayout, StoreReference
 
 Result = TypeVar("Result")
 
-LATEST: Final = "latest"
 
-
-class Repository(CaringRepository):
+class Repository:
     """One repository in one store, open. Use it as an async context manager, or call `close`.
+
+    Attributes:
+        opened: What it consists of, as every use case takes it.
 
     Example:
         ```python
@@ -58,7 +90,6 @@ class Repository(CaringRepository):
         ```
     """
 
-    @override
     def __init__(
         self,
         store: BlobStore,
@@ -69,9 +100,17 @@ class Repository(CaringRepository):
         cache_dir: Path | None = None,
     ) -> None:
         """Prefer `Repository.open` or `Repository.init`."""
-        super().__init__(store, record, settings=settings, runtime=runtime, cache_dir=cache_dir)
+        settings = settings or TransferSettings()
+        # The id comes from the store: as one component it cannot lead out of the directory.
+        digests_dir = cache_dir / encode_component(record.id) if cache_dir is not None else None
+        self.opened = OpenRepository(
+            store=store,
+            record=record,
+            settings=settings,
+            runtime=runtime or SystemRuntime(),
+            digests=DigestCaches(digests_dir, trust_stat=settings.trust_stat),
+        )
         self._writers: dict[Scope, CommitWriter] = {}
-        self._indexes = index_io.IndexCache()
 
     @classmethod
     async def init(
@@ -89,10 +128,10 @@ class Repository(CaringRepository):
 
         Args:
             store: A URL or an open store.
-            ttl_ms: How long an upload lives that no commit takes over; must exceed the longest backup plus commit.
+            ttl_ms: Lifetime of an upload that no commit takes over; must exceed the longest backup plus commit.
             margin_ms: What must be left of it at a commit, for clocks and slow answers; less than half of `ttl_ms`.
             collection_period_ms: How often `collect` is meant to run.
-            cache_dir: As for `open`.
+            settings: As for `open`, as are `runtime` and `cache_dir`.
 
         Requests: a GET, and the record twice, so that a store that would let two writers win is found out (design 0003,
         P2).
@@ -100,7 +139,7 @@ class Repository(CaringRepository):
         Raises:
             UsageError: The store is a repository already, or the times do not fit together.
             UnsafeStoreError: What would be committed to this store is not safe there. Nothing was written, or it let a
-                create replace what was there, and then what stands in the record's place is opened by nobody.
+                create replace what was there, and then nobody opens what was written in the record's place.
             StoreError: As the store says.
         """
         runtime = runtime or SystemRuntime()
@@ -130,7 +169,7 @@ class Repository(CaringRepository):
             cache_dir: Where hashes of local files are kept from one process to the next; None keeps them in memory.
 
         Raises:
-            NotFoundError: The store is no repository.
+            NotFoundError: The store is not a repository.
             UnknownFormatError: It was made by a newer tidemark.
             UnsafeStoreError: `init` has refused this store.
             StoreError: As the store says.
@@ -139,35 +178,61 @@ class Repository(CaringRepository):
             record = await read_repository_record(opened, "open")
         return cls(opened, record, settings=settings, runtime=runtime, cache_dir=cache_dir)
 
-    # ------------------------------------------------------------------ writing
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Release the store."""
+        await self.store.close()
+
+    @property
+    def store(self) -> BlobStore:
+        """Where the repository is."""
+        return self.opened.store
+
+    @property
+    def record(self) -> RepositoryRecord:
+        """What everybody who uses the repository agrees on."""
+        return self.opened.record
+
+    @property
+    def settings(self) -> TransferSettings:
+        """How bytes are moved."""
+        return self.opened.settings
+
+    @property
+    def missing_blobs(self) -> MissingBlobs:
+        """What this object has found missing: the next backup uploads it again (design 0006, M1)."""
+        return self.opened.missing_blobs
+
+    @property
+    def cache_error(self) -> OSError | None:
+        """Why a digest cache could not be kept. That costs the next run time and nothing else: nothing is raised."""
+        return self.opened.digests.error
+
+    # ------------------------------------------------------------------ backup and commit
 
     async def backup(
         self,
         scope: Scope,
-        directory: Path,
+        source: Path | BackupSource,
         *,
         task: str = "0",
         store: str = "default",
-        version: int | None = None,
-        unique_id: UniqueId | None = None,
-        base: StoreReference | Literal["latest"] | None = LATEST,
-        lineage: Sequence[LineageItem] | None = None,
-        missing: Collection[str] = (),
-        check_retained: bool = False,
+        options: BackupOptions = BackupOptions(),
         progress: Progress = NO_PROGRESS,
     ) -> BackupResult:
         """Upload what changed in a directory since the newest commit. Nothing is visible until `commit`.
 
         Args:
             scope: The job or task that will commit it.
-            directory: A RocksDB checkpoint, or any directory that nobody writes to.
-            version: The caller's version of this store's state; the base's plus one if not given.
-            base: What to diff against; the newest commit's snapshot of this store if not given, None for nothing.
-            lineage: The versions that this one grew from, oldest first: Spark's lineage of a state store's version
-                (design 0004, R6). If not given, the base and what it grew from; of a state store's directory, nothing.
-            missing: Blobs that are known to be missing, besides those that this object has met (`missing_blobs`): files
-                with bytes in them are uploaded again, as are all if the base's index is missing (design 0006, M1).
-            check_retained: Look for such blobs: a STAT for each that is retained.
+            source: A RocksDB checkpoint, or any directory that nobody writes to; or what reads a part of one.
+            options: Its version, its base, and how it is made.
 
         Raises:
             StaleResultError: The base that was given is gone, and the newest commit has another one.
@@ -175,68 +240,11 @@ class Repository(CaringRepository):
                 of which bytes are missing has others here.
             StoreError: As the store says.
         """
-        return await self.backup_source(
-            scope,
-            WholeDirectory(directory),
-            task=task,
-            store=store,
-            version=version,
-            unique_id=unique_id,
-            base=base,
-            lineage=lineage,
-            missing=missing,
-            check_retained=check_retained,
-            progress=progress,
+        address = StoreAddress(scope, task, store)
+        found = WholeDirectory(source) if isinstance(source, Path) else source
+        return await self._with_base(
+            address, options, lambda base: backup_source(self.opened, found, address, base, options, progress=progress)
         )
-
-    async def backup_source(
-        self,
-        scope: Scope,
-        source: BackupSource,
-        *,
-        task: str = "0",
-        store: str = "default",
-        version: int | None = None,
-        unique_id: UniqueId | None = None,
-        base: StoreReference | Literal["latest"] | None = LATEST,
-        lineage: Sequence[LineageItem] | Callable[[], Sequence[LineageItem]] | None = None,
-        missing: Collection[str] = (),
-        check_retained: bool = False,
-        settings: TransferSettings | None = None,
-        progress: Progress = NO_PROGRESS,
-    ) -> BackupResult:
-        """As `backup`, of what a source says, such as a part of a directory.
-
-        Args:
-            scope: The job or task that will commit it.
-            source: What is backed up.
-            lineage: As for `backup`; or what tells it once the source was looked at.
-            settings: How bytes are moved, in place of the repository's own.
-        """
-
-        async def back_up(base: StoreReference | None, gone: frozenset[str]) -> BackupResult:
-            async with self._digests_of(source) as cache:
-                return await backup_source(
-                    self.store,
-                    scope=scope,
-                    task=task,
-                    store_name=store,
-                    source=source,
-                    version=version if version is not None else (base.version + 1 if base else 1),
-                    unique_id=unique_id,
-                    base=base,
-                    repository=self.record,
-                    settings=settings or self.settings,
-                    runtime=self._runtime,
-                    cache=cache,
-                    indexes=self._indexes,
-                    lineage=lineage,
-                    missing=gone.union(missing),
-                    check_retained=check_retained,
-                    progress=progress,
-                )
-
-        return await self._with_base(scope, task, store, base, back_up)
 
     async def plan_backup(
         self,
@@ -245,24 +253,42 @@ class Repository(CaringRepository):
         *,
         task: str = "0",
         store: str = "default",
-        base: StoreReference | Literal["latest"] | None = LATEST,
-        check_retained: bool = False,
+        options: BackupOptions = BackupOptions(),
     ) -> BackupPlan:
-        """What `backup` would do; nothing is written. Arguments and errors as there."""
+        """Plan what `backup` would do; nothing is written. Arguments and errors as there."""
+        return await self._with_base(
+            StoreAddress(scope, task, store),
+            options,
+            lambda base: plan_backup_dir(self.opened, directory, base, options),
+        )
 
-        async def plan(base: StoreReference | None, gone: frozenset[str]) -> BackupPlan:
-            async with self._digests.of(directory) as cache:
-                return await plan_backup_dir(
-                    self.store,
-                    directory=directory,
-                    base=base,
-                    settings=self.settings,
-                    cache=cache,
-                    missing=gone,
-                    check_retained=check_retained,
-                )
+    async def _with_base(
+        self,
+        address: StoreAddress,
+        options: BackupOptions,
+        use: Callable[[StoreReference | None], Awaitable[Result]],
+    ) -> Result:
+        """Do work that reads the base's index, which no pin protects: a commit and a collection may come before it.
 
-        return await self._with_base(scope, task, store, base, plan)
+        One that is gone though the newest commit needs it is missing, and the work is done again without it (M1).
+        """
+        base = await self._newest(address) if options.base == LATEST else options.base
+        try:
+            with self.missing_blobs.recording():
+                return await use(base)
+        except DamagedError as error:
+            if base is None or not is_missing(error):
+                raise
+            newest = await self._newest(address, reload=True)
+            if newest != base and options.base != LATEST:
+                raise StaleResultError(
+                    "the base is gone, and the newest commit has another one", operation="backup", subject=str(address)
+                ) from error
+        return await use(newest)
+
+    async def _newest(self, address: StoreAddress, *, reload: bool = False) -> StoreReference | None:
+        newest = (await self._writer(address.scope).head(reload=reload)).newest
+        return newest.store(address.task, address.store) if newest else None
 
     async def commit(
         self,
@@ -288,8 +314,8 @@ class Repository(CaringRepository):
     async def settle(self, newest: Commit) -> None:
         """Make the newest commit permanent, as the next one will do first (design 0002, T2).
 
-        For whoever wants to know beforehand that something of it is missing: then the next backup heals it. Nothing is
-        asked if this object has made the commit and knows it to be permanent.
+        For a caller who wants to know beforehand that something of it is missing: then the next backup heals it.
+        Nothing is asked if this object has made the commit and knows it to be permanent.
 
         Raises:
             DamagedError: Something of it is missing; all that is has been noted in `missing_blobs`.
@@ -306,12 +332,12 @@ class Repository(CaringRepository):
         newest = await self.latest(scope)
         for reference in newest.record.stores if newest is not None else ():
             with contextlib.suppress(DamagedError), self.missing_blobs.recording():
-                index = await self.read_index(reference.index)
-                self.missing_blobs.note(await find_missing(self.store, blobs_needed(index)))
+                needed = blobs_needed(await self.read_index(reference.index))
+                self.missing_blobs.note(await find_missing(self.store, needed))
 
     async def head(self, scope: Scope) -> Commit | None:
-        """The newest commit, looked at anew: what the next `commit` of this object builds on."""
-        return (await self._writer(scope).head(anew=True)).newest
+        """Load the newest commit again: what the next `commit` of this object builds on."""
+        return (await self._writer(scope).head(reload=True)).newest
 
     async def rewind(self, target: Commit) -> Commit:
         """Make an older commit the newest again, as a new commit (design 0002, C6)."""
@@ -321,59 +347,377 @@ class Repository(CaringRepository):
         """Begin a new scope with the stores of a commit; no bytes are copied."""
         return await self._writer(scope).fork(target)
 
-    # ------------------------------------------------------------------ care
-
     async def forget(self, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
         """Close every commit of a job or task for ever; see `engine.commit.forget.forget`."""
         report = await forget(self.store, scope, with_names=with_names, dry_run=dry_run)
         if not dry_run:
-            # What its writer remembers is below the boundary, answered or not: the next one begins anew. Where no
-            # boundary is known to stand, only this writer can find out what became of its records (design 0002, C3).
+            # What its writer remembers is below the boundary, answered or not: the next one begins without it. Where no
+            # boundary is known to be there, only this writer can find out what became of its records (design 0002, C3).
             self._writers.pop(scope, None)
         return report
 
-    # ------------------------------------------------------------------ inside
+    async def name(self, commit: Commit, name: str) -> NameRecord:
+        """Keep a commit under a name until the name is released; see `engine.commit.naming.give_name`."""
+        return await give_name(self.store, self.record, self.opened.runtime, commit, name)
 
-    @contextlib.asynccontextmanager
-    async def _digests_of(self, source: BackupSource) -> AsyncIterator[DigestCache]:
-        """What is known of the files of a source; of one that will not be there again, nothing."""
-        if source.is_lasting:
-            async with self._digests.of(source.directory) as cache:
-                yield cache
-        else:
-            yield DigestCache()
+    async def release_name(self, scope: Scope, name: str) -> None:
+        """Give up a name; see `engine.commit.naming.release_name`."""
+        await release_name(self.store, scope, name)
 
     def _writer(self, scope: Scope) -> CommitWriter:
-        return self._writers.setdefault(scope, CommitWriter(self.store, self.record, scope, self._runtime))
+        return self._writers.setdefault(scope, CommitWriter(self.store, self.record, scope, self.opened.runtime))
 
-    async def _with_base(
+    # ------------------------------------------------------------------ finding and reading
+
+    async def scopes(self) -> tuple[Scope, ...]:
+        """List every job or task that has commits."""
+        return await list_scopes(self.store)
+
+    async def latest(self, scope: Scope) -> Commit | None:
+        """Return the newest commit, None if there is none."""
+        return (await load_log(self.store, scope)).newest
+
+    async def commits(self, scope: Scope, *, with_named: bool = False) -> tuple[Commit, ...]:
+        """Return every commit, newest first: one GET for each.
+
+        Args:
+            with_named: What only names still hold comes at the end: one LIST more, and a GET for each name.
+        """
+        log = await self.log(scope)
+        return await commits_with_named(self.store, log) if with_named else log.commits[::-1]
+
+    async def log(self, scope: Scope) -> ScopeLog:
+        """Return the whole log of a scope: its commits, and its records that are not commits."""
+        return await load_scope(self.store, scope)
+
+    async def history(
         self,
         scope: Scope,
-        task: str,
-        store: str,
-        base: StoreReference | Literal["latest"] | None,
-        use: Callable[[StoreReference | None, frozenset[str]], Awaitable[Result]],
-    ) -> Result:
-        """Work that reads the base's index, which no pin protects: a commit and a collection may come before it.
+        *,
+        entries_max: int = ENTRIES_MAX,
+        since_ms: int | None = None,
+        shares: bool = True,
+        progress: Progress = NO_PROGRESS,
+    ) -> History:
+        """Read the newest records of a scope, what each brought and what became of it; see `engine.inspect.history`."""
+        return await read_history(
+            self.store,
+            self.record,
+            scope,
+            entries_max=entries_max,
+            since_ms=since_ms,
+            shares=shares,
+            progress=progress,
+        )
 
-        One that is gone though the newest commit needs it is a gap, and the work is done again without it (M1).
+    async def names(self, scope: Scope) -> tuple[NameRecord, ...]:
+        """Return the names that hold in a scope, sorted: a LIST, and a GET for each name."""
+        return await list_names(self.store, scope)
+
+    async def find(self, scope: Scope, **choice: Unpack[Choice]) -> Commit:
+        """Find the newest commit that fits everything given; the newest of all if nothing is.
+
+        Arguments as `engine.records.find.Choice`: `number`, `version`, `unique_id`, `at_ms`; or `name`, and nothing
+        else.
+
+        Raises:
+            NotFoundError: None fits.
+            FormatError: A record that may be the one that fits cannot be read.
+            UsageError: A name and something else is given.
         """
-        chosen = await self._newest(scope, task, store) if base == LATEST else base
-        try:
-            with self.missing_blobs.recording():
-                return await use(chosen, self.missing_blobs.keys)
-        except DamagedError as error:
-            if chosen is None or not index_io.is_missing(error):
-                raise
-            newest = await self._newest(scope, task, store, anew=True)
-            if newest != chosen and base != LATEST:
-                raise StaleResultError(
-                    "the base is gone, and the newest commit has another one",
-                    operation="backup",
-                    subject=f"{scope} {task}/{store}",
-                ) from error
-        return await use(newest, self.missing_blobs.keys)
+        return await find_commit(self.store, scope, **choice)
 
-    async def _newest(self, scope: Scope, task: str, store: str, *, anew: bool = False) -> StoreReference | None:
-        newest = (await self._writer(scope).head(anew=anew)).newest
-        return newest.store(task, store) if newest else None
+    @contextlib.asynccontextmanager
+    async def pinned(self, commit: Commit, purpose: str = "read") -> AsyncIterator[PinLease]:
+        """Keep a commit from being collected while the block runs (design 0002, D5)."""
+        async with hold_pin(self.store, self.opened.runtime, commit, purpose=purpose) as lease:
+            yield lease
+
+    @contextlib.asynccontextmanager
+    async def find_pinned(
+        self, scope: Scope, *, purpose: str, **choice: Unpack[Choice]
+    ) -> AsyncIterator[tuple[Commit, PinLease]]:
+        """Find a commit and pin it while the block runs; see `engine.records.find.find_pinned`."""
+        async with find_pinned(self.opened, scope, purpose=purpose, **choice) as found:
+            yield found
+
+    async def choose_complete(self, scope: Scope, **choice: Unpack[Choice]) -> Choice:
+        """Choose the same commit, or where something of it is missing the newest one that is whole (M2).
+
+        For a caller who restores several stores of one commit; costs what `engine.records.missing.find_complete` says,
+        and where the commit is not whole the reading of all others of the scope.
+
+        Raises:
+            NotFoundError: None fits.
+            IncompleteError: No commit is whole.
+            StoreError: As the store says.
+        """
+        chosen = await self.find(scope, **choice)
+        if await find_complete(self.store, [chosen]) is not None:
+            return choice
+        complete = await find_complete(self.store, await self.commits(scope))
+        if complete is None:
+            raise IncompleteError(
+                f"something of commit {chosen.pointer.number} is missing, and of every other one",
+                operation="restore",
+                subject=str(scope),
+            )
+        return Choice(number=complete.pointer.number)
+
+    async def find_state(
+        self, scope: Scope, *, version: int, unique_id: UniqueId | None = None, task: str = "0", store: str = "default"
+    ) -> Commit:
+        """Find the commit to restore a version of a Spark state store from: its own, or a later one that still has it.
+
+        One GET for each commit, and one or more for each index that has to be looked into, of at most 8 commits.
+
+        Raises:
+            NotFoundError: No commit has it.
+            DamagedError: An index is missing or altered.
+            StoreError: As the store says.
+        """
+        commits = await self.commits(scope)
+        return await find_state_commit(
+            self.store, scope, commits, task=task, store_name=store, version=version, unique_id=unique_id
+        )
+
+    @contextlib.asynccontextmanager
+    async def state_files(
+        self, commit: Commit, *, task: str = "0", store: str = "default"
+    ) -> AsyncIterator[IndexStateFiles]:
+        """Open the directory of a Spark state store as a commit has it, pinned while the block runs.
+
+        ```python
+        async with repository.state_files(commit) as files:
+            async with await StateStore.open(files, directory) as state:
+                await state.load(version, unique_id, read_only=True)
+        ```
+
+        One or more GETs for the index; no listing of the state, ever (design 0004, R6).
+
+        Raises:
+            NotFoundError: The commit has no such store, or was collected meanwhile.
+            DamagedError: The index is missing or altered.
+            StoreError: As the store says.
+        """
+        reference = require_store(commit, task, store)
+        async with self.pinned(commit, purpose=f"state {task}/{store}"):
+            index, _ = await read_index_of(self.store, reference)
+            yield IndexStateFiles(self.store, index, self.settings)
+
+    async def read_index(self, reference: IndexReference) -> SnapshotIndex:
+        """Read one snapshot index, checked; deltas are resolved.
+
+        Raises:
+            DamagedError: It is missing or altered.
+        """
+        return await read_index(self.store, reference)
+
+    async def diff(self, old: StoreReference, new: StoreReference) -> IndexDifference:
+        """Compare two snapshots: two or more GETs, no file is read."""
+        a, b = await self.read_index(old.index), await self.read_index(new.index)
+        return diff_indexes(a.dir, b.dir)
+
+    # ------------------------------------------------------------------ restore
+
+    async def restore(
+        self,
+        commit: Commit,
+        target: Path,
+        *,
+        task: str = "0",
+        store: str = "default",
+        options: RestoreOptions = RestoreOptions(),
+        progress: Progress = NO_PROGRESS,
+    ) -> RestoreResult:
+        """Restore one store of a commit to a directory, whole or not at all. The commit is pinned meanwhile.
+
+        Args:
+            target: Absent, or empty, or with `replace` any directory: files with the right hash are reused (I2).
+            options: Which files, and how.
+
+        Raises:
+            UsageError: A pattern is empty.
+            NotFoundError: The commit has no such store or was collected meanwhile, or a pattern matches nothing.
+            IncompleteError: A blob or an index is missing; the target is as it was.
+            DamagedError: A blob is altered; the target is as it was.
+            TargetError: The target cannot be used.
+            StoreError: As the store says; the target is as it was.
+        """
+        reference = require_store(commit, task, store)
+        async with self._naming_complete(commit.scope), self.pinned(commit, purpose=f"restore {task}/{store}"):
+            return await self.restore_reference(reference, target, options, progress)
+
+    async def find_and_restore(
+        self,
+        scope: Scope,
+        target: Path,
+        *,
+        task: str = "0",
+        store: str = "default",
+        options: RestoreOptions = RestoreOptions(),
+        or_newest_complete: bool = False,
+        progress: Progress = NO_PROGRESS,
+        **choice: Unpack[Choice],
+    ) -> Restored:
+        """`find` and `restore` in one: should the commit be collected in between, choose again, within a bound (D5).
+
+        Args:
+            or_newest_complete: Where something of the commit is missing, restore the newest one of the scope of which
+                everything is there, if there is one (design 0006, M2). Other arguments as `find` and `restore`.
+
+        Raises:
+            As `find` and `restore`.
+        """
+
+        async def restore(choice: Choice) -> Restored:
+            overtaken: tuple[CommitPointer, DamagedError] | None = None
+            for attempt in range(CHOICES_MAX):
+                async with self.find_pinned(scope, purpose=f"restore {task}/{store}", **choice) as (commit, lease):
+                    if overtaken is not None and overtaken[0] == commit.pointer:
+                        raise overtaken[1]
+                    reference = require_store(commit, task, store)
+                    try:
+                        result = await self.restore_reference(reference, target, options, progress)
+                        return Restored(commit=commit, result=result, pinned=lease.pinned)
+                    except DamagedError as error:
+                        # Only an unprotected reader may have been overtaken by a collection; else damage is damage.
+                        if lease.pinned or attempt == CHOICES_MAX - 1:
+                            raise
+                        overtaken = commit.pointer, error
+            raise AssertionError("unreachable: the last attempt returns or raises")
+
+        try:
+            async with self._naming_complete(scope):
+                return await restore(choice)
+        except IncompleteError as error:
+            if not or_newest_complete or error.complete is None:
+                raise
+            restored = await restore(Choice(number=error.complete.pointer.number))
+            return msgspec.structs.replace(restored, instead_because=bare_message(error))
+
+    async def restore_reference(
+        self,
+        reference: StoreReference,
+        target: Path,
+        options: RestoreOptions = RestoreOptions(),
+        progress: Progress = NO_PROGRESS,
+    ) -> RestoreResult:
+        """As `restore`, for a caller that holds the pin and the reference: no log is read."""
+        return await restore_store(self.opened, reference, target, options, progress)
+
+    async def restore_state(
+        self,
+        commit: Commit,
+        target: Path,
+        *,
+        task: str = "0",
+        store: str = "default",
+        options: StateRestoreOptions = StateRestoreOptions(),
+        progress: Progress = NO_PROGRESS,
+    ) -> RestoredState:
+        """Restore of a Spark state store the files that one version is made of: a directory that Spark can load.
+
+        Args:
+            target: As for `restore`.
+            options: The version, which may be older than the commit's if its directory still has it, and how.
+                `find_state` finds a commit for a version.
+
+        Raises:
+            VersionMissingError: The directory does not hold the version, or not all that it takes; the error names it.
+            LineageError: Its lineage has a gap or does not lead back.
+            FormatError: Its snapshot is not what Spark writes, or names a file that is not a name.
+            NotFoundError, DamagedError, TargetError, StoreError: As `restore`; the target is as it was.
+        """
+        reference = require_store(commit, task, store)
+        async with self.pinned(commit, purpose=f"restore {task}/{store}"):
+            return await restore_state(self.opened, reference, target, options, progress)
+
+    async def plan_restore(
+        self, reference: StoreReference, target: Path, options: RestoreOptions = RestoreOptions()
+    ) -> RestorePlan:
+        """Plan what `restore_reference` would do; nothing is written. Arguments and errors as there."""
+        return await plan_restore_store(self.opened, reference, target, options)
+
+    async def name_complete(self, scope: Scope, error: DamagedError) -> DamagedError:
+        """Make an error of `restore_reference` say which commit is whole, if something is missing (M2)."""
+        return await name_complete(error, self.store, lambda: self.commits(scope))
+
+    def _naming_complete(self, scope: Scope) -> contextlib.AbstractAsyncContextManager[None]:
+        return naming_complete(self.store, lambda: self.commits(scope))
+
+    # ------------------------------------------------------------------ collection and checks
+
+    async def collect(
+        self,
+        retention: Retention | RetentionPolicy,
+        *,
+        dry_run: bool = False,
+        delete_share_max: float = DELETE_SHARE_MAX,
+        plan_to: BlobStore | None = None,
+        backend: CollectBackend | None = None,
+        progress: Progress = NO_PROGRESS,
+    ) -> CollectReport:
+        """Delete what nothing keeps; see `engine.collect.collect`."""
+        return await collect(
+            self.store,
+            self.record,
+            retention,
+            dry_run=dry_run,
+            delete_share_max=delete_share_max,
+            plan_to=plan_to,
+            backend=backend,
+            runtime=self.opened.runtime,
+            progress=progress,
+        )
+
+    async def explain(self, key: str, retention: Retention | RetentionPolicy) -> Explanation:
+        """Find what leads to a key, and what a collection would do with it; see `engine.inspect.explain.explain`."""
+        return await explain(self.store, self.record, retention, key)
+
+    async def discard(self, key: str, *, dry_run: bool = False) -> Discarded:
+        """Remove one object that cannot be read; see `engine.inspect.discard.discard`."""
+        return await discard(self.store, key, dry_run=dry_run)
+
+    async def verify_plan(self, plan: BlobStore, *, meant: Callable[[int], RetentionPolicy] | None = None) -> PlanCheck:
+        """Check the plan of a collection by deriving it another way; see `engine.collect.check.plan.verify_plan`."""
+        return await verify_plan(self.store, self.record, plan, meant=meant)
+
+    async def verify(
+        self,
+        commits: Sequence[Commit] | None = None,
+        *,
+        scope: Scope | None = None,
+        level: Level = Level.EXISTENCE,
+        sample: float = 1.0,
+        seed: int = 0,
+        heal: bool = False,
+        progress: Progress = NO_PROGRESS,
+    ) -> VerifyReport:
+        """Check commits, or all of a scope or of the repository with names and logs; see `engine.inspect.verify`.
+
+        Where damage is found and commits were collected meanwhile, those that are left are checked again: what a
+        collection took is no damage.
+        """
+        logs: tuple[ScopeLog, ...] = ()
+        noted = Noted()
+        if commits is None:
+            scopes = (scope,) if scope is not None else await self.scopes()
+            logs = tuple([await self.log(scope) for scope in scopes])
+            commits = [commit for log in logs for commit in await commits_with_named(self.store, log, noted)]
+            if scope is None:
+                await read_pins(self.store, self.record, await read_now_ms(self.store), noted)
+        while True:
+            report = await verify(
+                self.store, commits, level=level, sample=sample, seed=seed, heal=heal, progress=progress
+            )
+            if not report.damaged:
+                break
+            self.missing_blobs.note(p.key for p in report.problems if p.kind is not ProblemKind.AT_RISK)
+            everything = [c for scope in await self.scopes() for c in await self.commits(scope, with_named=True)]
+            still_open = {(c.scope, c.pointer) for c in everything}
+            left = [c for c in commits if (c.scope, c.pointer) in still_open]
+            if len(left) == len(commits):
+                break
+            commits = left
+        return with_logs(report, logs, noted.unreadable)

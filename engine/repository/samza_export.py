@@ -11,7 +11,9 @@ from typing import Final
 
 import msgspec
 
-from engine.repository.repository import Repository, require_store
+from engine.backup.backup import BackupOptions
+from engine.records.find import require_store
+from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from index.samza.format import encode_samza_index, samza_checkpoint_id, to_samza
 from index.snapshot.model import Scope
@@ -102,7 +104,6 @@ async def _unpack(repository: Repository, commit: Commit, task: str, store: str)
             target,
             task=task,
             store=store,
-            version=max(version, held.version + 1) if held else version,
-            base=held,
+            options=BackupOptions(version=max(version, held.version + 1) if held else version, base=held),
         )
         return await singly.commit(scope, [result], version=commit.record.version, offsets=commit.record.offsets)

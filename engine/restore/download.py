@@ -13,7 +13,7 @@ from blobstore.concurrency import run_all, run_blocking
 from blobstore.errors import BlobCorruptError, InvalidRequestError
 from engine.errors import DamagedError
 from engine.local.transfer import ByteBudget, fetch_right
-from engine.progress import Progress
+from engine.progress import NO_PROGRESS, Progress
 from engine.restore.packs import PackWriter
 from engine.restore.staging import target_errors
 from engine.restore.write import (
@@ -86,42 +86,47 @@ class _Blob(msgspec.Struct, frozen=True):
 _Job = _Whole | _Links | _SmallCopies | ReusedFile | FetchedRun | _Blob
 
 
+class DownloadPlace(msgspec.Struct, frozen=True):
+    """The directory that is being built, and the one whose files are reused."""
+
+    # Where the directory will be, for errors.
+    target: Path
+    # Descriptor of the directory that is being built; its sub-directories are made.
+    root: int
+    # Descriptor of the directory whose files are reused; -1 if there is none.
+    source: int = -1
+    owners: OwnerPolicy = OwnerPolicy.IGNORE
+
+
 class Downloader:
-    """One download into one directory that is being built."""
+    """One download into one directory that is being built.
+
+    Args:
+        store: Where from.
+        snapshot: Whose bytes they are, for the store's traces.
+        place: Where to.
+        settings: Limits of memory and parallelism.
+        progress: Receives files and bytes.
+        budget: What it shares with other downloads at the same time; one of its own if not given.
+    """
 
     def __init__(
         self,
         store: BlobStore,
         snapshot: SnapshotMetadata,
+        place: DownloadPlace,
         *,
-        target: Path,
-        root: int,
-        source: int,
         settings: TransferSettings,
-        owners: OwnerPolicy,
-        progress: Progress,
+        progress: Progress = NO_PROGRESS,
         budget: ByteBudget | None = None,
     ) -> None:
-        """Prepare a download.
-
-        Args:
-            store: Where from.
-            snapshot: Whose bytes they are, for the store's traces.
-            target: Where the directory will stand, for errors.
-            root: Descriptor of the directory that is being built; its sub-directories are made.
-            source: Descriptor of the directory whose files are reused; -1 if there is none.
-            settings: Limits of memory and parallelism.
-            owners: What to do about owners.
-            progress: Told files and bytes.
-            budget: What it shares with other downloads at the same time; one of its own if not given.
-        """
         self._store = store
         self._snapshot = snapshot
-        self._target = target
-        self._root = root
-        self._source = source
+        self._target = place.target
+        self._root = place.root
+        self._source = place.source
+        self._owners = place.owners
         self._settings = settings
-        self._owners = owners
         self._progress = progress
         self._budget = budget or ByteBudget(settings.memory_bytes_max)
         self._streams: set[_Stream] = set()

@@ -1,12 +1,13 @@
-"""Bringing one snapshot back into a directory: whole, verified and synced, or not at all.
+"""Restore one snapshot into a directory: whole, verified and synced, or not at all.
 
 `plan_restore_store` takes the same look at snapshot and target, and writes nothing.
 """
 
 import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,30 +15,40 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from engine.clock import Runtime
-from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
+from engine.clock import Stopwatch
+from engine.errors import NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest
 from engine.local.identify import find_present
 from engine.local.scan import DIR_FLAGS, scan_dir
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.indexes import IndexCache, read_stored_snapshot
-from engine.restore.download import Downloaded, Downloader
+from engine.records.indexes import check_is_of, read_stored_snapshot
+from engine.records.repository import OpenRepository
+from engine.restore.download import Downloaded, Downloader, DownloadPlace
 from engine.restore.staging import Staging, look_at_target, target_errors
 from engine.restore.write import OwnerPolicy, stat_again
 from engine.rocksdb.lock import check_none_held_below
-from engine.settings import TransferSettings
 from index.display import DisplayMixin, format_files, format_seconds, format_texts
+from index.plan.commits import Commit
 from index.plan.restore import RestorePlan, choose_candidates, plan_restore
 from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FilePath, SnapshotIndex
 from index.snapshot.records import StoreReference
 
-__all__ = ["OwnerPolicy", "RestoreResult", "plan_restore_store", "read_index_of", "restore_index", "restore_store"]
-
-# An index, and how many GETs it took.
-ReadIndex = tuple[SnapshotIndex, int]
+__all__ = [
+    "OwnerPolicy",
+    "RestoreOptions",
+    "RestoreResult",
+    "Restored",
+    "StagedRestore",
+    "TargetOptions",
+    "check_patterns",
+    "plan_restore_store",
+    "read_index_of",
+    "restore_store",
+    "staged_restore",
+]
 
 
 class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +78,8 @@ class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @override
     def figures(self) -> dict[str, str]:
-        """How much came back, and where it came from."""
-        told = {
+        """Return how much came back, and where it came from."""
+        texts = {
             "files": format_files(self.files_total, self.bytes_total),
             "fetched": format_files(self.files_fetched, self.bytes_fetched),
             "reused": format_files(self.files_reused, self.bytes_reused),
@@ -77,42 +88,53 @@ class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "time": format_seconds(self.seconds),
             "could not be removed": format_texts(self.leftovers),
         }
-        return {name: text for name, text in told.items() if text}
+        return {name: text for name, text in texts.items() if text}
+
+
+class TargetOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the target of a restore is treated."""
+
+    # What to do about recorded owners.
+    owners: OwnerPolicy = OwnerPolicy.IGNORE
+    # Whether a directory with content may be replaced. Its files are reused where they are the right ones (I2).
+    replace: bool = False
+
+
+class RestoreOptions(TargetOptions, frozen=True, kw_only=True):
+    """What of a snapshot is restored, and how."""
+
+    # Patterns such as `*.sst`, matched from the right: only files that one of them matches are restored. None: all.
+    files: Sequence[str] = ()
+
+
+class Restored(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """Which commit was restored and how it went."""
+
+    commit: Commit
+    result: RestoreResult
+    # False: no pin could be written, so that nothing protected the restore from a collection.
+    pinned: bool
+    # Why it is not the commit that was chosen, but the newest of which everything is there; empty if it is.
+    instead_because: str = ""
 
 
 async def restore_store(
-    store: BlobStore,
-    *,
+    repository: OpenRepository,
     reference: StoreReference,
     target: Path,
-    settings: TransferSettings,
-    runtime: Runtime,
-    cache: DigestCache,
-    owners: OwnerPolicy = OwnerPolicy.IGNORE,
-    replace: bool = False,
-    files: Sequence[str] = (),
+    options: RestoreOptions = RestoreOptions(),
     progress: Progress = NO_PROGRESS,
-    unless: Callable[[], Awaitable[None]] | None = None,
-    indexes: IndexCache | None = None,
 ) -> RestoreResult:
     """Restore a snapshot to a directory.
 
-    Requests: one GET for the index (one more per delta that it is told by), then one per blob or range of a pack.
+    Requests: one GET for the index (one more per delta that leads to it), then one per blob or range of a pack.
 
     Args:
-        store: Where from.
+        repository: Where from.
         reference: The snapshot.
         target: Absent, an empty directory, or with `replace` any directory.
-        settings: Limits and sizes.
-        runtime: Clock and randomness.
-        cache: What earlier restores wrote, where a stat is trusted (I2); told what this one writes.
-        owners: What to do about recorded owners.
-        replace: Whether a directory with content may be replaced. Its files are reused where they are the right ones.
-        files: Patterns, as of `index.snapshot.contents`: only files that one of them matches are restored.
-            None: all.
-        progress: Told what there is to do and what is done.
-        unless: Awaited last, before the target is touched; raises if the restore is not wanted any more.
-        indexes: Indexes that this process knows already.
+        options: What of it, and how.
+        progress: Receives what there is to do and what is done.
 
     Returns:
         What was done. On any error, and if this is cancelled, the target is what it was, or complete.
@@ -123,103 +145,134 @@ async def restore_store(
         UsageError: One of the patterns is empty.
         NotFoundError: One of the patterns matches no file.
         DamagedError: The index or a blob is missing or altered. The cause is a `BlobNotFoundError` if it is missing.
+            What is missing is noted in `repository.missing_blobs`.
         StoreError: As the store says.
     """
-    check_patterns(files)
-    refuse_few_files(target, files, replace=replace)
-
-    async def choose() -> ReadIndex:
-        index, requests = await read_index_of(store, reference, indexes)
-        return choose_or_refuse(index, files, reference), requests
-
-    return await restore_index(
-        store,
-        choose=choose,
-        target=target,
-        settings=settings,
-        runtime=runtime,
-        cache=cache,
-        owners=owners,
-        replace=replace,
-        progress=progress,
-        unless=unless,
-    )
+    check_patterns(options.files)
+    _refuse_few_files(target, options)
+    with repository.missing_blobs.recording():
+        async with staged_restore(repository, target, options, progress) as staged:
+            index, requests = await read_index_of(repository.store, reference)
+            await staged.download(_choose_or_refuse(index, options.files, reference), requests=requests)
+            return await staged.publish()
 
 
-async def restore_index(
-    store: BlobStore,
-    *,
-    choose: Callable[[], Awaitable[ReadIndex]],
+@contextlib.asynccontextmanager
+async def staged_restore(
+    repository: OpenRepository,
     target: Path,
-    settings: TransferSettings,
-    runtime: Runtime,
-    cache: DigestCache,
-    owners: OwnerPolicy = OwnerPolicy.IGNORE,
-    replace: bool = False,
+    options: TargetOptions = TargetOptions(),
     progress: Progress = NO_PROGRESS,
-    unless: Callable[[], Awaitable[None]] | None = None,
-) -> RestoreResult:
-    """Restore what an index names, which need not stand in the store as it is.
+) -> AsyncIterator["StagedRestore"]:
+    """Claim a target, for `download` and then `publish`; what is not published is removed when the block ends.
 
-    Args:
-        choose: Awaited once the target is known to be usable: the index, and how many GETs that took.
-
-    Returns:
-        As `restore_store`, as are all other arguments and the errors.
+    Arguments and errors as `restore_store`.
     """
-    begun_s = runtime.monotonic_s()
-    staging = Staging(target, runtime.session(), replace=replace)
-    try:
-        await run_blocking(staging.open)
-        opened_s = runtime.monotonic_s()
-        index, requests = await choose()
-        indexed_s = runtime.monotonic_s()
-        present = await find_present_below(staging.target, index, cache) if staging.replaces else {}
+    watch = Stopwatch(repository.runtime)
+    staging = Staging(target, repository.runtime.session(), replace=options.replace)
+    async with repository.digests.of(target) as cache:
+        try:
+            await run_blocking(staging.open)
+            watch.end_phase("prepare")
+            yield StagedRestore(repository, staging, options, cache=cache, progress=progress, watch=watch)
+        finally:
+            await run_blocking(staging.close)
+
+
+class StagedRestore:
+    """A restore that has claimed its target: download an index, then publish it, each once."""
+
+    def __init__(
+        self,
+        repository: OpenRepository,
+        staging: Staging,
+        options: TargetOptions,
+        *,
+        cache: DigestCache,
+        progress: Progress,
+        watch: Stopwatch,
+    ) -> None:
+        self._repository = repository
+        self._staging = staging
+        self._options = options
+        self._cache = cache
+        self._progress = progress
+        self._watch = watch
+        self._done: tuple[RestorePlan, Downloaded] | None = None
+        self._index_requests = 0
+
+    async def download(self, index: SnapshotIndex, *, requests: int) -> None:
+        """Build beside the target what an index names.
+
+        Args:
+            index: It need not be in the store as it is.
+            requests: GETs that it took.
+        """
+        self._watch.end_phase("index")
+        self._index_requests = requests
+        staging, settings = self._staging, self._repository.settings
+        present = await _find_present_below(staging.target, index, self._cache) if staging.replaces else {}
         plan = await run_blocking(
             plan_restore,
             index,
             present,
             range_bytes=settings.range_bytes,
-            owners_count=owners is not OwnerPolicy.IGNORE,
+            owners_count=self._options.owners is not OwnerPolicy.IGNORE,
         )
-        progress.total(files=plan.files_count, bytes_=plan.size_bytes)
+        self._progress.total(files=plan.files_count, bytes_=plan.size_bytes)
         await run_blocking(_prepare, staging, plan)
-        prepared_s = runtime.monotonic_s()
-        done = await _download(store, index, plan, staging, settings=settings, owners=owners, progress=progress)
-        fetched_s = runtime.monotonic_s()
-        if unless is not None:
-            await unless()
+        self._watch.end_phase("prepare")
+        source = -1
+        with target_errors(staging.target):
+            if plan.links or plan.copies:
+                source = os.open(staging.target, DIR_FLAGS)
+        place = DownloadPlace(staging.target, staging.descriptor, source, self._options.owners)
+        try:
+            downloader = Downloader(
+                self._repository.store, index.metadata, place, settings=settings, progress=self._progress
+            )
+            self._done = plan, await downloader.download(plan)
+        finally:
+            if source >= 0:
+                os.close(source)
+        self._watch.end_phase("download")
+
+    async def publish(self) -> RestoreResult:
+        """Put what was downloaded at the target."""
+        if self._done is None:
+            raise AssertionError("nothing was downloaded")
+        plan, done = self._done
+        staging, watch = self._staging, self._watch
         if staging.replaces:
             await asyncio.to_thread(_check_not_in_use, staging.target)
         await run_blocking(staging.publish, plan.dirs, plan.modes)
-    finally:
         await run_blocking(staging.close)
-    await asyncio.to_thread(_remember, staging.target, done, cache)
-    done_s = runtime.monotonic_s()
-    in_index = (*plan.empty, *plan.inline)
-    return RestoreResult(
-        files_total=plan.files_count,
-        bytes_total=plan.size_bytes,
-        files_fetched=done.files_fetched,
-        bytes_fetched=done.bytes_fetched,
-        files_reused=done.files_reused,
-        bytes_reused=done.bytes_reused,
-        files_inline=len(in_index),
-        bytes_inline=sum(file.size_bytes for file in in_index),
-        requests=requests + done.requests,
-        seconds=done_s - begun_s,
-        leftovers=tuple(staging.leftovers),
-        index_seconds=indexed_s - opened_s,
-        prepare_seconds=prepared_s - indexed_s + opened_s - begun_s,
-        publish_seconds=done_s - fetched_s,
-    )
+        await asyncio.to_thread(_remember, staging.target, done, self._cache)
+        watch.end_phase("publish")
+        in_index = (*plan.empty, *plan.inline)
+        return RestoreResult(
+            files_total=plan.files_count,
+            bytes_total=plan.size_bytes,
+            files_fetched=done.files_fetched,
+            bytes_fetched=done.bytes_fetched,
+            files_reused=done.files_reused,
+            bytes_reused=done.bytes_reused,
+            files_inline=len(in_index),
+            bytes_inline=sum(file.size_bytes for file in in_index),
+            requests=self._index_requests + done.requests,
+            seconds=watch.total_s(),
+            leftovers=tuple(staging.leftovers),
+            index_seconds=watch.phase_s("index"),
+            prepare_seconds=watch.phase_s("prepare"),
+            publish_seconds=watch.phase_s("publish"),
+        )
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
-    """Refuse patterns that are none.
+    """Refuse empty patterns.
 
     Raises:
-        UsageError: One of them is empty.
+        UsageError: One of them is.
     """
     for pattern in patterns:
         if is_empty_pattern(pattern):
@@ -231,13 +284,8 @@ def check_patterns(patterns: Sequence[str]) -> None:
             )
 
 
-def refuse_few_files(target: Path, patterns: Sequence[str], *, replace: bool) -> None:
-    """Refuse to put a few files into the place of a whole directory.
-
-    Raises:
-        TargetError: There are patterns, and the target may be replaced.
-    """
-    if patterns and replace:
+def _refuse_few_files(target: Path, options: RestoreOptions) -> None:
+    if options.files and options.replace:
         raise TargetError(
             "a few files would take the place of the whole directory",
             operation="restore",
@@ -246,12 +294,7 @@ def refuse_few_files(target: Path, patterns: Sequence[str], *, replace: bool) ->
         )
 
 
-def choose_or_refuse(index: SnapshotIndex, patterns: Sequence[str], reference: StoreReference) -> SnapshotIndex:
-    """The files of a snapshot that patterns match; without patterns, all.
-
-    Raises:
-        NotFoundError: One of the patterns matches none.
-    """
+def _choose_or_refuse(index: SnapshotIndex, patterns: Sequence[str], reference: StoreReference) -> SnapshotIndex:
     if not patterns:
         return index
     chosen, unmatched = choose_files(index, patterns)
@@ -265,25 +308,19 @@ def choose_or_refuse(index: SnapshotIndex, patterns: Sequence[str], reference: S
     return chosen
 
 
-async def read_index_of(store: BlobStore, reference: StoreReference, indexes: IndexCache | None = None) -> ReadIndex:
-    """The index of a store in a commit, and how many GETs it took.
+async def read_index_of(store: BlobStore, reference: StoreReference) -> tuple[SnapshotIndex, int]:
+    """Read the index of a store in a commit; return the number of GETs, too.
 
     Raises:
         DamagedError: It is missing or altered, or is another one's.
         StoreError: As the store says.
     """
-    known = indexes.find(reference.index) if indexes is not None else None
-    snapshot = known or await read_stored_snapshot(store, reference.index)
-    if snapshot.index.metadata.unique_id != reference.unique_id:
-        raise DamagedError(
-            f"is of {snapshot.index.metadata.unique_id}, not of {reference.unique_id}",
-            operation="restore",
-            subject=reference.index.key,
-        )
-    return snapshot.index, 0 if known is not None else len(snapshot.chain)
+    snapshot = await read_stored_snapshot(store, reference.index)
+    check_is_of(snapshot.index, reference, operation="restore")
+    return snapshot.index, len(snapshot.chain)
 
 
-async def find_present_below(target: Path, index: SnapshotIndex, cache: DigestCache) -> dict[FilePath, LocalFile]:
+async def _find_present_below(target: Path, index: SnapshotIndex, cache: DigestCache) -> dict[FilePath, LocalFile]:
     """Find the files of a directory that are files of the snapshot (I2).
 
     Raises:
@@ -324,39 +361,8 @@ def _prepare(staging: Staging, plan: RestorePlan) -> None:
     staging.make_dirs(plan.dirs)
 
 
-async def _download(
-    store: BlobStore,
-    index: SnapshotIndex,
-    plan: RestorePlan,
-    staging: Staging,
-    *,
-    settings: TransferSettings,
-    owners: OwnerPolicy,
-    progress: Progress,
-) -> Downloaded:
-    source = -1
-    with target_errors(staging.target):
-        if plan.links or plan.copies:
-            source = os.open(staging.target, DIR_FLAGS)
-    try:
-        downloader = Downloader(
-            store,
-            index.metadata,
-            target=staging.target,
-            root=staging.descriptor,
-            source=source,
-            settings=settings,
-            owners=owners,
-            progress=progress,
-        )
-        return await downloader.download(plan)
-    finally:
-        if source >= 0:
-            os.close(source)
-
-
 def _remember(target: Path, done: Downloaded, cache: DigestCache) -> None:
-    """Tell the cache what stands at the target now (I2)."""
+    """Remember the files that are at the target now (I2)."""
     links = {written.file.path for written in done.links}
     try:
         root = os.open(target, DIR_FLAGS)
@@ -375,17 +381,9 @@ def _remember(target: Path, done: Downloaded, cache: DigestCache) -> None:
 
 
 async def plan_restore_store(
-    store: BlobStore,
-    *,
-    reference: StoreReference,
-    target: Path,
-    settings: TransferSettings,
-    cache: DigestCache,
-    owners: OwnerPolicy = OwnerPolicy.IGNORE,
-    replace: bool = False,
-    files: Sequence[str] = (),
+    repository: OpenRepository, reference: StoreReference, target: Path, options: RestoreOptions = RestoreOptions()
 ) -> RestorePlan:
-    """The plan of `restore_store` with the same arguments; what it refuses is refused in the same order.
+    """Plan what `restore_store` would do with the same arguments; what it refuses is refused in the same order.
 
     Only what takes writing is not found out: whether there is room, and another restore at work.
 
@@ -397,10 +395,12 @@ async def plan_restore_store(
         DamagedError: The index is missing or altered.
         StoreError: As the store says.
     """
-    check_patterns(files)
-    refuse_few_files(target, files, replace=replace)
-    _, has_content = await asyncio.to_thread(look_at_target, target, replace=replace)
-    index, _ = await read_index_of(store, reference)
-    index = choose_or_refuse(index, files, reference)
-    present = await find_present_below(target, index, cache) if has_content else {}
-    return plan_restore(index, present, range_bytes=settings.range_bytes, owners_count=owners is not OwnerPolicy.IGNORE)
+    check_patterns(options.files)
+    _refuse_few_files(target, options)
+    async with repository.digests.of(target) as cache:
+        _, has_content = await asyncio.to_thread(look_at_target, target, replace=options.replace)
+        index, _ = await read_index_of(repository.store, reference)
+        index = _choose_or_refuse(index, options.files, reference)
+        present = await _find_present_below(target, index, cache) if has_content else {}
+    owners_count = options.owners is not OwnerPolicy.IGNORE
+    return plan_restore(index, present, range_bytes=repository.settings.range_bytes, owners_count=owners_count)

@@ -169,8 +169,10 @@ class Staging:
     def close(self) -> None:
         """Remove what is not part of the target any more, and give the claim back.
 
-        What stood at the target before is removed only once the new directory is in its place.
+        What was at the target before is removed only once the new directory is in its place. Once is enough.
         """
+        if self._parent < 0:
+            return
         if self._made:
             self._remove(self._staging_name)
         if self._published:

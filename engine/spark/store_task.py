@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 import pyarrow as pa
 
-from engine.backup.backup import BackupResult
+from engine.backup.backup import BackupOptions, BackupResult
 from engine.clock import SystemRuntime
 from engine.errors import DamagedError, EngineError, UsageError
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
@@ -129,10 +129,9 @@ class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
                 checkpoint,
                 task=task,
                 store=self.run.store,
-                version=self.version,
-                base=base,
-                missing=self.run.missing,
-                check_retained=self.run.check_retained,
+                options=BackupOptions(
+                    version=self.version, base=base, missing=self.run.missing, check_retained=self.run.check_retained
+                ),
             )
 
 

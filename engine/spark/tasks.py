@@ -14,11 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
-from engine.backup.backup import BackupResult
+from engine.backup.backup import BackupOptions, BackupResult
 from engine.errors import TargetBusyError, TargetError, UsageError
-from engine.local.cache import DigestCache
-from engine.repository.repository import Choice, Repository
-from engine.restore.restore import RestoreResult, plan_restore_store
+from engine.records.find import Choice
+from engine.repository.repository import Repository
+from engine.restore.restore import RestoreOptions, RestoreResult, plan_restore_store
 from engine.spark.access import SparkOptions, open_on_driver
 from engine.spark.claims import ReadyStore
 from engine.spark.spread import StoreOutcome, StoresTask, StoreWork, spread
@@ -49,9 +49,7 @@ class BackupStores(StoresTask, frozen=True, kw_only=True):
             Path(work.path),
             task=work.task,
             store=work.store,
-            version=self.version,
-            base=work.reference,
-            check_retained=self.check_retained,
+            options=BackupOptions(version=self.version, base=work.reference, check_retained=self.check_retained),
         )
         stats = result.stats
         return StoreOutcome(
@@ -91,7 +89,9 @@ class RestoreStores(StoresTask, frozen=True, kw_only=True):
     async def _restore(self, repository: Repository, reference: StoreReference, target: Path) -> RestoreResult:
         for _ in range(BUSY_WAITS_MAX):
             try:
-                return await repository.restore_reference(reference, target, replace=self.replace)
+                return await repository.restore_reference(
+                    reference, target, options=RestoreOptions(replace=self.replace)
+                )
             except TargetBusyError:
                 # Another attempt at this task, which Spark would stop if this one answered first: wait for it.
                 await asyncio.sleep(BUSY_WAIT_S)
@@ -99,8 +99,8 @@ class RestoreStores(StoresTask, frozen=True, kw_only=True):
                 # Spark may repeat a task that had restored some of its stores: what is there is no obstacle then.
                 if not await holds_snapshot(repository, reference, target):
                     raise
-                return await repository.restore_reference(reference, target, replace=True)
-        return await repository.restore_reference(reference, target, replace=self.replace)
+                return await repository.restore_reference(reference, target, options=RestoreOptions(replace=True))
+        return await repository.restore_reference(reference, target, options=RestoreOptions(replace=self.replace))
 
 
 async def holds_snapshot(repository: Repository, reference: StoreReference, target: Path) -> bool:
@@ -111,14 +111,8 @@ async def holds_snapshot(repository: Repository, reference: StoreReference, targ
         DamagedError: The index is missing or altered.
         StoreError: As the store says.
     """
-    plan = await plan_restore_store(
-        repository.store,
-        reference=reference,
-        target=target,
-        settings=repository.settings,
-        cache=DigestCache(),
-        replace=True,
-    )
+    opened = repository.opened.without_digests()
+    plan = await plan_restore_store(opened, reference, target, RestoreOptions(replace=True))
     return plan.fetch_requests == 0 and await asyncio.to_thread(_has_rest_of, target, plan)
 
 

@@ -1,4 +1,4 @@
-"""Bringing one version of a Spark state store back from a repository, in Spark's format (design 0004, R6)."""
+"""Restore one version of a Spark state store from a repository, in Spark's format (design 0004, R6)."""
 
 import contextlib
 from collections.abc import Sequence
@@ -9,12 +9,10 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
-from engine.clock import Runtime
 from engine.errors import NotFoundError
-from engine.local.cache import DigestCache
 from engine.progress import NO_PROGRESS, Progress
-from engine.restore.restore import OwnerPolicy, ReadIndex, RestoreResult, read_index_of, restore_index
-from engine.settings import TransferSettings
+from engine.records.repository import OpenRepository
+from engine.restore.restore import RestoreResult, TargetOptions, read_index_of, staged_restore
 from engine.state.compression import Codec
 from engine.state.files import StateFileManager
 from engine.state.sources import IndexStateFiles
@@ -50,36 +48,33 @@ class ChosenState(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
 
 
+class StateRestoreOptions(TargetOptions, frozen=True, kw_only=True):
+    """Which version of a state store is restored, and how."""
+
+    # The snapshot's own if not given.
+    version: int | None = None
+    # The version's; None: the one that the index knows for it, and else none.
+    unique_id: UniqueId | None = None
+    # Of changelogs, should the header of one have to be read: `stateStore.compression.codec`.
+    codec: Codec = "lz4"
+
+
 async def choose_state(
-    store: BlobStore,
-    reference: StoreReference,
-    version: int | None,
-    unique_id: UniqueId | None,
-    *,
-    codec: Codec,
-    settings: TransferSettings,
+    repository: OpenRepository, reference: StoreReference, options: StateRestoreOptions
 ) -> ChosenState:
-    """What `restore_state` would bring back. Arguments and errors as there."""
-    index, requests = await read_index_of(store, reference)
-    files = IndexStateFiles(store, index, settings)
-    resolution = await _resolve(files, version, unique_id, codec)
+    """Choose what `restore_state` would bring back. Arguments and errors as there."""
+    index, requests = await read_index_of(repository.store, reference)
+    files = IndexStateFiles(repository.store, index, repository.settings)
+    resolution = await _resolve(files, options.version, options.unique_id, options.codec)
     selected = await _select(files, resolution)
     return ChosenState(resolution=resolution, index=selected, requests=requests + files.requests)
 
 
 async def restore_state(
-    store: BlobStore,
-    *,
+    repository: OpenRepository,
     reference: StoreReference,
     target: Path,
-    version: int | None,
-    unique_id: UniqueId | None,
-    codec: Codec,
-    settings: TransferSettings,
-    runtime: Runtime,
-    cache: DigestCache,
-    owners: OwnerPolicy = OwnerPolicy.IGNORE,
-    replace: bool = False,
+    options: StateRestoreOptions = StateRestoreOptions(),
     progress: Progress = NO_PROGRESS,
 ) -> RestoredState:
     """Restore the files that one version is made of, and nothing else.
@@ -88,17 +83,10 @@ async def restore_state(
     none if the index has the version's lineage.
 
     Args:
-        store: Where from.
+        repository: Where from.
         reference: The directory of the state store as a commit has it.
         target: As for a restore.
-        version: The reference's own if not given.
-        unique_id: The version's; if not given, the one that the index knows for it, and else none.
-        codec: Of changelogs, should the header of one have to be read.
-        settings: Limits and sizes.
-        runtime: Clock and random numbers.
-        cache: As for a restore.
-        owners: As for a restore.
-        replace: As for a restore.
+        options: Which version, and how.
         progress: As for a restore.
 
     Raises:
@@ -109,25 +97,11 @@ async def restore_state(
         TargetError: The target cannot be used.
         StoreError: As the store says. After any error the target is as it was.
     """
-    resolutions: list[Resolution] = []
-
-    async def choose() -> ReadIndex:
-        chosen = await choose_state(store, reference, version, unique_id, codec=codec, settings=settings)
-        resolutions.append(chosen.resolution)
-        return chosen.index, chosen.requests
-
-    result = await restore_index(
-        store,
-        choose=choose,
-        target=target,
-        settings=settings,
-        runtime=runtime,
-        cache=cache,
-        owners=owners,
-        replace=replace,
-        progress=progress,
-    )
-    return RestoredState(resolution=resolutions[-1], result=result)
+    with repository.missing_blobs.recording():
+        async with staged_restore(repository, target, options, progress) as staged:
+            chosen = await choose_state(repository, reference, options)
+            await staged.download(chosen.index, requests=chosen.requests)
+            return RestoredState(resolution=chosen.resolution, result=await staged.publish())
 
 
 async def find_state_commit(

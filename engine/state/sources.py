@@ -18,10 +18,8 @@ from blobstore.errors import BlobNotFoundError, InvalidRequestError
 from engine.errors import DamagedError
 from engine.local.scan import DIR_FLAGS
 from engine.local.transfer import ByteBudget
-from engine.progress import NO_PROGRESS
-from engine.restore.download import Downloader
+from engine.restore.download import Downloader, DownloadPlace
 from engine.restore.staging import target_errors
-from engine.restore.write import OwnerPolicy
 from engine.settings import TransferSettings
 from engine.state.checkpoint_dir import READ_BYTES_MAX, CheckpointDir
 from index.errors import VersionMissingError
@@ -253,12 +251,8 @@ class IndexStateFiles(StateFiles):
             downloader = Downloader(
                 self._store,
                 self.index.metadata,
-                target=target,
-                root=root,
-                source=-1,
+                DownloadPlace(target, root),
                 settings=self._settings,
-                owners=OwnerPolicy.IGNORE,
-                progress=NO_PROGRESS,
                 budget=self._budget,
             )
             self.requests += (await downloader.download(plan)).requests

@@ -56,7 +56,7 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.records.names.read_name",
             "engine.records.names.read_namings",
             "engine.collect.check.roots.read_now_roots",
-            "engine.repository.reading.ReadingRepository.read_index",
+            "engine.repository.repository.Repository.read_index",
             "engine.records.repository.read_repository_record",
             "engine.restore.restore.read_index_of",
             "engine.records.roots.read_pins",

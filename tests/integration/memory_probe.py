@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 
 from blobstore.opening import open_store
-from engine.backup.backup import backup_source
+from engine.backup.backup import BackupOptions, StoreAddress, backup_source
 from engine.backup.source import WholeDirectory
-from engine.clock import SystemRuntime
-from engine.local.cache import DigestCache
-from engine.restore.restore import restore_store
+from engine.records.repository import OpenRepository
+from engine.restore.restore import RestoreOptions, restore_store
 from engine.settings import MIB, TransferSettings
 from index.snapshot.model import Scope
 from index.snapshot.records import RepositoryRecord, StoreReference
@@ -68,42 +67,22 @@ class Peak:
 async def run(root: Path, url: str) -> dict[str, object]:
     settings = TransferSettings(memory_bytes_max=64 * MIB)
     store = open_store(url)
-    runtime = SystemRuntime()
-    repository = RepositoryRecord(id="0" * 20, ttl_ms=10**9, margin_ms=10**6, collection_period_ms=10**9)
+    record = RepositoryRecord(id="0" * 20, ttl_ms=10**9, margin_ms=10**6, collection_period_ms=10**9)
+    repository = OpenRepository(store=store, record=record, settings=settings)
     await store.now_ms()
     phases: dict[str, object] = {}
     reference: StoreReference | None = None
-    cache = DigestCache()
     for version, phase in enumerate(("first backup", "second backup"), start=1):
         peak, begun = Peak(), time.monotonic()
-        result = await backup_source(
-            store,
-            scope=Scope("job"),
-            task="0",
-            store_name="default",
-            source=WholeDirectory(root / "state"),
-            version=version,
-            unique_id=None,
-            base=reference,
-            repository=repository,
-            settings=settings,
-            runtime=runtime,
-            cache=cache,
-        )
+        source, address = WholeDirectory(root / "state"), StoreAddress(Scope("job"))
+        result = await backup_source(repository, source, address, reference, BackupOptions(version=version))
         reference = result.reference
         phases[phase] = [peak.end(), time.monotonic() - begun]
     assert reference is not None
     for phase in ("restore", "restore again"):
         peak, begun = Peak(), time.monotonic()
-        await restore_store(
-            store,
-            reference=reference,
-            target=root / "target",
-            settings=settings,
-            runtime=runtime,
-            cache=cache,
-            replace=phase != "restore",
-        )
+        options = RestoreOptions(replace=phase != "restore")
+        await restore_store(repository, reference, root / "target", options)
         phases[phase] = [peak.end(), time.monotonic() - begun]
     await store.close()
     return phases

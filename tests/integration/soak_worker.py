@@ -20,6 +20,7 @@ from blobstore.errors import StoreUnavailableError
 from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import S3Settings
 from blobstore.wrappers.retry import RetrySettings
+from engine.backup.backup import BackupOptions
 from engine.errors import CommitUnknownError
 from engine.repository.repository import Repository
 from engine.settings import KIB, TransferSettings
@@ -92,7 +93,7 @@ async def write_one(repository: Repository, tree: Path) -> Commit:
     newest = await again(lambda: repository.latest(JOB))
     version = newest.record.version + 1 if newest is not None else 1
     make_tree(tree, version)
-    result = await again(lambda: repository.backup(JOB, tree, version=version))
+    result = await again(lambda: repository.backup(JOB, tree, options=BackupOptions(version=version)))
     # The same request until its outcome is known: a record that landed unseen is adopted (design 0002, C3).
     return await again(lambda: repository.commit(JOB, [result], version=version, offsets=f"v{version}"))
 

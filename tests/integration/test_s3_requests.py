@@ -9,6 +9,7 @@ import pytest
 
 from blobstore.opening import StoreSettings, open_store
 from blobstore.s3.settings import S3Settings
+from engine.backup.backup import BackupOptions
 from engine.repository.repository import Repository
 from engine.settings import KIB, TransferSettings
 from index.plan.retention import Retention
@@ -98,19 +99,19 @@ async def test_opening_reads_the_profile_and_the_record(wire: Wire) -> None:
 async def test_a_backup_is_one_put_for_each_pack_blob_and_index(wire: Wire) -> None:
     repository = await wire.process()
     wire.counted()
-    await repository.backup(JOB, wire.tree(), base=None)
+    await repository.backup(JOB, wire.tree(), options=BackupOptions(base=None))
     assert wire.counted() == {"PutObject": PACKS + BLOBS + 1}
     await repository.close()
 
 
 async def test_a_backup_of_what_changed_sends_that_and_the_index_and_nothing_else(wire: Wire) -> None:
     repository = await wire.process()
-    first = await repository.commit(JOB, [await repository.backup(JOB, wire.tree(), base=None)])
+    first = await repository.commit(JOB, [await repository.backup(JOB, wire.tree(), options=BackupOptions(base=None))])
     await repository.close()
     repository = await wire.process()
     wire.counted()
     begun = len(wire.proxy.exchanges)
-    result = await repository.backup(JOB, wire.tree(changed=1), base=first.store("0", "default"))
+    result = await repository.backup(JOB, wire.tree(changed=1), options=BackupOptions(base=first.store("0", "default")))
     # One small file is a pack, one a blob, one is three blobs; one index is read and one is written.
     assert wire.counted() == {"GetObject": 1, "PutObject": 1 + 1 + 3 + 1}
     changed_bytes = KIB + 4 * KIB + 20_000
@@ -121,7 +122,7 @@ async def test_a_backup_of_what_changed_sends_that_and_the_index_and_nothing_els
 
 async def test_a_commit_is_one_put_one_list_and_one_tag_for_each_new_upload(wire: Wire) -> None:
     repository = await wire.process()
-    await repository.commit(JOB, [await repository.backup(JOB, wire.tree(), base=None)])
+    await repository.commit(JOB, [await repository.backup(JOB, wire.tree(), options=BackupOptions(base=None))])
     result = await repository.backup(JOB, wire.tree(changed=1))
     wire.counted()
     await repository.commit(JOB, [result])
@@ -133,7 +134,7 @@ async def test_a_commit_is_one_put_one_list_and_one_tag_for_each_new_upload(wire
 
 async def test_a_restore_is_a_pin_a_list_and_one_get_for_each_blob_and_run(wire: Wire) -> None:
     repository = await wire.process()
-    commit = await repository.commit(JOB, [await repository.backup(JOB, wire.tree(), base=None)])
+    commit = await repository.commit(JOB, [await repository.backup(JOB, wire.tree(), options=BackupOptions(base=None))])
     wire.counted()
     target = wire.target()
     await repository.restore(commit, target)

@@ -117,7 +117,7 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
         async def refuse(*_: Any, **__: Any) -> None:
             raise error
 
-        repository.backup_source = refuse  # type: ignore[method-assign, assignment]
+        repository.backup = refuse  # type: ignore[method-assign, assignment]
     work = [StoreWork(task=s.id.task, store=s.id.store, path=s.id.path, reference=None) for s in begun.at.stores]
     return [await task._back_up(repository, root, item) for item in work]
 

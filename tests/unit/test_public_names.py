@@ -53,7 +53,7 @@ def test_what_is_returned_cannot_be_changed() -> None:
 
 
 def test_blocking_methods_show_the_arguments_of_those_that_wait() -> None:
-    assert "check_retained" in inspect.signature(SyncRepository.backup).parameters
+    assert "options" in inspect.signature(SyncRepository.backup).parameters
     assert SyncRepository.backup.__name__ == "backup"
     with pytest.raises(TypeError, match=r"SyncRepository\.backup needs an object"):
         SyncRepository.backup(*[None] * 2)  # type: ignore[arg-type]

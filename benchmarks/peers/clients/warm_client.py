@@ -16,6 +16,7 @@ from benchmarks.peers.clients.job import Job, main
 from benchmarks.peers.clients.tidemark_client import SCOPE, open_repository
 from engine.backup.backup import BackupResult
 from engine.repository.repository import Repository
+from engine.restore.restore import RestoreOptions
 
 STATUS: Final = Path("/proc/self/status")
 # Writing a 5 makes the kernel forget the peak of memory so far.
@@ -112,7 +113,9 @@ class WarmClient:
             case "commit":
                 await repository.commit(SCOPE, self._results)
             case "restore":
-                done = await repository.find_and_restore(SCOPE, directory, replace=request.replace)
+                done = await repository.find_and_restore(
+                    SCOPE, directory, options=RestoreOptions(replace=request.replace)
+                )
                 return done.result.files_fetched, done.result.files_reused
             case verb:
                 raise ValueError(verb)

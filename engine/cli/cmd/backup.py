@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from engine.backup.backup import BackupResult, BackupStats
+from engine.backup.backup import BackupOptions, BackupResult, BackupStats
 from engine.cli.cmd.commit import commit_until_known
 from engine.cli.options import (
     CHECK_RETAINED_HELP,
@@ -124,7 +124,9 @@ def backup(
     _check_result_options(no_commit=no_commit, result=result, offsets=offsets, dry_run=dry_run)
     with session.open() as repository:
         if dry_run:
-            plan = repository.plan_backup(scope, directory, task=task, store=store, check_retained=check_retained)
+            plan = repository.plan_backup(
+                scope, directory, task=task, store=store, options=BackupOptions(check_retained=check_retained)
+            )
             session.show(_view_plan(plan), _plan_lines(plan))
             return
 
@@ -135,9 +137,11 @@ def backup(
                     directory,
                     task=task,
                     store=store,
-                    version=version,
-                    unique_id=UniqueId(unique_id) if unique_id is not None else None,
-                    check_retained=check_retained,
+                    options=BackupOptions(
+                        version=version,
+                        unique_id=UniqueId(unique_id) if unique_id is not None else None,
+                        check_retained=check_retained,
+                    ),
                     progress=progress,
                 )
 

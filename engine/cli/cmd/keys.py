@@ -145,9 +145,7 @@ def keys(
         opened = repository.asynchronous
         with (
             session.progress("keys") as progress,
-            repository.inside(
-                opened_snapshot(opened.store, reference, where, settings=opened.settings, progress=progress)
-            ) as directory,
+            repository.inside(opened_snapshot(opened.opened, reference, where, progress=progress)) as directory,
         ):
             found = find_keys(
                 directory,

@@ -34,7 +34,7 @@ from engine.cli.restore_request import (
 )
 from engine.cli.session import Session, choose_scope, with_session
 from engine.repository.sync import SyncRepository
-from engine.restore.restore import OwnerPolicy, RestoreResult, check_patterns
+from engine.restore.restore import OwnerPolicy, RestoreOptions, RestoreResult, check_patterns
 from engine.text import Moment
 from index.snapshot.records import StoreReference
 from index.text import human_bytes, human_duration, printable
@@ -161,10 +161,8 @@ def _restore_one(
             request.target,
             task=task,
             store=store,
-            owners=request.owners,
-            replace=request.replace,
-            files=request.files,
             or_newest_complete=request.or_newest_complete,
+            options=RestoreOptions(owners=request.owners, replace=request.replace, files=request.files),
             progress=progress,
             **session.choose(repository, request.choice),
         )
@@ -185,9 +183,7 @@ def _restore_all(session: Session, repository: SyncRepository, request: RestoreR
             return repository.restore_reference(
                 reference,
                 target,
-                owners=request.owners,
-                replace=request.replace,
-                files=request.files,
+                options=RestoreOptions(owners=request.owners, replace=request.replace, files=request.files),
                 progress=progress,
             )
 

@@ -18,11 +18,9 @@ from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
 from engine.blocking import LoopThread
 from engine.checkpoint.catalog import find_checkpoint_backup, find_job
-from engine.clock import SystemRuntime
-from engine.local.cache import DigestCache
-from engine.repository.reading import require_store
+from engine.records.find import require_store
 from engine.repository.repository import Repository
-from engine.restore.restore import ReadIndex, read_index_of, restore_index
+from engine.restore.restore import read_index_of, staged_restore
 from engine.spark.access import Access, absolute, open_on_driver
 from engine.spark.sources.options import SourceOptions
 from engine.state.checkpoint_dir import CheckpointDir
@@ -116,21 +114,12 @@ class BackupPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     async def _fetch_logs(self, repository: Repository, target: Path) -> None:
         reference = require_store(self.commit, QUERY_TASK, QUERY_STORE)
-
-        async def choose() -> ReadIndex:
+        opened = repository.opened.without_digests()
+        async with repository.pinned(self.commit, "read logs"), staged_restore(opened, target) as staged:
             index, requests = await read_index_of(repository.store, reference)
             wanted = [(path, entry) for path, entry in files_of(index.dir) if path[0] != SOURCES]
-            return select_files(index, wanted), requests
-
-        async with repository.pinned(self.commit, "read logs"):
-            await restore_index(
-                repository.store,
-                choose=choose,
-                target=target,
-                settings=repository.settings,
-                runtime=SystemRuntime(),
-                cache=DigestCache(),
-            )
+            await staged.download(select_files(index, wanted), requests=requests)
+            await staged.publish()
 
 
 Place: TypeAlias = CheckpointPlace | BackupPlace

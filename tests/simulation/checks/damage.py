@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 
 from blobstore.s3.lifecycle import EXPIRING
+from engine.backup.backup import BackupOptions
 from engine.errors import EngineError
 from engine.inspect.verify import Level
 from engine.repository.repository import Repository
@@ -140,7 +141,11 @@ class Damage:
                     (directory / path).write_bytes(data)
                 unique_id = UniqueId(f"{len(ledger.trees):08x}-0000-4000-8000-ffffffffffff")
                 result = await repository.backup(
-                    scope, directory, task=store.task, store=store.store, unique_id=unique_id, check_retained=True
+                    scope,
+                    directory,
+                    task=store.task,
+                    store=store.store,
+                    options=BackupOptions(unique_id=unique_id, check_retained=True),
                 )
                 ledger.trees[result.reference.index.key] = tree
                 brought[store.task, store.store] = result.reference.index.key

@@ -34,6 +34,7 @@ from blobstore.local.store import LocalStore
 from engine.backup.backup import BackupResult
 from engine.clock import SystemRuntime
 from engine.repository.repository import Repository
+from engine.restore.restore import RestoreOptions
 from engine.settings import TransferSettings
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
@@ -160,7 +161,7 @@ async def do_restore(world: Path, acknowledge: Callable[[str], None]) -> None:
 
 async def do_replace(world: Path, acknowledge: Callable[[str], None]) -> None:
     repository = await opened(world)
-    await repository.restore(await repository.find(JOB), world / "target", replace=True)
+    await repository.restore(await repository.find(JOB), world / "target", options=RestoreOptions(replace=True))
 
 
 async def do_collect(world: Path, acknowledge: Callable[[str], None]) -> None:
@@ -298,7 +299,7 @@ async def judge(scenario: str, world: Path, acknowledged: list[str]) -> None:
     assert read_tree(newest) == tree(found)
     # Whoever comes next can do the use case's work again, and go on.
     for target in (world / "target", world / "fresh" / "target"):
-        await repository.find_and_restore(JOB, target, replace=True)
+        await repository.find_and_restore(JOB, target, options=RestoreOptions(replace=True))
         assert read_tree(target) == tree(found)
         left = [p.name for p in target.parent.iterdir() if "tidemark" in p.name]
         assert left == [], f"left beside the target: {left}"

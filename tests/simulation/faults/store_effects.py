@@ -33,6 +33,7 @@ import msgspec
 from blobstore.errors import StoreError
 from engine.errors import CommitUnknownError, NotFoundError, UnsafeStoreError
 from engine.inspect.verify import Level
+from engine.restore.restore import RestoreOptions
 from index.plan.retention import Retention
 from tests.simulation.faults.request_faults import Fault, Request, matching
 from tests.simulation.model.processes import EPOCH_S, KilledError, Kind, SimProcess, watched_locks
@@ -194,7 +195,9 @@ async def judge(world: World, case: UseCase) -> None:
         allowed = set(world.said[-1:]) or case.allowed
         for number, path in enumerate(("judged", "target", "fresh/target")):
             if number == 0 or case.changes_files:
-                await process.run(repository.find_and_restore(JOB, world.room / path, replace=number > 0))
+                await process.run(
+                    repository.find_and_restore(JOB, world.room / path, options=RestoreOptions(replace=number > 0))
+                )
         found = (world.room / "judged" / "CURRENT").read_text()
         assert found in allowed, f"restored {found}, allowed are {allowed}"
         assert read_tree(world.room / "judged") == tree(found)

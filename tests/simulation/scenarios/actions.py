@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from blobstore.errors import StoreError
+from engine.backup.backup import BackupOptions
 from engine.errors import (
     CommitLostError,
     CommitUnknownError,
@@ -22,6 +23,7 @@ from engine.errors import (
 )
 from engine.inspect.verify import ProblemKind
 from engine.repository.repository import Repository
+from engine.restore.restore import RestoreOptions
 from index.errors import FormatError
 from index.plan.commits import Commit
 from index.plan.retention import Retention
@@ -134,7 +136,9 @@ class Actions:
         number = self._next()
         unique_id = UniqueId(f"{step.label or number:08x}-0000-4000-8000-{0 if step.label else member.number:012x}")
         tree = make_tree(number)
-        result = await repository.backup(scope, member.write(tree), task=TASK, store=store, unique_id=unique_id)
+        result = await repository.backup(
+            scope, member.write(tree), task=TASK, store=store, options=BackupOptions(unique_id=unique_id)
+        )
         key = result.reference.index.key
         self._ledger.trees[key] = tree
         self._server.chronicle.bases[key] = result.base.key if result.base is not None else None
@@ -249,7 +253,9 @@ class Actions:
             # Which commit it will be is known only later: any that has this store.
             allowed += self._known_states(scope)
             with changing_files():
-                restored = await repository.find_and_restore(scope, target, task=TASK, store="s0", replace=True)
+                restored = await repository.find_and_restore(
+                    scope, target, task=TASK, store="s0", options=RestoreOptions(replace=True)
+                )
             commit = restored.commit
         else:
             chosen = await self._choose(member, repository, step)
@@ -258,7 +264,7 @@ class Actions:
             commit = chosen
             allowed += self._known_states(scope)
             with changing_files():
-                await repository.restore(commit, target, task=TASK, store="s0", replace=True)
+                await repository.restore(commit, target, task=TASK, store="s0", options=RestoreOptions(replace=True))
         reference = commit.store(TASK, "s0")
         assert reference is not None
         self._ledger.restored[target] = [reference.index.key]

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from engine.backup.backup import BackupResult
+from engine.backup.backup import BackupOptions, BackupResult
 from engine.errors import (
     EngineError,
 )
@@ -47,7 +47,9 @@ class Actor:
         """Back up a tree as a store of the job; a label is its unique id."""
         unique_id = UniqueId(label) if label else None
         return await self.process.run(
-            self.repository.backup(JOB, self._scene.source(text), store=store, unique_id=unique_id)
+            self.repository.backup(
+                JOB, self._scene.source(text), store=store, options=BackupOptions(unique_id=unique_id)
+            )
         )
 
     async def commit(self, *results: BackupResult) -> Commit:

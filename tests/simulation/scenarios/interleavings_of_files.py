@@ -17,6 +17,7 @@ from engine.errors import (
 )
 from engine.local.hashing import Digest, hash_bytes
 from engine.local.scan import local_file
+from engine.restore.restore import RestoreOptions
 from engine.spark.claims import StoreClaims, StoreState
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import UniqueId
@@ -111,7 +112,7 @@ async def a_local_file_is_reused_for_its_bytes_alone(scene: Scene) -> None:
         status = damaged.stat()
         damaged.write_bytes(b"B" + damaged.read_bytes()[1:])
         os.utime(damaged, ns=(status.st_atime_ns, status.st_mtime_ns))
-    await reader.process.run(reader.repository.restore(commit, target, replace=True))
+    await reader.process.run(reader.repository.restore(commit, target, options=RestoreOptions(replace=True)))
     assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
 
 
@@ -122,10 +123,10 @@ async def rot_that_moves_no_stat_is_not_restored(scene: Scene) -> None:
     commit = await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
     target = scene.room()
     await reader.process.run(reader.repository.restore(commit, target))
-    async with reader.repository._digests.of(target) as cache:
+    async with reader.repository.opened.digests.of(target) as cache:
         file, digest = change_behind_its_stat(target / "000008.sst")
         cache.record_restored(file, digest)
-    await reader.process.run(reader.repository.restore(commit, target, replace=True))
+    await reader.process.run(reader.repository.restore(commit, target, options=RestoreOptions(replace=True)))
     assert read_tree(target) == read_tree(root), "other bytes were restored than backed up"
 
 
@@ -134,7 +135,7 @@ async def bytes_that_come_through_a_mapping_are_backed_up(scene: Scene) -> None:
     writer = await scene.actor("writer")
     root = write_tree(scene.directory / "mapped", {"lmdb": b"bytes" * 1000})
     await writer.commit(await writer.process.run(writer.repository.backup(JOB, root)))
-    async with writer.repository._digests.of(root) as cache:
+    async with writer.repository.opened.digests.of(root) as cache:
         file, digest = change_behind_its_stat(root / "lmdb")
         known = msgspec.structs.replace(file, blake3=digest.blake3, crc32=digest.crc32)
         cache.record(known, looked_at_ns=LONG_AFTER_NS)

@@ -11,6 +11,7 @@ import msgspec
 from engine.backup.backup import BackupResult
 from engine.errors import CommitLostError, EngineError, NotFoundError, StaleResultError, UsageError
 from engine.repository.repository import Repository
+from engine.restore.restore import RestoreOptions
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
 from tests.simulation.faults.request_faults import FaultPlan, Request
@@ -201,7 +202,7 @@ async def do_replace(world: World, process: SimProcess) -> None:
     if not target.exists():
         write_tree(target, tree("two"))
     repository = await process.open()
-    await process.run(repository.find_and_restore(JOB, target, replace=True))
+    await process.run(repository.find_and_restore(JOB, target, options=RestoreOptions(replace=True)))
 
 
 async def do_collect(world: World, process: SimProcess) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from blobstore.base import BlobStore, list_blobs
 from blobstore.memory import MemoryStore
-from engine.backup.backup import BackupResult
+from engine.backup.backup import BackupOptions, BackupResult
 from engine.repository.repository import Repository
 from index.plan.commits import Commit
 from index.snapshot.model import Scope
@@ -48,7 +48,7 @@ class World:
     ) -> BackupResult:
         """Back up a small tree that has `text` in a file of its own blob, a packed and an inline one."""
         tree = self.tree(text_tree(text))
-        return await repository.backup(scope, tree, task=task, version=version)
+        return await repository.backup(scope, tree, task=task, options=BackupOptions(version=version))
 
     async def history(self, repository: Repository, *texts: str, scope: Scope = JOB) -> list[Commit]:
         """Commits of these texts, a second apart."""

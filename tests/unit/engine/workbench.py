@@ -1,16 +1,22 @@
 """One store, one directory, and the two use cases that move bytes between them, with little data."""
 
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.meter import MeteredStore
-from engine.backup.backup import BackupResult, backup_source
+from engine.backup.backup import BackupOptions, BackupResult, StoreAddress, backup_source
 from engine.backup.source import WholeDirectory
 from engine.clock import SystemRuntime
-from engine.local.cache import DigestCache
-from engine.restore.restore import RestoreResult, restore_store
+from engine.local.cache import DigestCache, DigestCaches
+from engine.progress import NO_PROGRESS
+from engine.records.repository import OpenRepository
+from engine.restore.restore import RestoreOptions, RestoreResult, read_index_of, restore_store, staged_restore
 from engine.settings import TransferSettings
 from index.snapshot.model import Scope
 from index.snapshot.records import RepositoryRecord, StoreReference
@@ -33,6 +39,19 @@ SETTINGS = TransferSettings(
 )
 
 Tree = dict[str, bytes]
+
+
+class _OneCache(DigestCaches):
+    """One cache for all directories: a backup's files may be hard links of another's."""
+
+    def __init__(self, cache: DigestCache) -> None:
+        super().__init__()
+        self._cache = cache
+
+    @override
+    @contextlib.asynccontextmanager
+    async def of(self, directory: Path) -> AsyncIterator[DigestCache]:
+        yield self._cache
 
 
 class Workbench:
@@ -69,34 +88,47 @@ class Workbench:
                 path.unlink(missing_ok=True)
                 path.write_bytes(data)
 
-    async def backup(self, **changed: Any) -> BackupResult:
-        self._version += 1
-        arguments: dict[str, Any] = {
-            "scope": SCOPE,
-            "task": "0",
-            "store_name": "default",
-            "source": WholeDirectory(changed.pop("directory", self.directory)),
-            "version": self._version,
-            "unique_id": None,
-            "base": self.newest,
-            "repository": REPOSITORY,
+    def opened(self, **changed: Any) -> OpenRepository:
+        parts: dict[str, Any] = {
+            "store": self.store,
+            "record": REPOSITORY,
             "settings": self.settings,
             "runtime": self.runtime,
-            "cache": self.cache,
+            "digests": _OneCache(self.cache),
         }
-        result = await backup_source(self.store, **(arguments | changed))
+        return OpenRepository(**(parts | changed))
+
+    async def backup(self, **changed: Any) -> BackupResult:
+        self._version += 1
+        parts = {name: changed.pop(name) for name in ("indexes",) if name in changed}
+        source = WholeDirectory(changed.pop("directory", self.directory))
+        base = changed.pop("base", self.newest)
+        names = {name: changed.pop(name) for name in ("task", "store") if name in changed}
+        progress = changed.pop("progress", NO_PROGRESS)
+        options = BackupOptions(**({"version": self._version} | changed))
+        address = StoreAddress(SCOPE, **names)
+        result = await backup_source(self.opened(**parts), source, address, base, options, progress=progress)
         self.newest = result.reference
         return result
 
-    async def restore(self, **changed: Any) -> RestoreResult:
-        arguments: dict[str, Any] = {
-            "reference": self.newest,
-            "target": self.target,
-            "settings": self.settings,
-            "runtime": self.runtime,
-            "cache": self.cache,
-        }
-        return await restore_store(self.store, **(arguments | changed))
+    async def restore(
+        self,
+        *,
+        reference: StoreReference | None = None,
+        target: Path | None = None,
+        meanwhile: Callable[[], Awaitable[None]] | None = None,
+        **options: Any,
+    ) -> RestoreResult:
+        """`meanwhile` comes when everything is downloaded, and nothing is published."""
+        reference, target = reference or self.newest, target or self.target
+        assert reference is not None
+        if meanwhile is None:
+            return await restore_store(self.opened(), reference, target, RestoreOptions(**options))
+        async with staged_restore(self.opened(), target, RestoreOptions(**options)) as staged:
+            index, requests = await read_index_of(self.store, reference)
+            await staged.download(index, requests=requests)
+            await meanwhile()
+            return await staged.publish()
 
     def beside_target(self) -> list[str]:
         """What stands beside the target: nothing of ours, when all went well."""

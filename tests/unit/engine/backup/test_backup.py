@@ -16,7 +16,7 @@ from blobstore.base import BytesBody, list_blobs
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavailableError
 from blobstore.local.files import LocalFile as OpenFile
 from engine.backup import upload
-from engine.backup.backup import plan_backup_dir
+from engine.backup.backup import BackupOptions, plan_backup_dir
 from engine.clock import SystemRuntime
 from engine.errors import DamagedError, UnsafeSourceError, UsageError
 from engine.local import identify
@@ -542,7 +542,7 @@ class TestStoreThatFails:
 
     @pytest.mark.parametrize(
         "wrong",
-        [{"version": 1}, {"version": -1}, {"task": ""}, {"store_name": ""}, {"store_name": "s" * 5000}],
+        [{"version": 1}, {"version": -1}, {"task": ""}, {"store": ""}, {"store": "s" * 5000}],
         ids=str,
     )
     async def test_what_could_not_be_written_down_is_refused_before_anything_is_sent(
@@ -585,13 +585,7 @@ class TestStoreThatFails:
 class TestDryRun:
     async def test_plan_is_what_a_backup_then_does_and_nothing_is_sent(self, bench: Workbench) -> None:
         bench.write(FORMS)
-        plan = await plan_backup_dir(
-            bench.store,
-            directory=bench.directory,
-            base=None,
-            settings=bench.settings,
-            cache=bench.cache,
-        )
+        plan = await plan_backup_dir(bench.opened(), bench.directory, None, BackupOptions())
         assert bench.store.requests == []
         result = await bench.backup()
         assert (plan.uploads_count, plan.upload_bytes) == (result.stats.blobs, result.stats.bytes_uploaded)

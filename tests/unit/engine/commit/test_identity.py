@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.base import list_blobs
-from engine.backup.backup import BackupResult
+from engine.backup.backup import BackupOptions, BackupResult
 from engine.errors import CommitUnknownError, StaleResultError
 from engine.repository.repository import Repository
 from index.plan.retention import Retention
@@ -15,7 +15,7 @@ from tests.unit.engine.conftest import JOB, World, text_tree
 
 async def labelled(world: World, repository: Repository, text: str, label: str) -> BackupResult:
     tree: Path = world.tree(text_tree(text))
-    return await repository.backup(JOB, tree, unique_id=UniqueId(label))
+    return await repository.backup(JOB, tree, options=BackupOptions(unique_id=UniqueId(label)))
 
 
 @pytest.mark.parametrize("is_collected", [False, True])
@@ -54,7 +54,9 @@ async def test_only_what_the_standing_record_names_as_new_loses_its_ttl(world: W
     world.store.lose_answer("put_if_absent", "log/")
     with pytest.raises(CommitUnknownError):
         await writer.commit(JOB, [lost])
-    again = await writer.backup(JOB, world.tree(text_tree("two")), unique_id=UniqueId("v1"), base=None)
+    again = await writer.backup(
+        JOB, world.tree(text_tree("two")), options=BackupOptions(unique_id=UniqueId("v1"), base=None)
+    )
     with pytest.raises(StaleResultError):
         await writer.commit(JOB, [again])
     assert (await writer.commit(JOB, [lost])).settled

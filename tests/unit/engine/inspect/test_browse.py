@@ -127,9 +127,7 @@ async def test_a_snapshot_is_browsed_and_leaves_nothing_behind(world: World, sta
     commit = await repository.commit(JOB, [await repository.backup(JOB, state)])
     keys_before = await world.keys()
     scratch = tmp_path / "scratch"
-    async with opened_snapshot(
-        repository.store, commit.record.stores[0], scratch, settings=repository.settings
-    ) as directory:
+    async with opened_snapshot(repository.opened, commit.record.stores[0], scratch) as directory:
         assert directory.parent.name.startswith(SCRATCH_PREFIX)
         assert find_keys(directory, KeyRange(), keys_max=0, counted=True).count == 7
     assert list(scratch.iterdir()) == []
@@ -141,9 +139,7 @@ async def test_an_error_leaves_nothing_behind_either(world: World, state: Path, 
     commit = await repository.commit(JOB, [await repository.backup(JOB, state)])
     await world.store.inner.delete(sorted(await world.keys("blobs/")))
     with pytest.raises(DamagedError):
-        async with opened_snapshot(
-            repository.store, commit.record.stores[0], tmp_path / "scratch", settings=repository.settings
-        ):
+        async with opened_snapshot(repository.opened, commit.record.stores[0], tmp_path / "scratch"):
             pass
     assert list((tmp_path / "scratch").iterdir()) == []
 
@@ -153,9 +149,7 @@ async def test_what_is_no_rocksdb_is_refused_before_anything_is_fetched(world: W
     tree = world.tree({"a": b"a" * 100_000})
     commit = await repository.commit(JOB, [await repository.backup(JOB, tree)])
     with pytest.raises(NotFoundError, match="not a RocksDB directory"):
-        async with opened_snapshot(
-            repository.store, commit.record.stores[0], tmp_path / "scratch", settings=repository.settings
-        ):
+        async with opened_snapshot(repository.opened, commit.record.stores[0], tmp_path / "scratch"):
             pass
     assert not (tmp_path / "scratch").exists()
 

@@ -6,7 +6,7 @@ import pytest
 
 from blobstore.base import BytesBody, read_blob
 from blobstore.errors import BlobNotFoundError, StoreUnavailableError
-from engine.backup.backup import BackupResult
+from engine.backup.backup import BackupOptions, BackupResult
 from engine.commit import writer as commit
 from engine.errors import DamagedError, IncompleteError, NotFoundError, UnsafeSourceError
 from engine.inspect.verify import Level, ProblemKind, verify
@@ -47,7 +47,7 @@ class Job:
             (self.directory / name).write_bytes(data)
 
     async def backup(self, **how: bool) -> BackupResult:
-        return await self.repository.backup(JOB, self.directory, **how)  # type: ignore[arg-type]
+        return await self.repository.backup(JOB, self.directory, options=BackupOptions(**how))  # type: ignore[arg-type]
 
     async def commit(self, **how: bool) -> Commit:
         return await self.repository.commit(JOB, [await self.backup(**how)])
@@ -180,7 +180,7 @@ class TestBackup:
         await job.repository.commit(JOB, both)
         await job.lose(both[1].new_keys[0])
         await job.another_process()
-        healed = await job.repository.backup(JOB, job.directory, task="0", check_retained=True)
+        healed = await job.repository.backup(JOB, job.directory, task="0", options=BackupOptions(check_retained=True))
         with pytest.raises(DamagedError, match="gone before its TTL"):
             await job.repository.commit(JOB, [healed])
         # Now it is known, and the other store's next backup brings it back.
@@ -209,7 +209,7 @@ class TestBackup:
     async def test_a_dry_run_says_what_would_be_sent_again(self, job: Job) -> None:
         await job.commit()
         await job.lose(*await job.blobs_of("alone"))
-        plan = await job.repository.plan_backup(JOB, job.directory, check_retained=True)
+        plan = await job.repository.plan_backup(JOB, job.directory, options=BackupOptions(check_retained=True))
         assert (plan.files_healed, plan.bytes_healed) == (1, 5000)
         assert (await job.repository.plan_backup(JOB, job.directory)).files_healed == 0
 
@@ -238,7 +238,7 @@ class TestIndex:
         first = await job.commit()
         await job.lose(first.record.stores[0].index.key)
         await job.another_process()
-        result = await job.repository.backup(JOB, job.directory, base=first.record.stores[0])
+        result = await job.repository.backup(JOB, job.directory, options=BackupOptions(base=first.record.stores[0]))
         await job.check(await job.repository.commit(JOB, [result], parent=first.pointer))
 
     async def test_also_if_its_blobs_were_not_settled(self, job: Job) -> None:
@@ -485,7 +485,7 @@ class TestChoice:
 
 
 def test_gaps_are_of_uploads_and_the_oldest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing, "GAPS_MAX", 3)
+    monkeypatch.setattr(missing, "MISSING_BLOBS_MAX", 3)
     missing_blobs = MissingBlobs()
     missing_blobs.note(["log/x", "/a/file", *(f"blobs/{n}" for n in range(4)), "indexes/1"])
     assert missing_blobs.keys == {"blobs/2", "blobs/3", "indexes/1"}

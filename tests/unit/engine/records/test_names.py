@@ -7,7 +7,7 @@ import pytest
 from blobstore.base import Body, Unknown, list_blobs, read_blob
 from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreError, StoreUnavailableError
 from engine.errors import LeaseExpiredError, NotFoundError, UsageError
-from engine.repository.repository import Choice
+from engine.records.find import Choice
 from index.plan.collect import DeleteReason
 from index.plan.retention import Retention
 from index.snapshot.codec import RECORD_BYTES_MAX, decode_name
@@ -55,7 +55,7 @@ async def test_a_commit_that_only_a_name_holds_is_not_found_without_it_and_the_h
     for choice in choices:
         with pytest.raises(NotFoundError) as refused:
             await repository.find(JOB, **choice)
-        assert "the name 'golden' alone holds it" in refused.value.hint
+        assert "only the name 'golden' still holds it" in refused.value.hint
     with pytest.raises(NotFoundError) as refused:
         await repository.find(JOB, number=99)
     assert refused.value.hint == NotFoundError.default_hint

@@ -6,14 +6,14 @@ from blobstore.base import BytesBody
 from engine.inspect.verify import ProblemKind
 from engine.report.gather import AUDITS_MAX, JOBS_MAX, ReportFacts, ReportRequest, gather_report
 from engine.report.page import make_page
-from engine.repository.reading import ReadingRepository
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.keys import audit_key, commit_key, make_run_id
 from index.snapshot.model import Scope
 from tests.unit.engine.conftest import JOB, World
 
 
-async def _gather(repository: ReadingRepository, **request: Any) -> ReportFacts:
+async def _gather(repository: Repository, **request: Any) -> ReportFacts:
     return await gather_report(repository, ReportRequest(location="memory", **request))
 
 

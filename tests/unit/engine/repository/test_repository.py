@@ -9,8 +9,10 @@ from blobstore.base import Body, BytesBody, Created, CreateOutcome, list_blobs, 
 from blobstore.errors import StoreUnavailableError
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
+from engine.backup.backup import BackupOptions
 from engine.errors import DamagedError, NotFoundError, StaleResultError, UnsafeStoreError, UsageError
-from engine.repository.repository import REFUSED_STORE, Repository
+from engine.records.repository import REFUSED_STORE
+from engine.repository.repository import Repository
 from index.plan.retention import Retention
 from index.snapshot.keys import PREFIXES, REPOSITORY
 from index.snapshot.model import Scope
@@ -44,7 +46,7 @@ async def test_a_given_base_that_was_collected_is_stale(world: World) -> None:
     await overtake(world)
     repository, tree = await world.process(), world.tree({"CURRENT": b"mine"})
     with pytest.raises(StaleResultError) as refused:
-        await repository.backup(JOB, tree, base=first.record.stores[0])
+        await repository.backup(JOB, tree, options=BackupOptions(base=first.record.stores[0]))
     assert isinstance(refused.value.__cause__, DamagedError)
 
 
@@ -63,7 +65,7 @@ async def test_hashes_are_remembered_of_the_directories_used_last(
     trees = [world.tree({"f": b"x"}) for _ in range(4)]
     for tree in (*trees, trees[2]):
         await repository.backup(JOB, tree)
-    assert list(repository._digests._caches) == [trees[3], trees[2]]
+    assert list(repository.opened.digests._caches) == [trees[3], trees[2]]
 
 
 # ---------------------------------------------------------------------- stores on which nothing is built

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.backup.backup import BackupOptions
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.retention import Retention
@@ -45,7 +46,9 @@ def many_files(world: World, *, small: int, single: int, cut: int, changed: int 
 @pytest.mark.parametrize("small, single, cut", [(0, 0, 0), (3, 0, 0), (40, 5, 2), (100, 0, 3)])
 async def test_first_backup(world: World, small: int, single: int, cut: int) -> None:
     repository = await process(world)
-    await repository.backup(JOB, many_files(world, small=small, single=single, cut=cut), base=None)
+    await repository.backup(
+        JOB, many_files(world, small=small, single=single, cut=cut), options=BackupOptions(base=None)
+    )
     packs = math.ceil(small * 1024 / 8192)
     blobs = single + cut * 3
     assert requests(world) == {"put_if_absent": packs + blobs + 1}
@@ -56,11 +59,16 @@ async def test_backup_after_one_percent_changed_uploads_those_files_and_the_inde
 ) -> None:
     repository = await process(world)
     first = await repository.commit(
-        JOB, [await repository.backup(JOB, many_files(world, small=300, single=100, cut=0), base=None)]
+        JOB,
+        [
+            await repository.backup(
+                JOB, many_files(world, small=300, single=100, cut=0), options=BackupOptions(base=None)
+            )
+        ],
     )
     tree = many_files(world, small=300, single=100, cut=0, changed=3)
     repository = await process(world)
-    result = await repository.backup(JOB, tree, base=first.store("0", "default"))
+    result = await repository.backup(JOB, tree, options=BackupOptions(base=first.store("0", "default")))
     # 3 of 300 small files are one pack; 3 of 100 larger ones are a blob each; one index is read, one is written.
     assert requests(world) == {"get": 1, "put_if_absent": 1 + 3 + 1}
     assert result.stats.bytes_added == 3 * 1024 + 3 * 4096
@@ -73,10 +81,10 @@ async def test_backup_after_one_percent_changed_uploads_those_files_and_the_inde
 async def test_backup_without_a_change_uploads_the_index_alone(world: World) -> None:
     repository = await process(world)
     tree = many_files(world, small=20, single=5, cut=1)
-    first = await repository.commit(JOB, [await repository.backup(JOB, tree, base=None)])
+    first = await repository.commit(JOB, [await repository.backup(JOB, tree, options=BackupOptions(base=None))])
     for other, gets in ((repository, 0), (await process(world), 1)):
         world.store.requests.clear()
-        await other.backup(JOB, tree, base=first.store("0", "default"))
+        await other.backup(JOB, tree, options=BackupOptions(base=first.store("0", "default")))
         counted = requests(world)
         assert (counted["get"], counted["put_if_absent"], counted.total()) == (gets, 1, gets + 1)
 
@@ -94,11 +102,13 @@ async def test_commit_of_the_same_writer_is_one_put_and_one_list_and_its_ttl_rem
 
 async def test_commit_of_a_new_process_loads_the_log_and_settles_the_parent(world: World) -> None:
     repository = await process(world)
-    result = await repository.backup(JOB, many_files(world, small=40, single=5, cut=0), base=None)
+    result = await repository.backup(
+        JOB, many_files(world, small=40, single=5, cut=0), options=BackupOptions(base=None)
+    )
     parent = await repository.commit(JOB, [result])
     other = await process(world)
     tree = many_files(world, small=40, single=5, cut=0, changed=1)
-    second = await repository.backup(JOB, tree, base=parent.store("0", "default"))
+    second = await repository.backup(JOB, tree, options=BackupOptions(base=parent.store("0", "default")))
     world.store.requests.clear()
     await other.commit(JOB, [second])
     # LIST + GET of the newest record; the other kind of log looked for (K3); the parent's index asked whether it is
@@ -115,12 +125,14 @@ async def test_commit_of_a_new_process_loads_the_log_and_settles_the_parent(worl
 
 async def test_commit_of_a_new_process_completes_what_the_one_before_left(world: World) -> None:
     repository = await process(world)
-    result = await repository.backup(JOB, many_files(world, small=40, single=5, cut=0), base=None)
+    result = await repository.backup(
+        JOB, many_files(world, small=40, single=5, cut=0), options=BackupOptions(base=None)
+    )
     world.store.fail("remove_ttl", result.new_keys[0])
     parent = await repository.commit(JOB, [result])
     other = await process(world)
     tree = many_files(world, small=40, single=5, cut=0, changed=1)
-    second = await repository.backup(JOB, tree, base=parent.store("0", "default"))
+    second = await repository.backup(JOB, tree, options=BackupOptions(base=parent.store("0", "default")))
     world.store.requests.clear()
     await other.commit(JOB, [second])
     assert requests(world) == {
@@ -134,7 +146,9 @@ async def test_commit_of_a_new_process_completes_what_the_one_before_left(world:
 
 async def test_restore_fetches_each_blob_and_each_run_of_a_pack_once(world: World) -> None:
     repository = await process(world)
-    result = await repository.backup(JOB, many_files(world, small=40, single=5, cut=2), base=None)
+    result = await repository.backup(
+        JOB, many_files(world, small=40, single=5, cut=2), options=BackupOptions(base=None)
+    )
     commit = await repository.commit(JOB, [result])
     world.store.requests.clear()
     await repository.restore(commit, world.target())
@@ -174,7 +188,7 @@ async def test_collection_where_lists_show_no_ttls_asks_no_more(
         result = await repository.backup(JOB, many_files(world, small=40, single=20, cut=0, changed=changed))
         await repository.commit(JOB, [result])
         world.clock.advance(TTL_MS // 2)
-    await repository.backup(JOB, many_files(world, small=3, single=7, cut=0), base=None)
+    await repository.backup(JOB, many_files(world, small=3, single=7, cut=0), options=BackupOptions(base=None))
     world.store.requests.clear()
     report = await repository.collect(Retention(keep_last=2), delete_share_max=1)
     counted = requests(world)

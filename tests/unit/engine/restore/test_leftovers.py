@@ -69,7 +69,7 @@ class TestLeftovers:
             raise EngineError("no", operation="restore")
 
         with pytest.raises(EngineError):
-            await bench.restore(unless=refuse)
+            await bench.restore(meanwhile=refuse)
         assert read_tree(old) == {"old": b"old"}
         await bench.restore()
         assert restored_whole(bench)
@@ -107,7 +107,7 @@ class TestLeftovers:
         if not target_stays:
             bench.target.rmdir()
         with pytest.raises(EngineError):
-            await bench.restore(replace=True, unless=refuse)
+            await bench.restore(replace=True, meanwhile=refuse)
         assert bench.target.exists() == target_stays
         assert bench.beside_target() == []
 

@@ -167,7 +167,7 @@ async def test_modes_are_given_through_no_link(tmp_path: Path) -> None:
         exchange()
 
     with pytest.raises(TargetError):
-        await bench.restore(unless=meddle)
+        await bench.restore(meanwhile=meddle)
     assert elsewhere.stat().st_mode & 0o777 == 0o711
     assert (elsewhere / "kept").exists()
 

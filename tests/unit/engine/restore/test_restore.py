@@ -15,7 +15,7 @@ from blobstore.errors import AccessDeniedError, BlobNotFoundError, StoreUnavaila
 from engine.errors import DamagedError, EngineError, NotFoundError, TargetBusyError, TargetError, UsageError
 from engine.local import scan
 from engine.records import indexes as index_io
-from engine.records.indexes import IndexCache, read_index
+from engine.records.indexes import read_index
 from engine.restore.restore import OwnerPolicy
 from index.errors import FormatError
 from index.snapshot.codec import KIND_INDEX, seal
@@ -119,7 +119,7 @@ class TestTarget:
             (bench.target / "precious").write_bytes(b"!")
 
         with pytest.raises(TargetError, match="somebody else writes there"):
-            await bench.restore(unless=meddle)
+            await bench.restore(meanwhile=meddle)
         assert read_tree(bench.target) == {"precious": b"!"}
         assert bench.beside_target() == []
 
@@ -131,7 +131,7 @@ class TestTarget:
             bench.write({"precious": b"!"}, below=bench.target)
 
         with pytest.raises(TargetError, match="has changed since"):
-            await bench.restore(replace=True, unless=meddle)
+            await bench.restore(replace=True, meanwhile=meddle)
         assert read_tree(bench.target) == {"precious": b"!"}
         assert read_tree(bench.root / "moved") == {"old": b"old"}
         assert bench.beside_target() == ["moved"]
@@ -142,7 +142,7 @@ class TestTarget:
             raise EngineError("the pin is lost", operation="restore")
 
         with pytest.raises(EngineError, match="the pin is lost"):
-            await bench.restore(unless=refuse)
+            await bench.restore(meanwhile=refuse)
         assert not bench.target.exists()
         assert bench.beside_target() == []
 
@@ -352,14 +352,6 @@ class TestRequests:
         assert bench.meter.requests == {"get": 1 + 1 + 1 + 3}
         assert result.requests == 6
         assert result.bytes_fetched == sum(len(d) for n, d in FORMS.items() if n not in {"inline", "empty"})
-
-    async def test_known_index_costs_no_request(self, bench: Workbench) -> None:
-        indexes = IndexCache()
-        await bench.backup(indexes=indexes)
-        bench.meter.reset()
-        result = await bench.restore(indexes=indexes)
-        assert result.requests == 5
-        assert bench.meter.requests == {"get": 5}
 
     async def test_index_told_by_deltas_costs_one_more_each(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

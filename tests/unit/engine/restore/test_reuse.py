@@ -124,7 +124,7 @@ class TestReuse:
             raise EngineError("no", operation="restore")
 
         with pytest.raises(EngineError):
-            await restored.restore(replace=True, unless=refuse)
+            await restored.restore(replace=True, meanwhile=refuse)
         assert (path.stat().st_mode & 0o777, path.stat().st_mtime_ns) == (0o600, 1)
         await restored.restore(replace=True)
         assert restored_whole(restored)
@@ -181,7 +181,7 @@ class TestReuse:
             opened.append(rocksdict.Rdict(str(bench.target / "db"), rocksdict.Options(raw_mode=True)))
 
         with pytest.raises(TargetError, match="RocksDB"):
-            await bench.restore(replace=True, unless=meddle)
+            await bench.restore(replace=True, meanwhile=meddle)
         opened[0].close()
         assert (bench.target / "db" / "CURRENT").exists()
         assert bench.beside_target() == []
@@ -203,7 +203,7 @@ class TestReuse:
             opened.append(rocksdict.Rdict(str(bench.target), rocksdict.Options(raw_mode=True)))
 
         with pytest.raises(TargetError, match="RocksDB"):
-            await bench.restore(replace=True, unless=meddle)
+            await bench.restore(replace=True, meanwhile=meddle)
         opened[0][b"k"] = b"v"
         opened[0].close()
         assert bench.beside_target() == []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine import StateStore
+from engine.backup.backup import BackupOptions
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
 from index.plan.commits import Commit
@@ -54,7 +55,9 @@ class StateWorld:
             lineage = await self.lineage()
         version = len(self.ids) - 1
         repository = await self.process()
-        result = await repository.backup(JOB, self.bench.root, version=version, unique_id=self.ids[-1], lineage=lineage)
+        result = await repository.backup(
+            JOB, self.bench.root, options=BackupOptions(version=version, unique_id=self.ids[-1], lineage=lineage)
+        )
         return await repository.commit(JOB, [result], version=version)
 
     def of(self, version: int) -> StateVersion:

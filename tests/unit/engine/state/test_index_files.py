@@ -10,6 +10,7 @@ import pytest
 from blobstore.base import BytesBody
 from blobstore.errors import BlobNotFoundError
 from engine import StateStore
+from engine.backup.backup import BackupOptions
 from engine.errors import CollectedError, DamagedError, NotFoundError, UsageError
 from engine.repository.repository import Repository
 from engine.state.sources import IndexStateFiles
@@ -66,7 +67,9 @@ async def test_every_version_that_the_directory_holds_can_be_loaded(states: Stat
     await states.grow(range(1, 12))
     repository = await states.process(settings)  # type: ignore[arg-type]
     lineage = await states.lineage()
-    result = await repository.backup(JOB, states.bench.root, version=11, unique_id=states.ids[11], lineage=lineage)
+    result = await repository.backup(
+        JOB, states.bench.root, options=BackupOptions(version=11, unique_id=states.ids[11], lineage=lineage)
+    )
     commit = await repository.commit(JOB, [result])
     async with repository.state_files(commit) as files:
         await states.check(files, range(12))

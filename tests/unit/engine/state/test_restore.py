@@ -11,11 +11,12 @@ import pytest
 
 from blobstore.base import BytesBody
 from engine import StateStore
+from engine.backup.backup import BackupOptions
 from engine.errors import CollectedError, DamagedError, NotFoundError, TargetError
 from engine.repository.sync import SyncRepository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint
-from engine.state.restore import INDEXES_READ_MAX
+from engine.state.restore import INDEXES_READ_MAX, StateRestoreOptions, restore_state
 from index.errors import FormatError, LineageError, StateMetadataError, UnsafeNameError, VersionMissingError
 from index.plan.commits import Commit
 from index.plan.retention import Retention
@@ -69,7 +70,7 @@ async def test_no_more_is_asked_than_the_index_and_a_blob_for_each_file(states: 
     await states.grow(range(1, 9))
     commit = await states.backup()
     repository = await states.process()
-    restored = await repository.restore_state(commit, states.world.target(), pin=False)
+    restored = await restore_state(repository.opened, commit.record.stores[0], states.world.target())
     asked = states.requests()
     # An index, a zip and two changelogs, a checksum for each, and SSTs.
     assert [operation for operation, _ in asked] == ["get"] * (1 + 6 + ssts_of(states, 6))
@@ -87,7 +88,9 @@ async def test_every_version_that_the_directory_holds_comes_back(states: StateWo
     repository = await states.process(settings)  # type: ignore[arg-type]
     for version in range(1, 9):
         target = states.world.target()
-        await repository.restore_state(commit, target, version=version, unique_id=states.ids[version])
+        await repository.restore_state(
+            commit, target, options=StateRestoreOptions(version=version, unique_id=states.ids[version])
+        )
         await states.check(target, [version])
         assert f"{version + 1}_" not in "".join(names_below(target))
 
@@ -97,12 +100,12 @@ async def test_an_id_that_the_lineage_knows_need_not_be_given(states: StateWorld
     commit = await states.backup()
     repository = await states.process()
     target = states.world.target()
-    restored = await repository.restore_state(commit, target, version=7)
+    restored = await repository.restore_state(commit, target, options=StateRestoreOptions(version=7))
     assert restored.resolution.target == states.of(7)
     await states.check(target, [7])
     # Before the newest snapshot nobody knows it.
     with pytest.raises(VersionMissingError, match="version 2") as caught:
-        await repository.restore_state(commit, states.world.target(), version=2)
+        await repository.restore_state(commit, states.world.target(), options=StateRestoreOptions(version=2))
     assert "with unique ids only" in caught.value.hint
 
 
@@ -122,14 +125,18 @@ async def test_format_1_comes_back_by_number(states: StateWorld, settings: objec
     repository = await states.process(settings)  # type: ignore[arg-type]
     for version in (None, 8, 5):
         target = states.world.target()
-        restored = await repository.restore_state(commit, target, version=version)
+        restored = await repository.restore_state(commit, target, options=StateRestoreOptions(version=version))
         assert restored.resolution.target.unique_id is None
         await states.check(target, [version or 8])
     # The id of the backup names its version, and no other one.
     named = commit.record.stores[0].unique_id
-    await repository.restore_state(commit, states.world.target(), version=8, unique_id=named)
+    await repository.restore_state(
+        commit, states.world.target(), options=StateRestoreOptions(version=8, unique_id=named)
+    )
     with pytest.raises(VersionMissingError):
-        await repository.restore_state(commit, states.world.target(), version=7, unique_id=named)
+        await repository.restore_state(
+            commit, states.world.target(), options=StateRestoreOptions(version=7, unique_id=named)
+        )
 
 
 async def test_format_1_that_was_continued_as_format_2_comes_back(states: StateWorld) -> None:
@@ -149,7 +156,7 @@ async def test_version_0_is_an_empty_directory(states: StateWorld) -> None:
     commit = await states.backup()
     repository = await states.process()
     target = states.world.target()
-    await repository.restore_state(commit, target, version=0)
+    await repository.restore_state(commit, target, options=StateRestoreOptions(version=0))
     assert (target.is_dir(), names_below(target)) == (True, set())
 
 
@@ -162,7 +169,9 @@ async def test_what_stands_at_the_target_is_replaced_when_that_is_wanted_and_reu
     (target / "stray").write_bytes(b"x")
     with pytest.raises(TargetError, match="with content"):
         await repository.restore_state(commit, target)
-    result = (await repository.restore_state(commit, target, version=7, replace=True)).result
+    result = (
+        await repository.restore_state(commit, target, options=StateRestoreOptions(version=7, replace=True))
+    ).result
     assert result.files_reused > 0
     assert "stray" not in names_below(target)
     await states.check(target, [7])
@@ -185,7 +194,9 @@ async def test_what_spark_wrote_comes_back_version_by_version(states: StateWorld
     lineage = [LineageItem(of.version, of.unique_id) for of in versions[:-1] if of.unique_id is not None]
     repository = await states.process(PACKED)
     result = await repository.backup(
-        JOB, original, version=newest.version, unique_id=newest.unique_id, lineage=lineage if known else None
+        JOB,
+        original,
+        options=BackupOptions(version=newest.version, unique_id=newest.unique_id, lineage=lineage if known else None),
     )
     commit = await repository.commit(JOB, [result])
 
@@ -196,7 +207,9 @@ async def test_what_spark_wrote_comes_back_version_by_version(states: StateWorld
 
     for of in versions:
         target = states.world.target()
-        restored = await repository.restore_state(commit, target, version=of.version, unique_id=of.unique_id)
+        restored = await repository.restore_state(
+            commit, target, options=StateRestoreOptions(version=of.version, unique_id=of.unique_id)
+        )
         assert restored.resolution.target == of
         back = names_below(target)
         assert back < names_below(original)
@@ -234,7 +247,7 @@ async def test_the_commit_of_a_version_is_found_or_a_later_one_that_still_has_it
             await found(version, unique_id)
     commit = await repository.find_state(JOB, version=4, unique_id=states.ids[4])
     target = states.world.target()
-    await repository.restore_state(commit, target, version=4, unique_id=states.ids[4])
+    await repository.restore_state(commit, target, options=StateRestoreOptions(version=4, unique_id=states.ids[4]))
     await states.check(target, [4])
 
 
@@ -367,7 +380,7 @@ async def test_a_blob_that_is_missing_or_altered_leaves_the_target_as_it_was(
         await states.world.store.inner.put(key, BytesBody(b"x" * (states.bench.root / path).stat().st_size))
     target = states.world.tree({"here": b"before"})
     with pytest.raises(DamagedError, match=path):
-        await repository.restore_state(commit, target, replace=True)
+        await repository.restore_state(commit, target, options=StateRestoreOptions(replace=True))
     assert names_below(target) == {"here"}
 
 
@@ -380,7 +393,7 @@ async def test_a_directory_that_lacks_a_changelog_names_it(states: StateWorld) -
     target = states.world.target()
     with pytest.raises(VersionMissingError, match=changelog_name(states.of(4))):
         await repository.restore_state(commit, target)
-    await repository.restore_state(commit, target, version=3, unique_id=states.ids[3])
+    await repository.restore_state(commit, target, options=StateRestoreOptions(version=3, unique_id=states.ids[3]))
     await states.check(target, [3])
 
 
@@ -415,7 +428,7 @@ async def test_a_commit_that_was_collected_is_told(states: StateWorld) -> None:
     # The newer commit still has the version.
     commit = await repository.find_state(JOB, version=2, unique_id=states.ids[2])
     target = states.world.target()
-    await repository.restore_state(commit, target, version=2, unique_id=states.ids[2])
+    await repository.restore_state(commit, target, options=StateRestoreOptions(version=2, unique_id=states.ids[2]))
     await states.check(target, [2])
 
 
@@ -425,10 +438,12 @@ async def test_the_blocking_repository_does_the_same(states: StateWorld, tmp_pat
 
     def work() -> Path:
         with SyncRepository.init(f"file://{tmp_path / 'repository'}") as repository:
-            result = repository.backup(JOB, states.bench.root, version=5, unique_id=states.ids[5], lineage=lineage)
+            result = repository.backup(
+                JOB, states.bench.root, options=BackupOptions(version=5, unique_id=states.ids[5], lineage=lineage)
+            )
             repository.commit(JOB, [result])
             commit = repository.find_state(JOB, version=4, unique_id=states.ids[4])
-            restored = repository.restore_state(commit, tmp_path / "restored", version=4)
+            restored = repository.restore_state(commit, tmp_path / "restored", options=StateRestoreOptions(version=4))
             assert restored.resolution.target == states.of(4)
         return tmp_path / "restored"
 

@@ -31,7 +31,7 @@ async def test_a_pinned_commit_restores_while_its_record_is_collected(world: Wor
         await repository.collect(LAST, delete_share_max=1)
         assert [c.record.version for c in await repository.commits(JOB)] == [3]
         target = world.target()
-        await repository.restore(commit, target, pin=False)
+        await repository.restore_reference(commit.record.stores[0], target)
         assert (target / "CURRENT").read_text() == "one"
         await check_exact(world)
     report = await repository.collect(LAST, delete_share_max=1)
@@ -98,7 +98,7 @@ async def test_a_pin_written_between_plan_and_second_reading_spares_the_blobs(wo
     world.store.before("put_if_absent", ".boundary", pin_now)
     await repository.collect(LAST, delete_share_max=1)
     target = world.target()
-    await reader.restore(commit, target, pin=False)
+    await reader.restore_reference(commit.record.stores[0], target)
     assert (target / "CURRENT").read_text() == "one"
     await leases[0].__aexit__(None, None, None)
 
