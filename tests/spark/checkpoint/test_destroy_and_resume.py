@@ -69,7 +69,9 @@ def interrupt(show: Show, repo: Repo, *, every: int, at_least: int) -> tuple[int
         finally:
             running.stop()
     assert listener.last_error is None
-    shutil.rmtree(show.checkpoint)
+    # A task that Spark has not yet cancelled may still write to it.
+    while show.checkpoint.exists():
+        shutil.rmtree(show.checkpoint, ignore_errors=True)
     return older, listener.last_backup.backup.batch
 
 
