@@ -204,7 +204,7 @@ def test_wherever_a_byte_is_flipped_check_names_the_file(
                 flip_byte(copy / name, at)
                 checked = bench.run("check", str(copy))
                 noticed = checked.exit_code == ExitCode.DAMAGED and name.name in checked.stdout
-                # Nothing reads some bytes in the headers of a zip (times, attributes), and in V1 no checksum covers them.
+                # Nothing reads some bytes in the headers of a zip (times, attributes); V1 has no checksum of them.
                 if not noticed and not _holds_the_same(name, sound, (copy / name).read_bytes()):
                     unnoticed.append((str(name), at, size))
                 flip_byte(copy / name, at)
