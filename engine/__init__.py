@@ -1,9 +1,9 @@
 """Back up, commit, restore and collect: the use cases. Begin with `from engine import Repository`.
 
-How the package is laid out, from the bottom up; a room imports only rooms above it in this list, and import-linter
-keeps that:
+How the package is laid out, from the bottom up; a package imports only packages above it in this list, and
+import-linter keeps that:
 
-    errors, clock, progress, text, settings, blocking    what every room needs
+    errors, clock, progress, text, settings, blocking    what every package needs
     local                  files of this machine, and bytes between them and a store
     rocksdb                RocksDB directories, opened in raw mode only
     records                what a repository stores beside blobs: log, indexes, names, pins
@@ -18,9 +18,9 @@ keeps that:
     metrics, drill, report what Prometheus reads; how long a restore takes; one page
     cli                    `tidemark`; each verb is cli/cmd/<verb>.py
 
-The file named like its room is the door: `engine/backup/backup.py`. A module that one other module imports, and that
-hides nothing, belongs into that other one. Results are frozen structs: their fields are for programs, their `repr` and,
-in a notebook, their table are for people.
+The file named like its package is where to begin: `engine/backup/backup.py`. A module that one other module imports,
+and that hides nothing, belongs into that other one. Results are frozen structs: their fields are for programs, their
+`repr` and, in a notebook, their table are for people.
 """
 
 import importlib

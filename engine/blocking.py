@@ -95,17 +95,17 @@ class LoopThread:
 
 
 def _notes_of(begun: Sequence[asyncio.Task[Any]]) -> list[str]:
-    """What the cleaning up of an interrupted task noted on its error, such as what it has left behind."""
+    """Return the notes on the error of an interrupted task, such as what its cleaning up has left behind."""
     try:
         for task in begun:
             task.result()
-    except BaseException as error:  # noqa: BLE001  (its own caller is told of the interrupt)
+    except BaseException as error:  # noqa: BLE001  (its own caller gets the interrupt)
         return list(getattr(error, "__notes__", ()))
     return []
 
 
 class Closing(Protocol):
-    """What a `Facade` can stand for."""
+    """What a `Facade` can wrap."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -146,7 +146,6 @@ class Facade(Generic[A_co]):
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
-        """The object itself."""
         return self
 
     def __exit__(
@@ -162,7 +161,7 @@ class Facade(Generic[A_co]):
 
     @contextlib.contextmanager
     def inside(self, context: contextlib.AbstractAsyncContextManager[R]) -> Iterator[R]:
-        """An asynchronous context, entered and left in the event loop of the object."""
+        """Enter and leave an asynchronous context in the event loop of the object."""
         entered = self.loop.run(_enter(context))
         try:
             yield entered
@@ -183,7 +182,7 @@ class Blocking(Generic[A, P, R]):
         self.__doc__ = method.__doc__
 
     def __get__(self, instance: Facade[A] | None, owner: type[Facade[A]]) -> Callable[P, R]:
-        """The bound blocking method; of the class itself, what `help` shows."""
+        """Return the bound blocking method; of the class itself, what `help` shows."""
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             if instance is None:

@@ -2,7 +2,7 @@
 
 ```
 EngineError
-├── ConflictError              somebody else's work stands: load again and redo
+├── ConflictError              somebody else was first: load again and redo
 │   ├── CommitLostError        another record took the number, or this one is no longer part of the chain
 │   ├── FencedError            a collector closed this writer's past
 │   └── StaleResultError       a backup was made against another parent
@@ -14,7 +14,7 @@ EngineError
 │   └── SourceChangedError     a file is not the one any more that was looked at: look again
 ├── SnapshotUploadError        state commits are whole, a snapshot of one of them is not: the next commit makes another
 ├── DamagedError               stored data is missing or altered
-│   ├── CommitDamagedError     the commit just made stands, and something of it is missing: back up again
+│   ├── CommitDamagedError     the commit was made, and something of it is missing: back up again
 │   ├── SnapshotRepairError    no snapshot of a state store opens that is near enough: take the state from a backup
 │   └── IncompleteError        something of a commit is missing, and it is known which commit is whole
 ├── TargetError                the target of a restore cannot be used
@@ -54,7 +54,7 @@ class EngineError(Exception):
 
 
 class ConflictError(EngineError):
-    """Another writer's work stands where this one's would have."""
+    """Another writer was first."""
 
     default_hint = "load the newest commit and do the work again on top of it"
 
@@ -188,14 +188,14 @@ E = TypeVar("E", bound=EngineError | FormatError)
 
 
 def bare_message(error: EngineError | FormatError) -> str:
-    """What an error says, without its operation and its subject."""
+    """Return an error's message without its operation and its subject."""
     operation = [error.operation] if isinstance(error, EngineError) else []
     prefix = " ".join([*operation, *filter(None, [error.subject])])
     return str(error).removeprefix(f"{prefix}: ") if prefix else str(error)
 
 
 def restated(error: E, *, subject: str, message: str = "", hint: str = "") -> E:
-    """The same error about another subject, for whoever knows better what it is of; to be raised `from` its cause.
+    """Make the same error about another subject, which the caller knows better; to be raised `from` its cause.
 
     Args:
         error: What was raised.
@@ -204,11 +204,11 @@ def restated(error: E, *, subject: str, message: str = "", hint: str = "") -> E:
         hint: What to do about it, if not what it said.
     """
     message, hint = message or bare_message(error), hint or error.hint
-    anew: EngineError | FormatError
+    again: EngineError | FormatError
     if isinstance(error, EngineError):
-        anew = type(error)(message, operation=error.operation, subject=subject, hint=hint)
+        again = type(error)(message, operation=error.operation, subject=subject, hint=hint)
     else:
-        anew = type(error)(message, subject=subject, hint=hint)
+        again = type(error)(message, subject=subject, hint=hint)
     for note in getattr(error, "__notes__", ()):
-        anew.add_note(note)
-    return cast("E", anew.with_traceback(error.__traceback__))
+        again.add_note(note)
+    return cast("E", again.with_traceback(error.__traceback__))

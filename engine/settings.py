@@ -31,7 +31,7 @@ class TransferSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     # Files up to this size share a pack (design 0002, P1) of up to `pack_bytes_max`.
     pack_file_bytes_max: int = 256 * KIB
     pack_bytes_max: int = 8 * MIB
-    # Files up to this size stand in the index itself, while all of them together stay within `inline_bytes_max`.
+    # Files up to this size are in the index itself, while all of them together stay within `inline_bytes_max`.
     inline_file_bytes_max: int = 1 * KIB
     inline_bytes_max: int = 64 * KIB
     # Neighbours in a pack are fetched together in ranges of up to this size.
@@ -72,11 +72,11 @@ STORES_AT_ONCE: Final = 8
 
 
 def share_among(settings: TransferSettings, at_once_max: int) -> tuple[int, TransferSettings]:
-    """How many stores to work on at once, and what each of them may use.
+    """Share settings among stores: how many to work on at once, and what each of them may use.
 
     Args:
         settings: What all of them together may use.
-        at_once_max: At most so many.
+        at_once_max: At most this number.
 
     Returns:
         The number, at least 1, and the settings of each: that many times their memory and requests is within what was

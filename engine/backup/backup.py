@@ -79,7 +79,7 @@ class BackupStats(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     seconds: float
     # Retained files that were sent again because bytes of them were missing in the store (design 0006, M1). They count
-    # as packed again too, unless the base's index was missing: then all files are added anew, and all count here.
+    # as packed again too, unless the base's index was missing: then all files are added again, and all count here.
     files_healed: int = 0
     bytes_healed: int = 0
     sub_dirs_added: int = 0
@@ -383,7 +383,7 @@ def _compare(
     cache: DigestCache,
     stop: threading.Event,
 ) -> _Compared:
-    """Everything that has to be read of the directory before it is known what to upload, in one hop to a thread."""
+    """Read of the directory all that decides what to upload, in one hop to a thread."""
     remote = previous.dir if previous is not None else DirIndex("")
     looked_at_ns = file_system_now_ns(directory, scanned)
     local = identify(directory, scanned, remote, cache, looked_at_ns=looked_at_ns, stop=stop)
@@ -397,7 +397,7 @@ def _compare(
     diff = diff_dir(local, remote)
     plan = plan_backup(local, previous, diff, limits)
     cache.trim(all_files(scanned))
-    # Small files are read as a whole when they are sent, and tell then.
+    # Small files are read as a whole when they are sent, and identified then.
     added = [(item.file.path, item.file.file) for item in plan.blobs if item.file.expected is None]
     ssts = identify_ssts(directory, added, cache, looked_at_ns=looked_at_ns, stop=stop)
     return _Compared(

@@ -40,11 +40,11 @@ class UploadSession(msgspec.Struct, frozen=True, kw_only=True):
     settings: TransferSettings
 
     def key(self, counter: int) -> BlobKey:
-        """The key of one of its blobs."""
+        """Return the key of one of its blobs."""
         return upload_key(BLOBS, self.scope, self.session, counter)
 
     def metadata(self, payload: str, size_bytes: int) -> RequestMetadata:
-        """What to tell the store of one of its requests."""
+        """Describe one of its requests for the store."""
         return RequestMetadata(
             job=self.scope.job, task=self.task, store=self.store_name, payload_path=payload, size_bytes=size_bytes
         )
@@ -95,14 +95,14 @@ class FileRunBody:
         return self._size_bytes
 
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        """The bytes of the run.
+        """Yield the bytes of the run.
 
         Raises:
             UnsafeSourceError: The file is no longer what was scanned, at the start or at the end (design 0002, I3); or
                 what was read before had other bytes.
         """
         is_whole = self._size_bytes == self._file.metadata.size_bytes
-        # A CRC32 takes longer than BLAKE3, and tells nothing more of bytes that were read before.
+        # A CRC32 takes longer than BLAKE3, and adds nothing for bytes that were read before.
         hasher = FileHasher() if is_whole and self.digest is None else ContentHasher()
         with refusing(self._path):
             async with open_to_read(self._name, dir_fd=self._source.descriptor) as source:
@@ -120,7 +120,7 @@ class FileRunBody:
                     yield chunk
 
     async def read_digest(self) -> Digest:
-        """The hashes of the run; it is read now if no store has read it to its end.
+        """Return the hashes of the run; read it now if no store has read it to its end.
 
         Raises:
             UnsafeSourceError: As `read_chunks`.
@@ -142,7 +142,7 @@ class FileRunBody:
 
 
 def read_twice_error(path: str) -> UnsafeSourceError:
-    """The error for a file of which two readings do not agree."""
+    """Make the error for a file of which two readings do not agree."""
     return UnsafeSourceError(
         "was read twice and did not have the same bytes, though its stat says that it has not changed",
         operation="backup",
@@ -203,9 +203,9 @@ class Uploader:
             session: Whose keys, and the limits.
             source: Where from, entered.
             ssts: The identities of those files in blobs of their own that have one; small files are asked here.
-            cache: Told the hashes that were taken.
+            cache: Records the hashes that were taken.
             looked_at_ns: As `engine.local.scan.file_system_now_ns` said, after the scan.
-            progress: Told files and bytes.
+            progress: Receives files and bytes.
         """
         self._store = store
         self._session = session
@@ -391,7 +391,7 @@ class _Read(NamedTuple):
 
 
 def _read_files(source: SourceDir, items: tuple[PlannedFile, ...]) -> list[_Read]:
-    """Small files, each checked to be the one that was scanned (I3); in a thread, all at once."""
+    """Read small files, each checked to be the one that was scanned (I3); in a thread, all at once."""
     return [_read_file(source, item) for item in items]
 
 
@@ -402,7 +402,7 @@ def _read_file(source: SourceDir, item: PlannedFile) -> _Read:
         try:
             # One byte more than there should be, so that a file that grows is noticed.
             data = os.read(descriptor, size_bytes + 1)
-            # A stat behind the only reading tells of all that came before it, and costs half of two.
+            # A stat after the only reading covers all that came before it, and costs half of two.
             status = os.fstat(descriptor)
         finally:
             os.close(descriptor)

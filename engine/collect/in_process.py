@@ -8,8 +8,7 @@ from blobstore.base import DELETE_BATCH_MAX, BlobInfo, BlobStore, RequestMetadat
 from engine.collect.backend import KEYS_TOLD_MAX, CollectBackend, Deleted, DeleteTally, Listing, Swept
 from engine.collect.plan_writer import PlanLinesWriter
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.inventory import list_room
-from engine.records.roots import References, reachable_keys
+from engine.records.roots import References, list_prefix, reachable_keys
 from index.plan.collect import (
     PlannedDelete,
     PlannedUpload,
@@ -123,7 +122,7 @@ async def list_uploads(store: BlobStore, prefixes: Iterable[str]) -> tuple[tuple
             return blob.key
         return Upload(blob.key, blob.size_bytes, blob.created_at_ms)
 
-    found = [one for prefix in prefixes for one in await list_room(store, prefix, take)]
+    found = [one for prefix in prefixes for one in await list_prefix(store, prefix, take)]
     return tuple(u for u in found if isinstance(u, Upload)), tuple(key for key in found if isinstance(key, str))
 
 

@@ -1,4 +1,4 @@
-"""Forgetting a scope: everything in its log is closed, and collections take what only that needed (design 0002, D8)."""
+"""Forget a scope: close everything in its log, so that collections take what only that needed (design 0002, D8)."""
 
 import contextlib
 from typing import ClassVar, Final
@@ -35,7 +35,7 @@ class ForgetReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool
     # The newest commit until then; None if there was nothing to forget any more.
     newest: Commit | None
-    # Records of commits that stand in the log until they are collected, closed ones and void ones counted.
+    # Records of commits that are in the log until they are collected, closed ones and void ones counted.
     records_count: int
     # What closes them; None if the scope had been forgotten before.
     boundary: Boundary | None
@@ -43,7 +43,7 @@ class ForgetReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     # Names that were given up, or with `dry_run` would be.
     released: tuple[str, ...]
-    # Why names were not given up though they should have been: whoever may write boundaries may not always write names.
+    # Why names were not given up though they should have been: rights to write boundaries may not include names.
     denied: str = ""
 
     @property
@@ -55,7 +55,7 @@ class ForgetReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dry_run: bool = False) -> ForgetReport:
     """Close every record of a scope; nothing is deleted by this (design 0006, F1).
 
-    Doing it again is harmless: names that were left, or given meanwhile, are told or released.
+    Doing it again is harmless: names that were left, or given meanwhile, are listed or released.
 
     Requests: one LIST per 1,000 records, one GET per boundary and for the newest record, one PUT; one LIST of the names
     and a GET for each; a LIST, a GET and a PUT for each name released.
@@ -92,7 +92,7 @@ async def forget(store: BlobStore, scope: Scope, *, with_names: bool = False, dr
 
 
 async def _close(store: BlobStore, scope: Scope, *, dry_run: bool) -> ForgetReport:
-    """Write the boundary that closes everything, unless one stands already."""
+    """Write the boundary that closes everything, unless there is one already."""
     first: ForgetReport | None = None
     for _ in range(FORGET_ATTEMPTS_MAX):
         # What cannot be read is closed all the same: by its number.
@@ -101,7 +101,7 @@ async def _close(store: BlobStore, scope: Scope, *, dry_run: bool) -> ForgetRepo
             raise NotFoundError("never had a commit", operation=OPERATION, subject=str(scope))
         boundary = plan_forget(log.listing, log.boundaries)
         if boundary is None and first is not None:
-            return first  # it stands: the answer was lost
+            return first  # it was written: the answer was lost
         first = first or ForgetReport(
             scope=scope,
             dry_run=dry_run,
@@ -119,7 +119,7 @@ async def _close(store: BlobStore, scope: Scope, *, dry_run: bool) -> ForgetRepo
 
 
 async def _write(store: BlobStore, boundary: Boundary) -> bool:
-    """Write the boundary; False if nobody knows whether it stands, or it does not."""
+    """Write the boundary; False if it is not there, or nobody knows whether it is."""
     match await put_boundary(store, boundary, operation=OPERATION, may_arrive=_MAY_ARRIVE):
         case Created():
             return True

@@ -1,4 +1,4 @@
-"""Giving a commit a name, and giving the name up (design 0002, D5)."""
+"""Give a commit a name, and give the name up (design 0002, D5)."""
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import REFUSALS, StoreUnavailableError
@@ -19,7 +19,7 @@ async def give_name(
 ) -> NameRecord:
     """Keep a commit under a name until the name is released (design 0002, D5).
 
-    A name that stands for this commit already is left as it is: a call that got no answer can be repeated.
+    A name that refers to this commit already is left as it is: a call that got no answer can be repeated.
 
     Requests: one LIST of the name; those of `pinned` and of settling the commit; one PUT; the LIST again, with a
     GET for each record there.
@@ -29,7 +29,7 @@ async def give_name(
         NotFoundError: The commit was collected meanwhile.
         LeaseExpiredError: The naming came too late to protect anything.
         UnsafeStoreError: A name would not be safe in this store; nothing was written.
-        StoreUnavailableError: The outcome is unknown: the name may stand now or later.
+        StoreUnavailableError: The outcome is unknown: the name may be there now or later.
     """
     standing = choose_naming(await read_namings(store, commit.scope, name))
     if standing is not None:
@@ -73,11 +73,11 @@ async def _put_naming(store: BlobStore, lease: PinLease, key: str, record: NameR
 
 
 async def _judge_naming(store: BlobStore, key: str, record: NameRecord) -> NameRecord:
-    """Two who name at once each write, then read: at least one sees the other, and who does gives way."""
+    """Let one of two writers of a name give way: each writes, then reads, so at least one sees the other."""
     namings = await read_namings(store, record.scope, record.name)
     mine = next((n for n in namings if n.key == key), None)
     if mine is None or mine.created_at_ms > record.valid_until_ms:
-        # One that was in time stands until its pin is over, whoever releases it.
+        # One that was in time holds until its pin is over, even if it is released.
         raise LeaseExpiredError("the name came after its pin had ended", operation="name", subject=record.name)
     if any(n.is_live and n.record.source != record.source for n in namings):
         await release_naming(store, mine)
@@ -88,14 +88,14 @@ async def _judge_naming(store: BlobStore, key: str, record: NameRecord) -> NameR
 async def release_name(store: BlobStore, scope: Scope, name: str) -> None:
     """Give up a name; the next collection frees what only it kept.
 
-    What is released is what stands under the name now; a naming that comes later is not touched.
+    What is released is what has the name now; a naming that comes later is not touched.
 
     Raises:
         NotFoundError: There is none, it was released, or it came too late to protect anything.
     """
     namings = await read_namings(store, scope, name)
     chosen = find_name(namings, scope, name)
-    # The one that the name stands for comes last: should this end in between, the name still means the same.
+    # The one that the name refers to comes last: should this end in between, the name still means the same.
     for naming in (*(n for n in namings if n.is_live and n is not chosen), chosen):
         await release_naming(store, naming)
 

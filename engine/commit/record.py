@@ -41,12 +41,12 @@ from index.snapshot.records import (
 
 # Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
 ANY: Final = "any"
-# Of the stores that there are, told to who names another.
+# Stores listed in the hint to a caller who names one that is not there.
 STORES_TOLD_MAX: Final = 8
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a scope stands for a writer."""
+    """The state of a scope for a writer."""
 
     newest: Commit | None
     # The number that the next record takes: the newest number loaded, void ones and boundaries counted, plus one (C1).
@@ -55,11 +55,11 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     closed_at_ms: int = 0
 
     def may_know(self, result: BackupResult) -> bool:
-        """Whether a result that fits may have been committed before: its base came back, or the store was gone (T4)."""
+        """Return whether a fitting result may be committed already: its base came back, or the store was gone (T4)."""
         held = self.newest.store(result.reference.task, result.reference.store) if self.newest else None
         if self.newest is None or held is None:
             return self.next_number > 1
-        # A fork numbers anew what it takes over, also where its scope was forgotten and had the same stores before.
+        # A fork gives new numbers to what it takes over, also where its scope was forgotten and had the same stores.
         # A number above the newest commit was perhaps that of a commit that was discarded.
         is_first = held.number == self.newest.pointer.number == self.next_number - 1
         return not is_first or self.newest.record.kind == "fork"
@@ -82,9 +82,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_answer(record: CommitRecord, request: Request) -> bool:
-    """Whether a record is the commit of a request with results: it names their very indexes as new (C3).
+    """Return whether a record is the commit of a request: it names the very indexes of its results as new (C3).
 
-    An index is uploaded once: whoever sent the record, nobody else's request is meant.
+    An index is uploaded once, so the record answers this request, even if another process sent it.
     """
     new = tuple((s.task, s.store, s.index) for s in record.stores if s.number == record.number)
     return (
@@ -115,7 +115,7 @@ def request_of(
     parent: CommitPointer | Literal["any"] | None,
     dropped: Collection[tuple[str, str]],
 ) -> Request:
-    """The request to commit some backups, whatever order they come in."""
+    """Make the request to commit some backups, whatever order they come in."""
     identities = ((r.reference.task, r.reference.store, r.reference.index) for r in results)
     return Request(
         kind="commit",
@@ -139,10 +139,10 @@ def compose_commit(
     repository: RepositoryRecord,
     committed_before: Collection[IndexReference] = (),
 ) -> CommitRecord:
-    """The record of new backups on top of a head: stores without a result are carried over (C2) or dropped (F3).
+    """Compose the record of new backups on a head: stores without a result are carried over (C2) or dropped (F3).
 
     Args:
-        head: Where the scope stands; the results fit it (`check_bases`).
+        head: The state of the scope; the results fit it (`check_bases`).
         request: What was asked.
         results: What it names.
         scope: Of the record.
@@ -176,16 +176,20 @@ def compose_commit(
     births = [result.oldest_birth_ms for result in results]
     lease_ms = repository.ttl_ms - repository.margin_ms
     next_version = parent.version + 1 if parent else 1
-    return _new_record(
+    return _chained(
         head,
         request,
-        scope=scope,
-        write_id=write_id,
-        version=request.version if request.version is not None else next_version,
-        offsets=request.offsets,
-        layout=request.layout or (parent.layout if parent else ScopeLayout()),
-        stores=tuple(stores[key] for key in sorted(stores)),
-        valid_until_ms=min(births) + lease_ms if births else NEVER_MS,
+        CommitRecord(
+            scope=scope,
+            number=head.next_number,
+            write_id=write_id,
+            kind=request.kind,
+            version=request.version if request.version is not None else next_version,
+            offsets=request.offsets,
+            layout=request.layout or (parent.layout if parent else ScopeLayout()),
+            stores=tuple(stores[key] for key in sorted(stores)),
+            valid_until_ms=min(births) + lease_ms if births else NEVER_MS,
+        ),
     )
 
 
@@ -198,10 +202,10 @@ def compose_copy(
     write_id: WriteId,
     valid_until_ms: int,
 ) -> CommitRecord:
-    """The record of what another commit holds, on top of a head (C6).
+    """Compose a record of what another commit holds, on top of a head (C6).
 
     Args:
-        head: Where the scope stands.
+        head: The state of the scope.
         request: A rewind, to a commit of the same scope, or a fork of one of another scope.
         source: That commit's record.
         scope: Of the new record.
@@ -230,52 +234,37 @@ def compose_copy(
             subject=str(scope),
             hint="look again which commits there are, and rewind to one of them",
         )
-    return _new_record(
+    return _chained(
         head,
         request,
-        scope=scope,
-        write_id=write_id,
-        version=source.version,
-        offsets=source.offsets,
-        layout=source.layout,
-        stores=stores,
-        valid_until_ms=valid_until_ms,
+        CommitRecord(
+            scope=scope,
+            number=head.next_number,
+            write_id=write_id,
+            kind=request.kind,
+            version=source.version,
+            offsets=source.offsets,
+            layout=source.layout,
+            stores=stores,
+            valid_until_ms=valid_until_ms,
+        ),
     )
 
 
-def _new_record(
-    head: Head,
-    request: Request,
-    *,
-    scope: Scope,
-    write_id: WriteId,
-    version: int,
-    offsets: str,
-    layout: ScopeLayout,
-    stores: tuple[StoreReference, ...],
-    valid_until_ms: int,
-) -> CommitRecord:
-    """A record with the next number, which names the head's commit as its predecessor (C1, C2, C7, T1)."""
+def _chained(head: Head, request: Request, record: CommitRecord) -> CommitRecord:
+    """Name the head's commit as the predecessor of a record, and the source of a copy (C2, C6, C7, T1)."""
     newest = head.newest
-    return CommitRecord(
-        scope=scope,
-        number=head.next_number,
-        write_id=write_id,
-        kind=request.kind,
+    return msgspec.structs.replace(
+        record,
         predecessor=newest.pointer if newest else None,
+        predecessor_committed_at_ms=newest.committed_at_ms if newest else 0,
         source=request.source,
         source_scope=request.source_scope,
-        version=version,
-        offsets=offsets,
-        layout=layout,
-        stores=stores,
-        valid_until_ms=valid_until_ms,
-        predecessor_committed_at_ms=newest.committed_at_ms if newest else 0,
     )
 
 
 def encode_commit(record: CommitRecord) -> bytes:
-    """The bytes of a record.
+    """Encode a record.
 
     Raises:
         UsageError: A value that the caller gave cannot be written down.
@@ -344,7 +333,7 @@ def _no_such_store(scope: Scope, dropped: tuple[str, str], stores: Collection[tu
 
 
 def check_bases(scope: Scope, head: Head, results: Sequence[BackupResult]) -> None:
-    """C2: the index that a result was diffed against must be the one that the parent holds.
+    """Check that the index which a result was diffed against is the one that the parent holds (C2).
 
     Raises:
         StaleResultError: It is not, or the result was uploaded before the scope was forgotten.
@@ -372,7 +361,7 @@ def check_bases(scope: Scope, head: Head, results: Sequence[BackupResult]) -> No
 
 
 async def check_granularity(store: BlobStore, scope: Scope, operation: str, first: Commit | None = None) -> None:
-    """A job commits as a whole or by task, never both: a store belongs to exactly one scope (K3).
+    """Refuse to commit a job both as a whole and by task: a store belongs to exactly one scope (K3).
 
     Args:
         store: Where the logs are.
@@ -424,7 +413,7 @@ async def find_committed(store: BlobStore, head: Head, results: Iterable[BackupR
 
 
 async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
-    """C4 and C5: one LIST from the record's number on decides between acknowledged, lost, fenced and void.
+    """Decide by one LIST whether a record is acknowledged, lost, fenced or void (C4, C5).
 
     Args:
         store: Where the log is.
@@ -459,7 +448,6 @@ async def acknowledge(store: BlobStore, record: CommitRecord) -> Commit:
 
 
 def _refusal(verdict: Verdict, record: CommitRecord) -> EngineError:
-    """Why a record is not acknowledged, as an error."""
     scope = str(record.scope)
     match verdict:
         case Verdict.FENCED:
@@ -484,5 +472,5 @@ def _refusal(verdict: Verdict, record: CommitRecord) -> EngineError:
 
 
 def _hint_when_late(record: CommitRecord) -> str:
-    """What holds a copy's blobs is a pin, not a backup."""
+    """Return a hint for a copy: a pin holds its blobs, not a backup."""
     return "" if record.kind == "commit" else f"{record.kind} again: it took longer than its pin holds"

@@ -1,6 +1,6 @@
-"""Making a commit: the one conditional write that acknowledges the work of all stores of a scope.
+"""Make a commit: the one conditional write that acknowledges the work of all stores of a scope.
 
-The rules C1 to C8, T1, T2 and T4 of design 0002 stand here; each step names its rule.
+The rules C1 to C8, T1, T2 and T4 of design 0002 are kept here; each step names its rule.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ from index.snapshot.records import CommitPointer, CommitRecord, RepositoryRecord
 
 # A writer meets its own late record at most once per attempt; more means that something else is wrong.
 COMMIT_ATTEMPTS_MAX: Final = 3
-# Of more records without an answer the oldest are forgotten: who asks for one then may be told of a conflict.
+# Of more records without an answer the oldest are forgotten: a caller who asks for one then may get a conflict.
 UNRESOLVED_MAX: Final = 100
 
 
@@ -134,7 +134,7 @@ class CommitWriter:
             NotFoundError: A store is to be dropped that the newest commit does not have.
             UsageError: Two results for one store, a result of another scope or of a store that is dropped, another
                 layout, or a value that cannot be written down.
-            CommitDamagedError: The commit stands, and something that was uploaded for it is gone.
+            CommitDamagedError: The commit is made, and something that was uploaded for it is gone.
             DamagedError: Of the parent something is missing that the results do not replace; nothing was written.
             UnsafeStoreError: What is committed to this store would not be safe there; nothing was written.
             StoreError: The store refused; nothing was written.
@@ -273,7 +273,7 @@ class CommitWriter:
         raise CommitLostError(why, operation=request.kind, subject=str(self._scope))
 
     async def _load_head(self, parent: CommitPointer | Literal["any"] | None = ANY) -> Head:
-        """Where the scope stands; what is remembered does not count if the caller has seen another newest commit."""
+        """Return where the scope is; what is remembered does not count if the caller has seen another newest commit."""
         newest = self._head.newest if self._head is not None else None
         is_other = parent not in {ANY, newest.pointer if newest is not None else None}
         may_move = self._head is None or any(p.number >= self._head.next_number for p in self._unresolved)
@@ -287,7 +287,7 @@ class CommitWriter:
         return self._head
 
     async def _is_overtaken(self, head: Head) -> bool:
-        """Whether others have moved the head: what was remembered may have been collected, or all of it forgotten."""
+        """Return whether others have moved the head: what was remembered may have been collected or forgotten."""
         self._head = None
         now = await self._load_head()
         is_same = (now.newest and now.newest.pointer) == (head.newest and head.newest.pointer)
@@ -296,15 +296,15 @@ class CommitWriter:
     async def _resolve(self, request: Request, head: Head) -> Commit | None:
         """Find the commit of a request that was made before (C3).
 
-        The newest commit is it if it names the very indexes as new, whoever sent the record. Of an own record that was
-        not answered, what stands at its number decides once the log has passed it.
+        The newest commit is it if it names the very indexes as new, even if another process sent it. Of an own record
+        that was not answered, what is at its number decides once the log has passed it.
 
         Raises:
-            CommitUnknownError: What stands there does not tell.
+            CommitUnknownError: What is there does not decide it.
         """
         if head.newest is not None and is_answer(head.newest.record, request):
             if head.newest.record.predecessor is None:
-                # It stands also where its writer was refused, because the other kind of scope came first (K3).
+                # It is there also where its writer was refused, because the other kind of scope came first (K3).
                 await check_granularity(self._store, self._scope, request.kind, head.newest)
             return head.newest
         for pointer, sent in tuple(self._unresolved.items()):
@@ -318,7 +318,7 @@ class CommitWriter:
         return None
 
     async def _look_back(self, sent: Sent) -> Commit | None:
-        """Read what stands at the number of an own record; None if it is another's, or void or no part of the chain.
+        """Read what is at the number of an own record; None if it is another's, or void or no part of the chain.
 
         Raises:
             CommitUnknownError: It is closed or gone, perhaps after others had built on it; or it cannot be read.
@@ -330,7 +330,8 @@ class CommitWriter:
         except (CommitLostError, LeaseExpiredError):
             return None
         except (CommitUnknownError, FencedError) as error:
-            # Nothing will tell any more. Asked for again, a rewind is a new one; results may not be sent twice.
+            # The outcome can no longer be determined. Asked for again, a rewind is a new one; results may not be sent
+            # twice.
             if not sent.request.results:
                 del self._unresolved[record.pointer]
             raise _gone(record) from error
@@ -338,7 +339,7 @@ class CommitWriter:
             raise _unknown(record, f"record {record.number} stood, and what became of it cannot be read") from error
 
     def _sent_before(self, request: Request, head: Head) -> CommitRecord | None:
-        """The record of an unanswered attempt at this request, if it still fits: the same bytes are sent again (C3)."""
+        """Return the record of an unanswered attempt, if it still fits: the same bytes are sent again (C3)."""
         newest = head.newest.pointer if head.newest else None
         for sent in self._unresolved.values():
             record = sent.record
@@ -347,10 +348,10 @@ class CommitWriter:
         return None
 
     async def _send(self, request: Request, record: CommitRecord, data: bytes) -> bool:
-        """Write the record; False if an own earlier record turns out to stand at its number.
+        """Write the record; False if an own earlier record turns out to have its number.
 
         Raises:
-            CommitLostError: Another writer's record stands there.
+            CommitLostError: Another writer's record is there.
             CommitUnknownError: No answer; the record is remembered.
             StoreError: The store refused it, so that it certainly is not there.
         """
@@ -366,7 +367,7 @@ class CommitWriter:
                 del self._unresolved[record.pointer]
             raise
         except StoreError as error:
-            # An error may stand for a request that arrived all the same; what is not known is not assumed (C3).
+            # A request may have arrived in spite of an error; what is not known is not assumed (C3).
             raise _unknown(record, f"writing record {record.number} failed") from error
         match outcome:
             case Created():
@@ -377,13 +378,13 @@ class CommitWriter:
                 return await self._is_mine(record)
 
     async def _is_mine(self, record: CommitRecord) -> bool:
-        """Tell after Lost whether the record that stands there is the one just sent, by its write id (C3).
+        """Return after Lost whether the record that is there is the one just sent, by its write id (C3).
 
         Returns:
-            False: an own earlier record of another request stands there.
+            False: an own earlier record of another request is there.
 
         Raises:
-            CommitLostError: Another writer's record stands there.
+            CommitLostError: Another writer's record is there.
             CommitUnknownError: It cannot be read, or a collection has taken it.
         """
         try:
@@ -429,7 +430,7 @@ class CommitWriter:
         new = set(new_indexes_of(commit.record))
         new_keys = [key for result in results if result.reference.index in new for key in result.new_keys]
         gone: DamagedError | None = None
-        # The commit stands whatever happens now; while `settled` is False the next commit completes it.
+        # The commit is made whatever happens now; while `settled` is False the next commit completes it.
         try:
             await settle_keys(self._store, new_keys)
             commit = msgspec.structs.replace(commit, settled=True)
@@ -449,7 +450,7 @@ class CommitWriter:
         return commit
 
     async def _is_superseded(self, commit: Commit) -> bool:
-        """Whether a collection has closed a commit since it was acknowledged, because others stand on it."""
+        """Return whether a collection has closed a commit since it was acknowledged: others are built on it."""
         self._head = None
         try:
             await acknowledge(self._store, commit.record)
@@ -460,7 +461,7 @@ class CommitWriter:
         return False
 
     async def _settle_parent(self, head: Head, gone: frozenset[str] | None) -> None:
-        """T2: whatever a new record retains carries no TTL any more."""
+        """Make sure that nothing which a new record retains carries a TTL any more (T2)."""
 
         def is_needed(key: str) -> bool:
             return gone is not None and key not in gone

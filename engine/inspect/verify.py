@@ -18,8 +18,8 @@ from engine.local.hashing import FileHasher
 from engine.local.transfer import HashingSink
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import read_index, read_index_chain
-from engine.records.inventory import list_room
 from engine.records.log import ScopeLog, Unreadable
+from engine.records.roots import list_prefix
 from engine.records.settle import has_ttl, settle_keys
 from index.display import DisplayMixin, format_files, format_texts
 from index.errors import FormatError, UnsafeNameError
@@ -184,7 +184,7 @@ async def verify(
     TTL are its new blobs asked. `Level.CONTENT` trusts nobody's word, and asks every blob. Where TTLs cannot be removed
     they put nothing at risk, and nothing is asked.
 
-    Requests: the lists of `list_room`; one GET per distinct index (more for deltas); where the lists do not show TTLs
+    Requests: the lists of `list_prefix`; one GET per distinct index (more for deltas); where the lists do not show TTLs
     one `stat` per distinct index, and one for each new blob of an index that has a TTL; with `Level.CONTENT` one for
     each blob instead, and a GET for each blob of a file read. At most 16 at once.
 
@@ -200,7 +200,7 @@ async def verify(
     for commit in sorted(commits, key=lambda c: (str(c.scope), -c.pointer.number)):
         for s in commit.record.stores:
             places.setdefault(s.index, _Place(commit.scope, commit.pointer.number, s.task, s.store))
-    listed = {blob.key: blob for room in (BLOBS, INDEXES) for blob in await list_room(store, room, lambda blob: blob)}
+    listed = {blob.key: blob for room in (BLOBS, INDEXES) for blob in await list_prefix(store, room, lambda blob: blob)}
     problems: list[Problem] = []
     risks = _Risks(store, listed, asks_every_blob=level is Level.CONTENT)
     seen: set[str] = set()

@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import os
 import stat
-import tempfile
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Final, Self
 
 import msgspec
 
+from engine.local.copy import write_whole
 from engine.local.hashing import BLAKE3_BYTES, Digest, hash_content
 from engine.local.scan import is_written_once
 from index.decoding import UNDECODABLE
@@ -18,7 +18,7 @@ from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import SstIdentity
 
 ENTRIES_MAX: Final = 400_000
-# Entries beyond twice the files of the directory are of files that are gone, but for so many.
+# Entries beyond twice the files of the directory are of files that are gone, except this number.
 SPARE_ENTRIES: Final = 1_000
 CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
 # A file that changed less than this before it was looked at may change once more within the same clock tick.
@@ -45,14 +45,14 @@ class CachedFile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # Whether the SST's tail was read, and what it said.
     sst_read: bool = False
     sst: SstIdentity | None = None
-    # The file had been quiet for so long that its stat stands for its content: a backup may trust the entry (I1).
+    # The file had been quiet for so long that its stat proves its content: a backup may trust the entry (I1).
     settled: bool = False
     # Recorded by a restore of ours once it had written and fsynced the file (I2).
     restored: bool = False
 
 
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
-    """What stands on disk; the directory is repeated, so that two directories can never share a file."""
+    """What is on disk; the directory is repeated, so that two directories can never share a file."""
 
     directory: str
     files: tuple[CachedFile, ...]
@@ -154,7 +154,7 @@ class DigestCache:
     def load(cls, cache_dir: Path, directory: Path, *, trust_stat: bool = False) -> Self:
         """Load the cache that `save` left for a directory; an empty one if there is none that can be trusted.
 
-        A file that is damaged, oversized, another user's or writable by others counts as none: whoever could
+        A file that is damaged, oversized, another user's or writable by others counts as none: who could
         write it could make a backup skip a file that has changed.
         """
         cache = cls(trust_stat=trust_stat)
@@ -179,14 +179,7 @@ class DigestCache:
         stored = _Stored(str(directory.absolute()), tuple(self._files.values()))
         payload = msgspec.msgpack.encode(stored)
         cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".digests-", dir=cache_dir)
-        try:
-            with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)
-                out.write(_MAGIC + hash_content(payload) + payload)
-            Path(temporary).replace(_cache_path(cache_dir, directory))
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(_cache_path(cache_dir, directory), _MAGIC + hash_content(payload) + payload)
 
 
 class DigestCaches:
@@ -207,7 +200,7 @@ class DigestCaches:
 
     @contextlib.asynccontextmanager
     async def of(self, directory: Path) -> AsyncIterator[DigestCache]:
-        """What is known of a directory's files; what the block adds is kept whatever becomes of it."""
+        """Yield what is known of a directory's files; what the block adds is kept, however it ends."""
         cache = await asyncio.to_thread(self._load, directory)
         try:
             yield cache
@@ -247,7 +240,6 @@ def _entry(
     sst_read: bool = False,
     sst: SstIdentity | None = None,
 ) -> CachedFile:
-    """Facts about a file of exactly this stat."""
     return CachedFile(
         file.device,
         file.inode,
@@ -282,7 +274,7 @@ def _cache_path(cache_dir: Path, directory: Path) -> Path:
 
 
 def _read_own_file(path: Path) -> bytes:
-    """A file of this user that nobody else can write, up to the size cap; empty otherwise."""
+    """Read a file of this user that nobody else can write, up to the size cap; empty otherwise."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as source:  # noqa: PTH123
         status = os.fstat(source.fileno())
         own = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE

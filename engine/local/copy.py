@@ -1,8 +1,10 @@
-"""Copies of local files that share no inode with their source, as cheap as the file system makes them. Blocks."""
+"""Copy local files to new inodes, as cheaply as the file system can; write small files whole or not at all. Blocks."""
 
+import contextlib
 import errno
 import os
 import stat
+import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -37,7 +39,7 @@ class FileBody:
         return self._size_bytes
 
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        """The bytes of the file."""
+        """Yield the bytes of the file."""
         async with aclosing(read_chunks(self._path, size_bytes=self._size_bytes)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -87,3 +89,24 @@ def _copy(incoming: int, outgoing: int) -> int:
             copied += written
             view = view[written:]
     return copied
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read, replacing an older one at once.
+
+    Args:
+        path: Where; its directory is there.
+        data: All of it.
+
+    Raises:
+        OSError: It cannot be written; an older one is as it was.
+    """
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with open(handle, "wb") as out:  # noqa: PTH123  (a descriptor, not a path)
+            out.write(data)
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise

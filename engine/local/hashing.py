@@ -1,4 +1,4 @@
-"""The one door to blake3 and crc32c: the two hashes of a file, taken in one pass over its bytes; Spark's checksum.
+"""The only importer of blake3 and crc32c: the two hashes of a file, taken in one pass over its bytes; Spark's checksum.
 
 And RocksDB's checksums of blocks, which are more: `block_sum`.
 """
@@ -23,7 +23,7 @@ class Digest(NamedTuple):
 
 
 class ContentHasher:
-    """Hashes bytes as they stream by, for whoever compares them with a hash that is known. Not for two threads at once.
+    """Hashes bytes as they stream by, to compare them with a known hash. Not for two threads at once.
 
     It lets other threads run while it works on a large chunk: a chunk of a megabyte belongs in a thread, a chunk of a
     few kilobytes does not.
@@ -50,7 +50,7 @@ class ContentHasher:
 
 
 class FileHasher(ContentHasher):
-    """As `ContentHasher`, and the CRC32 too, which takes as long again: for files that are described anew."""
+    """As `ContentHasher`, and the CRC32 too, which takes as long again: for files that get a new entry."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,17 +68,17 @@ class FileHasher(ContentHasher):
 
 
 def hash_content(data: bytes | bytearray | memoryview) -> bytes:
-    """The BLAKE3-256 of bytes that stand in memory."""
+    """Return the BLAKE3-256 of bytes in memory."""
     return blake3(data).digest()
 
 
 def hash_bytes(data: bytes | bytearray | memoryview) -> Digest:
-    """The hashes of bytes that stand in memory."""
+    """Return the hashes of bytes in memory."""
     return Digest(blake3(data).digest(), zlib.crc32(data))
 
 
 def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
-    """The CRC32C of bytes, unsigned, continuing from that of what came before them.
+    """Return the CRC32C of bytes, unsigned, continuing from that of what came before them.
 
     Spark protects files and rows with it; its files hold the same 32 bits as a signed number.
     """

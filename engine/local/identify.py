@@ -44,7 +44,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class StoppedError(Exception):
-    """Whoever asked for a long reading does not want it any more."""
+    """The caller of a long reading does not want it any more."""
 
 
 def identify(
@@ -62,7 +62,7 @@ def identify(
         root: Where `local` was scanned.
         local: The scan.
         remote: The previous snapshot.
-        cache: Asked first, and told what was read.
+        cache: Asked first; records what was read.
         looked_at_ns: As `engine.local.scan.file_system_now_ns` said, after the scan.
         stop: Set by a caller that does not want the result any more.
 
@@ -99,12 +99,12 @@ def identify_ssts(
     looked_at_ns: int,
     stop: threading.Event,
 ) -> dict[FilePath, SstIdentity]:
-    """The identities of those files that are SSTs and have one.
+    """Return the identities of those files that are SSTs and have one.
 
     Args:
         root: Where the files were scanned.
         files: By path; those whose name does not end in `.sst` are passed over.
-        cache: Asked first, and told what was read.
+        cache: Asked first; records what was read.
         looked_at_ns: As `engine.local.scan.file_system_now_ns` said, after the scan.
         stop: Set by a caller that does not want the result any more.
 
@@ -134,7 +134,7 @@ def find_present(
     *,
     stop: threading.Event,
 ) -> dict[FilePath, LocalFile]:
-    """Those local files whose content is that of a snapshot's file (I2).
+    """Find the local files whose content is that of a snapshot's file (I2).
 
     Args:
         root: Where the files were scanned.
@@ -165,7 +165,7 @@ def find_present(
 
 
 def _from_cache(parents: FilePath, file: LocalFile, entry: FileIndex, cache: DigestCache) -> LocalFile | Wanted:
-    """The file with the fact that decides, if the cache has it; otherwise what to read."""
+    """Return the file with the fact that decides, if the cache has it; otherwise what to read."""
     known = cache.find(file)
     by_sst = entry.sst is not None and (known is None or not known.sst_read or known.sst is not None)
     if known is not None and (known.sst_read if by_sst else known.blake3 is not None):
@@ -239,7 +239,7 @@ def _read_one(root: Path, root_descriptor: int, stop: threading.Event, item: Wan
 
 
 def read_sst(descriptor: int, size_bytes: int) -> SstIdentity | None:
-    """What an SST says of itself, from reads at its end; None if it says nothing that can be relied on. Blocks."""
+    """Read the identity of an SST at its end; None if it has none that can be relied on. Blocks."""
     tail_bytes = TAIL_BYTES
     for _ in range(SST_READS_MAX):
         tail_bytes = min(tail_bytes, size_bytes)
@@ -251,13 +251,13 @@ def read_sst(descriptor: int, size_bytes: int) -> SstIdentity | None:
 
 
 def parse_sst(name: str, data: bytes) -> SstIdentity | None:
-    """What the bytes of a whole file say of it, as `read_sst`; None unless its name is an SST's."""
+    """Find the identity in the bytes of a whole file, as `read_sst`; None unless its name is an SST's."""
     answer = parse_sst_tail(data, len(data)) if name.endswith(".sst") else None
     return None if isinstance(answer, MoreBytesNeeded) else answer
 
 
 def _read_digest(descriptor: int, size_bytes: int, stop: threading.Event) -> Digest | None:
-    """The hashes of a whole file; None if it has become shorter."""
+    """Return the hashes of a whole file; None if it has become shorter."""
     hasher = FileHasher()
     while hasher.size_bytes < size_bytes:
         if stop.is_set():

@@ -1,4 +1,4 @@
-"""Looking at local files: what stands in a directory, what a stat says of a file, and whether both have held still.
+"""Look at local files: what is in a directory, what a stat says of a file, and whether both have held still.
 
 A source that changes while it is backed up is refused (design 0002, I3). Scanning blocks and is made for a thread, a
 whole directory per call: a hop per file costs more than the file.
@@ -26,7 +26,7 @@ from index.snapshot.keys import check_file_name
 from index.snapshot.model import FileMetadata, FilePath
 from index.spark.names import parse_state_name
 
-# Names that `check_file_name` accepts, told by one look; every other one is asked about.
+# Names that `check_file_name` accepts at one look; every other one is asked about.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 _name = attrgetter("name")
 
@@ -55,12 +55,12 @@ _SHARED_NAME: Final = re.compile(r".*\.sst|[0-9]+\.blob|OPTIONS-[0-9]+", re.DOTA
 
 
 def scan_dir(path: Path, known: LocalDir | None = None) -> LocalDir:
-    """What stands in a directory and below: names and stats, no contents. Symbolic links are never followed.
+    """Scan a directory and all below it: names and stats, no contents. Symbolic links are never followed.
 
     Args:
         path: The directory.
-        known: An earlier scan of it. Its files stand in the result themselves where their stat is still the same, to
-            the ctime, which is quicker than to describe them anew.
+        known: An earlier scan of it. Its files are in the result themselves where their stat is still the same, to
+            the ctime, which is quicker than to describe them again.
 
     Returns:
         Files and sub-directories, each sorted by name; the root's name is empty.
@@ -75,7 +75,7 @@ def scan_dir(path: Path, known: LocalDir | None = None) -> LocalDir:
 
 
 def all_files(local: LocalDir) -> list[LocalFile]:
-    """The files of a directory and of everything below it."""
+    """Return the files of a directory and of everything below it."""
     files = list(local.files)
     for sub in local.sub_dirs:
         files += all_files(sub)
@@ -175,7 +175,7 @@ def _check_name(path: Path, name: str) -> None:
 
 
 def local_file(name: str, status: os.stat_result) -> LocalFile:
-    """A file as a scan tells it. Time of creation is left out: Linux tells it to nobody who asks through `stat`."""
+    """Describe a file by its stat, without its time of creation, which Linux does not give through `stat`."""
     return LocalFile(
         name=name,
         metadata=FileMetadata(
@@ -193,7 +193,7 @@ def local_file(name: str, status: os.stat_result) -> LocalFile:
 
 
 def is_untouched(file: LocalFile, status: os.stat_result) -> bool:
-    """Whether a stat is still the scan's, to the ctime: what a restore asks before it reuses a file (I2)."""
+    """Return whether a stat is still the scan's, to the ctime: checked before a restore reuses a file (I2)."""
     return (
         status.st_ctime_ns == file.changed_at_ns
         and status.st_mtime_ns == file.metadata.modified_at_ns
@@ -204,7 +204,7 @@ def is_untouched(file: LocalFile, status: os.stat_result) -> bool:
 
 
 def is_unchanged(before: LocalFile, after: LocalFile) -> bool:
-    """Whether two looks at one name saw the same file with the same content and metadata (design 0002, I3)."""
+    """Return whether two looks at a name saw the same file, content and metadata (design 0002, I3)."""
     return (
         before.name == after.name
         and before.device == after.device
@@ -212,14 +212,14 @@ def is_unchanged(before: LocalFile, after: LocalFile) -> bool:
         and before.metadata == after.metadata
         # A checkpoint shares SSTs, blob files and OPTIONS with the live store, whose next compaction or checkpoint
         # unlinks or links them: that moves the ctime of the inode and no byte, and RocksDB never writes to them once
-        # they have their names. The number of links would not tell more: one that comes and one that goes cancel out.
+        # they have their names. The number of links would not show more: one that comes and one that goes cancel out.
         # Of any other file the ctime decides.
         and (before.changed_at_ns == after.changed_at_ns or _SHARED_NAME.fullmatch(before.name) is not None)
     )
 
 
 def is_written_once(name: str) -> bool:
-    """Tell whether RocksDB or Spark never writes to a file again once it has this name (design 0002, I1)."""
+    """Return whether RocksDB or Spark never writes to a file again once it has this name (design 0002, I1)."""
     return _SHARED_NAME.fullmatch(name) is not None or parse_state_name(name) is not None
 
 
@@ -239,7 +239,7 @@ def check_unchanged(path: Path, file: LocalFile, status: os.stat_result) -> None
 
 
 def changed_error(path: Path | str) -> SourceChangedError:
-    """The error for a source that did not hold still (I3)."""
+    """Make the error for a source that did not hold still (I3)."""
     return SourceChangedError("changed while it was backed up", operation="backup", subject=str(path))
 
 
@@ -257,14 +257,14 @@ def refusing(path: Path) -> Iterator[None]:
 
 
 def special_error(path: Path, mode: int) -> UnsafeSourceError:
-    """The error for an entry that is neither a file nor a directory."""
+    """Make the error for an entry that is neither a file nor a directory."""
     kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFSOCK: "a socket", stat.S_IFIFO: "a FIFO"}
     kind = kinds.get(stat.S_IFMT(mode), "a device")
     return UnsafeSourceError(f"is {kind}: only files and directories are kept", operation="backup", subject=str(path))
 
 
 def unreadable_error(path: Path, error: OSError) -> UnsafeSourceError:
-    """The error for a part of the source that the system does not let us see."""
+    """Make the error for a part of the source that the system does not let us read."""
     if error.errno in {errno.ENOENT, errno.ESTALE}:
         return UnsafeSourceError("is not there, or vanished meanwhile", operation="backup", subject=str(path))
     if error.errno in {errno.ELOOP, errno.ENOTDIR}:
@@ -281,7 +281,7 @@ def unreadable_error(path: Path, error: OSError) -> UnsafeSourceError:
 
 @functools.lru_cache(maxsize=1024)
 def _user_name(uid: int) -> str:
-    """The name of a user, or the number of one who has none."""
+    """Return the name of a user, or the number of one who has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

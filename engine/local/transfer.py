@@ -63,7 +63,7 @@ class ByteBudget:
 
     @asynccontextmanager
     async def hold(self, size_bytes: int) -> AsyncIterator[None]:
-        """Wait until so many bytes are free, and hold them for the block; more than there are count as all."""
+        """Wait until a number of bytes are free, and hold them for the block; more than there are count as all."""
         size_bytes = min(size_bytes, self._bytes_max)
         if self._waiting or self._held_bytes + size_bytes > self._bytes_max:
             await self._wait(size_bytes)
@@ -101,7 +101,7 @@ class SourceDir:
     """A directory that is held open while its files are read, so that all of them come from the one that was scanned.
 
     Attributes:
-        path: For errors, and for whoever wants to look.
+        path: For errors.
         descriptor: Open for as long as the object is entered.
     """
 
@@ -141,7 +141,7 @@ class PartsBody:
         return self._size_bytes
 
     async def read_chunks(self) -> AsyncGenerator[bytes, None]:
-        """The parts one after the other; small ones are joined, none is larger than a pack takes."""
+        """Yield the parts one after the other; small ones are joined, none is larger than a pack takes."""
         chunk: list[bytes] = []
         chunk_bytes = 0
         for part in self._parts:
@@ -173,7 +173,7 @@ async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int) ->
         case Unknown(reason=reason):
             raise StoreUnavailableError(f"no answer: {reason}", operation="put_if_absent", key=key)
         case Lost():
-            # The key is random and ours alone: what stands there came from an earlier sending of this very request. Its
+            # The key is random and ours alone: what is there came from an earlier sending of this very request. Its
             # size is proof enough: a body keeps the hash of its first reading, and refuses another that differs.
             found = await store.stat(key)
             if found is None:
@@ -191,7 +191,7 @@ async def put_new(store: BlobStore, key: BlobKey, body: Body, *, ttl_ms: int) ->
 
 
 class HashingSink(Sink):
-    """Hashes bytes and keeps none of them: for whoever only looks."""
+    """Hashes bytes and keeps none of them."""
 
     def __init__(self, hasher: ContentHasher) -> None:
         self._hasher = hasher

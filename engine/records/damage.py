@@ -53,7 +53,7 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
     """Find out which scopes are to be left alone: those of what cannot be read, and those that it may refer to.
 
     A record or an index may refer to uploads of its own scope, and of those that its neighbours refer to. Where no
-    other index of a store can be read, or a record may be the first of a fork, nothing tells: every upload stays.
+    other index of a store can be read, or a record may be the first of a fork, nobody knows: every upload stays.
 
     Requests: none where everything can be read; else a GET for each index of the scopes that are damaged.
     """
@@ -70,7 +70,7 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
         if log.is_adrift:
             late = log.void[-1]
             reasons[commit_key(late.scope, late.number)] = NOTHING_VOUCHES
-        # A void record tells nothing of a fork that came after it.
+        # A void record says nothing about a fork that came after it.
         lowest = min((commit.record.number for commit in log.commits), default=None)
         unread = {one.key for one in log.unreadable}
         everything |= any(
@@ -85,7 +85,7 @@ async def assess(store: BlobStore, roots: Roots, broken: Mapping[IndexReference,
         readable = [s for s in held if s.index not in broken]
         found = await _scopes_of(store, {s.index for s in readable})
         covered |= found
-        # What one store was forked from another one's index does not tell.
+        # What one store was forked from another one's index does not say.
         everything |= not found or not {_place(s) for s in held} <= {_place(s) for s in readable}
     if not scopes and not everything:
         return Damage()
@@ -112,7 +112,7 @@ def _place(reference: StoreReference) -> tuple[str, str]:
 
 
 async def _scopes_of(store: BlobStore, references: Iterable[IndexReference]) -> frozenset[Scope]:
-    """Return the scopes of everything that some indexes keep; one that cannot be read tells nothing but its own."""
+    """Return the scopes of everything that some indexes keep; one that cannot be read adds only its own."""
 
     async def read(reference: IndexReference) -> frozenset[Scope]:
         try:

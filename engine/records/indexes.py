@@ -26,7 +26,7 @@ WHOLE_BYTES_MAX: Final = 256 * 1024
 DELTA_GAIN_MIN: Final = 4
 # What `_weigh` counts as one takes less than that in an index before compression: most take half of it.
 WEIGHT_BYTES_MAX: Final = 512
-# Bytes of files that stand in an index itself and weigh as much as an entry.
+# Bytes of files that are in an index itself and weigh as much as an entry.
 INLINE_BYTES_PER_WEIGHT: Final = 256
 # How many indexes an `IndexCache` holds, however large; and what more of them weigh together, if they are small.
 CACHED_MAX: Final = 4
@@ -36,10 +36,10 @@ PAYLOAD: Final = "snapshot-index"
 
 
 class StoredSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """An index as it stands in a store."""
+    """An index as it is stored."""
 
     index: SnapshotIndex
-    # Where it stands, then where each index stands that it is a delta on, down to one that is whole.
+    # Its reference, then that of each index that it is a delta on, down to one that is whole.
     chain: tuple[IndexReference, ...]
 
     @property
@@ -57,7 +57,7 @@ class IndexCache:
         self._weight = 0
 
     def find(self, reference: IndexReference) -> StoredSnapshot | None:
-        """The index that this very reference names."""
+        """Return the index that this very reference names."""
         return self._snapshots.get(reference)
 
     def keep(self, snapshot: StoredSnapshot) -> None:
@@ -74,25 +74,25 @@ class IndexCache:
 
 
 async def read_index(store: BlobStore, reference: IndexReference) -> SnapshotIndex:
-    """The index that a reference names; arguments and errors as `read_stored_snapshot`."""
+    """Read the index that a reference names; arguments and errors as `read_stored_snapshot`."""
     return (await read_stored_snapshot(store, reference)).index
 
 
 async def read_index_chain(
     store: BlobStore, reference: IndexReference
 ) -> tuple[SnapshotIndex, tuple[IndexReference, ...]]:
-    """An index, and every reference that led to it, its own first; errors as `read_stored_snapshot`."""
+    """Read an index; return every reference that led to it, too, its own first. Errors as `read_stored_snapshot`."""
     snapshot = await read_stored_snapshot(store, reference)
     return snapshot.index, snapshot.chain
 
 
 async def read_stored_snapshot(store: BlobStore, reference: IndexReference) -> StoredSnapshot:
-    """Read an index, and the ones that it is told as a difference from.
+    """Read an index, and the ones that it is a delta on.
 
     Requests: one GET, and one more per delta on the way; at most 17.
 
     Args:
-        store: Where it stands.
+        store: Where it is.
         reference: Its key, and what its stored bytes must be.
 
     Raises:
@@ -138,12 +138,12 @@ def check_is_of(index: SnapshotIndex, reference: StoreReference, *, operation: s
 
 
 def is_missing(error: DamagedError) -> bool:
-    """Whether something is not there at all, as after a collection; what is there and wrong is damage for certain."""
+    """Return whether something is not there at all, as after a collection; otherwise it is damaged for certain."""
     return isinstance(error.__cause__, BlobNotFoundError)
 
 
 def delta_pays(*, whole_bytes: int, delta_bytes: int) -> bool:
-    """Whether an index is better stored as a delta: it is large, and the delta is less than a quarter of it."""
+    """Return whether to store an index as a delta: it is large, and the delta is less than a quarter of it."""
     return whole_bytes > WHOLE_BYTES_MAX and delta_bytes * DELTA_GAIN_MIN < whole_bytes
 
 
@@ -191,7 +191,7 @@ async def write_index(
 
 
 def _encode(index: SnapshotIndex, base: StoredSnapshot | None) -> tuple[bytes, bool]:
-    """The bytes to store, and whether they are a delta. Blocks: an index of many files takes its time."""
+    """Encode an index; return whether the bytes are a delta, too. Blocks: many files take their time."""
     if base is None:
         return encode_index(index), False
     if base.depth >= INDEX_DELTAS_MAX:
@@ -213,7 +213,7 @@ def _encode(index: SnapshotIndex, base: StoredSnapshot | None) -> tuple[bytes, b
 
 
 def _weigh(index: SnapshotIndex) -> int:
-    """How large an index is: entries present and removed, their blobs and bytes inline, packs, steps of its lineage."""
+    """Weigh an index: entries present and removed, their blobs and bytes inline, packs, steps of its lineage."""
     return len(index.metadata.lineage) + len(index.packs) + _weigh_dir(index.dir)
 
 
@@ -225,7 +225,7 @@ def _weigh_dir(directory: DirIndex) -> int:
 
 
 def _encode_delta(index: SnapshotIndex, base: StoredSnapshot) -> bytes | None:
-    """The bytes of a delta; None where the index does not follow from its base alone (design 0001, X3)."""
+    """Encode a delta; None where the index does not follow from its base alone (design 0001, X3)."""
     try:
         return encode_index(make_delta(base.index, base.chain[0], base.depth, index))
     except IndexInvariantError:

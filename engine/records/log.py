@@ -112,12 +112,12 @@ class Decode(Protocol[Decoded_co]):
     """One of the decoders of `index.snapshot.codec`."""
 
     def __call__(self, data: bytes, *, subject: str) -> Decoded_co:
-        """The record; raises `FormatError`."""
+        """Decode a record; raises `FormatError`."""
         ...
 
 
 async def read_record(store: BlobStore, key: str, decode: Decode[Loaded]) -> Loaded:
-    """Any record by its key.
+    """Read any record by its key.
 
     Raises:
         BlobNotFoundError: It is not there (any more).
@@ -135,7 +135,7 @@ async def read_record(store: BlobStore, key: str, decode: Decode[Loaded]) -> Loa
 
 
 async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitRecord:
-    """One commit record.
+    """Read one commit record.
 
     Raises:
         BlobNotFoundError: It is not there (any more).
@@ -149,7 +149,7 @@ async def read_commit(store: BlobStore, scope: Scope, number: int) -> CommitReco
 
 
 async def read_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary:
-    """One boundary; errors as `read_commit`."""
+    """Read one boundary; errors as `read_commit`."""
     key = boundary_key(scope, number)
     boundary = await read_record(store, key, decode_boundary)
     if boundary.scope != scope or boundary.number != number:
@@ -158,7 +158,7 @@ async def read_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary
 
 
 async def find_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary | None:
-    """The boundary that has a number, for whoever has found the number taken; other errors as `read_commit`.
+    """Read the boundary of a number that was found taken; other errors as `read_commit`.
 
     Returns:
         None: a collector has met a newer one, which closes at least as much, and has taken this one away (D3).
@@ -169,7 +169,7 @@ async def find_boundary(store: BlobStore, scope: Scope, number: int) -> Boundary
 
 
 async def put_boundary(store: BlobStore, boundary: Boundary, *, operation: str, may_arrive: str) -> CreateOutcome:
-    """Create a boundary; whoever has found its number taken asks `find_boundary`.
+    """Create a boundary; a caller that finds its number taken asks `find_boundary`.
 
     Args:
         store: Where the log is.
@@ -178,8 +178,8 @@ async def put_boundary(store: BlobStore, boundary: Boundary, *, operation: str, 
         may_arrive: The hint of that error: what to do while the boundary may still arrive.
 
     Raises:
-        StoreUnavailableError: The store failed, and the boundary may stand all the same, or arrive later.
-        StoreError: As the store says: it was refused, and does not stand.
+        StoreUnavailableError: The store failed, and the boundary may be there all the same, or arrive later.
+        StoreError: As the store says: it was refused, and is not there.
     """
     key = boundary_key(boundary.scope, boundary.number)
     try:
@@ -191,7 +191,7 @@ async def put_boundary(store: BlobStore, boundary: Boundary, *, operation: str, 
 
 
 async def list_log(store: BlobStore, scope: Scope, *, from_number: int = 0) -> LogListing:
-    """Records and boundaries of a scope from a number on: one LIST per 1,000 of them."""
+    """List records and boundaries of a scope from a number on: one LIST per 1,000 of them."""
     entries = [
         (blob.key, blob.created_at_ms)
         async for blob in list_blobs(store, log_prefix(scope), start_after=log_start_after(scope, from_number))
@@ -216,12 +216,12 @@ async def list_all_logs(store: BlobStore, noted: Noted | None = None) -> tuple[L
 
 
 async def list_scopes(store: BlobStore) -> tuple[Scope, ...]:
-    """Every scope that has a log."""
+    """List every scope that has a log."""
     return tuple(listing.scope for listing in await list_all_logs(store))
 
 
 async def read_boundaries(store: BlobStore, listing: LogListing) -> tuple[Boundary, ...]:
-    """Every listed boundary."""
+    """Read every listed boundary."""
     return tuple([await read_boundary(store, listing.scope, number) for number in listing.boundaries])
 
 
@@ -309,7 +309,7 @@ async def read_scope(
 async def read_vouched(
     store: BlobStore, listing: LogListing, records: Mapping[int, CommitRecord], boundaries: Sequence[Boundary]
 ) -> frozenset[CommitPointer]:
-    """Ask the store who vouches for a late record of which the log says nothing (C5).
+    """Ask the store what vouches for a late record of which the log says nothing (C5).
 
     One whose lease began before the repository record was created here was copied, and not written here: nobody writes
     before that record stands. It may have been void at the old place, and lack what was collected there: then it still
@@ -346,7 +346,7 @@ async def repeat_reading(read: Callable[[], Awaitable[Loaded]], *, operation: st
     Args:
         read: One reading.
         operation: The use case, for its error.
-        subject: What is read; of many logs the one that had changed or had holes is told.
+        subject: What is read; of many logs the one that had changed or had holes is named.
 
     Raises:
         UnsafeStoreError: That, or a hole, was met in every reading (C1).

@@ -18,11 +18,11 @@ from index.snapshot.contents import blobs_needed
 from index.snapshot.keys import BLOBS, INDEXES
 from index.snapshot.model import BlobKey
 
-# More gaps than this are found again, by the next backup or by whoever is told to look.
+# More gaps than this are found again, by the next backup or by one that is asked to look.
 MISSING_BLOBS_MAX: Final = 10_000
 STATS_IN_FLIGHT_MAX: Final = 16
 
-# So many commits are looked through.
+# Commits that are looked through at most.
 COMMITS_MAX: Final = 1_000
 
 ReadCommits = Callable[[], Awaitable[Sequence[Commit]]]
@@ -58,13 +58,13 @@ class MissingBlobs:
 
 
 def key_of(error: DamagedError) -> str:
-    """The key of what is missing or altered; whoever tells of a file may name that in its place."""
+    """Return the key of what is missing or altered; an error about a file may name that in its place."""
     cause = error.__cause__
     return cause.key if isinstance(cause, BlobNotFoundError) and cause.key else error.subject
 
 
 async def find_missing(store: BlobStore, needed: Mapping[BlobKey, int]) -> frozenset[str]:
-    """Those blobs that are not there, or are shorter than they have to be: one `stat` for each, at most 16 at once.
+    """Find blobs that are not there, or are shorter than they have to be: one `stat` for each, at most 16 at once.
 
     Args:
         store: Where they should be.
@@ -82,10 +82,10 @@ async def find_missing(store: BlobStore, needed: Mapping[BlobKey, int]) -> froze
 
 
 async def find_complete(store: BlobStore, commits: Iterable[Commit]) -> Commit | None:
-    """The first of some commits of which everything is there, by name and size; contents are not read.
+    """Find the first of some commits of which everything is there, by name and size; contents are not read.
 
     Requests: a GET for each index of each commit looked at (more for deltas), and a `stat` for each blob that none of
-    those before it had; of a commit that is not whole, as few as tell.
+    those before it had; of a commit that is not whole, as few as decide it.
 
     Args:
         store: Where everything should be.
@@ -103,7 +103,7 @@ async def find_complete(store: BlobStore, commits: Iterable[Commit]) -> Commit |
 
 
 async def _is_complete(store: BlobStore, commit: Commit, there: set[str], gone: set[str]) -> bool:
-    """Whether everything of a commit is there; what it finds out is added to the sets."""
+    """Return whether everything of a commit is there; add what is found out to the sets."""
     for reference in commit.record.stores:
         if reference.index.key in gone:
             return False
@@ -124,7 +124,7 @@ async def _is_complete(store: BlobStore, commit: Commit, there: set[str], gone: 
 
 
 def name_commit(commit: Commit) -> str:
-    """What a commit is called that is the one to restore."""
+    """Name the commit that is the one to restore."""
     return f"commit {commit.pointer.number} (version {commit.record.version})"
 
 
@@ -154,7 +154,7 @@ async def naming_complete(
 async def name_complete(
     error: DamagedError, store: BlobStore, read_commits: ReadCommits, name: Callable[[Commit], str] = name_commit
 ) -> DamagedError:
-    """The error that also says which commit is whole; the same one if it is not that something is missing.
+    """Make an error that something is missing say which commit is whole; any other error is returned as it is.
 
     Arguments otherwise as `naming_complete`.
     """

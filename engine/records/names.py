@@ -1,7 +1,7 @@
 """The names of a scope: what `tidemark list` shows of them, and what retention may have left to them alone.
 
 Each naming has a key of its own that is never used again, so that neither a late release nor a late collector can hit
-another one. A name stands for the earliest of its namings that is live.
+another one. A name refers to the earliest of its namings that is live.
 """
 
 from collections import defaultdict
@@ -35,7 +35,7 @@ async def list_names(store: BlobStore, scope: Scope, noted: Noted | None = None)
 
 
 async def read_name(store: BlobStore, scope: Scope, name: str) -> NameRecord:
-    """A name that holds. Requests as `read_namings`.
+    """Read a name that holds. Requests as `read_namings`.
 
     Raises:
         NotFoundError: There is none, it was released, or it came too late to protect anything.
@@ -44,7 +44,7 @@ async def read_name(store: BlobStore, scope: Scope, name: str) -> NameRecord:
 
 
 async def read_namings(store: BlobStore, scope: Scope, name: str) -> tuple[Naming, ...]:
-    """Every record of a name, released and void ones too: one LIST, and one GET for each, of which there is mostly one.
+    """Read every record of a name, released and void ones too: one LIST, and a GET for each, mostly one.
 
     Raises:
         FormatError: One cannot be read.
@@ -64,7 +64,7 @@ async def release_naming(store: BlobStore, naming: Naming) -> None:
 
 
 def find_name(namings: tuple[Naming, ...], scope: Scope, name: str) -> Naming:
-    """The naming that a name stands for.
+    """Find the naming that a name refers to.
 
     Raises:
         NotFoundError: As `read_name`.

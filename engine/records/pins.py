@@ -43,11 +43,11 @@ class PinLease:
         self.last_error: StoreError | None = None
 
     def keep(self) -> None:
-        """From now on leave the pin to expire: a record that rests on it is on its way and may land late (C3)."""
+        """Leave the pin to expire: a record that rests on it is on its way and may land late (C3)."""
         self._kept = True
 
     def let_go(self) -> None:
-        """The outcome of that record is known: the pin is released at the end after all."""
+        """Release the pin at the end after all: the outcome of that record is known."""
         self._kept = False
 
     async def begin(self) -> None:
@@ -105,7 +105,7 @@ async def hold_pin(
         The lease; `pinned` is False where the store denies writing pins or is full, and the block runs unprotected.
 
     Raises:
-        CollectedError: The commit was closed before the pin stood. Choose again.
+        CollectedError: The commit was closed before the pin was there. Choose again.
         UnsafeStoreError: The pin is required, and a record that rests on it would not be safe in this store.
     """
     if required:

@@ -28,8 +28,8 @@ from index.snapshot.records import RepositoryRecord
 MARKERS_MAX: Final = 8
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
-# What stands in the place of the repository record where `init` found that the store lets a create replace what is
-# there: nobody opens it, and whoever looks at the object can read why.
+# What is in the place of the repository record where `init` found that the store lets a create replace what is
+# there: nobody opens it, and a reader of the object learns why.
 REFUSED_STORE: Final = (
     b"tidemark init refused this store: a create-if-absent replaced what was there already, so two writers could both\n"
     b"win. Run `tidemark doctor`. Once the store is right, delete this object and run `tidemark init` again.\n"
@@ -63,7 +63,7 @@ class OpenRepository(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.asynccontextmanager
 async def opened_store(store: str | BlobStore) -> AsyncIterator[BlobStore]:
-    """The store of a repository that is about to be opened; one that was opened here is closed if that fails."""
+    """Open the store of a repository; one that was opened here is closed if the block fails."""
     if not isinstance(store, str):
         yield store
         return
@@ -76,7 +76,7 @@ async def opened_store(store: str | BlobStore) -> AsyncIterator[BlobStore]:
 
 
 async def read_repository_record(store: BlobStore, operation: str) -> RepositoryRecord:
-    """The record of a repository: one GET.
+    """Read the record of a repository: one GET.
 
     Raises:
         NotFoundError: The store is no repository.
@@ -173,12 +173,11 @@ async def _check_empty(store: BlobStore) -> None:
 
 
 def _is_repository_error() -> UsageError:
-    """What to say where a repository is to be made and there is one."""
     return UsageError("is a repository already", operation="init", hint="open it instead of initialising it")
 
 
 async def _check_refuses_a_second(store: BlobStore) -> None:
-    """Create the record a second time, with bytes that nobody opens: they stand there only if the store lets them.
+    """Create the record a second time, with bytes that nobody opens: they are there only if the store lets them.
 
     Raises:
         UnsafeStoreError: It does.
@@ -248,7 +247,7 @@ def check_pins(store: BlobStore, operation: str) -> None:
     """Refuse a store on which the pin of a fork, rewind or name could protect nothing (D4).
 
     Raises:
-        UnsafeStoreError: As `check_commits`; or its lists may be stale: a boundary that stands would not be seen.
+        UnsafeStoreError: As `check_commits`; or its lists may be stale: a boundary that is there would not be seen.
     """
     check_commits(store, operation)
     _check_lists(store, operation, "a collection could be deleting what this refers to")

@@ -1,11 +1,12 @@
 """What keeps blobs alive, as a collector reads it: open commits, live names, live pins (design 0002, D4 and D5)."""
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import aclosing
+from typing import Final, TypeVar
 
 import msgspec
 
-from blobstore.base import BlobStore, list_blobs
+from blobstore.base import BlobInfo, BlobStore, list_blobs, list_checked_page
 from blobstore.concurrency import map_bounded
 from engine.errors import DamagedError
 from engine.records.indexes import is_missing, read_index_chain
@@ -28,7 +29,7 @@ from index.plan.commits import Commit
 from index.plan.retention import RetentionPolicy
 from index.snapshot.codec import decode_pin
 from index.snapshot.contents import blob_keys
-from index.snapshot.keys import PINS, boundary_key, commit_key, is_pin_key
+from index.snapshot.keys import PINS, KeyRange, boundary_key, choose_list_ranges, commit_key, is_pin_key
 from index.snapshot.model import IndexReference, Scope
 from index.snapshot.records import (
     PIN_DURATION_MS,
@@ -41,9 +42,11 @@ from index.snapshot.records import (
 
 IN_FLIGHT_MAX: Final = 16
 
+Taken = TypeVar("Taken")
+
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """A pin or a name as a root: where it stands, and what it protects (nothing, once it is over)."""
+    """A pin or a name as a root: its key, and what it protects (nothing, once it is over)."""
 
     key: str
     source: CommitPointer
@@ -71,16 +74,16 @@ class Roots(msgspec.Struct, frozen=True, kw_only=True):
         return (*self.unreadable, *(one for log in self.logs for one in log.unreadable))
 
     def named(self, scope: Scope) -> frozenset[CommitPointer]:
-        """Records of a scope that a live name refers to."""
+        """Return the records of a scope that a live name refers to."""
         return frozenset(name.source for name in self.names if name.scope == scope and name.stores)
 
 
 class References(msgspec.Struct, frozen=True, kw_only=True):
     """The indexes that roots lead to."""
 
-    # One store's in the order of its commits: whoever reads them so meets the same blobs again and again.
+    # One store's in the order of its commits: a reader in this order meets the same blobs again and again.
     neighbours: tuple[IndexReference, ...]
-    # Those that only pins lead to. What is not there any more was collected before the pin stood, and the pinner is
+    # Those that only pins lead to. What is not there any more was collected before the pin was there, and the pinner is
     # refused by `check_open`: it keeps nothing, and is no damage.
     optional: frozenset[IndexReference]
     # Of which scopes nothing may go, whatever these lead to.
@@ -113,7 +116,7 @@ async def read_roots(
     known: Roots | None = None,
     operation: str = "collect",
 ) -> Roots:
-    """All logs, names and pins; records in `known` are not read again.
+    """Read all logs, names and pins; records in `known` are not read again.
 
     Args:
         store: The repository's store.
@@ -130,7 +133,7 @@ async def read_roots(
     )
 
     async def read() -> Roots:
-        # Pins first: a name, fork or rewind releases its pin only once its own record stands, so that a pin already
+        # Pins first: a name, fork or rewind releases its pin only once its own record is there, so that a pin already
         # gone here has left a record that the later readings find (D4). The other way round both could be missed.
         noted = Noted()
         pins = await read_pins(store, repository, now_ms, noted)
@@ -218,12 +221,12 @@ def plan_scopes(
 
 
 def kept_references(plans: Iterable[ScopePlan], roots: Roots) -> References:
-    """The indexes that kept commits, names and pins lead to."""
+    """Return the indexes that kept commits, names and pins lead to."""
     return _references((commit for plan in plans for commit, _ in plan.kept), roots)
 
 
 def open_references(roots: Roots) -> References:
-    """The indexes that any commit still open, and any live lease, leads to: those of the second reading (D4)."""
+    """Return the indexes that open commits and live leases lead to: those of the second reading (D4)."""
     return _references((commit for log in roots.logs for commit in log.commits), roots)
 
 
@@ -245,7 +248,7 @@ async def reachable_keys(
     *,
     optional: frozenset[IndexReference] = frozenset(),
 ) -> frozenset[str]:
-    """Every key that some indexes keep alive: themselves, the bases of deltas (P2), and the blobs.
+    """Return every key that some indexes keep alive: themselves, the bases of deltas (P2), and the blobs.
 
     Args:
         optional: Those of them that keep nothing alive where they, or what they are a delta on, are missing.
@@ -270,7 +273,7 @@ async def reachable_keys(
 def plan_log_deletes(
     roots: Roots, planned: Iterable[Boundary] = (), damaged: Collection[Scope] = frozenset()
 ) -> tuple[PlannedDelete, ...]:
-    """Closed records first, then superseded boundaries, released names and pins that are over; of no damaged scope."""
+    """Plan to delete closed records, then superseded boundaries, released names, ended pins; of no damaged scope."""
     records: list[PlannedDelete] = []
     others: list[PlannedDelete] = []
     damaged = {log.listing.scope for log in roots.logs if log.is_damaged}.union(damaged)
@@ -292,3 +295,38 @@ def plan_log_deletes(
     leases = [lease for lease in (*roots.names, *roots.pins) if lease.scope not in damaged]
     others += [PlannedDelete(lease.key, lease.removable) for lease in leases if lease.removable is not None]
     return (*records, *others)
+
+
+async def list_prefix(store: BlobStore, prefix: str, take: Callable[[BlobInfo], Taken]) -> list[Taken]:
+    """List every blob of a prefix; what one page does not hold is listed in parts, at most 16 at once.
+
+    Requests: p LISTs for p pages up to about 8; of more, at most a quarter of them again.
+
+    Args:
+        prefix: `BLOBS` or `INDEXES`; of another prefix the pages are listed one after the other.
+        take: What to keep of a blob.
+
+    Returns:
+        What was kept, in the order of the keys.
+
+    Raises:
+        StoreUnavailableError: A page does not go forward: a list that cannot be trusted.
+    """
+    first = await list_checked_page(store, prefix)
+    taken = [take(blob) for blob in first.blobs]
+    if not first.truncated:
+        return taken
+
+    async def list_range(part: KeyRange) -> list[Taken]:
+        found: list[Taken] = []
+        async with aclosing(list_blobs(store, prefix, start_after=part.after)) as blobs:
+            async for blob in blobs:
+                if not part.reaches(blob.key):
+                    break
+                found.append(take(blob))
+        return found
+
+    ranges = choose_list_ranges(prefix, first.blobs[-1].key)
+    for found in await map_bounded(list_range, ranges, in_flight_max=IN_FLIGHT_MAX):
+        taken += found
+    return taken

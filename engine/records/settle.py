@@ -1,4 +1,4 @@
-"""Completing the TTL removal of a commit (design 0002, T1 and T2)."""
+"""Complete the TTL removal of a commit (design 0002, T1 and T2)."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -62,17 +62,17 @@ async def settle_keys(store: BlobStore, keys: Iterable[BlobKey], *, is_needed: I
     indexes: list[BlobKey] = []
     for key in keys:
         (indexes if key.startswith(INDEXES) else blobs).append(key)
-    for room in (blobs, indexes):
-        await map_bounded(settle, room, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
+    for group in (blobs, indexes):
+        await map_bounded(settle, group, in_flight_max=REQUESTS_IN_FLIGHT_MAX)
 
 
 def new_indexes_of(record: CommitRecord) -> tuple[IndexReference, ...]:
-    """The indexes that came with a record; those of its other stores came with an earlier one."""
+    """Return the indexes that came with a record; those of its other stores came with an earlier one."""
     return tuple(reference.index for reference in record.stores if reference.number == record.number)
 
 
 async def has_ttl(store: BlobStore, key: str) -> bool | None:
-    """Whether a blob carries a TTL, by a `stat`; None if there is no such blob."""
+    """Return whether a blob carries a TTL, by a `stat`; None if there is no such blob."""
     info = await store.tagged(_SETTLE).stat(key)
     return None if info is None else info.expires_at_ms is not None
 

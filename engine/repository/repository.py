@@ -560,7 +560,7 @@ class Repository:
         progress: Progress = NO_PROGRESS,
         **choice: Unpack[Choice],
     ) -> Restored:
-        """`find` and `restore` in one: should the commit be collected in between, choose again, within a bound (D5).
+        """Find and restore in one: should the commit be collected in between, choose again, within a bound (D5).
 
         Args:
             or_newest_complete: Where something of the commit is missing, restore the newest one of the scope of which

@@ -1,4 +1,4 @@
-"""Carrying out a restore plan: every file fetched or reused, verified and written, in parallel within the limits."""
+"""Carry out a restore plan: every file fetched or reused, verified and written, in parallel within the limits."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ from engine.settings import TransferSettings
 from index.plan.restore import FetchedRun, RestoredFile, RestorePlan, ReusedFile
 from index.snapshot.model import FileBlob, SnapshotMetadata
 
-# Small files go to a thread so many at a time.
+# Small files that go to a thread together.
 FILES_PER_HOP: Final = 256
 # Local files up to this size are copied through memory, so many bytes at a time.
 SMALL_BYTES_MAX: Final = 256 * 1024
@@ -211,7 +211,7 @@ class Downloader:
             await self._fetch_after_all(reused)
 
     async def _fetch_after_all(self, reused: ReusedFile) -> None:
-        """A local file is not what it was taken for: fetch it like any other."""
+        """Fetch a file whose local copy is not what it was taken for."""
         stream = _Stream(reused.target)
         for blob in reused.target.entry.blobs:
             await self._fetch_blob(stream, blob)
@@ -262,7 +262,7 @@ class Downloader:
         self._progress.add(files=len(files), bytes_=sum(written.file.size_bytes for written in files))
 
     async def _fetch_blob(self, stream: _Stream, blob: FileBlob) -> None:
-        """Fetch one blob of a file straight into its place; whoever brings the last one seals the file."""
+        """Fetch one blob of a file straight into its place; the last one to come seals the file."""
         file = stream.file
         async with stream.creating:
             if stream.descriptor < 0:
@@ -334,7 +334,7 @@ class Downloader:
 
 
 def _jobs(plan: RestorePlan) -> Iterator[_Job]:
-    """What is fetched comes first: it takes longest."""
+    """Yield the jobs, what is fetched first: it takes longest."""
     yield from plan.runs
     for file in plan.streams:
         stream = _Stream(file)
@@ -348,7 +348,7 @@ def _jobs(plan: RestorePlan) -> Iterator[_Job]:
 
 
 def _copies(copies: Sequence[ReusedFile]) -> Iterator[_SmallCopies | ReusedFile]:
-    """Small files together, as many as a thread takes at a time; each large one by itself."""
+    """Group small files, as many as a thread takes at a time; each large one is by itself."""
     group: list[ReusedFile] = []
     group_bytes = 0
     for item in copies:

@@ -1,4 +1,4 @@
-"""The files in a range of a pack, as its bytes come: told apart, hashed, and for a restore written.
+"""The files in a range of a pack, as its bytes come: separated, hashed, and for a restore written.
 
 Everything here blocks and is made for the thread that reads the bytes (design 0008, B7).
 """
@@ -19,7 +19,7 @@ from index.plan.restore import FetchedRun, RestoredFile
 
 
 def cores_count() -> int:
-    """Processors that this process may use: of a container or a task set, its share."""
+    """Count the processors that this process may use: of a container or a task set, its share."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -43,7 +43,7 @@ os.register_at_fork(after_in_child=_AT_WORK.begin_anew)
 
 
 class PackReader(Sink):
-    """Tells which files of a range are right.
+    """Finds which files of a range are right.
 
     Args:
         run: The range.
@@ -53,7 +53,7 @@ class PackReader(Sink):
     def __init__(self, run: FetchedRun, files: Sequence[RestoredFile]) -> None:
         self._run = run
         self._at = run.start
-        # They stand in the order of their offsets and do not overlap, as `plan_restore` has it.
+        # They are in the order of their offsets and do not overlap, as `plan_restore` has it.
         self._next = deque(files)
         self._hasher: ContentHasher | None = None
         self._wrong: list[RestoredFile] = []
@@ -101,10 +101,10 @@ class PackReader(Sink):
         self.on_end(file, is_right=is_right)
 
     def on_piece(self, file: RestoredFile, at: int, piece: memoryview) -> None:
-        """Bytes of a file, from `at` on; nobody knows yet whether they are right."""
+        """Take bytes of a file, from `at` on; nobody knows yet whether they are right."""
 
     def on_end(self, file: RestoredFile, *, is_right: bool) -> None:
-        """All bytes of a file have come."""
+        """Take note that all bytes of a file have come."""
 
 
 class PackWriter(PackReader):
@@ -119,7 +119,7 @@ class PackWriter(PackReader):
         owners: What to do about owners.
 
     Attributes:
-        written: The files that stand there, synced.
+        written: The files that are there, synced.
     """
 
     def __init__(self, root: int, run: FetchedRun, files: Sequence[RestoredFile], owners: OwnerPolicy) -> None:

@@ -4,11 +4,11 @@
 <parent>/<name>                          the target
 <parent>/.<name>.tidemark-lock           held (flock) by the restore at work; gone when none is
 <parent>/.<name>.tidemark-<session>/new  what is being built; private until it is complete
-<parent>/.<name>.tidemark-old-<session>  what stood at the target, between the two renames of the swap; always whole
+<parent>/.<name>.tidemark-old-<session>  what was at the target, between the two renames of the swap; always whole
 <parent>/.<name>.tidemark-trash-<session>  the same once it is not needed any more, while it is being removed
 ```
 
-A crash leaves at most the last four. Whoever holds the lock next knows that nobody works on them, and cleans up.
+A crash leaves at most the last four. The next holder of the lock knows that nobody works on them, and cleans up.
 Everything here blocks and is made for a thread.
 """
 
@@ -54,8 +54,8 @@ class Staging:
         """Prepare a claim; nothing is touched.
 
         Args:
-            target: Where the directory is to stand.
-            session: Tells this restore's names beside the target from those of others.
+            target: Where the directory is to be.
+            session: Distinguishes this restore's names beside the target from those of others.
             replace: Whether a directory with content may go.
             aside: The name beside the target that such a directory gets, and keeps; "": it is removed.
         """
@@ -128,11 +128,11 @@ class Staging:
             raise _full(self.target, f"needs {files_count:,} inodes and {room.f_favail:,} are free")
 
     def publish(self, dirs: Sequence[FilePath], modes: Mapping[FilePath, int]) -> None:
-        """Put what was built at the target, durably. What stood there goes, or comes back if that fails.
+        """Put what was built at the target, durably. What was there goes, or comes back if that fails.
 
         Args:
             dirs: All directories in it, parents first; every file in them is synced already.
-            modes: Permission bits of directories, the target's under (), which a directory that stands there overrules.
+            modes: Permission bits of directories, the target's under (), which a directory that is there overrules.
                 Every other directory stays its owner's alone.
 
         Raises:
@@ -298,7 +298,7 @@ def remove_tree(name: str | Path, *, parent: int | None = None, ignore_errors: b
 
 
 def look_at_target(target: Path, *, replace: bool, parent: int | None = None) -> tuple[os.stat_result | None, bool]:
-    """What stands at a target, and whether it is a directory with content, which a restore would replace.
+    """Look at a target: its stat, and whether it is a directory with content, which a restore would replace.
 
     Args:
         target: Its path.

@@ -1,4 +1,4 @@
-"""Writing the files of a restore: made anew, verified, given their metadata, synced.
+"""Write the files of a restore: create, verify, give their metadata, sync.
 
 Everything here blocks and is made for a thread. A directory that is being built is private (`engine.restore.staging`),
 and every path is relative to its descriptor.
@@ -37,7 +37,7 @@ _NEW_FILE_MODE: Final = 0o600
 class OwnerPolicy(StrEnum):
     """What a restore does about the recorded owner and group of each file."""
 
-    # Files belong to whoever restores.
+    # Files belong to the user who restores.
     IGNORE = "ignore"
     # They are given to the recorded owner and group where these exist here and the system allows it.
     RESTORE = "restore"
@@ -46,14 +46,14 @@ class OwnerPolicy(StrEnum):
 
 
 class WrittenFile(msgspec.Struct, frozen=True):
-    """A file as it stands in the new directory, after its sync."""
+    """A file as it is in the new directory, after its sync."""
 
     file: RestoredFile
     local: LocalFile
 
 
 def create_file(root: int, file: RestoredFile) -> int:
-    """A new empty file, open for writing; nobody else may read it until `seal_file`."""
+    """Create an empty file, open for writing; nobody else may read it until `seal_file`."""
     return os.open("/".join(file.path), _NEW_FILE_FLAGS, _NEW_FILE_MODE, dir_fd=root)
 
 
@@ -209,7 +209,7 @@ def copy_file(root: int, source: int, reused: ReusedFile, owners: OwnerPolicy) -
 
 
 def stat_again(root: int, written: WrittenFile) -> LocalFile | None:
-    """A restored file as it stands now, if all that happened to it is that it lost or got a second name.
+    """Stat a restored file again, if all that happened to it is that it lost or got a second name.
 
     Every write would have set the modification time, which is the recorded one and not this moment's.
     """
@@ -278,7 +278,7 @@ def _set_owner(descriptor: int, entry: FileIndex, metadata: FileMetadata, *, req
 
 @functools.lru_cache(maxsize=1024)
 def _user_id(name: str) -> int:
-    """The number of a user; -1, which changes nothing, if none was recorded.
+    """Return the number of a user; -1, which changes nothing, if none was recorded.
 
     A name of digits is that of a user who had no name where the file came from.
 

@@ -9,7 +9,7 @@ from blobstore.base import BytesBody, ListPage
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
 from engine.collect.in_process import list_uploads
-from engine.records.inventory import LISTS_IN_FLIGHT_MAX, list_room
+from engine.records.roots import IN_FLIGHT_MAX, list_prefix
 from index.snapshot.keys import BLOBS, INDEXES, upload_key
 from index.snapshot.model import Scope
 from tests.doubles import InterposedStore
@@ -25,7 +25,7 @@ async def filled(count: int, *foreign: str) -> InterposedStore:
 
 
 async def names(store: InterposedStore) -> list[str]:
-    return await list_room(store, BLOBS, lambda blob: blob.key)
+    return await list_prefix(store, BLOBS, lambda blob: blob.key)
 
 
 @pytest.mark.parametrize("count, requests", [(0, 1), (999, 1), (1000, 1), (1001, 2), (2500, 3), (7000, 7)])
@@ -52,7 +52,7 @@ async def test_a_list_of_many_pages_is_read_in_parallel_and_whole_and_in_order()
     found = await names(store)
     assert found == sorted(found)
     assert set(found) == {key for key in store.inner._blobs if key.startswith(BLOBS)}  # type: ignore[attr-defined]
-    assert 4 <= most <= LISTS_IN_FLIGHT_MAX
+    assert 4 <= most <= IN_FLIGHT_MAX
     assert 34 <= len(store.requests) <= 34 * 5 / 4
 
 
