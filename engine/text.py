@@ -27,7 +27,7 @@ _SHARE: Final = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)(%?)")
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A time that somebody asked for: absolute, so long before the store's present, or a time of a day before it."""
+    """A time as people give it: absolute, so long before the store's present, or a time of a day before it."""
 
     at_ms: int | None = None
     ago_ms: int = 0
@@ -35,7 +35,7 @@ class Moment(msgspec.Struct, frozen=True):
     of_day_ms: int | None = None
 
     def resolve_ms(self, now_ms: int) -> int:
-        """The time in milliseconds since the epoch, given the store's clock. Days are those of UTC."""
+        """Return the time in milliseconds since the epoch, given the store's clock. Days are those of UTC."""
         if self.at_ms is not None:
             return self.at_ms
         begin_ms = now_ms if self.of_day_ms is None else now_ms - now_ms % _UNIT_MS["d"] + self.of_day_ms
@@ -46,7 +46,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 def without_credentials(text: str) -> str:
-    """A text whose URLs have lost what could be a secret: all before their last `@`, queries and fragments.
+    """Hide in the URLs of a text what could be a secret: all before their last `@`, queries and fragments.
 
     Keys of AWS have slashes in them, so that no URL with such a key can be taken apart as the standard says. A prefix
     with an `@` in it loses its beginning: too much is hidden rather than too little.
@@ -59,12 +59,12 @@ def _hide(url: re.Match[str]) -> str:
     if at and _ATTACHED.search(before):
         # The `@` may itself be one of the query.
         return f"{url['begin']}{_HIDDEN}"
-    told = _ATTACHED.sub(rf"\1{_HIDDEN}", after)
-    return f"{url['begin']}{_HIDDEN}@{told}" if at else f"{url['begin']}{told}"
+    after = _ATTACHED.sub(rf"\1{_HIDDEN}", after)
+    return f"{url['begin']}{_HIDDEN}@{after}" if at else f"{url['begin']}{after}"
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> list[str]:
-    """Aligned lines, two spaces between columns; the columns named in `right` are numbers."""
+    """Align cells in lines, two spaces between columns; the columns named in `right` are numbers."""
     cells = [headers, *rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(headers))]
     to_right = {i for i, header in enumerate(headers) if header in set(right)}
@@ -83,23 +83,23 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Itera
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of a duration such as `36h`, `7d` or `1d12h`.
+    """Parse a duration such as `36h`, `7d` or `1d12h`, in milliseconds.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is invalid.
     """
     if _DURATION.fullmatch(text) is None:
         raise UsageError(
-            "is no duration", operation="read", subject=repr(text), hint="write it as 30m, 36h, 7d or 1d12h"
+            "not a duration", operation="read", subject=repr(text), hint="write it as 30m, 36h, 7d or 1d12h"
         )
     return sum(int(count) * _UNIT_MS[unit] for count, unit in _DURATION_PART.findall(text))
 
 
 def parse_moment(text: str) -> Moment:
-    """A time in ISO 8601, UTC unless it names a zone; a duration, which means so long ago; or `yesterday 18:00` (UTC).
+    """Parse a time: in ISO 8601, UTC unless it names a zone; an age such as `36h`; or `yesterday 18:00` (UTC).
 
     Raises:
-        UsageError: It is none of these.
+        UsageError: The text is none of these.
     """
     if _DURATION.fullmatch(text) is not None:
         return Moment(ago_ms=parse_duration_ms(text))
@@ -110,7 +110,7 @@ def parse_moment(text: str) -> Moment:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            "is neither a time nor a duration",
+            "neither a time nor a duration",
             operation="read",
             subject=repr(text),
             hint="write 2026-05-01T12:30:00Z, 36h for 36 hours ago, or 'yesterday 18:00'; a time without a zone is UTC",
@@ -120,25 +120,25 @@ def parse_moment(text: str) -> Moment:
 
 
 def parse_size_bytes(text: str) -> int:
-    """Bytes of a size such as `4096`, `64MiB` or `1g`; units are powers of 1,024.
+    """Parse a size such as `4096`, `64MiB` or `1g`; units are powers of 1,024.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is invalid.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise UsageError("is no size", operation="read", subject=repr(text), hint="write it as 4096, 256KiB or 64MiB")
+        raise UsageError("not a size", operation="read", subject=repr(text), hint="write it as 4096, 256KiB or 64MiB")
     return int(match[1]) * _UNIT_BYTES[match[2].lower()]
 
 
 def parse_share(text: str) -> float:
-    """A share above 0 and up to 1, of `10%` or `0.1`.
+    """Parse a share above 0 and up to 1, of `10%` or `0.1`.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is invalid.
     """
     match = _SHARE.fullmatch(text)
     share = float(match[1]) / (100 if match[2] else 1) if match is not None else 0.0
     if not 0 < share <= 1:
-        raise UsageError("is no share of a whole", operation="read", subject=repr(text), hint="write it as 10% or 0.1")
+        raise UsageError("not a share of a whole", operation="read", subject=repr(text), hint="write it as 10% or 0.1")
     return share

@@ -19,7 +19,7 @@ _WHOLE_S: Final = 100
 
 
 class DisplayMixin:
-    """A struct that tells its figures, for people. What programs read are its fields.
+    """A struct that shows its figures to people. What programs read are its fields.
 
     Everything in a result may come from storage: it is made printable, and escaped in HTML.
     """
@@ -27,18 +27,17 @@ class DisplayMixin:
     __slots__ = ()
 
     def figures(self) -> Mapping[str, str]:
-        """What there is to say, by name and the most important first: every field that says something."""
+        """Return the figures by name, the most important first: every field that says something."""
         names = msgspec.structs.fields(self) if isinstance(self, msgspec.Struct) else ()
-        told = {field.name: format_value(field.name, getattr(self, field.name)) for field in names}
-        return {format_name(name): text for name, text in told.items() if text}
+        shown = {field.name: format_value(field.name, getattr(self, field.name)) for field in names}
+        return {format_name(name): text for name, text in shown.items() if text}
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __repr__(self) -> str:  # type: ignore[explicit-override]
-        """The first figures in one line."""
         return printable(f"<{type(self).__name__} {format_line(self)}".rstrip() + ">")
 
     def _repr_html_(self) -> str:
-        """All figures as a table: what a notebook shows."""
+        """Format all figures as a table: what a notebook shows."""
         rows = "".join(
             f'<tr><th scope="row" style="text-align:left">{_html(name)}</th>'
             f'<td style="text-align:left">{_html(text)}</td></tr>'
@@ -48,21 +47,21 @@ class DisplayMixin:
 
 
 def format_line(result: DisplayMixin) -> str:
-    """The first figures of a result, each behind its name."""
-    told = list(result.figures().items())
-    parts = [name if text == "yes" else f"{name} {text}" for name, text in told[:FIGURES_MAX]]
-    return ", ".join([*parts, *(["…"] if len(told) > FIGURES_MAX else [])])
+    """Format the first figures of a result, each behind its name."""
+    shown = list(result.figures().items())
+    parts = [name if text == "yes" else f"{name} {text}" for name, text in shown[:FIGURES_MAX]]
+    return ", ".join([*parts, *(["…"] if len(shown) > FIGURES_MAX else [])])
 
 
 def format_name(name: str) -> str:
-    """The name of a field for people: units are told with the figure."""
+    """Format the name of a field for people: units come with the figure."""
     for unit in ("_bytes", "_ms", "_count"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
 
 
 def format_value(name: str, value: Any) -> str:  # noqa: ANN401  (a field has any type)
-    """One field in words, by the house's names of units; empty if it says nothing.
+    """Format one field by the unit in its name; empty if it says nothing.
 
     Args:
         name: Of the field: `size_bytes` is a size, `committed_at_ms` a time, `seconds` a duration.
@@ -80,19 +79,19 @@ def format_value(name: str, value: Any) -> str:  # noqa: ANN401  (a field has an
 
 
 def format_texts(texts: Iterable[str]) -> str:
-    """The first few of some texts, and how many there are beside them."""
+    """List the first few texts, and the number of the others."""
     found = [shortened(printable(text), TEXT_LENGTH_MAX) for text in texts]
     left = len(found) - TEXTS_MAX
     return ", ".join(found[:TEXTS_MAX]) + (f" and {left:,} more" if left > 0 else "")
 
 
 def format_seconds(seconds: float) -> str:
-    """A measured time."""
+    """Format a measured time."""
     return human_duration(round(seconds * 1000)) if seconds < 1 or seconds >= _WHOLE_S else f"{seconds:.1f} s"
 
 
 def format_files(files: int, size_bytes: int) -> str:
-    """So many files of so many bytes."""
+    """Format a number of files and their bytes."""
     return f"{files:,} ({human_bytes(size_bytes)})"
 
 

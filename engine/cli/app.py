@@ -31,9 +31,9 @@ VERBS: Final = {
     "verify": "verify:verify",
     "collect": "collect:collect",
     "rewind": "rewind:rewind",
-    "fork": "fork:fork",
+    "fork": "rewind:fork",
     "name": "name:name",
-    "unname": "unname:unname",
+    "unname": "name:unname",
     "forget": "forget:forget",
     "discard": "discard:discard",
     "export": "export:export",
@@ -121,7 +121,7 @@ class Tidemark(OrderedGroup):
 
 
 def _verb_of(words: Sequence[str], group: click.Group) -> str:
-    """The verb of a command line that could not be read: its first word that is one, and what is one in that group."""
+    """Find the verb of a command line that could not be read: its first word that is one, and that group's."""
     at = next((n for n, word in enumerate(words) if word in group.commands), None)
     if at is None:
         return ""
@@ -131,14 +131,14 @@ def _verb_of(words: Sequence[str], group: click.Group) -> str:
 
 
 def _asked(words: Sequence[str], flag: str) -> bool:
-    """Whether a flag stands on a command line that could not be read."""
+    """Return whether a command line that could not be read has a flag."""
     before = words[: words.index("--")] if "--" in words else words
     variable = f"TIDEMARK_{flag.removeprefix('--').upper()}"
     return flag in before or os.environ.get(variable, "").lower() in {"1", "true", "yes", "on", "y", "t"}
 
 
 def _log_format(words: Sequence[str]) -> str:
-    """The form of the log that a command line asks for which could not be read."""
+    """Return the form of the log that a command line asks for which could not be read."""
     before = list(words[: words.index("--")] if "--" in words else words)
     if "--log-format" in before[:-1]:
         return before[before.index("--log-format") + 1]

@@ -62,7 +62,7 @@ _CREDENTIAL: Final = re.compile(r"access_?key|secret|session_?token|^token|passw
 
 
 class CommitChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Which commit somebody means; nothing given means the newest."""
+    """Which commit is meant; the newest where nothing is given."""
 
     number: int | None = None
     version: int | None = None
@@ -83,21 +83,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_paths(environment: Mapping[str, str], directory: Path) -> tuple[Path, ...]:
-    """Where a settings file is looked for; the first that is there is the only one read."""
+    """Return where a settings file may be; the first that is there is the only one read."""
     home = environment.get("HOME", "")
     of_user = environment.get("XDG_CONFIG_HOME") or (f"{home}/.config" if home else "")
     return (directory / "tidemark.toml", *([Path(of_user) / "tidemark" / "config.toml"] if of_user else []))
 
 
 def cache_path(environment: Mapping[str, str]) -> Path | None:
-    """Where digest caches stand if nobody says otherwise; None on a machine without a home."""
+    """Return the default directory of digest caches; None on a machine without a home."""
     home = environment.get("HOME", "")
     of_user = environment.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
     return Path(of_user) / "tidemark" if of_user else None
 
 
 def state_path(environment: Mapping[str, str]) -> Path | None:
-    """Where histories stand if nobody says otherwise; None on a machine without a home."""
+    """Return the default directory of histories; None on a machine without a home."""
     home = environment.get("HOME", "")
     of_user = environment.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
     return Path(of_user) / "tidemark" if of_user else None
@@ -115,7 +115,7 @@ def read_config(
 
     Args:
         path: The file.
-        shared: Keys that may stand at the top.
+        shared: Keys that may be at the top.
         by_verb: The keys of each verb's own table.
         repeatable: Those of them that take several values; in the settings they are tuples, however they are written.
         is_named: The user named this file. One that was found may send requests, signed, wherever its writer likes: it
@@ -156,22 +156,24 @@ def _read_toml(path: Path, *, is_named: bool) -> dict[str, Any]:
             _check_owner(path, os.fstat(file.fileno()), is_named=is_named)
             data = file.read(CONFIG_BYTES_MAX + 1)
         if len(data) > CONFIG_BYTES_MAX:
-            raise UsageError("exceeds 1 MiB", operation="settings", subject=str(path), hint="this is no settings file")
+            raise UsageError(
+                "exceeds 1 MiB", operation="settings", subject=str(path), hint="this is not a settings file"
+            )
         return tomllib.loads(data.decode())
     except OSError as error:
         raise UsageError(
             f"cannot be read: {error.strerror}", operation="settings", subject=str(path), hint="check --config"
         ) from error
     except RecursionError as error:
-        hint = "this is no settings file"
+        hint = "this is not a settings file"
         raise UsageError("is nested too deeply", operation="settings", subject=str(path), hint=hint) from error
     # Not UTF-8, not TOML, or a number with thousands of digits.
     except ValueError as error:
-        raise UsageError(f"is no TOML: {error}", operation="settings", subject=str(path), hint="correct it") from error
+        raise UsageError(f"not TOML: {error}", operation="settings", subject=str(path), hint="correct it") from error
 
 
 def _check_owner(path: Path, found: os.stat_result, *, is_named: bool) -> None:
-    """Refuse a file that says what somebody else wants.
+    """Refuse a file that others may have written.
 
     Raises:
         UsageError: Others can write it. Of a file that was not named: also its group can, or it is another user's.
@@ -188,7 +190,7 @@ def _check_owner(path: Path, found: os.stat_result, *, is_named: bool) -> None:
 
 
 def _nearest(word: str, known: Mapping[str, str | None]) -> str:
-    """The place whose word is nearest; the last one if several have it."""
+    """Return the place whose word is nearest; the last one if several have it."""
     places = {spelling or place: place for place, spelling in known.items()}
     # A cutoff of 0 always finds one: the nearest name says more than a list of thirty.
     nearest = difflib.get_close_matches(word, sorted(places), n=1, cutoff=0)
@@ -239,12 +241,12 @@ def parse_store(text: str) -> tuple[str, str]:
     """
     task, slash, store = text.partition("/")
     if not (task and slash and store):
-        raise UsageError("is no store of a task", operation="read", subject=repr(text), hint="write TASK/STORE")
+        raise UsageError("not a store of a task", operation="read", subject=repr(text), hint="write TASK/STORE")
     return task, store
 
 
 def parse_version(text: str) -> CommitChoice:
-    """The choice that `8` or `8_<uid>` makes where a version is asked for; the form of Spark's lineage.
+    """Parse a version, `8` or `8_<uid>`; the form of Spark's lineage.
 
     Raises:
         UsageError: It is neither.
@@ -253,15 +255,15 @@ def parse_version(text: str) -> CommitChoice:
         return CommitChoice(version=int(text))
     match = _VERSION_UNIQUE_ID.fullmatch(text)
     if match is None:
-        raise UsageError("is no version", operation="read", subject=repr(text), hint="write 8, or 8_<unique id>")
+        raise UsageError("not a version", operation="read", subject=repr(text), hint="write 8, or 8_<unique id>")
     return CommitChoice(version=int(match[1]), unique_id=UniqueId(match[2]))
 
 
 def parse_commit(text: str) -> CommitChoice:
-    """The choice of `latest`, a number, `v8`, `8_<uid>`, `@TIME`, or a name.
+    """Parse a commit: `latest`, a number, `v8`, `8_<uid>`, `@TIME`, or a name.
 
     Raises:
-        UsageError: The text is empty, or what follows the `@` is no time.
+        UsageError: The text is empty, or what follows the `@` is not a time.
     """
     if not text:
         raise UsageError(
@@ -281,7 +283,7 @@ def parse_commit(text: str) -> CommitChoice:
 
 
 def check_new_name(name: str) -> str:
-    """A name for a commit, once it is known that `parse_commit` reads it as one.
+    """Return a name for a commit if `parse_commit` reads it as one.
 
     Raises:
         UsageError: It would be read as something else.

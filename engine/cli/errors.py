@@ -16,7 +16,7 @@ from engine.text import without_credentials
 from index.errors import FormatError
 from index.text import printable
 
-CAUSES_TOLD_MAX: Final = 8
+CAUSES_SHOWN_MAX: Final = 8
 
 # What a caller of the command can do, where the error itself speaks to a caller of the library or not at all.
 _HINTS: Final[dict[type[BaseException], str]] = {
@@ -53,7 +53,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(error: BaseException, verb: str) -> Failure:
-    """What is told about an error.
+    """Describe an error for people and programs.
 
     Args:
         error: Whatever ended the run.
@@ -81,8 +81,8 @@ def report(failure: Failure, *, as_json: bool, log_of: str | None = None, trace:
         trace: For `--debug`.
     """
     if log_of is not None:
-        told = msgspec.to_builtins(failure)
-        log("error", log_of, failure.message, {**told, "traceback": trace} if trace else told)
+        shown = msgspec.to_builtins(failure)
+        log("error", log_of, failure.message, {**shown, "traceback": trace} if trace else shown)
         return
     if trace:
         click.echo(trace, err=True, nl=False)
@@ -96,7 +96,7 @@ def report(failure: Failure, *, as_json: bool, log_of: str | None = None, trace:
 
 
 def trace_of(error: BaseException) -> str:
-    """For `--debug`."""
+    """Format the traceback, for `--debug`."""
     return without_credentials("".join(traceback.format_exception(error)))
 
 
@@ -145,17 +145,17 @@ def _hint(error: BaseException, verb: str) -> str:
 
 
 def _causes(error: BaseException) -> tuple[str, ...]:
-    """Notes, then what lies below, nearest first; a cause that only repeats the error is left out."""
-    told = [*getattr(error, "__notes__", ())]
+    """Return notes, then the causes, nearest first; a cause that only repeats the error is left out."""
+    shown = [*getattr(error, "__notes__", ())]
     message = _message(error)
     below = innermost(error.__cause__) if error.__cause__ is not None else None
-    while below is not None and len(told) < CAUSES_TOLD_MAX:
+    while below is not None and len(shown) < CAUSES_SHOWN_MAX:
         # Of Spark's errors the traceback of a worker, and of its JVM, is a part: `--debug` shows it.
         text = f"{type(below).__name__}: {str(below).strip().partition(_NEWLINE)[0]}"
         if str(below) not in message and not isinstance(error, click.ClickException):
-            told.append(text)
+            shown.append(text)
         below = innermost(below.__cause__) if below.__cause__ is not None else None
-    return tuple(told)
+    return tuple(shown)
 
 
 def close_quietly() -> None:

@@ -1,4 +1,4 @@
-"""What each failure means to whoever called the command: one exit code per reaction."""
+"""What each failure means to the caller of the command: one exit code per reaction."""
 
 import signal
 from enum import IntEnum
@@ -102,7 +102,7 @@ MEANINGS: Final = {
 }
 
 # Every public class by itself, so that a new one is a decision and not an accident; a test walks the trees. Errors of
-# engine.spark are not among them: verbs load it only when they are told to, and its errors have the code of the class
+# engine.spark are not among them: verbs load it only when they are asked to, and its errors have the code of the class
 # above them.
 CODES: Final[dict[type[Exception], ExitCode]] = {
     # StoreError
@@ -143,7 +143,7 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     NotLoadedError: ExitCode.USAGE,
     QueryMovedOnError: ExitCode.UNAVAILABLE,
     SnapshotRepairError: ExitCode.DAMAGED,
-    # Its changelog stands, and the next commit makes another snapshot.
+    # Its changelog exists, and the next commit makes another snapshot.
     SnapshotUploadError: ExitCode.UNAVAILABLE,
     # FormatError: names and files that people give are checked before, as usage; what is left stood in the store.
     FormatError: ExitCode.DAMAGED,
@@ -157,7 +157,7 @@ CODES: Final[dict[type[Exception], ExitCode]] = {
     DamagedChangelogError: ExitCode.DAMAGED,
     FileChecksumError: ExitCode.DAMAGED,
     LineageError: ExitCode.DAMAGED,
-    # A plan stands where people put it, and is only ever read because they name it.
+    # A plan is where people put it, and is only ever read because they name it.
     PlanFileError: ExitCode.USAGE,
     RowChecksumError: ExitCode.DAMAGED,
     StateMetadataError: ExitCode.DAMAGED,
@@ -174,7 +174,7 @@ _FIRST_STEPS: Final = frozenset({"open", "connect", "sign"})
 
 
 def is_wrong_setting(error: BaseException) -> bool:
-    """Whether the settings or the environment do not lead to a store: nothing of tidemark is at fault."""
+    """Return whether the settings or the environment do not lead to a store: tidemark is not at fault."""
     return isinstance(error, InvalidRequestError) and error.operation in _FIRST_STEPS
 
 
@@ -191,7 +191,7 @@ def public_class(error: BaseException) -> str:
 
 
 def choose_exit_code(error: BaseException) -> ExitCode:
-    """The code of an error: that of its class, or of the nearest class above that has one."""
+    """Return the code of an error: that of its class, or of the nearest class above that has one."""
     if is_wrong_setting(error):
         return ExitCode.USAGE
     for kind in type(error).__mro__:

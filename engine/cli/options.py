@@ -62,7 +62,7 @@ class Parsed(click.ParamType[Any, str]):
     @override
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            return self.fail(f"{value!r} is no {self.name}", param, ctx)
+            return self.fail(f"{value!r} is not a {self.name}", param, ctx)
         try:
             return self._parse(str(value))
         except UsageError as error:
@@ -78,7 +78,7 @@ class _Switch(click.types.BoolParamType):
 
 
 def _parse_rate(text: str) -> int:
-    """Bytes per second; 0: as many as there may be."""
+    """Parse bytes per second; 0 is no limit."""
     rate = parse_size_bytes(text)
     if 0 < rate < BYTES_PER_S_MIN:
         hint = "give at least 64KiB, or 0 for no limit"
@@ -104,7 +104,7 @@ class Setting(click.Option):
 
 
 class Verb(click.Command):
-    """A verb: knows its example and tells its options where in the environment they stand.
+    """A verb: knows its example, and the variables of its options.
 
     Attributes:
         words: As people say it: "backup", or "spark backup" of the group `spark`.
@@ -163,9 +163,9 @@ class VerbGroup(Verb, OrderedGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # What this verb made of a command line that is for another is no word on how to tell an error of it.
-        for told in (JSON_META, DEBUG_META, LOG_META):
-            ctx.obj.pop(told, None)
+        # What this verb made of a command line that is for another says nothing of how to print an error of it.
+        for key in (JSON_META, DEBUG_META, LOG_META):
+            ctx.obj.pop(key, None)
         found = super().resolve_command(ctx, args)
         # They would be the group's own, and go unheard.
         early = [p for p in self.params if p.name and ctx.get_parameter_source(p.name) is ParameterSource.COMMANDLINE]
@@ -175,13 +175,13 @@ class VerbGroup(Verb, OrderedGroup):
 
 
 def environment_names(verb: str, option: str, *, shared: bool) -> list[str]:
-    """The variables that an option is read from, the first that is set winning."""
+    """Return the variables that an option is read from; the first that is set wins."""
     own = f"{ENVIRONMENT_PREFIX}_{verb}_{option}".replace(" ", "_").upper()
     return [own, f"{ENVIRONMENT_PREFIX}_{option}".upper()] if shared else [own]
 
 
 def walk_verbs(group: click.Group) -> Iterator[Verb]:
-    """Every verb, those of the groups inside too."""
+    """Yield every verb, those of the groups inside too."""
     for command in group.commands.values():
         if isinstance(command, Verb):
             yield command
@@ -190,12 +190,12 @@ def walk_verbs(group: click.Group) -> Iterator[Verb]:
 
 
 def table_name(command: click.Command) -> str:
-    """The table of a verb in a settings file."""
+    """Name the table of a verb in a settings file."""
     return command.words.replace(" ", "-") if isinstance(command, Verb) else command.name or ""
 
 
 def setting_keys(group: click.Group) -> tuple[frozenset[str], dict[str, frozenset[str]]]:
-    """What may stand in a settings file: keys at its top, and those of each verb's table."""
+    """Return the keys that a settings file may have: at its top, and in the table of each verb."""
     by_verb = {
         table_name(verb): frozenset(
             p.name for p in verb.params if isinstance(p, click.Option) and p.name and p.name != "config"
@@ -212,7 +212,7 @@ def setting_keys(group: click.Group) -> tuple[frozenset[str], dict[str, frozense
 
 
 def _repeatable_keys(group: click.Group) -> dict[str, frozenset[str]]:
-    """Of the keys of each verb's table those that take several values."""
+    """Return those keys of each verb's table that take several values."""
     return {
         table_name(verb): frozenset(
             p.name for p in verb.params if isinstance(p, click.Option) and p.name and p.multiple
@@ -247,14 +247,14 @@ CONFIG_META: Final = "tidemark.config"
 
 
 def default_map(config: Config, table: str, options: frozenset[str]) -> dict[str, Any]:
-    """What a settings file says about one verb, the most particular table last."""
+    """Return the values that a settings file has for one verb; the most particular table wins."""
     s3 = {f"{S3}_{key}": value for key, value in config.by_table.get(S3, {}).items()}
     merged = {**config.shared, **config.by_table.get(TRANSFER, {}), **s3, **config.by_table.get(table, {})}
     return {key: value for key, value in merged.items() if key in options}
 
 
 def origin_hint(ctx: click.Context | None, param: click.Parameter | None) -> str:
-    """Where a refused or missing value comes from, or where it could."""
+    """Say where a refused or missing value comes from, or could come from."""
     if ctx is not None and param is None and isinstance(ctx.command, click.Group) and not isinstance(ctx.command, Verb):
         return f"options come after the verb, as in `tidemark list --json`; see `{ctx.command_path} --help`"
     if ctx is None or param is None or not isinstance(param, click.Option) or param.name is None:
@@ -314,7 +314,7 @@ COMMON_HELP: Final = (
 
 
 def common_options(function: Decorated) -> Decorated:
-    """The options that every verb has; `tidemark --help` explains them once."""
+    """Add the options that every verb has; `tidemark --help` explains them once."""
     for key in reversed(S3_KEYS):
         flag = _S3_SHORT.get(key, f"--{S3}-{key.replace('_', '-')}")
         function = click.option(flag, f"{S3}_{key}", cls=Setting, type=_s3_type(key), hidden=True)(function)
@@ -387,7 +387,7 @@ def take_common(values: dict[str, Any]) -> Common:
         UsageError: The transfer or S3 settings contradict each other.
         click.MissingParameter: There is no repository.
     """
-    # An argument that some verbs have says the same as the option, and stands nearer.
+    # An argument that some verbs have says the same as the option, and is nearer.
     values["repository"] = values.pop("url", None) or values["repository"] or ""
     ctx = click.get_current_context()
     if not values["repository"] and getattr(ctx.command, "needs_repository", True):
@@ -413,14 +413,14 @@ _S3_HINT: Final = "look at [s3] in tidemark.toml and at the variables TIDEMARK_S
 
 
 def figures_option(function: Decorated) -> Decorated:
-    """Where the figures of a run go; for verbs that do work (`engine.cli.run`)."""
+    """Add `--metrics-file`, for verbs that do work (`engine.cli.run`)."""
     return click.option(
         "--metrics-file", cls=Setting, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", hidden=True
     )(function)
 
 
 def transfer_options(function: Decorated) -> Decorated:
-    """The fields of `TransferSettings`."""
+    """Add the fields of `TransferSettings`."""
     for key in reversed(TRANSFER_KEYS):
         flag = f"--{key.replace('_', '-')}"
         if key == "in_flight_max":
@@ -432,7 +432,7 @@ def transfer_options(function: Decorated) -> Decorated:
 
 
 def trust_stat_option(function: Decorated) -> Decorated:
-    """The field of `TransferSettings` that matters only to verbs which compare local files."""
+    """Add the field of `TransferSettings` that matters only to verbs which compare local files."""
     text = "Hash no file whose stat is as recorded."
     return click.option("--trust-stat", cls=Setting, is_flag=True, default=None, help=text)(function)
 
@@ -442,7 +442,7 @@ def _default(key: str) -> object:
 
 
 def scope_options(*, job_required: bool = True) -> Callable[[Decorated], Decorated]:
-    """Which job, and whether it commits task by task."""
+    """Add the options for a job, and whether it commits task by task."""
 
     def decorate(function: Decorated) -> Decorated:
         for add in (
@@ -458,7 +458,7 @@ def scope_options(*, job_required: bool = True) -> Callable[[Decorated], Decorat
 
 
 def store_options(*, default: bool) -> Callable[[Decorated], Decorated]:
-    """Which store of a job; without `default` none given means all."""
+    """Add the options for a store of a job; without `default` none given means all."""
 
     def decorate(function: Decorated) -> Decorated:
         for name, value, text in (("store", "default", "The store."), ("task", "0", "The task.")):
@@ -476,14 +476,14 @@ def store_options(*, default: bool) -> Callable[[Decorated], Decorated]:
 
 
 def repository_and_checkpoint(function: Decorated) -> Decorated:
-    """The arguments `[REPO] CHECKPOINT`, in this order; REPO says the same as `--repository`, and stands nearer."""
+    """Add the arguments `[REPO] CHECKPOINT`, in this order; REPO wins over `--repository`."""
     return click.argument("places", nargs=-1, metavar="[REPO] CHECKPOINT", expose_value=False, callback=_split_places)(
         function
     )
 
 
 def _split_places(ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> None:
-    """Options that may be missing cannot stand before one that may not: click would take the first word for them."""
+    """Split the words here: click would take the first one for an argument that may be missing."""
     if not 1 <= len(value) <= PLACES_MAX:
         raise click.UsageError(
             "Missing argument 'CHECKPOINT'." if not value else f"Got unexpected extra argument ({value[-1]})", ctx
@@ -496,7 +496,7 @@ PLACES_MAX: Final = 2
 
 
 def checkpoint_and_repository(function: Decorated) -> Decorated:
-    """The arguments `CHECKPOINT [REPO]`, in this order."""
+    """Add the arguments `CHECKPOINT [REPO]`, in this order."""
     function = click.argument("url", required=False, metavar="[REPO]")(function)
     return click.argument("checkpoint", metavar="CHECKPOINT")(function)
 
@@ -504,12 +504,12 @@ def checkpoint_and_repository(function: Decorated) -> Decorated:
 def on_spark_option(
     function: Decorated, text: str = "Spread the stores over the executors of a Spark session."
 ) -> Decorated:
-    """Whether the work is spread over the executors of a Spark session; see `engine.cli.on_spark`."""
+    """Add `--on-spark`: work on the executors of a Spark session."""
     return click.option("--on-spark", cls=Setting, is_flag=True, help=text)(function)
 
 
 def help_sections(rows: Mapping[str, Sequence[tuple[str, str]]], formatter: click.HelpFormatter) -> None:
-    """Sections of two columns."""
+    """Write sections of two columns."""
     for title, entries in rows.items():
         with formatter.section(title):
             formatter.write_dl(list(entries))

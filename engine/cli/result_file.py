@@ -1,6 +1,6 @@
 """A backup that is not committed yet, as a file: from the machine that backed up to the one that commits.
 
-Such a file comes from outside. Nothing in it is believed that the store can tell: whoever writes one could otherwise
+Such a file comes from outside. Nothing in it is believed that the store knows better: a writer of one could otherwise
 make a commit out of what is not there, or stretch the lease of uploads that are about to expire.
 """
 
@@ -33,7 +33,7 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class ResultFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What stands in the file, as JSON."""
+    """The content of the file, as JSON."""
 
     tidemark: Literal["backup result"] = "backup result"
     schema: Literal[2] = SCHEMA
@@ -51,7 +51,7 @@ def write_result(path: Path, file: ResultFile) -> None:
 
 
 def read_result(path: Path, *, repository_id: str) -> BackupResult:
-    """Read a result and check what can be told without the store.
+    """Read a result and check what can be checked without the store.
 
     Raises:
         UsageError: It is none, is damaged, or belongs to another repository.
@@ -69,7 +69,7 @@ def read_result(path: Path, *, repository_id: str) -> BackupResult:
             raise _refused(path, "was written by an older tidemark", hint="back up again, then commit the new file")
         file = msgspec.json.decode(data, type=ResultFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _refused(path, f"is no backup result: {error}") from None
+        raise _refused(path, f"not a backup result: {error}") from None
     if file.repository_id != repository_id:
         raise _refused(path, "was made for another repository")
     result = file.result
@@ -81,7 +81,7 @@ def read_result(path: Path, *, repository_id: str) -> BackupResult:
 
 
 def _check_form(result: BackupResult) -> None:
-    """What a commit record will demand, and that the new keys are uploads of one session of this scope."""
+    """Check what a commit record demands, and that the new keys are uploads of one session of this scope."""
     reference = msgspec.structs.replace(result.reference, number=1)
     check_commit(
         CommitRecord(scope=result.scope, number=1, write_id=WriteId("0"), stores=(reference,), valid_until_ms=NEVER_MS)
@@ -94,14 +94,14 @@ def _check_form(result: BackupResult) -> None:
     if result.base is not None:
         check_index_reference(result.base, "M17", "base")
     if not 0 <= result.oldest_birth_ms <= NEVER_MS:
-        raise FormatError("is no time", subject="oldest_birth_ms")
+        raise FormatError("not a time", subject="oldest_birth_ms")
 
 
 async def check_uploaded(repository: Repository, path: Path, result: BackupResult) -> BackupResult:
     """Compare a result with what is in the store: one GET for the index (more for deltas), a HEAD for each upload.
 
     Returns:
-        The result with the birth of its oldest upload as the store tells it: a later one would stretch the lease of
+        The result with the birth of its oldest upload as the store has it: a later one would stretch the lease of
         what is about to expire (design 0002, C5).
 
     Raises:
@@ -134,7 +134,7 @@ async def check_uploaded(repository: Repository, path: Path, result: BackupResul
 
 
 def _needs_nothing_missing(result: BackupResult, index: SnapshotIndex) -> bool:
-    """Whether the commit may leave alone what the base had and is said to be missing (design 0006, M1).
+    """Return whether the commit may leave alone what the base had and is said to be missing (design 0006, M1).
 
     Where an index is, it says nothing of the blobs that came with it: none of them may be needed.
     """
@@ -144,7 +144,7 @@ def _needs_nothing_missing(result: BackupResult, index: SnapshotIndex) -> bool:
 
 
 async def _fits_its_base(repository: Repository, path: Path, result: BackupResult, index: SnapshotIndex) -> bool:
-    """Whether all that the index retains is in the base, whose commit protects it (T2): one GET, more for deltas.
+    """Return whether all that the index retains is in the base, whose commit protects it (T2): one GET or more.
 
     Raises:
         StaleResultError: The base is gone, and the result needs it.

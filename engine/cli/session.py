@@ -1,4 +1,4 @@
-"""One run of one verb: the repository that it works on, and how it tells what it did."""
+"""One run of one verb: the repository that it works on, and how it shows what it did."""
 
 import contextlib
 import functools
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
 import click
@@ -14,7 +14,7 @@ import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.errors import InvalidRequestError
-from blobstore.opening import StoreSettings, open_store
+from blobstore.opening import StoreSettings, open_s3, open_store
 from engine.blocking import LoopThread
 from engine.cli.config import CommitChoice, cache_path
 from engine.cli.errors import describe
@@ -37,6 +37,10 @@ from index.snapshot.keys import RunId, encode_component, encode_scope, make_run_
 from index.snapshot.model import Scope
 from index.text import printable
 
+if TYPE_CHECKING:
+    from blobstore.s3.store import S3Store
+    from engine.spark.session import SparkSession
+
 SCOPES_TOLD_MAX: Final = 8
 
 
@@ -47,7 +51,7 @@ class Session:
         verb: Its name.
         common: The options that every verb has.
         job: As the command line or the settings say it; empty where none was named.
-        record: What the run did, where somebody wants to know.
+        record: What the run did, for `--metrics-file`.
     """
 
     def __init__(self, verb: Verb, common: Common) -> None:
@@ -59,7 +63,7 @@ class Session:
         self._runtime = SystemRuntime()
         self.record = RunRecord(self._runtime) if common.metrics_file is not None else None
 
-    def tell_of(self, values: Mapping[str, Any]) -> None:
+    def describe_run(self, values: Mapping[str, Any]) -> None:
         """Know what the figures of the run are about: the values of its options. A dry run has no figures."""
         self.job = str(values.get("job") or "")
         self._verb_in_metrics = verb_in_metrics(self.verb, values)
@@ -68,7 +72,7 @@ class Session:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[SyncRepository]:
-        """The repository, open; on the way out it says whether the digest caches could be kept."""
+        """Open the repository; warn at the end if the digest caches could not be kept."""
         with self.timed("open"):
             opening = self._begin(
                 functools.partial(
@@ -83,7 +87,7 @@ class Session:
                     self.warn(f"file hashes are not remembered, the next run reads again: {error}")
 
     def initialised(self, *, ttl_ms: int, margin_ms: int, collection_period_ms: int) -> SyncRepository:
-        """A repository that is made of the store."""
+        """Make the store a repository."""
         return self._begin(
             functools.partial(
                 Repository.init,
@@ -95,7 +99,7 @@ class Session:
         )
 
     def _begin(self, open_repository: Callable[[BlobStore], Coroutine[Any, Any, Repository]]) -> SyncRepository:
-        """A repository whose store is closed if it cannot be opened: it was opened here."""
+        """Open a repository, and close its store if that fails: it was opened here."""
         store = self.store()
 
         async def begin() -> Repository:
@@ -113,15 +117,15 @@ class Session:
             raise
 
     def seed(self) -> int:
-        """A new seed for a sample."""
+        """Return a new seed for a sample."""
         return int(self._runtime.session()[:8], 16)
 
     def new_id(self) -> RunId:
-        """An id for a directory of its own; such ids sort by this machine's time."""
+        """Return an id for a new directory; such ids sort by this machine's time."""
         return make_run_id(self._runtime.local_now_ms(), self._runtime.session())
 
     def store(self) -> BlobStore:
-        """The store of the repository's URL, open.
+        """Open the store of the repository's URL.
 
         Raises:
             UsageError: The URL is none.
@@ -141,25 +145,25 @@ class Session:
         self.warn(f"no answer from {server} for {seconds:.0f} s")
 
     def store_settings(self) -> StoreSettings:
-        """What is set about the store."""
+        """Return the settings of the store."""
         return StoreSettings(
             in_flight_max=self.common.transfer.in_flight_max, bytes_per_s_max=self.common.bwlimit, s3=self.common.s3
         )
 
     def cache_dir(self) -> Path | None:
-        """Where digest caches stand, if they are wanted at all."""
+        """Return the directory of digest caches; None where they are not wanted."""
         if not self.common.cache:
             return None
         return Path(self.common.cache_dir) if self.common.cache_dir else cache_path(os.environ)
 
     @contextlib.contextmanager
     def progress(self, what: str, *, wanted: bool = True) -> Iterator[Progress]:
-        """Progress on stderr, unless somebody asked for silence, or for JSON and no structured log."""
+        """Show progress on stderr, unless for `--quiet`, or for `--json` without a structured log."""
         if self.common.quiet or not wanted or (self.common.json and not self.logs_json):
             yield self._heard(NO_PROGRESS)
             return
-        tell = (lambda line, fields: log("info", self.verb, line, fields)) if self.logs_json else None
-        with TerminalProgress(sys.stderr, self._runtime.monotonic_s, what=what, tell=tell) as progress:
+        write = (lambda line, fields: log("info", self.verb, line, fields)) if self.logs_json else None
+        with TerminalProgress(sys.stderr, self._runtime.monotonic_s, what=what, log=write) as progress:
             yield self._heard(progress)
 
     def _heard(self, progress: Progress) -> Progress:
@@ -172,7 +176,7 @@ class Session:
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Note how long a part of the run takes, where somebody wants to know."""
+        """Note how long a part of the run takes, for `--metrics-file`."""
         with contextlib.nullcontext() if self.record is None else self.record.timed(part):
             yield
 
@@ -192,7 +196,7 @@ class Session:
             self.record.commit_skipped = skipped
 
     def write_figures(self, code: int, error: BaseException | None = None) -> None:
-        """Write down what the run did, where somebody wants to know, and begin to note anew."""
+        """Write down what the run did, for `--metrics-file`, and begin to note the next run."""
         if self.record is not None and self.common.metrics_file is not None:
             self.record.write(
                 self.common.metrics_file,
@@ -204,7 +208,7 @@ class Session:
             )
 
     def show(self, view: msgspec.Struct, lines: Sequence[str] = ()) -> None:
-        """The result: one JSON object, or lines for people.
+        """Print the result: one JSON object, or lines for people.
 
         Raises:
             TypeError: The verb does not say that it prints this: the reference is made of what verbs say.
@@ -218,16 +222,16 @@ class Session:
                 click.echo(line)
 
     def warn(self, text: str) -> None:
-        """Something that the caller should know and that changes nothing of the result."""
+        """Warn of what changes nothing of the result."""
         self._say("warning", text, f"warning: {printable(text)}")
 
     def say(self, text: str) -> None:
-        """Something for whoever watches, on stderr."""
+        """Print a line on stderr, unless for `--quiet`."""
         if not self.common.quiet:
             self._say("info", text, printable(text))
 
     def _say(self, level: Level, text: str, line: str) -> None:
-        # Where nobody reads it any more, that is no reason to give up the work, or to say that it failed.
+        # That nobody reads it any more is no reason to give up the work, or to say that it failed.
         with contextlib.suppress(OSError, ValueError):
             if self.logs_json:
                 log(level, self.verb, text)
@@ -235,11 +239,11 @@ class Session:
                 click.echo(line, err=True)
 
     def can_ask(self) -> bool:
-        """Whether somebody sits at a terminal and has not asked for silence."""
+        """Return whether a question can be asked: at a terminal, without `--json` and `--quiet`."""
         return sys.stdin.isatty() and not (self.common.json or self.common.quiet)
 
     def confirm(self, question: str, *, lines: Sequence[str] = ()) -> bool | None:
-        """Ask somebody who sits at a terminal; without one, None.
+        """Ask at the terminal; without one, None.
 
         Args:
             question: To be answered with yes or no.
@@ -257,19 +261,19 @@ class Session:
     # ------------------------------------------------------------------ choosing
 
     def choose(self, repository: SyncRepository, choice: CommitChoice) -> Choice:
-        """The arguments of `Repository.find`; so long ago becomes a time by the store's clock."""
+        """Return the arguments of `Repository.find`; an age becomes a time by the store's clock."""
         at_ms = self.resolve_ms(repository, choice.at) if choice.at is not None else None
         return Choice(
             number=choice.number, version=choice.version, unique_id=choice.unique_id, at_ms=at_ms, name=choice.name
         )
 
     def resolve_ms(self, repository: SyncRepository, moment: Moment) -> int:
-        """A time in milliseconds since the epoch; only "so long ago" asks for the store's clock."""
+        """Return a time in milliseconds since the epoch; only an age asks for the store's clock."""
         now_ms = 0 if moment.at_ms is not None else repository.loop.run(read_now_ms(repository.asynchronous.store))
         return max(0, moment.resolve_ms(now_ms))
 
     def find(self, repository: SyncRepository, scope: Scope, choice: CommitChoice) -> Commit:
-        """The commit that somebody chose.
+        """Return the commit that was chosen.
 
         Raises:
             NotFoundError: There is none; the hint says what there is.
@@ -306,7 +310,7 @@ def _hint_for_missing(scope: Scope, there: Sequence[Scope]) -> str:
 
 
 def some(names: Iterable[str]) -> str:
-    """The first few of many names."""
+    """List the first few of many names."""
     all_ = list(names)
     more = f" and {len(all_) - SCOPES_TOLD_MAX} more" if len(all_) > SCOPES_TOLD_MAX else ""
     return ", ".join(all_[:SCOPES_TOLD_MAX]) + more
@@ -314,22 +318,26 @@ def some(names: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def _recorded(session: Session) -> Iterator[Callable[[ExitCode | None], None]]:
-    """Have the figures of a run written, however it ends; yields what is to be told its exit code."""
-    told: list[ExitCode] = []
+    """Have the figures of a run written, however it ends; yields what takes its exit code."""
+    codes: list[ExitCode] = []
 
     def ended(code: ExitCode | None) -> None:
-        told.append(code or ExitCode.OK)
+        codes.append(code or ExitCode.OK)
 
     try:
         yield ended
     except (Exception, KeyboardInterrupt) as error:
         session.write_figures(describe(error, session.verb).code, error)
         raise
-    session.write_figures(told[0])
+    session.write_figures(codes[0])
 
 
 def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., ExitCode | None]:
-    """Give a verb its session in place of the options that every verb has."""
+    """Give a verb its session in place of the options that every verb has.
+
+    Its own options come one by one, or as the struct that its parameter `options` is.
+    """
+    options = function.__annotations__.get("options")
 
     @functools.wraps(function)
     def run(**values: Any) -> ExitCode | None:  # noqa: ANN401  (each verb has its own options)
@@ -344,9 +352,9 @@ def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., Exit
             write_refused(verb.words, given, error)
             raise
         session = Session(verb, common)
-        session.tell_of(given)
+        session.describe_run(given)
         with _recorded(session) as ended:
-            code = function(session, **values)
+            code = function(session, options(**values)) if options is not None else function(session, **values)
             ended(code)
         return code
 
@@ -354,10 +362,10 @@ def with_session(function: Callable[..., ExitCode | None]) -> Callable[..., Exit
 
 
 def choose_scope(job: str, *, commit_per_task: bool, task: str | None) -> Scope:
-    """The scope that a job's commits belong to.
+    """Return the scope that a job's commits belong to.
 
     Raises:
-        UsageError: The job or the task is no name for a key.
+        UsageError: The job or the task fits no key.
     """
     scope = Scope(job, (task or "0") if commit_per_task else None)
     try:
@@ -368,7 +376,7 @@ def choose_scope(job: str, *, commit_per_task: bool, task: str | None) -> Scope:
 
 
 def check_component(option: str, name: str) -> str:
-    """A task, store or commit name, once it is known to fit a key.
+    """Return the name of a task, store or commit if it fits a key.
 
     Raises:
         UsageError: It does not.
@@ -378,3 +386,44 @@ def check_component(option: str, name: str) -> str:
     except UnsafeNameError as error:
         raise UsageError(str(error), operation="read", subject=option, hint=error.hint) from None
     return name
+
+
+# ---------------------------------------------------------------------- what some verbs open
+
+
+def is_s3(session: Session) -> bool:
+    """Return whether a verb is about a bucket."""
+    return session.common.repository.lower().startswith("s3:")
+
+
+def open_bucket(session: Session, settings: StoreSettings, *, bound_by_profile: bool = True) -> "S3Store":
+    """Open the bucket that a verb is about.
+
+    Raises:
+        UsageError: The URL is not the one of a bucket.
+    """
+    try:
+        return open_s3(session.common.repository, settings, bound_by_profile=bound_by_profile)
+    except InvalidRequestError as error:
+        raise usage_error(session, error) from None
+
+
+def usage_error(session: Session, error: InvalidRequestError) -> UsageError:
+    """Say that a URL cannot be opened."""
+    return UsageError(str(error), operation=session.verb, subject="--repository", hint=error.hint)
+
+
+@contextlib.contextmanager
+def spark_session() -> Iterator["SparkSession"]:
+    """Yield the Spark session that runs here, or a new one that ends with the block: only for who asked for it.
+
+    How it is set is Spark's own business: `spark-defaults.conf`, `spark-submit`, and the variables of the environment.
+
+    Raises:
+        UsageError: There is no Java that it could start with, or what is set is wrong.
+    """
+    # PySpark takes a second to import, which the verbs that do without it need not wait for.
+    from engine.spark.session import open_session  # noqa: PLC0415
+
+    with open_session() as session:
+        yield session

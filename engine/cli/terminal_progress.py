@@ -9,7 +9,7 @@ from typing import Final, Self, TextIO
 
 from index.text import human_bytes, human_duration
 
-Tell = Callable[[str, Mapping[str, int]], None]
+Log = Callable[[str, Mapping[str, int]], None]
 
 REDRAW_PERIOD_S: Final = 0.1
 LOG_PERIOD_S: Final = 10.0
@@ -17,7 +17,7 @@ LOG_PERIOD_S: Final = 10.0
 TICK_PERIOD_S: Final = 1.0
 # The rate forgets: after this long, what was further back counts for a third.
 RATE_MEMORY_S: Final = 10.0
-# Until then there is no rate worth telling.
+# Until then there is no useful rate.
 RATE_AGE_S_MIN: Final = 0.5
 
 _CLEAR_LINE: Final = "\r\x1b[K"
@@ -26,27 +26,25 @@ _CLEAR_LINE: Final = "\r\x1b[K"
 class TerminalProgress:
     """Tells files, bytes, rate and time left on a stream.
 
-    A terminal gets one line that is drawn anew in place and is gone at the end; between two calls nothing is drawn, so
+    A terminal gets one line that is redrawn in place and is gone at the end; between two calls nothing is drawn, so
     that a transfer which stands still leaves the last line standing. Anything else gets a line each ten seconds, also
     while nothing moves: within a `with`, a thread sees to that.
     """
 
-    def __init__(
-        self, stream: TextIO, monotonic_s: Callable[[], float], *, what: str, tell: Tell | None = None
-    ) -> None:
+    def __init__(self, stream: TextIO, monotonic_s: Callable[[], float], *, what: str, log: Log | None = None) -> None:
         """Begin to count.
 
         Args:
             stream: Where to write, usually stderr.
             monotonic_s: Seconds that never go backwards.
             what: The verb to begin each line with, such as "backup".
-            tell: Is given each line with its numbers, in place of the stream: for a structured log.
+            log: Is given each line with its numbers, in place of the stream: for a structured log.
         """
         self._stream = stream
         self._monotonic_s = monotonic_s
         self._what = what
-        self._tell = tell
-        self._in_place = stream.isatty() and tell is None
+        self._log = log
+        self._in_place = stream.isatty() and log is None
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._ticking: threading.Thread | None = None
@@ -58,7 +56,6 @@ class TerminalProgress:
         self._on_screen = False
 
     def __enter__(self) -> Self:
-        """The progress itself."""
         if not self._in_place:
             self._ticking = threading.Thread(target=self._tick_on, name="tidemark progress", daemon=True)
             self._ticking.start()
@@ -74,25 +71,25 @@ class TerminalProgress:
         self.close()
 
     def total(self, *, files: int, bytes_: int) -> None:
-        """What there is to do."""
+        """See `Progress`."""
         with self._lock:
             self._files_total, self._bytes_total = files, bytes_
             self._tick()
 
     def add(self, *, files: int = 0, bytes_: int = 0) -> None:
-        """So much more is done."""
+        """See `Progress`."""
         with self._lock:
             self._files += files
             self._bytes += bytes_
             self._tick()
 
     def tick(self) -> None:
-        """Time has passed: write a line if one is due."""
+        """Write a line if one is due."""
         with self._lock:
             self._tick()
 
     def close(self) -> None:
-        """Take the line away; what was done is told by the result."""
+        """Take the line away; the result shows what was done."""
         if self._on_screen:
             self._write(_CLEAR_LINE)
             self._on_screen = False
@@ -111,10 +108,10 @@ class TerminalProgress:
             width = shutil.get_terminal_size().columns - 1
             self._write(_CLEAR_LINE + self.line(now_s)[:width])
             self._on_screen = True
-        elif self._tell is not None:
+        elif self._log is not None:
             # As in `_write`.
             with contextlib.suppress(OSError, ValueError):
-                self._tell(self.line(now_s), self._numbers())
+                self._log(self.line(now_s), self._numbers())
         else:
             self._write(self.line(now_s) + "\n")
 
@@ -138,7 +135,7 @@ class TerminalProgress:
         self._rated_s, self._rated_bytes = now_s, self._bytes
 
     def line(self, now_s: float) -> str:
-        """The present state in one line."""
+        """Format the present state."""
         files = _of(f"{self._files:,}", f"{self._files_total:,}", self._files_total)
         parts = [f"{self._what}: {files} files"]
         parts.append(_of(human_bytes(self._bytes), human_bytes(self._bytes_total), self._bytes_total))

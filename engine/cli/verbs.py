@@ -1,4 +1,4 @@
-"""The verbs of a group, each imported when somebody asks for it: a run of one verb does not load the others."""
+"""The verbs of a group, each imported when it is asked for: a run of one verb does not load the others."""
 
 import importlib
 from collections.abc import Iterator, Mapping, MutableMapping

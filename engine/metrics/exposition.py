@@ -134,7 +134,7 @@ def _down(last: tuple[Sample, ...]) -> tuple[Sample, ...]:
 
 # ---------------------------------------------------------------------- files
 
-# A file of ours is small; what is larger is somebody else's.
+# A file of ours is small; what is larger is not.
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
 _KEPT: Final = f"{PREFIX}run_last_success_timestamp_seconds"
 # The collector runs as another user, and has to read it; runs of other users have to open the lock.
@@ -190,7 +190,7 @@ def _read(path: Path) -> tuple[tuple[Sample, ...], str]:
     try:
         if path.stat().st_size > FILE_BYTES_MAX:
             return (), "it is larger than a file of tidemark"
-        # As it stands: a carriage return is a part of a label, and no end of a line.
+        # As it is: a carriage return is a part of a label, and no end of a line.
         with path.open(encoding="utf-8", newline="") as file:
             return parse(file.read()), ""
     except FileNotFoundError:
@@ -225,7 +225,7 @@ def _locked(path: Path) -> Iterator[None]:
 
     Raises:
         TimeoutError: Another keeps the lock.
-        OSError: As the file system says, or what stands there is a pipe or a device.
+        OSError: As the file system says, or it is a pipe or a device.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISREG(path.stat().st_mode):

@@ -16,7 +16,7 @@ Kind = Literal["counter", "gauge"]
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
-    """One fact that is told, under one name (Prometheus' rules: base units, `_total` at the end of a counter)."""
+    """One fact under one name (Prometheus' rules: base units, `_total` at the end of a counter)."""
 
     name: str
     kind: Kind
@@ -281,7 +281,7 @@ def _state(name: str, text: str, *spark: str, samza: tuple[str, ...] = ()) -> Me
     return Metric(name=f"{PREFIX}state_{name}", kind="gauge", help=text, labels=_STATE, samza=samza, spark=spark)
 
 
-# Beside each metric, the field of `LoadMetrics` or `SaveMetrics` that it tells.
+# Beside each metric, the field of `LoadMetrics` or `SaveMetrics` that it shows.
 LOAD_METRICS: Final = {
     "files_fetched": _state("load_files_fetched", "Files that came from the store.", "rocksdbFilesCopied"),
     "files_reused": _state("load_files_reused", "Files that were here already.", "rocksdbFilesReused"),
@@ -357,8 +357,8 @@ class Samples:
         metric = METRICS[f"{PREFIX}{name}"]
         if unknown := labels.keys() - set(metric.labels):
             raise KeyError(f"{metric.name} has no label {min(unknown)}")
-        told = {**self._common, **labels}
-        self._values[metric.name, tuple(_writable(told.get(label, "")) for label in metric.labels)] = float(value)
+        values = {**self._common, **labels}
+        self._values[metric.name, tuple(_writable(values.get(label, "")) for label in metric.labels)] = float(value)
 
     def update(self, samples: Iterable[Sample]) -> None:
         """Note values that are samples already."""
@@ -366,17 +366,17 @@ class Samples:
             self._values[sample.name, sample.labels] = sample.value
 
     def __iter__(self) -> Iterator[Sample]:
-        """All of them, in the order of the table of metrics."""
+        """Yield all values in the order of the table of metrics."""
         places = {name: place for place, name in enumerate(METRICS)}
         for name, labels in sorted(self._values, key=lambda key: (places[key[0]], key[1])):
             yield Sample(name, labels, self._values[name, labels])
 
 
 def _writable(text: str) -> str:
-    """A text that UTF-8 has: bytes of the command line that are none of it are spelled out."""
+    """Spell out bytes of the command line that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def labels_of(sample: Sample) -> Mapping[str, str]:
-    """The labels of a sample by name."""
+    """Return the labels of a sample by name."""
     return dict(zip(METRICS[sample.name].labels, sample.labels, strict=True))

@@ -1,4 +1,4 @@
-"""The condition of a repository: what can be restored, what is at risk, what nobody needs any more."""
+"""The status of a repository: what can be restored, what is at risk, what is no longer needed."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -27,14 +27,14 @@ AUDITS_READ_MAX: Final = 100
 _KEEP_ALL: Final = RetentionPolicy(rules=())
 
 
-async def gather_condition(
+async def gather_status(
     repository: Repository,
     *,
     monotonic_s: Callable[[], float],
     jobs: Collection[str] = (),
     commits_only: bool = False,
 ) -> Samples:
-    """Read the condition of a repository; nothing is written.
+    """Read the status of a repository; nothing is written.
 
     Requests: those of `Repository.commits` for each job; then, unless `commits_only`, of a collection's dry run, of
     `verify` by a listing, and a GET for the newest audit record.
@@ -45,7 +45,7 @@ async def gather_condition(
         jobs: Tell commits of these only; none given means all.
         commits_only: Read the logs of commits and nothing else: no orphans, nothing at risk, no collections.
 
-    Nothing is told of orphans where nobody knows what is one: an index that a commit needs is missing, the store is one
+    There are no orphans in it where they are unknown: an index that a commit needs is missing, the store is one
     that cannot be collected, or something may not be read.
 
     Raises:
@@ -77,7 +77,7 @@ async def gather_condition(
 
 
 def _add_commits(samples: Samples, scope: Scope, commits: Sequence[Commit], now_ms: int) -> None:
-    """Of one job or task; a forgotten one has no commits, and is told by nothing."""
+    """Add the metrics of one job or task; a forgotten one has no commits, and no metrics."""
     logged = [commit for commit in commits if commit.name is None]
     labels = {"job_name": scope.job, "task": scope.task or ""}
     samples.add("commits", len(commits), **labels)
@@ -120,14 +120,14 @@ def _add_orphans(samples: Samples, report: CollectReport) -> None:
 
 
 async def _add_collections(samples: Samples, repository: Repository) -> None:
-    """What the newest audit records tell (design 0006, A1); nothing, where they may not be read."""
+    """Add what the newest audit records have (design 0006, A1); nothing where they may not be read."""
     keys: list[str] = []
     try:
         async for blob in list_blobs(repository.store, AUDIT):
             try:
                 parse_audit_key(blob.key)
             except FormatError:
-                continue  # somebody else's
+                continue  # another program's
             keys.append(blob.key)
         failed = 0
         for key in reversed(keys[-AUDITS_READ_MAX:]):
@@ -146,7 +146,7 @@ async def _add_collections(samples: Samples, repository: Repository) -> None:
 
 
 async def _read_audit(repository: Repository, key: str) -> AuditRecord | None:
-    """An audit record; None if it is gone meanwhile, or nothing that this release can read."""
+    """Read an audit record; None if it is gone meanwhile, or nothing that this release can read."""
     try:
         data = await read_blob(repository.store, key, size_bytes_max=AUDIT_BYTES_MAX)
         return decode_audit(data, subject=key)

@@ -305,7 +305,7 @@ def test_a_result_file_that_never_ends_can_be_interrupted(tmp_path: Path, enviro
 ON_SPARK = """
 import sys, click
 from engine.cli import main, tidemark
-from engine.cli.on_spark import spark_session
+from engine.cli.session import spark_session
 
 @tidemark.command("start")
 def start():

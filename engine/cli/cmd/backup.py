@@ -6,6 +6,7 @@ import click
 import msgspec
 
 from engine.backup.backup import BackupOptions, BackupResult, BackupStats
+from engine.cli.choices import StoreOptions
 from engine.cli.cmd.commit import commit_until_known
 from engine.cli.options import (
     CHECK_RETAINED_HELP,
@@ -19,7 +20,7 @@ from engine.cli.options import (
 )
 from engine.cli.output import CommitView, committed_line, view_commit
 from engine.cli.result_file import ResultFile, write_result
-from engine.cli.session import Session, check_component, choose_scope, with_session
+from engine.cli.session import Session, check_component, with_session
 from engine.errors import DamagedError, UsageError
 from engine.text import table
 from index.plan.backup import BackupPlan
@@ -59,7 +60,7 @@ class PlanView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupView(msgspec.Struct, frozen=True, kw_only=True):
-    """`backup`. Without a commit the result stands in `result_file`."""
+    """`backup`. Without a commit the result is in `result_file`."""
 
     job: str
     commit_task: str | None
@@ -72,6 +73,19 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
     # False: some TTLs are left to remove; the next commit or collection does it.
     settled: bool
     result_file: str | None
+
+
+class BackupArguments(StoreOptions, frozen=True, kw_only=True):
+    """What to back up, as what, and whether to commit it."""
+
+    directory: Path
+    version: int | None
+    unique_id: str | None
+    offsets: str | None
+    check_retained: bool
+    dry_run: bool
+    no_commit: bool
+    result: Path | None
 
 
 @click.command(
@@ -98,34 +112,22 @@ class BackupView(msgspec.Struct, frozen=True, kw_only=True):
 @transfer_options
 @common_options
 @with_session
-def backup(
-    session: Session,
-    *,
-    directory: Path,
-    job: str,
-    commit_per_task: bool,
-    task: str,
-    store: str,
-    version: int | None,
-    unique_id: str | None,
-    offsets: str | None,
-    check_retained: bool,
-    dry_run: bool,
-    no_commit: bool,
-    result: Path | None,
-) -> None:
+def backup(session: Session, options: BackupArguments) -> None:
     """Upload what changed in DIR since the newest commit, and commit it.
 
     DIR is a RocksDB checkpoint, or any directory that nobody writes to meanwhile.
     """
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
-    check_component("--task", task)
-    check_component("--store", store)
-    _check_result_options(no_commit=no_commit, result=result, offsets=offsets, dry_run=dry_run)
+    check_component("--task", options.task)
+    check_component("--store", options.store)
+    _check_result_options(options)
     with session.open() as repository:
-        if dry_run:
+        if options.dry_run:
             plan = repository.plan_backup(
-                scope, directory, task=task, store=store, options=BackupOptions(check_retained=check_retained)
+                options.scope,
+                options.directory,
+                task=options.task,
+                store=options.store,
+                options=BackupOptions(check_retained=options.check_retained),
             )
             session.show(_view_plan(plan), _plan_lines(plan))
             return
@@ -133,45 +135,49 @@ def backup(
         def back_up() -> BackupResult:
             with session.progress("backup") as progress:
                 return repository.backup(
-                    scope,
-                    directory,
-                    task=task,
-                    store=store,
+                    options.scope,
+                    options.directory,
+                    task=options.task,
+                    store=options.store,
                     options=BackupOptions(
-                        version=version,
-                        unique_id=UniqueId(unique_id) if unique_id is not None else None,
-                        check_retained=check_retained,
+                        version=options.version,
+                        unique_id=UniqueId(options.unique_id) if options.unique_id is not None else None,
+                        check_retained=options.check_retained,
                     ),
                     progress=progress,
                 )
 
+        def commit() -> Commit:
+            with session.timed("commit"):
+                return commit_until_known(
+                    repository, options.scope, [made], version=options.version, offsets=options.offsets or ""
+                )
+
         made, committed = back_up(), None
-        if result is not None:
-            write_result(result, ResultFile(repository_id=repository.record.id, result=made))
+        if options.result is not None:
+            write_result(options.result, ResultFile(repository_id=repository.record.id, result=made))
         else:
             try:
-                with session.timed("commit"):
-                    committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
+                committed = commit()
             except DamagedError as error:
                 # Now it is known what is missing: what is still here is uploaded again (design 0006, M1).
                 session.warn(f"backing up again: {error}")
                 made = back_up()
-                with session.timed("commit"):
-                    committed = commit_until_known(repository, scope, [made], version=version, offsets=offsets or "")
+                committed = commit()
     session.note(made)
-    session.show(_view_backup(made, committed, result), _backup_lines(made, committed, result))
+    session.show(_view_backup(made, committed, options.result), _backup_lines(made, committed, options.result))
 
 
-def _check_result_options(*, no_commit: bool, result: Path | None, offsets: str | None, dry_run: bool) -> None:
-    if dry_run:
+def _check_result_options(options: BackupArguments) -> None:
+    if options.dry_run:
         return
-    if no_commit != (result is not None):
+    if options.no_commit != (options.result is not None):
         raise UsageError(
             "--no-commit and --result go together",
             operation="backup",
             hint="without a result file nothing could ever commit the upload",
         )
-    if no_commit and offsets is not None:
+    if options.no_commit and options.offsets is not None:
         raise UsageError("offsets belong to the commit", operation="backup", hint="give them to `tidemark commit`")
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from blobstore.errors import StoreError
 from blobstore.release import installed_release
-from engine.cli.choice import choose_commit, commit_options
+from engine.cli.choices import choose_commit, commit_options
 from engine.cli.config import CommitChoice, state_path
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import DURATION, Setting, Verb, common_options, figures_option, scope_options, transfer_options

@@ -1,7 +1,9 @@
 """The verb `collect`, the only one that deletes, and the verbs below it (design 0006)."""
 
+import contextlib
 import functools
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
@@ -10,24 +12,25 @@ import click
 
 from blobstore.base import BlobStore
 from blobstore.opening import open_store
-from engine.cli.collect_view import CollectView, collect_lines, summary_line, view_collect
+from engine.cli.choices import RetentionOptions, resolve_rules, retention_options
 from engine.cli.exit_codes import ExitCode
-from engine.cli.on_spark import spark_session
 from engine.cli.options import SHARE, VerbGroup, common_options, figures_option, on_spark_option
-from engine.cli.plan_places import choose_plan_dir, name_after_run
-from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
-from engine.cli.session import Session, some, with_session
+from engine.cli.output import extend
+from engine.cli.session import Session, some, spark_session, with_session
 from engine.cli.verbs import Verbs
 from engine.collect.collect import DELETE_SHARE_MAX
 from engine.collect.report import CollectReport
 from engine.errors import TooMuchToDeleteError, UsageError, restated
 from engine.repository.sync import SyncRepository
-from engine.text import Moment
+from engine.text import table
+from index.errors import UnsafeNameError
 from index.plan.retention import RetentionPolicy
+from index.snapshot.keys import RunId, audit_key, check_run_id
+from index.text import count, human_bytes, human_duration, iso_time, printable
 
 
 class _Limits(TypedDict):
-    """What a collection is told, whoever carries it out."""
+    """What a collection takes from the command line."""
 
     dry_run: bool
     delete_share_max: float
@@ -39,6 +42,32 @@ VERBS: Final = {
     "verify-plan": "collect_verify_plan:verify_plan",
 }
 _TOO_MUCH_HINT: Final = "look at the plan with -n; if it is right, say --delete-at-most 100%"
+
+
+# Of those that nobody gave a place to, the newest stay.
+PLANS_KEPT_MAX: Final = 10
+_PLANS: Final = "plans"
+
+
+class CollectView(CollectReport, frozen=True, kw_only=True):
+    """`collect`."""
+
+    # The last line for people.
+    summary: str
+    # Where the plan is, and the key of the audit record; empty if there is none.
+    plan: str
+    audit: str
+
+
+class CollectOptions(RetentionOptions, frozen=True, kw_only=True):
+    """What to keep, how much may go, and how to report it."""
+
+    delete_at_most: float
+    dry_run: bool
+    plan: Path | None
+    verbose: bool
+    one_line: bool
+    on_spark: bool
 
 
 @click.command(
@@ -71,44 +100,31 @@ _TOO_MUCH_HINT: Final = "look at the plan with -n; if it is right, say --delete-
 @figures_option
 @common_options
 @with_session
-def collect(
-    session: Session,
-    *,
-    keep_last: int | None,
-    keep_since: Moment | None,
-    keep_named: bool,
-    policy: Path | None,
-    delete_at_most: float,
-    dry_run: bool,
-    plan: Path | None,
-    verbose: bool,
-    one_line: bool,
-    on_spark: bool,
-) -> ExitCode:
+def collect(session: Session, options: CollectOptions) -> ExitCode:
     """Delete what no kept commit, name or reader needs. The only verb that deletes.
 
     At least one of --keep-last, --keep-since and --policy is needed; a commit stays if a count or a time keeps it. The
     newest commit of a job always stays, and what a name holds can always be restored. Ends with 3 if some keys could
     not be deleted or there is no audit record, with 10 if more than --delete-at-most would go: then nothing is deleted.
     """
-    rules = choose_rules(keep_last, keep_since, policy, keep_named=keep_named)
+    rules = options.rules
     if rules is None:
         raise UsageError(
             "this would keep nothing but the newest commits",
             operation="collect",
             hint="say --keep-last N, --keep-since TIME, or both; or --policy FILE",
         )
-    plan_dir = choose_plan_dir(plan, session.cache_dir(), session.new_id(), dry_run=dry_run)
-    is_ours = plan is None
+    plan_dir = choose_plan_dir(options.plan, session.cache_dir(), session.new_id(), dry_run=options.dry_run)
+    is_ours = options.plan is None
     with session.open() as repository:
-        retention = resolve_rules(repository, rules, dry_run=dry_run)
+        retention = resolve_rules(repository, rules, dry_run=options.dry_run)
         try:
             with _opened(plan_dir, repository) as plan_to:
-                limits = _Limits(dry_run=dry_run, delete_share_max=delete_at_most, plan_to=plan_to)
-                if on_spark:
+                limits = _Limits(dry_run=options.dry_run, delete_share_max=options.delete_at_most, plan_to=plan_to)
+                if options.on_spark:
                     report = _collect_on_spark(session, retention, **limits)
                 else:
-                    with session.progress("collect", wanted=not one_line) as progress:
+                    with session.progress("collect", wanted=not options.one_line) as progress:
                         report = repository.collect(retention, progress=progress, **limits)
         except TooMuchToDeleteError as error:
             raise restated(error, subject=error.subject, hint=_TOO_MUCH_HINT) from None
@@ -122,7 +138,7 @@ def collect(
         session.warn(f"--policy: all is kept of {some(report.unruled)}: no rule matches")
     if report.run_left:
         session.warn(f"working objects of this run are left to a later collection: {report.run_left}")
-    lines = [summary_line(report)] if one_line else collect_lines(report, plan_dir, verbose=verbose)
+    lines = [summary_line(report)] if options.one_line else collect_lines(report, plan_dir, verbose=options.verbose)
     session.note(report)
     session.show(view_collect(report, plan_dir), lines)
     return _exit_code(report)
@@ -161,3 +177,133 @@ def _collect_on_spark(session: Session, retention: RetentionPolicy, **limits: Un
             store_settings=session.store_settings(),
             **limits,
         )
+
+
+# ---------------------------------------------------------------------- the report
+
+
+def view_collect(report: CollectReport, plan: Path | None = None) -> CollectView:
+    """Return the report for programs."""
+    return extend(
+        CollectView,
+        report,
+        summary=summary_line(report),
+        plan=str(plan or ""),
+        audit="" if report.dry_run or report.audit_missing else audit_key(report.run),
+    )
+
+
+def collect_lines(report: CollectReport, plan: Path | None = None, *, verbose: bool = False) -> list[str]:
+    """Format the report for people; the last line says it all."""
+    lines = _details(report) if verbose else []
+    if report.totals:
+        rows = [(total.reason.value, f"{total.count:,}", _size(total.size_bytes)) for total in report.totals]
+        lines += [*table(("because", "keys", "size"), rows, right=("keys", "size")), ""]
+    waiting = f"{count(report.waiting_count, 'upload')} ({human_bytes(report.waiting_bytes)})"
+    until = iso_time(report.waiting_until_ms)
+    notes = {
+        "took up the listing of an earlier run": report.resumed,
+        f"unreachable, and younger than the TTL: {waiting}; a collection after {until} deletes the last of them": (
+            report.waiting_count
+        ),
+        f"not finished, and perhaps under way: {count(report.unfinished_count, 'upload')}": report.unfinished_count,
+        f"NOT looked for, uploads that were never finished: {printable(report.unfinished_hidden)}": (
+            report.unfinished_hidden
+        ),
+        f"nothing of {printable(', '.join(report.protected))} goes, because of "
+        f"{_some(len(report.unreadable), [': '.join(one) for one in report.unreadable])}": report.protected,
+        f"left alone: {_some(report.foreign_count, report.foreign)} that tidemark never wrote": report.foreign_count,
+        f"NOT deleted: {_some(report.failed_count, report.failed).rstrip(',')}; run collect again": report.failed_count,
+        f"the plan: {printable(str(plan))}": plan,
+    }
+    return [*lines, *(note for note, is_so in notes.items() if is_so), summary_line(report)]
+
+
+def _details(report: CollectReport) -> list[str]:
+    lines: list[str] = []
+    if report.kept:
+        kept = [(printable(str(k.scope)), str(k.number), str(k.version), k.reason.value) for k in report.kept]
+        lines += [*table(("job", "commit kept", "version", "because"), kept, right=("commit kept", "version")), ""]
+    if report.deletes:
+        keys = [(printable(d.key), _size(d.size_bytes), d.reason.value) for d in report.deletes]
+        lines += [*table(("key deleted", "size", "because"), keys, right=("size",)), ""]
+    more = report.deletes_count - len(report.deletes)
+    return [*lines, f"and {count(more, 'key')} more: a plan has them all", ""] if report.deletes and more else lines
+
+
+def _some(number: int, keys: Sequence[str]) -> str:
+    return f"{count(number, 'key')}, such as {printable(keys[0])}," if keys else count(number, "key")
+
+
+def summary_line(report: CollectReport) -> str:
+    """Say in one line what happened."""
+    did = "would delete" if report.dry_run else "deleted"
+    live = f"{count(report.live_count, 'object')} ({human_bytes(report.live_bytes)})"
+    parts = [
+        f"{did} {count(report.deletes_count, 'key')} ({human_bytes(report.freed_bytes)})",
+        f"{'would keep' if report.dry_run else 'kept'} {count(len(report.kept), 'commit')}, {live}",
+    ]
+    if report.waiting_count:
+        parts.append(f"{count(report.waiting_count, 'upload')} waiting until {iso_time(report.waiting_until_ms)}")
+    if report.clock_ahead_ms:
+        ahead = human_duration(report.clock_ahead_ms)
+        parts.append(f"NOTHING deleted for its age: the store's clock is {ahead} ahead of this machine's")
+    if report.failed_count:
+        parts.append(f"{report.failed_count:,} NOT deleted")
+    if report.audit_missing:
+        parts.append("NO audit record")
+    if report.damaged:
+        parts.append(f"{count(len(report.unreadable), 'object')} CANNOT BE READ")
+    if report.refused:
+        parts.append("WOULD BE REFUSED: more than --delete-at-most")
+    return "; ".join([*parts, f"run {report.run}"])
+
+
+def _size(size_bytes: int) -> str:
+    return human_bytes(size_bytes) if size_bytes else "-"
+
+
+# ---------------------------------------------------------------------- where plans are (design 0006, P2)
+
+
+def choose_plan_dir(chosen: Path | None, cache_dir: Path | None, plan_id: RunId, *, dry_run: bool) -> Path | None:
+    """Choose where the plan goes: as given, or for a dry run below the cache, where the oldest plans are removed.
+
+    Returns:
+        A directory that may not be there yet; None if no plan is to be written.
+
+    Raises:
+        UsageError: It is a file.
+    """
+    if chosen is not None:
+        if chosen.exists() and not chosen.is_dir():
+            raise UsageError("not a directory", operation="collect", subject="--plan", hint="name one that is absent")
+        return chosen.absolute()
+    if not dry_run or cache_dir is None:
+        return None
+    plans = cache_dir / _PLANS
+    for old in _plans_in(plans)[: -(PLANS_KEPT_MAX - 1)]:
+        # What cannot be removed is in nobody's way.
+        shutil.rmtree(old, ignore_errors=True)
+    return plans / plan_id
+
+
+def name_after_run(plan: Path, run: RunId) -> Path:
+    """Give a plan below the cache the name of its run, which was unknown before; returns where it is."""
+    named = plan.with_name(run)
+    try:
+        plan.rename(named)
+    except OSError:
+        # It is whole where it is.
+        return plan
+    return named
+
+
+def _plans_in(directory: Path) -> list[Path]:
+    found: list[Path] = []
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            with contextlib.suppress(UnsafeNameError):
+                check_run_id(path.name)
+                found.append(path)
+    return sorted(found)

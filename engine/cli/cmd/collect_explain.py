@@ -1,17 +1,20 @@
 """`collect explain`: what leads to a key, and what a collection would do with it (design 0006, P7)."""
 
-from pathlib import Path
-
 import click
 
+from engine.cli.choices import RetentionOptions, resolve_rules, retention_options
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
-from engine.cli.retention_options import choose_rules, resolve_rules, retention_options
 from engine.cli.session import Session, with_session
 from engine.inspect.explain import Explanation, Fate, KeyPath, RootKind
-from engine.text import Moment
 from index.plan.retention import RetentionPolicy
 from index.text import count, human_bytes, human_duration, iso_time, printable
+
+
+class ExplainOptions(RetentionOptions, frozen=True, kw_only=True):
+    """Which key, and what is kept."""
+
+    key: str
 
 
 @click.command(
@@ -26,49 +29,41 @@ from index.text import count, human_bytes, human_duration, iso_time, printable
 @retention_options
 @common_options
 @with_session
-def explain(
-    session: Session,
-    *,
-    key: str,
-    keep_last: int | None,
-    keep_since: Moment | None,
-    keep_named: bool,
-    policy: Path | None,
-) -> ExitCode:
+def explain(session: Session, options: ExplainOptions) -> ExitCode:
     """Say of one KEY of the repository whether it is there, what leads to it, and what collect would do with it.
 
     What collect would keep is said as there; if nothing is said, everything is kept that nobody has closed. Ends with 4
     if the key is missing and needed, or if an index cannot be read that may lead to it.
     """
-    rules = choose_rules(keep_last, keep_since, policy, keep_named=keep_named)
+    rules = options.rules
     with session.open() as repository:
         retention = resolve_rules(repository, rules) if rules is not None else RetentionPolicy(rules=())
-        told = repository.explain(key, retention)
-    session.show(told, _lines(told))
-    is_missing = told.fate is Fate.ABSENT and any(path.keeps for path in told.paths)
-    return ExitCode.DAMAGED if is_missing or told.unreadable else ExitCode.OK
+        found = repository.explain(options.key, retention)
+    session.show(found, _lines(found))
+    is_missing = found.fate is Fate.ABSENT and any(path.keeps for path in found.paths)
+    return ExitCode.DAMAGED if is_missing or found.unreadable else ExitCode.OK
 
 
-def _lines(told: Explanation) -> list[str]:
-    lines = [f"{printable(told.key)}: {told.kind.value}"]
-    if told.created_at_ms is not None and told.size_bytes is not None:
-        lines.append(f"{human_bytes(told.size_bytes)}, created {iso_time(told.created_at_ms)}, {_ttl(told)}")
-    for path in told.paths:
+def _lines(found: Explanation) -> list[str]:
+    lines = [f"{printable(found.key)}: {found.kind.value}"]
+    if found.created_at_ms is not None and found.size_bytes is not None:
+        lines.append(f"{human_bytes(found.size_bytes)}, created {iso_time(found.created_at_ms)}, {_ttl(found)}")
+    for path in found.paths:
         lines += _path_lines(path)
-    if told.paths_count > len(told.paths):
-        lines.append(f"and {count(told.paths_count - len(told.paths), 'path')} more")
-    if told.unreadable:
-        some = f"{count(len(told.unreadable), 'index', 'indexes')}, such as {printable(told.unreadable[0])}"
+    if found.paths_count > len(found.paths):
+        lines.append(f"and {count(found.paths_count - len(found.paths), 'path')} more")
+    if found.unreadable:
+        some = f"{count(len(found.unreadable), 'index', 'indexes')}, such as {printable(found.unreadable[0])}"
         lines.append(f"NOT looked into, because missing or altered: {some}")
-    because = f"{told.rule}: {told.reason.value}" if told.reason is not None else told.rule
-    until = f", {iso_time(told.collectable_at_ms)}" if told.fate is Fate.WAITING and told.collectable_at_ms else ""
-    return [*lines, f"collect: it {told.fate.value}{until}; {because}"]
+    because = f"{found.rule}: {found.reason.value}" if found.reason is not None else found.rule
+    until = f", {iso_time(found.collectable_at_ms)}" if found.fate is Fate.WAITING and found.collectable_at_ms else ""
+    return [*lines, f"collect: it {found.fate.value}{until}; {because}"]
 
 
-def _ttl(told: Explanation) -> str:
-    if told.expires_at_ms is None:
+def _ttl(found: Explanation) -> str:
+    if found.expires_at_ms is None:
         return "no TTL"
-    left_ms = told.expires_at_ms - told.now_ms
+    left_ms = found.expires_at_ms - found.now_ms
     return f"its TTL ends in {human_duration(left_ms)}" if left_ms > 0 else "its TTL is over"
 
 

@@ -5,16 +5,22 @@ from pathlib import Path
 import click
 
 from blobstore.opening import open_store
+from engine.cli.choices import RetentionOptions, retention_options
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
-from engine.cli.retention_options import choose_rules, retention_options
 from engine.cli.session import Session, with_session
 from engine.collect.check.plan import PlanCheck
-from engine.text import Moment, table
+from engine.text import table
 from index.text import count, human_bytes, printable
 
 # Keys of one kind that people are shown; the JSON has more.
 SHOWN_MAX = 20
+
+
+class VerifyPlanOptions(RetentionOptions, frozen=True, kw_only=True):
+    """Which plan, and what was to be kept."""
+
+    plan: Path
 
 
 @click.command(
@@ -29,15 +35,7 @@ SHOWN_MAX = 20
 @retention_options
 @common_options
 @with_session
-def verify_plan(
-    session: Session,
-    *,
-    plan: Path,
-    keep_last: int | None,
-    keep_since: Moment | None,
-    keep_named: bool,
-    policy: Path | None,
-) -> ExitCode:
+def verify_plan(session: Session, options: VerifyPlanOptions) -> ExitCode:
     """Check the PLAN that `tidemark collect -n --plan PLAN` wrote, by code that shares nothing with it but the format.
 
     Say what is to be kept, as for collect, to have it compared with what the plan says of it. Ends with 9 if a key is
@@ -45,9 +43,9 @@ def verify_plan(
     clock or what is to be kept; with 3 if the plan lacks keys that could go, or if all that it has is gone. What came
     later, and what is gone, makes no plan wrong.
     """
-    rules = choose_rules(keep_last, keep_since, policy, keep_named=keep_named)
+    rules = options.rules
     with session.open() as repository:
-        place = open_store(str(plan.absolute()))
+        place = open_store(str(options.plan.absolute()))
         try:
             check = repository.verify_plan(place, meant=rules.resolve if rules is not None else None)
         finally:
@@ -76,8 +74,8 @@ def _lines(check: PlanCheck) -> list[str]:
         (check.rescued_count, "planned, and kept by what came later"),
         (check.waiting_count, "younger than the TTL"),
     ]
-    if told := ", ".join(f"{number:,} {what}" for number, what in notes if number):
-        lines.append(f"beside that: {told}")
+    if others := ", ".join(f"{number:,} {what}" for number, what in notes if number):
+        lines.append(f"beside that: {others}")
     if not check.retention_compared:
         lines.append("kept is what the plan says; give --policy or --keep-... to have that compared too")
     planned = f"{count(check.planned_count, 'upload')} planned ({human_bytes(check.planned_bytes)})"
@@ -91,8 +89,8 @@ def _verdict(check: PlanCheck) -> str:
         (len(check.contradictions), count(len(check.contradictions), "contradiction")),
         (check.missed_count, f"{check.missed_count:,} missed ({human_bytes(check.missed_bytes)})"),
     ]
-    if told := ", ".join(text for number, text in faults if number):
-        return told
+    if faults_found := ", ".join(text for number, text in faults if number):
+        return faults_found
     if check.is_over:
         return "nothing left to compare, all that was planned is gone"
     return "right and complete" if not check.gone_count else "right and complete as far as it is still there"

@@ -55,7 +55,7 @@ def commit_until_known(
                 if not left:
                     raise
     except KeyboardInterrupt as error:
-        error.add_note("the commit was under way and may stand: `tidemark list` tells")
+        error.add_note("the commit was under way and may exist: `tidemark list` shows it")
         raise
 
 
@@ -145,7 +145,7 @@ def commit(
 
 
 def _scope_of(paths: Sequence[Path], results: Sequence[BackupResult], job: str, *, commit_per_task: bool) -> Scope:
-    """The scope that all results belong to; with `commit_per_task` each task is one of its own."""
+    """Return the scope that all results belong to; with `commit_per_task` each task has its own."""
     scope = results[0].scope
     for path, result in zip(paths, results, strict=True):
         if result.scope != scope or result.scope.job != job or (result.scope.task is not None) != commit_per_task:
@@ -161,7 +161,7 @@ def _scope_of(paths: Sequence[Path], results: Sequence[BackupResult], job: str, 
 def _still_to_drop(
     repository: SyncRepository, scope: Scope, dropped: tuple[tuple[str, str], ...], newest: Commit | None
 ) -> tuple[tuple[str, str], ...]:
-    """What is to be dropped, less what an earlier run of the command has dropped.
+    """Return what is to be dropped, less what an earlier run of the command has dropped.
 
     A store that the newest commit does not have and an older one had was dropped. One that no commit has that is still
     there may be misspelled: it stays, and is refused.
@@ -182,7 +182,7 @@ def _find_committed(
     version: int | None,
     offsets: str,
 ) -> Commit | None:
-    """The newest commit, if it says exactly what is to be committed: then an earlier attempt went through."""
+    """Return the newest commit if it is exactly what is to be committed: then an earlier attempt went through."""
     newest = repository.latest(scope)
     if newest is None or newest.record.offsets != offsets or version not in {None, newest.record.version}:
         return None

@@ -98,11 +98,11 @@ class _ShowingVerb(Verb):
     "config",
     invoke_without_command=True,
     subcommand_metavar="VERB [ARGS]...",
-    short_help="Tell what is set: show, with where each value comes from.",
+    short_help="Show what is set: show, with where each value comes from.",
 )
 @click.pass_context
 def config(ctx: click.Context) -> None:
-    """Tell what is set for all runs: in the environment and in the settings file.
+    """Show what is set for all runs: in the environment and in the settings file.
 
     Run `tidemark config VERB --help` for the options of a verb.
     """
@@ -120,15 +120,15 @@ def config(ctx: click.Context) -> None:
     example="tidemark config show --origin backup",
 )
 @click.argument("of", nargs=-1, metavar="[VERB]...")
-@click.option("--origin", is_flag=True, help="Tell where each value comes from, and where else it could stand.")
+@click.option("--origin", is_flag=True, help="Where each value comes from, and where else it could be.")
 @click.option("--set", "only_set", is_flag=True, help="Leave out what has its default.")
 @common_options
 @with_session
 def config_show(session: Session, of: tuple[str, ...], *, origin: bool, only_set: bool) -> ExitCode:
     """Show the settings that verbs share or, with VERB, all options of that verb.
 
-    What stands on this command line is for this run alone, and is not shown. No request is made. A value that its verb
-    would refuse is told, and makes the exit code 2.
+    What is on this command line is for this run alone, and is not shown. No request is made. A value that its verb
+    would refuse is shown, and makes the exit code 2.
     """
     ctx = click.get_current_context()
     root = cast("click.Group", ctx.find_root().command)
@@ -162,7 +162,7 @@ _TAKEN_TOGETHER: Final[tuple[tuple[Callable[..., object], Mapping[str, str]], ..
 
 
 def _with_misfits(found: Iterable[_Found]) -> Iterator[SettingView]:
-    """The settings, with what is wrong of those that a verb takes together: then numbers contradict each other."""
+    """Add what is wrong with settings that a verb takes together: then numbers contradict each other."""
     by_name = {setting.name: setting for setting in found}
     problems: dict[str, str] = {}
     for take, fields in _TAKEN_TOGETHER:
@@ -170,14 +170,14 @@ def _with_misfits(found: Iterable[_Found]) -> Iterator[SettingView]:
         while taken and (reason := _refusal(take, {fields[name]: value for name, value in taken.items()})):
             named = [name for name in taken if re.search(rf"\b{fields[name]}\b", reason)] or list(taken)
             problems |= {name: reason.removeprefix(f"{fields[name]} ") for name in named}
-            # Each refusal tells one thing: look for more without what is told already.
+            # Each refusal names one thing: look for more without what is known already.
             taken = {name: value for name, value in taken.items() if name not in named}
     for name, setting in by_name.items():
         yield msgspec.structs.replace(setting.view, problem=setting.view.problem or problems.get(name, ""))
 
 
 def _refusal(take: Callable[..., object], values: Mapping[str, object]) -> str:
-    """Why settings are refused together, with the name of the field that it begins with; empty: they are not."""
+    """Return why settings are refused together, beginning with the name of the field; empty if they are not."""
     try:
         take(**values)
     except UsageError as error:
@@ -188,7 +188,7 @@ def _refusal(take: Callable[..., object], values: Mapping[str, object]) -> str:
 
 
 def _settings(root: click.Group, words: str, settings_file: Config, ctx: click.Context) -> Iterator[_Found]:
-    """The options of a verb, or the settings of all of them."""
+    """Find the options of a verb, or the settings of all verbs."""
     verbs = {verb.words: verb for verb in walk_verbs(root)}
     if words and words not in verbs:
         raise UsageError("no such verb", operation="config show", subject=words, hint=f"there are {', '.join(verbs)}")
@@ -220,7 +220,7 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _places(name: str, table: str, *, is_shared: bool) -> list[tuple[str, str]]:
-    """Where an option may stand in a settings file, as table and key; the first that is there wins."""
+    """Return where an option may be in a settings file, as table and key; the first that is there wins."""
     places = [(table, name)] if table else []
     if name in TRANSFER_KEYS:
         return [*places, (TRANSFER, name)]
@@ -288,7 +288,7 @@ def _named(table: str, key: str) -> str:
 
 
 def _default(param: click.Option) -> Value | None:
-    """What holds if nobody says anything: some have theirs in the structs that they end up in."""
+    """Return the default; some are in the structs that the options end up in."""
     name = str(param.name)
     if name in TRANSFER_KEYS:
         value: Any = getattr(TransferSettings(), name)
@@ -304,7 +304,7 @@ def _lines(view: ConfigView, *, origin: bool) -> Iterator[str]:
     yield f"settings file: {view.file}" if view.file else missing
     yield ""
     rows = [
-        (s.key, _told(s.value), f"{s.origin} {s.place}".strip(), ", ".join((s.flag, *s.variables)))
+        (s.key, _text(s.value), f"{s.origin} {s.place}".strip(), ", ".join((s.flag, *s.variables)))
         for s in view.settings
     ]
     headers = ("setting", "value", "from", "could stand in")
@@ -314,7 +314,7 @@ def _lines(view: ConfigView, *, origin: bool) -> Iterator[str]:
             yield f"WRONG: {setting.key}: {setting.problem} (from {f'{setting.origin} {setting.place}'.strip()})"
 
 
-def _told(value: Value | None) -> str:
+def _text(value: Value | None) -> str:
     match value:
         case None | "":
             return "-"

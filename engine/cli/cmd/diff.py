@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
-from engine.cli.choice import INDEXES_IN_FLIGHT_MAX, no_store, select_stores
+from engine.cli.choices import INDEXES_IN_FLIGHT_MAX, no_store, select_stores
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Verb, common_options, scope_options, store_options
 from engine.cli.output import CommitView, view_commit

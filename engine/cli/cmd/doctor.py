@@ -21,8 +21,7 @@ from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode, choose_exit_code
 from engine.cli.options import Verb, common_options
-from engine.cli.s3_places import is_s3, open_bucket, usage_error
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, is_s3, open_bucket, usage_error, with_session
 from engine.clock import SystemRuntime
 from engine.doctor.doctor import CLIENTS_COUNT, DoctorReport, examine_store
 from engine.doctor.verdict import Check, Verdict, describe_profile

@@ -5,9 +5,10 @@ from pathlib import Path
 import click
 import msgspec
 
+from engine.cli.choices import StoreOptions
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Verb, common_options, scope_options, store_options
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.session import Session, with_session
 from engine.errors import TargetError
 from engine.repository.samza_export import SamzaExport, export_to_samza
 from engine.repository.sync import SyncRepository
@@ -28,6 +29,15 @@ class ExportView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
+class ExportOptions(StoreOptions, frozen=True, kw_only=True):
+    """Which store of which commit, and where to."""
+
+    commit: CommitChoice
+    output: Path
+    unpack: bool
+    samza_job_id: str
+
+
 @click.command(
     "export",
     cls=Verb,
@@ -43,31 +53,19 @@ class ExportView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--samza-job-id", metavar="ID", default="1", show_default=True, help="Samza's job id.")
 @common_options
 @with_session
-def export(
-    session: Session,
-    *,
-    commit: CommitChoice,
-    output: Path,
-    job: str,
-    commit_per_task: bool,
-    task: str,
-    store: str,
-    unpack: bool,
-    samza_job_id: str,
-) -> None:
+def export(session: Session, options: ExportOptions) -> None:
     """Write the index of one store of a commit as Samza's blob-store backend would, to a new file OUTPUT.
 
     Its blob ids are keys of the repository. A name keeps what it refers to: `tidemark unname` gives it up.
     """
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
-    if output.exists():
-        raise TargetError("is there already", operation="export", subject=str(output), hint="name a new file")
+    if options.output.exists():
+        raise TargetError("is there already", operation="export", subject=str(options.output), hint="name a new file")
     with session.open() as repository:
-        found = session.find(repository, scope, commit)
-        made = _export(repository, found, task=task, store=store, job_id=samza_job_id, unpack=unpack)
-    output.write_bytes(made.index_json)
+        found = session.find(repository, options.scope, options.commit)
+        made = _export(repository, found, options)
+    options.output.write_bytes(made.index_json)
     view = ExportView(
-        output=str(output),
+        output=str(options.output),
         checkpoint_id=made.checkpoint_id,
         files_count=made.files_count,
         unpacked=made.unpacked,
@@ -82,8 +80,13 @@ def export(
     session.show(view, [line])
 
 
-def _export(
-    repository: SyncRepository, commit: Commit, *, task: str, store: str, job_id: str, unpack: bool
-) -> SamzaExport:
-    work = export_to_samza(repository.asynchronous, commit, task=task, store=store, job_id=job_id, unpack=unpack)
+def _export(repository: SyncRepository, commit: Commit, options: ExportOptions) -> SamzaExport:
+    work = export_to_samza(
+        repository.asynchronous,
+        commit,
+        task=options.task,
+        store=options.store,
+        job_id=options.samza_job_id,
+        unpack=options.unpack,
+    )
     return repository.loop.run(work)

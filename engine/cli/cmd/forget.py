@@ -50,7 +50,7 @@ def forget(
     """Give up a job: close all its commits for ever.
 
     Nothing is deleted by this: the next `tidemark collect` takes what only JOB needed. What names hold stays until they
-    are released. A writer that is still at work is refused, and begins anew if it goes on; stop it first. Ends with 8
+    are released. A writer that is still at work is refused, and begins again if it goes on; stop it first. Ends with 8
     if the job is forgotten and its names could not be released, for want of the permission.
     """
     with session.open() as repository:
@@ -67,16 +67,16 @@ def forget(
 
 
 def _confirmed(session: Session, job: str, planned: Sequence[ForgetReport]) -> bool:
-    """Whether somebody says yes.
+    """Ask whether to go on.
 
     Raises:
         UsageError: There is nobody to ask.
     """
-    told = [_what(report) for report in planned]
-    answer = session.confirm("forget this for ever?", lines=[f"to forget: {printable(what)}" for what in told])
+    planned_texts = [_what(report) for report in planned]
+    answer = session.confirm("forget this for ever?", lines=[f"to forget: {printable(what)}" for what in planned_texts])
     if answer is None:
         raise UsageError(
-            f"this is for ever, and was not confirmed: {'; '.join(told)}",
+            f"this is for ever, and was not confirmed: {'; '.join(planned_texts)}",
             operation="forget",
             subject=job,
             hint="say --yes to do it, or -n to see it in full",
@@ -87,7 +87,7 @@ def _confirmed(session: Session, job: str, planned: Sequence[ForgetReport]) -> b
 def _choose_scopes(
     session: Session, repository: SyncRepository, job: str, *, commit_per_task: bool, task: str | None
 ) -> Sequence[Scope]:
-    """The scopes to forget, each of which has, or had, commits.
+    """Return the scopes to forget, each of which has, or had, commits.
 
     Raises:
         UsageError: A task is named, and the job does not commit task by task.

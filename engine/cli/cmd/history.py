@@ -61,7 +61,7 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     commit_task: str | None
-    # Records that stand and were not asked for.
+    # Records that exist and were not asked for.
     older_count: int
     entries: tuple[HistoryEntryView, ...]
     problems: tuple[str, ...]
@@ -85,7 +85,7 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     help="So many records at most, the newest first.",
 )
 @click.option("--since", type=MOMENT, metavar="TIME", help="None from before: 7d, 2026-05-01, 'yesterday 18:00' (UTC).")
-@click.option("--no-sizes", is_flag=True, help="Read no index: what each commit brought is not told.")
+@click.option("--no-sizes", is_flag=True, help="No reading of indexes, and so no sizes of what each commit brought.")
 @common_options
 @with_session
 def history(
@@ -101,7 +101,7 @@ def history(
     """Show the records of a job, newest first: what each brought, what became of it, and how to restore it.
 
     New is what a commit uploaded, retained what earlier ones had; the index of each store that is new in a commit is
-    read for it. What is damaged is told in its place, and the rest goes on.
+    read for it. Damage is shown in its place, and the rest goes on.
     """
     scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
     with session.open() as repository:
@@ -119,12 +119,12 @@ def history(
                 )
     view = view_history(found)
     for problem in found.problems:
-        session.warn(f"left out of what is told: {problem}")
+        session.warn(f"left out: {problem}")
     session.show(view, history_lines(view))
 
 
 def view_history(found: History) -> HistoryView:
-    """The history for programs."""
+    """Return the history for programs."""
     return HistoryView(
         job=found.scope.job,
         commit_task=found.scope.task,
@@ -172,7 +172,7 @@ def _restore_options(entry: HistoryEntry) -> str:
 
 
 def history_lines(view: HistoryView) -> list[str]:
-    """The history for people."""
+    """Format the history for people."""
     lines = table(
         ("number", "version", "time (UTC)", "new", "files", "retained", "stores", "offsets", "names", "what"),
         [
@@ -186,7 +186,7 @@ def history_lines(view: HistoryView) -> list[str]:
                 str(e.stores_count),
                 format_offsets(e.offsets, OFFSETS_SHOWN_MAX) or "-",
                 printable(shortened(", ".join(e.names), NAMES_SHOWN_MAX)) or "-",
-                tell_entry(e, view),
+                describe_entry(e, view),
             )
             for e in view.entries
         ],
@@ -198,16 +198,16 @@ def history_lines(view: HistoryView) -> list[str]:
     return [*lines, *_restoring_lines(view.entries)]
 
 
-def tell_entry(entry: HistoryEntryView, of: HistoryView) -> str:
-    """What a record is by now, in a few words."""
+def describe_entry(entry: HistoryEntryView, of: HistoryView) -> str:
+    """Say in a few words what became of a record."""
     scope = Scope(of.job, of.commit_task)
-    told = []
+    parts = []
     if entry.kind in {"rewind", "fork"} and entry.source_number is not None:
         source = Scope(entry.source_job, entry.source_commit_task) if entry.source_job is not None else scope
         where = f" of {printable(str(source))}" if source != scope else ""
-        told.append(f"{entry.kind} {'to' if entry.kind == 'rewind' else 'from'} {entry.source_number}{where}")
+        parts.append(f"{entry.kind} {'to' if entry.kind == 'rewind' else 'from'} {entry.source_number}{where}")
     if entry.rewound_by is not None:
-        told.append(f"left behind by {entry.rewound_by}")
+        parts.append(f"left behind by {entry.rewound_by}")
     meanings = {
         State.CLOSED.value: "closed by a collection",
         State.VOID.value: "void: it came too late",
@@ -215,12 +215,12 @@ def tell_entry(entry: HistoryEntryView, of: HistoryView) -> str:
         State.NAMED.value: "held by its name alone",
     }
     if entry.state in meanings:
-        told.append(meanings[entry.state])
+        parts.append(meanings[entry.state])
     if entry.restore_options and entry.state not in {State.OPEN, State.NAMED}:
-        told.append(f"held by {printable(shortened(entry.names[0], NAMES_SHOWN_MAX))}")
+        parts.append(f"held by {printable(shortened(entry.names[0], NAMES_SHOWN_MAX))}")
     if entry.pins_count:
-        told.append(f"being read ({count(entry.pins_count, 'pin')})")
-    return ", ".join(told) or entry.kind
+        parts.append(f"being read ({count(entry.pins_count, 'pin')})")
+    return ", ".join(parts) or entry.kind
 
 
 def _restoring_lines(entries: Sequence[HistoryEntryView]) -> list[str]:

@@ -34,7 +34,7 @@ class InitView(msgspec.Struct, frozen=True, kw_only=True):
 def init(session: Session, *, ttl: int, margin: int, collection_period: int) -> None:
     """Make a store a repository.
 
-    The TTL must be longer than the longest backup with its commit takes. The three times stand in the repository and
+    The TTL must be longer than the longest backup with its commit takes. The three times are in the repository and
     hold for everybody who uses it.
     """
     with session.initialised(ttl_ms=ttl, margin_ms=margin, collection_period_ms=collection_period) as repository:

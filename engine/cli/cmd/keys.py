@@ -1,4 +1,4 @@
-"""The verb `keys`: what stands in the RocksDB of a snapshot."""
+"""The verb `keys`: what is in the RocksDB of a snapshot."""
 
 import shlex
 import tempfile
@@ -8,11 +8,10 @@ from typing import Final
 import click
 import msgspec
 
-from engine.cli.choice import choose_commit, choose_stores, commit_options
-from engine.cli.config import CommitChoice
+from engine.cli.choices import CommitOptions, choose_stores, commit_options
 from engine.cli.options import Parsed, Verb, common_options, scope_options, store_options, transfer_options
 from engine.cli.output import CommitView, view_commit
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.session import Session, with_session
 from engine.errors import UsageError
 from engine.inspect.browse import (
     FoundKey,
@@ -27,7 +26,6 @@ from engine.inspect.browse import (
     parse_place,
     write_place,
 )
-from engine.text import Moment
 from index.plan.commits import Commit
 from index.snapshot.records import StoreReference
 from index.text import count, human_bytes, printable, shortened
@@ -71,6 +69,22 @@ class KeysView(msgspec.Struct, frozen=True, kw_only=True):
     restored_bytes: int
 
 
+class KeysOptions(CommitOptions, frozen=True, kw_only=True):
+    """Which keys of which store, and how to print them."""
+
+    prefix: bytes | None
+    start: bytes | None
+    stop: bytes | None
+    family: str | None
+    resume: KeyPlace | None
+    limit: int
+    values: bool
+    counted: bool
+    form: str
+    merge: str | None
+    scratch: Path | None
+
+
 @click.command(
     "keys",
     cls=Verb,
@@ -85,9 +99,14 @@ class KeysView(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--from", "start", type=KEY, metavar="K", help="From this key on, in the order of bytes.")
 @click.option("--to", "stop", type=KEY, metavar="K", help="Up to this key, and without it.")
 @click.option("--family", metavar="NAME", help="One column family.  [default: all]")
-@click.option("--resume", type=PLACE, metavar="F:K", help="Go on in family F at key K, as `more:` tells it.")
+@click.option("--resume", type=PLACE, metavar="F:K", help="Go on in family F at key K, as `more:` shows it.")
 @click.option(
-    "--limit", type=click.IntRange(0, 1_000_000), default=KEYS_MAX, show_default=True, metavar="N", help="Keys told."
+    "--limit",
+    type=click.IntRange(0, 1_000_000),
+    default=KEYS_MAX,
+    show_default=True,
+    metavar="N",
+    help="Maximum number of keys.",
 )
 @click.option("--values", is_flag=True, help="Values too; text is cut after 160 characters.")
 @click.option("--count", "counted", is_flag=True, help="Count the whole range, which reads all of it.")
@@ -99,49 +118,26 @@ class KeysView(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="json: one object a line.",
 )
-@click.option("--merge", type=click.Choice(list(_MERGES)), help="What stands between merged operands.")
+@click.option("--merge", type=click.Choice(list(_MERGES)), help="Delimiter between merged operands.")
 @click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Where to restore to.")
 @transfer_options
 @common_options
 @with_session
-def keys(
-    session: Session,
-    *,
-    job: str,
-    commit_per_task: bool,
-    task: str,
-    store: str,
-    number: int | None,
-    version: CommitChoice | None,
-    at: Moment | None,
-    name: str | None,
-    prefix: bytes | None,
-    start: bytes | None,
-    stop: bytes | None,
-    family: str | None,
-    resume: KeyPlace | None,
-    limit: int,
-    values: bool,
-    counted: bool,
-    form: str,
-    merge: str | None,
-    scratch: Path | None,
-) -> None:
+def keys(session: Session, options: KeysOptions) -> None:
     """Browse the keys of a store, as a commit has it. Nothing in the repository changes.
 
     The store is restored whole, to a fresh directory below the cache that is removed again: RocksDB opens no part of
     one. State of a Spark query is read as rows with the data source `tidemark_state`.
     """
-    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
-    choice = choose_commit(number=number, version=version, at=at, name=name)
-    wanted = KeyRange(prefix=prefix or b"", start=start or b"", stop=stop)
-    where = scratch or session.cache_dir() or Path(tempfile.gettempdir())
+    scope = options.scope
+    wanted = KeyRange(prefix=options.prefix or b"", start=options.start or b"", stop=options.stop)
+    where = options.scratch or session.cache_dir() or Path(tempfile.gettempdir())
     with (
         session.open() as repository,
         session.explaining(repository, scope),
-        repository.find_pinned(scope, purpose="keys", **session.choose(repository, choice)) as (commit, _),
+        repository.find_pinned(scope, purpose="keys", **session.choose(repository, options.choice)) as (commit, _),
     ):
-        reference = _choose_store(commit, task, store)
+        reference = _choose_store(commit, options.task, options.store)
         opened = repository.asynchronous
         with (
             session.progress("keys") as progress,
@@ -150,15 +146,15 @@ def keys(
             found = find_keys(
                 directory,
                 wanted,
-                keys_max=limit,
-                family=family,
-                resume=resume,
-                values=values,
-                counted=counted,
-                merge_delimiter=_MERGES[merge] if merge is not None else None,
+                keys_max=options.limit,
+                family=options.family,
+                resume=options.resume,
+                values=options.values,
+                counted=options.counted,
+                merge_delimiter=_MERGES[options.merge] if options.merge is not None else None,
             )
     view = _view_keys(commit, reference, found)
-    session.show(view, _keys_lines(view, form))
+    session.show(view, _keys_lines(view, options.form))
 
 
 def _choose_store(commit: Commit, task: str, store: str) -> StoreReference:
@@ -222,7 +218,7 @@ def _keys_lines(view: KeysView, form: str) -> list[str]:
 
 def _key_line(key: KeyView, form: str) -> str:
     value = key.value_hex if form == "hex" else key.value
-    told = key.key_hex if form == "hex" else key.key
+    shown = key.key_hex if form == "hex" else key.key
     if value is None:
-        return told
-    return f"{told}  {value if form == 'hex' else shortened(value, VALUE_SHOWN_MAX)}"
+        return shown
+    return f"{shown}  {value if form == 'hex' else shortened(value, VALUE_SHOWN_MAX)}"

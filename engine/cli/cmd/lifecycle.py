@@ -24,8 +24,7 @@ from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, decode_profile
 from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Verb, common_options
-from engine.cli.s3_places import open_bucket
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, open_bucket, with_session
 from engine.errors import ConflictError, NotFoundError, UnsafeStoreError, UsageError
 from engine.inspect.verify import ProblemKind
 from engine.repository.sync import SyncRepository
@@ -78,8 +77,8 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
         wanted = None if days is None or ttls_stay else backstop_rules(store.prefix, days=days)
         plan = plan_lifecycle(before, wanted, prefix=store.prefix)
         after = (*plan.others, *plan.kept, *plan.added)
-        told = threats(after if install else before, store.prefix, days_min=days or DAYS_MIN, ttls_stay=ttls_stay)
-        for text in told:
+        found = threats(after if install else before, store.prefix, days_min=days or DAYS_MIN, ttls_stay=ttls_stay)
+        for text in found:
             session.warn(text)
         done = install and bool(plan.added)
         if install:
@@ -94,7 +93,7 @@ def lifecycle(session: Session, *, install: bool, yes: bool) -> ExitCode:
     finally:
         loop.run(store.close())
         loop.stop()
-    view = LifecycleView(done=done, days=days, threats=told, **msgspec.structs.asdict(plan))
+    view = LifecycleView(done=done, days=days, threats=found, **msgspec.structs.asdict(plan))
     outcome = "nothing was changed: --install adds what is missing" if plan.added else "nothing to change"
     if done:
         outcome = "the rules were installed and read back"

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
-from engine.cli.choice import TASK_HELP
+from engine.cli.choices import TASK_HELP
 from engine.cli.options import Setting, Verb, common_options, scope_options
 from engine.cli.output import CommitView, names_by_commit, view_commit
 from engine.cli.session import Session, choose_scope, with_session

@@ -1,4 +1,4 @@
-"""The verb `metrics`: the condition of a repository, as Prometheus reads it."""
+"""The verb `metrics`: the status of a repository, as Prometheus reads it."""
 
 import ipaddress
 import threading
@@ -16,7 +16,7 @@ from engine.cli.session import Session, with_session
 from engine.clock import SystemRuntime
 from engine.errors import UsageError
 from engine.metrics.names import METRICS, Metric, Sample, Samples, labels_of
-from engine.metrics.status import gather_condition
+from engine.metrics.status import gather_status
 from engine.text import table
 from index.text import count, human_duration, printable
 
@@ -55,7 +55,7 @@ class MetricNamesView(msgspec.Struct, frozen=True, kw_only=True):
     cls=Verb,
     needs_repository=False,
     prints=(MetricsView, MetricNamesView),
-    short_help="Tell Prometheus the condition of a repository.",
+    short_help="Print the status of a repository for Prometheus.",
     example="tidemark metrics -r file:///backups --textfile tidemark.prom",
 )
 @click.option(
@@ -107,7 +107,7 @@ def metrics(
         monotonic_s = SystemRuntime().monotonic_s
 
         def read() -> Samples:
-            gathering = gather_condition(
+            gathering = gather_status(
                 repository.asynchronous, monotonic_s=monotonic_s, jobs=jobs, commits_only=commits_only
             )
             return repository.loop.run(gathering)
@@ -116,14 +116,14 @@ def metrics(
             _serve(session, read, address, every)
             return ExitCode.OK
         samples = read()
-    _tell(session, samples, textfile)
+    _print(session, samples, textfile)
     return ExitCode.OK
 
 
 _NO_REPOSITORY: Final = "give --repository, TIDEMARK_REPOSITORY, or the key `repository` in tidemark.toml"
 
 
-def _tell(session: Session, samples: Samples, textfile: Path | None) -> None:
+def _print(session: Session, samples: Samples, textfile: Path | None) -> None:
     # With prometheus_client, for those who asked for it.
     from engine.metrics.exposition import expose, write_textfile  # noqa: PLC0415
 
@@ -186,10 +186,10 @@ _LISTEN_HINT: Final = "write PORT or HOST:PORT, such as 9188 or 0.0.0.0:9188"
 
 
 def _split_address(text: str) -> tuple[str, int]:
-    """Host and port; a host is an address or `localhost`, in brackets if it has colons.
+    """Split host and port; a host is an address or `localhost`, in brackets if it has colons.
 
     Raises:
-        UsageError: It is no such thing.
+        UsageError: It is not an address.
     """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or _LOOPBACK
@@ -199,7 +199,7 @@ def _split_address(text: str) -> tuple[str, int]:
     except ValueError:
         number = -1
     if not 0 <= number <= _PORT_MAX:
-        raise UsageError("is no address", operation="metrics", subject=repr(text), hint=_LISTEN_HINT)
+        raise UsageError("not an address", operation="metrics", subject=repr(text), hint=_LISTEN_HINT)
     return host, number
 
 

@@ -1,12 +1,13 @@
-"""The verb `name`."""
+"""The verbs `name` and `unname`."""
 
 import click
 import msgspec
 
-from engine.cli.choice import TASK_HELP
+from engine.cli.choices import TASK_HELP
 from engine.cli.config import CommitChoice, check_new_name
 from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_options
 from engine.cli.session import Session, check_component, choose_scope, with_session
+from index.snapshot.model import Scope
 from index.text import iso_time, printable
 
 
@@ -53,3 +54,40 @@ def name(
     )
     line = f"{printable(name)} is commit {view.number} of {printable(str(scope))}, version {view.version}"
     session.show(view, [f"{line}, {iso_time(view.committed_at_ms)}"])
+
+
+class ReleasedView(msgspec.Struct, frozen=True, kw_only=True):
+    """`unname`."""
+
+    name: str
+    job: str
+    commit_task: str | None
+
+
+@click.command(
+    "unname",
+    cls=Verb,
+    short_help="Release a name.",
+    prints=(ReleasedView,),
+    example="tidemark unname -r file:///backups --job flights before-upgrade",
+)
+@click.argument("name")
+@scope_options()
+@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
+@common_options
+@with_session
+def unname(session: Session, *, name: str, job: str, commit_per_task: bool, task: str | None, yes: bool) -> None:
+    """Release a name; the next collection takes what only it kept."""
+    check_component("NAME", name)
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    if not yes and session.confirm(_release_question(scope, name)) is False:
+        return
+    with session.open() as repository, session.explaining(repository, scope):
+        repository.release_name(scope, name)
+    line = f"{printable(name)} of {printable(str(scope))} is released"
+    session.show(ReleasedView(name=name, job=scope.job, commit_task=scope.task), [line])
+
+
+def _release_question(scope: Scope, name: str) -> str:
+    return f"release {printable(name)} of {printable(str(scope))}, so that a collection may take what only it keeps?"

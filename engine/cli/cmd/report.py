@@ -1,11 +1,12 @@
 """The verb `report`: one page on a repository."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
+import msgspec
 
-from engine.cli.choice import TASK_HELP
+from engine.cli.choices import TASK_HELP
 from engine.cli.cmd.bench_restore import drills_directory
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import Setting, Verb, common_options, scope_options
@@ -14,9 +15,22 @@ from engine.drill.record import DrillHistory, history_path, read_history
 from engine.errors import NotFoundError, TargetError
 from engine.report.gather import ENTRIES_MAX, ReportRequest, gather_report
 from engine.report.page import ReportResult, write_report
+from index.snapshot.model import Scope
 from index.text import count, human_bytes, printable
 
 PAGE_NAME: Final = "report.html"
+
+
+class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs, how much of them, and where to."""
+
+    job: str | None
+    commit_per_task: bool
+    task: str | None
+    jobs: bool
+    output: Path
+    limit: int
+    drills: Path | None
 
 
 @click.command(
@@ -54,26 +68,26 @@ PAGE_NAME: Final = "report.html"
 )
 @common_options
 @with_session
-def report(session: Session, **values: Any) -> ExitCode:  # noqa: ANN401  (each option has its type)
+def report(session: Session, options: ReportOptions) -> ExitCode:
     """Write one page of HTML on the 20 jobs that committed last, or on one: it stands alone and loads nothing.
 
     It shows what is at risk, commits with new and retained bytes, restore drills, and what collections freed. The
     repository is only read: that costs a listing, the records, and each index of the commits shown. Ends with 0
     whatever the page says.
     """
-    job, output = values["job"], values["output"]
-    is_one = job is not None and not values["jobs"]
-    task = {"commit_per_task": values["commit_per_task"], "task": values["task"]}
-    scopes = (choose_scope(job, **task),) if is_one else ()
+    output = options.output
+    scopes: tuple[Scope, ...] = ()
+    if options.job is not None and not options.jobs:
+        scopes = (choose_scope(options.job, commit_per_task=options.commit_per_task, task=options.task),)
     if not output.absolute().parent.is_dir():
         raise TargetError("there is no such directory", operation="report", subject=str(output.parent), hint="make it")
-    drills, drills_from = _read_drills(session, values["drills"])
+    drills, drills_from = _read_drills(session, options.drills)
     request = ReportRequest(
         location=session.common.repository,
         scopes=scopes,
         drills=drills,
         drills_from=drills_from,
-        entries_max=values["limit"],
+        entries_max=options.limit,
     )
     with session.open() as repository:
         with session.progress("report") as progress:

@@ -1,13 +1,16 @@
-"""The verb `restore`."""
+"""The verb `restore`, and its dry run."""
 
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import msgspec
 
-from engine.cli.choice import choose_commit, commit_options
-from engine.cli.config import CommitChoice
-from engine.cli.errors import Failure
+from blobstore.errors import StoreError
+from engine.cli.choices import CommitOptions, choose_stores, commit_options
+from engine.cli.errors import Failure, describe
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import (
     OR_NEWEST_COMPLETE_HELP,
@@ -21,23 +24,41 @@ from engine.cli.options import (
     trust_stat_option,
 )
 from engine.cli.output import CommitView, view_commit
-from engine.cli.restore_dry_run import RestorePlanView, show_plan
-from engine.cli.restore_request import (
-    RestoreRequest,
-    choose_complete,
-    chosen_commit,
-    commit_line,
-    failure_lines,
-    store_by_store,
-    stores_table,
-    the_store,
-)
-from engine.cli.session import Session, choose_scope, with_session
+from engine.cli.session import Session, with_session
+from engine.errors import DamagedError, EngineError
+from engine.records.find import Choice
+from engine.records.missing import find_complete
+from engine.records.pins import PinLease
 from engine.repository.sync import SyncRepository
 from engine.restore.restore import OwnerPolicy, RestoreOptions, RestoreResult, check_patterns
-from engine.text import Moment
+from engine.text import table
+from index.errors import FormatError
+from index.plan.commits import Commit
+from index.plan.restore import RestorePlan, ReusedFile
+from index.snapshot.keys import encode_component
 from index.snapshot.records import StoreReference
 from index.text import human_bytes, human_duration, printable
+
+Done = TypeVar("Done")
+# Of a store where it belongs, and what was done or why it was not.
+Outcome = tuple[StoreReference, Path, Done | None, Failure | None]
+
+
+class RestoreArguments(CommitOptions, frozen=True, kw_only=True):
+    """What to restore, where to, and how."""
+
+    target: Path
+    all_stores: bool
+    files: tuple[str, ...]
+    replace: bool
+    owners: str
+    or_newest_complete: bool
+    dry_run: bool
+
+    @property
+    def of_restore(self) -> RestoreOptions:
+        """What is restored of each store, and how."""
+        return RestoreOptions(owners=OwnerPolicy(self.owners), replace=self.replace, files=self.files)
 
 
 class RestoredStoreView(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +82,41 @@ class RestoreView(msgspec.Struct, frozen=True, kw_only=True):
     # With --or-newest-complete: why it is not the commit that was chosen; empty if it is.
     instead_because: str
     stores: tuple[RestoredStoreView, ...]
+
+
+class PlannedStoreView(msgspec.Struct, frozen=True, kw_only=True):
+    """One store that would be restored, or would not: then `failure` says why, and nothing is counted."""
+
+    task: str
+    store: str
+    version: int
+    unique_id: str
+    target: str
+    # All that would be restored.
+    files_total: int = 0
+    bytes_total: int = 0
+    files_fetched: int = 0
+    # As asked for, dead bytes between the files of a pack included.
+    fetch_bytes: int = 0
+    fetch_requests: int = 0
+    files_reused: int = 0
+    bytes_reused: int = 0
+    files_inline: int = 0
+    bytes_inline: int = 0
+    files_empty: int = 0
+    fetched: tuple[str, ...] = ()
+    reused: tuple[str, ...] = ()
+    failure: Failure | None = None
+
+
+class RestorePlanView(msgspec.Struct, frozen=True, kw_only=True):
+    """`restore --dry-run`."""
+
+    dry_run: bool = True
+    commit: CommitView
+    # With --or-newest-complete: why it is not the commit that was chosen; empty if it is.
+    instead_because: str
+    stores: tuple[PlannedStoreView, ...]
 
 
 @click.command(
@@ -94,49 +150,18 @@ class RestoreView(msgspec.Struct, frozen=True, kw_only=True):
 @transfer_options
 @common_options
 @with_session
-def restore(
-    session: Session,
-    *,
-    target: Path,
-    job: str,
-    commit_per_task: bool,
-    task: str,
-    store: str,
-    number: int | None,
-    version: CommitChoice | None,
-    at: Moment | None,
-    name: str | None,
-    all_stores: bool,
-    files: tuple[str, ...],
-    replace: bool,
-    owners: str,
-    or_newest_complete: bool,
-    dry_run: bool,
-) -> ExitCode:
+def restore(session: Session, options: RestoreArguments) -> ExitCode:
     """Bring a store back into the directory TARGET, whole or not at all.
 
     The newest commit, unless one of --number, --version, --at and --name chooses another. Ends with 3 if with --all
     some stores came back and others did not; --dry-run ends as the restore would, as far as looking can tell.
     """
-    check_patterns(files)
-    request = RestoreRequest(
-        scope=choose_scope(job, commit_per_task=commit_per_task, task=task),
-        choice=choose_commit(number=number, version=version, at=at, name=name),
-        store=None if all_stores else (task, store),
-        target=target,
-        owners=OwnerPolicy(owners),
-        replace=replace,
-        files=files,
-        or_newest_complete=or_newest_complete,
-    )
+    check_patterns(options.files)
     with session.open() as repository:
-        if dry_run:
-            return show_plan(session, repository, request)
-        view = (
-            _restore_all(session, repository, request)
-            if request.store is None
-            else _restore_one(session, repository, request, *request.store)
-        )
+        if options.dry_run:
+            return _show_plan(session, repository, options)
+        restore_them = _restore_all if options.all_stores else _restore_one
+        view = restore_them(session, repository, options)
     for one in view.stores:
         if one.result is not None:
             session.note(one.result, task=one.task, store=one.store)
@@ -152,22 +177,20 @@ def restore(
     return _exit_code(view)
 
 
-def _restore_one(
-    session: Session, repository: SyncRepository, request: RestoreRequest, task: str, store: str
-) -> RestoreView:
-    with session.explaining(repository, request.scope), session.progress("restore") as progress:
+def _restore_one(session: Session, repository: SyncRepository, options: RestoreArguments) -> RestoreView:
+    with session.explaining(repository, options.scope), session.progress("restore") as progress:
         restored = repository.find_and_restore(
-            request.scope,
-            request.target,
-            task=task,
-            store=store,
-            or_newest_complete=request.or_newest_complete,
-            options=RestoreOptions(owners=request.owners, replace=request.replace, files=request.files),
+            options.scope,
+            options.target,
+            task=options.task,
+            store=options.store,
+            options=options.of_restore,
+            or_newest_complete=options.or_newest_complete,
             progress=progress,
-            **session.choose(repository, request.choice),
+            **session.choose(repository, options.choice),
         )
-    reference = the_store(restored.commit, task, store)
-    view = _view_restored(reference, request.target, restored.result)
+    reference = _the_store(restored.commit, options)
+    view = _view_restored(reference, options.target, restored.result)
     return RestoreView(
         commit=view_commit(restored.commit),
         pinned=restored.pinned,
@@ -176,20 +199,20 @@ def _restore_one(
     )
 
 
-def _restore_all(session: Session, repository: SyncRepository, request: RestoreRequest) -> RestoreView:
+def _restore_all(session: Session, repository: SyncRepository, options: RestoreArguments) -> RestoreView:
     def restore(reference: StoreReference, target: Path) -> RestoreResult:
         # One store after the other; each by itself already uses all that it may of network and memory.
         with session.progress("restore") as progress:
             return repository.restore_reference(
                 reference,
                 target,
-                options=RestoreOptions(owners=request.owners, replace=request.replace, files=request.files),
+                options=options.of_restore,
                 progress=progress,
             )
 
-    choice, instead_because = choose_complete(session, repository, request)
-    with chosen_commit(session, repository, request, choice, purpose="restore") as (commit, lease):
-        stores = tuple(_view_restored(*outcome) for outcome in store_by_store(repository, request, commit, restore))
+    choice, instead_because = _choose_complete(session, repository, options)
+    with _chosen_commit(session, repository, options, choice, purpose="restore") as (commit, lease):
+        stores = tuple(_view_restored(*outcome) for outcome in _store_by_store(repository, options, commit, restore))
     return RestoreView(commit=view_commit(commit), pinned=lease.pinned, instead_because=instead_because, stores=stores)
 
 
@@ -226,7 +249,175 @@ def _restore_lines(view: RestoreView) -> list[str]:
         for store in view.stores
         if (r := store.result) is not None
     ]
-    lines = [commit_line(view.commit), "", *stores_table(("fetched", "reused", "requests", "time"), rows)]
+    lines = [view.commit.line, "", *_stores_table(("fetched", "reused", "requests", "time"), rows)]
     for store in view.stores:
-        lines += failure_lines(store.task, store.store, store.failure)
+        lines += _failure_lines(store.task, store.store, store.failure)
     return lines
+
+
+# ---------------------------------------------------------------------- dry run
+
+
+def _show_plan(session: Session, repository: SyncRepository, options: RestoreArguments) -> ExitCode:
+    """Show what a restore would do, without a write.
+
+    Returns:
+        What the restore would end with, as far as looking can tell.
+
+    Raises:
+        Exception: What the restore would end with, if no store would come back.
+    """
+
+    def plan(reference: StoreReference, target: Path) -> RestorePlan:
+        return repository.plan_restore(reference, target, options=options.of_restore)
+
+    choice, instead_because = _choose(session, repository, options)
+    with _chosen_commit(session, repository, options, choice, purpose="restore --dry-run") as (commit, _):
+        stores = tuple(_view_plan(*outcome) for outcome in _store_by_store(repository, options, commit, plan))
+    view = RestorePlanView(commit=view_commit(commit), instead_because=instead_because, stores=stores)
+    session.show(view, _plan_lines(view))
+    if instead_because:
+        session.warn(f"it is not the commit that was chosen: {instead_because}")
+    return ExitCode.PARTIAL if any(store.failure is not None for store in stores) else ExitCode.OK
+
+
+def _choose(session: Session, repository: SyncRepository, options: RestoreArguments) -> tuple[Choice, str]:
+    """Return which commit would be restored, and why it is not the one that was chosen."""
+    if options.or_newest_complete and not options.all_stores:
+        # A restore of one store finds out by restoring it, and does not mind what other stores miss.
+        chosen = session.find(repository, options.scope, options.choice)
+        alone = msgspec.structs.replace(chosen.record, stores=(_the_store(chosen, options),))
+        looked_at = [msgspec.structs.replace(chosen, record=alone)]
+        if repository.loop.run(find_complete(repository.asynchronous.store, looked_at)) is not None:
+            return session.choose(repository, options.choice), ""
+    return _choose_complete(session, repository, options)
+
+
+def _view_plan(
+    reference: StoreReference, target: Path, plan: RestorePlan | None, failure: Failure | None
+) -> PlannedStoreView:
+    view = PlannedStoreView(
+        task=reference.task,
+        store=reference.store,
+        version=reference.version,
+        unique_id=reference.unique_id,
+        target=str(target),
+        failure=failure,
+    )
+    if plan is None:
+        return view
+    reused: tuple[ReusedFile, ...] = (*plan.links, *plan.copies)
+    fetched = ["/".join(file.path) for file in plan.fetched]
+    return msgspec.structs.replace(
+        view,
+        files_total=plan.files_count,
+        bytes_total=plan.size_bytes,
+        files_fetched=len(fetched),
+        fetch_bytes=plan.fetch_bytes,
+        fetch_requests=plan.fetch_requests,
+        files_reused=len(reused),
+        bytes_reused=sum(file.target.size_bytes for file in reused),
+        files_inline=len(plan.inline),
+        bytes_inline=sum(file.size_bytes for file in plan.inline),
+        files_empty=len(plan.empty),
+        fetched=tuple(sorted(fetched)),
+        reused=tuple(sorted("/".join(file.target.path) for file in reused)),
+    )
+
+
+def _plan_lines(view: RestorePlanView) -> list[str]:
+    rows = [
+        (
+            printable(f"{store.task}/{store.store}"),
+            printable(store.target),
+            f"{store.files_total:,}",
+            human_bytes(store.bytes_total),
+            human_bytes(store.fetch_bytes),
+            human_bytes(store.bytes_reused),
+            f"{store.fetch_requests:,}",
+        )
+        for store in view.stores
+        if store.failure is None
+    ]
+    lines = [view.commit.line, "", *_stores_table(("would fetch", "would reuse", "requests"), rows)]
+    for store in view.stores:
+        lines += _failure_lines(store.task, store.store, store.failure)
+    return [*lines, "nothing was written"]
+
+
+# ---------------------------------------------------------------------- both
+
+
+@contextlib.contextmanager
+def _chosen_commit(
+    session: Session, repository: SyncRepository, options: RestoreArguments, choice: Choice, *, purpose: str
+) -> Iterator[tuple[Commit, PinLease]]:
+    """Yield the commit, protected."""
+    with contextlib.ExitStack() as stack:
+        with session.explaining(repository, options.scope):
+            found = stack.enter_context(repository.find_pinned(options.scope, purpose=purpose, **choice))
+        yield found
+
+
+def _choose_complete(session: Session, repository: SyncRepository, options: RestoreArguments) -> tuple[Choice, str]:
+    """Return which commit to restore all stores from, and why it is not the one that was chosen."""
+    choice = session.choose(repository, options.choice)
+    if not options.or_newest_complete:
+        return choice, ""
+    with session.explaining(repository, options.scope):
+        complete = repository.choose_complete(options.scope, **choice)
+    return complete, "" if complete == choice else "something of that one is missing"
+
+
+def _targets_of(options: RestoreArguments, commit: Commit) -> list[tuple[StoreReference, Path]]:
+    """Return which stores go where. Names of tasks and stores are made safe as in keys: they come from the store."""
+    if options.all_stores:
+        return [
+            (s, options.target / encode_component(s.task) / encode_component(s.store)) for s in commit.record.stores
+        ]
+    return [(_the_store(commit, options), options.target)]
+
+
+def _the_store(commit: Commit, options: RestoreArguments) -> StoreReference:
+    return choose_stores(commit, task=options.task, store=options.store, operation="restore")[0]
+
+
+def _store_by_store(
+    repository: SyncRepository,
+    options: RestoreArguments,
+    commit: Commit,
+    do: Callable[[StoreReference, Path], Done],
+) -> list[Outcome[Done]]:
+    """Do something for one store after the other, and go on after a failure.
+
+    Raises:
+        Exception: The first failure, if there is nothing else.
+    """
+    outcomes: list[Outcome[Done]] = []
+    first: Exception | None = None
+    for reference, target in _targets_of(options, commit):
+        try:
+            outcomes.append((reference, target, do(reference, target), None))
+        except (StoreError, EngineError, FormatError, OSError) as error:
+            named = error
+            if first is None and isinstance(error, DamagedError):
+                # Of the first one alone: to find out which commit is whole may take long.
+                named = repository.name_complete(options.scope, error)
+            first = first or named
+            outcomes.append((reference, target, None, describe(named, "restore")))
+    if first is not None and all(failure is not None for *_, failure in outcomes):
+        raise first
+    return outcomes
+
+
+def _stores_table(columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> list[str]:
+    return table(("store", "target", "files", "size", *columns), rows, right=("files", "size", *columns))
+
+
+def _failure_lines(task: str, store: str, failure: Failure | None) -> list[str]:
+    if failure is None:
+        return []
+    return [
+        f"FAILED {printable(f'{task}/{store}')}: {printable(failure.message)}",
+        f"  hint: {printable(failure.hint)}",
+    ]

@@ -1,13 +1,14 @@
-"""The verb `rewind`."""
+"""The verbs `rewind` and `fork`."""
 
 import click
 import msgspec
 
-from engine.cli.choice import TASK_HELP
+from engine.cli.choices import TASK_HELP
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Setting, Verb, common_options, scope_options
 from engine.cli.output import CommitView, committed_line, view_commit
 from engine.cli.session import Session, choose_scope, with_session
+from index.text import printable
 
 
 class CommittedView(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,4 +42,42 @@ def rewind(session: Session, *, commit: CommitChoice, job: str, commit_per_task:
         made = repository.rewind(target)
     view = CommittedView(commit=view_commit(made), source_number=target.pointer.number)
     line = f"{committed_line(made)}; the same as commit {target.pointer.number}"
+    session.show(view, [line])
+
+
+@click.command(
+    "fork",
+    cls=Verb,
+    short_help="Begin a new job with the stores of a commit.",
+    prints=(CommittedView,),
+    example="tidemark fork -r file:///backups --job flights v7 flights-replay",
+)
+@click.argument("commit", type=COMMIT)
+@click.argument("new_job")
+@scope_options()
+@click.option("--task", cls=Setting, metavar="TASK", help=TASK_HELP)
+@click.option("--new-task", metavar="TASK", help="With --commit-per-task: the task to begin.  [default: the same]")
+@common_options
+@with_session
+def fork(
+    session: Session,
+    *,
+    commit: CommitChoice,
+    new_job: str,
+    job: str,
+    commit_per_task: bool,
+    task: str | None,
+    new_task: str | None,
+) -> None:
+    """Begin a new job with the stores of a commit. No bytes are copied.
+
+    COMMIT is latest, a number, v8, 8_<uid>, @TIME or a name; NEW_JOB must have no commits yet.
+    """
+    scope = choose_scope(job, commit_per_task=commit_per_task, task=task)
+    new_scope = choose_scope(new_job, commit_per_task=commit_per_task, task=new_task or task)
+    with session.open() as repository:
+        source = session.find(repository, scope, commit)
+        made = repository.fork(source, new_scope)
+    view = CommittedView(commit=view_commit(made), source_number=source.pointer.number)
+    line = f"{committed_line(made)}; the same as commit {source.pointer.number} of {printable(str(scope))}"
     session.show(view, [line])

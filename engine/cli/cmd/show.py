@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from blobstore.concurrency import map_bounded
-from engine.cli.choice import INDEXES_IN_FLIGHT_MAX, choose_stores
+from engine.cli.choices import INDEXES_IN_FLIGHT_MAX, choose_stores
 from engine.cli.config import CommitChoice
 from engine.cli.options import COMMIT, Verb, common_options, scope_options, store_options
 from engine.cli.output import CommitView, names_by_commit, view_commit
@@ -63,7 +63,7 @@ class StoreView(msgspec.Struct, frozen=True, kw_only=True):
     index_key: str
     index_bytes: int
     blobs_count: int
-    # Bytes of the files in blobs and packs; `inline_bytes` more stand in the index.
+    # Bytes of the files in blobs and packs; `inline_bytes` more are in the index.
     blobs_bytes: int
     inline_count: int
     inline_bytes: int
@@ -95,7 +95,7 @@ class ShowView(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("commit", type=COMMIT, default="latest")
 @scope_options()
 @store_options(default=False)
-@click.option("--files", is_flag=True, help="Each file: size, mode, and where its bytes stand.")
+@click.option("--files", is_flag=True, help="Each file: size, mode, and where its bytes are.")
 @common_options
 @with_session
 def show(
@@ -154,7 +154,7 @@ def _show_lines(commit: Commit, view: ShowView) -> list[str]:
 async def _view_stores(
     repository: Repository, references: Iterable[StoreReference], *, files: bool
 ) -> tuple[StoreView, ...]:
-    """Some stores in their order; a few indexes are in memory at a time."""
+    """Read stores in their order; a few indexes are in memory at a time."""
 
     async def view(reference: StoreReference) -> StoreView:
         return view_store(reference, await repository.read_index(reference.index), files=files)

@@ -16,7 +16,6 @@ from engine.checkpoint.backup_preview import BackupPreview, preview_backup
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli.errors import describe
 from engine.cli.exit_codes import ExitCode
-from engine.cli.on_spark import spark_session
 from engine.cli.options import (
     CHECK_RETAINED_HELP,
     DURATION,
@@ -28,7 +27,7 @@ from engine.cli.options import (
     on_spark_option,
     transfer_options,
 )
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, spark_session, with_session
 from engine.errors import CommitDamagedError, CommitUnknownError, ConflictError, UsageError
 from engine.repository.sync import SyncRepository
 from index.text import count, human_bytes, human_duration, printable
@@ -52,6 +51,19 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
     """`spark backup --dry-run`."""
 
     dry_run: bool = True
+
+
+class SparkBackupOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which checkpoint, and how."""
+
+    checkpoint: str
+    job: str | None
+    watch: int | None
+    scratch: Path | None
+    check_retained: bool
+    moved: bool
+    on_spark: bool
+    dry_run: bool
 
 
 @click.command(
@@ -79,40 +91,27 @@ class SparkBackupPlanView(BackupPreview, frozen=True, kw_only=True):
 @transfer_options
 @common_options
 @with_session
-def spark_backup(
-    session: Session,
-    *,
-    checkpoint: str,
-    job: str | None,
-    watch: int | None,
-    scratch: Path | None,
-    check_retained: bool,
-    moved: bool,
-    on_spark: bool,
-    dry_run: bool,
-) -> ExitCode:
+def spark_backup(session: Session, options: SparkBackupOptions) -> ExitCode:
     """Back up CHECKPOINT, a directory or s3://bucket/prefix, at its newest committed batch.
 
     The query may go on meanwhile. What is new is checked before it is taken over, and what the last backup has is not
     sent again. From an object store, what is new is fetched to a directory of this machine (--scratch) first.
     """
-    if dry_run and watch is not None:
+    if options.dry_run and options.watch is not None:
         raise UsageError("--dry-run and --watch", operation="spark backup", hint="give one of them")
     with session.open() as repository, contextlib.ExitStack() as open_for_all:
-        if dry_run:
-            _preview(session, repository, checkpoint, job, scratch, moved=moved)
+        if options.dry_run:
+            _preview(session, repository, options)
             return ExitCode.OK
-        take: Callable[..., CheckpointBackupResult] = functools.partial(
-            _take, session, repository, checkpoint, job, scratch
-        )
-        if on_spark:
+        take = functools.partial(_take, session, repository, options)
+        if options.on_spark:
             spark = open_for_all.enter_context(spark_session())
-            take = functools.partial(_take_on_spark, session, spark, checkpoint, job, scratch)
-        take = functools.partial(take, check_retained=check_retained, moved=moved)
-        if watch is None:
+            take = functools.partial(_take_on_spark, session, spark, options)
+        if options.watch is None:
             _show(session, take())
         else:
-            _watch(session, take, watch, lambda: repository.loop.run(asyncio.sleep(watch / 1000)))
+            watch_s = options.watch / 1000
+            _watch(session, take, options.watch, lambda: repository.loop.run(asyncio.sleep(watch_s)))
     return ExitCode.OK
 
 
@@ -135,74 +134,48 @@ def _watch(
         wait()
 
 
-def _take(
-    session: Session,
-    repository: SyncRepository,
-    checkpoint: str,
-    job: str | None,
-    scratch: Path | None,
-    *,
-    check_retained: bool,
-    moved: bool,
-) -> CheckpointBackupResult:
+def _take(session: Session, repository: SyncRepository, options: SparkBackupOptions) -> CheckpointBackupResult:
     with session.progress("backup") as progress:
         return repository.loop.run(
             backup_checkpoint(
                 repository.asynchronous,
-                checkpoint,
-                job=job,
-                check_retained=check_retained,
-                moved=moved,
-                scratch=scratch,
+                options.checkpoint,
+                job=options.job,
+                check_retained=options.check_retained,
+                moved=options.moved,
+                scratch=options.scratch,
                 progress=progress,
                 store_settings=session.store_settings(),
             )
         )
 
 
-def _take_on_spark(
-    session: Session,
-    spark: "SparkSession",
-    checkpoint: str,
-    job: str | None,
-    scratch: Path | None,
-    *,
-    check_retained: bool,
-    moved: bool,
-) -> CheckpointBackupResult:
+def _take_on_spark(session: Session, spark: "SparkSession", options: SparkBackupOptions) -> CheckpointBackupResult:
     # With PySpark and a JVM, for those who asked for them.
     from engine.spark.checkpoint import backup as checkpoint_backup  # noqa: PLC0415
 
     return checkpoint_backup.backup_checkpoint(
         spark,
         session.common.repository,
-        checkpoint,
-        job=job,
-        check_retained=check_retained,
-        moved=moved,
-        scratch=scratch,
+        options.checkpoint,
+        job=options.job,
+        check_retained=options.check_retained,
+        moved=options.moved,
+        scratch=options.scratch,
         transfer=session.common.transfer,
         store_settings=session.store_settings(),
         checkpoint_settings=session.store_settings(),
     )
 
 
-def _preview(
-    session: Session,
-    repository: SyncRepository,
-    checkpoint: str,
-    job: str | None,
-    scratch: Path | None,
-    *,
-    moved: bool,
-) -> None:
+def _preview(session: Session, repository: SyncRepository, options: SparkBackupOptions) -> None:
     found = repository.loop.run(
         preview_backup(
             repository.asynchronous,
-            checkpoint,
-            job=job,
-            moved=moved,
-            scratch=scratch,
+            options.checkpoint,
+            job=options.job,
+            moved=options.moved,
+            scratch=options.scratch,
             store_settings=session.store_settings(),
         )
     )

@@ -10,10 +10,9 @@ import click
 from engine.checkpoint.check.check import check_checkpoint
 from engine.checkpoint.findings import CheckLevel, CheckReport
 from engine.cli.exit_codes import ExitCode
-from engine.cli.on_spark import spark_session
 from engine.cli.options import Verb, common_options, on_spark_option
 from engine.cli.output import extend
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, spark_session, with_session
 from engine.text import table
 from index.text import count, human_bytes, human_duration, printable
 
@@ -63,7 +62,7 @@ def spark_check(
     """Check CHECKPOINT, a directory or s3://bucket/prefix, without changing it; its query may run.
 
     Every committed batch has to be there whole, block by block. Ends with 4 if something is damaged. Warnings and waste
-    are told, and do not count, unless --strict says that warnings do.
+    are shown, and do not count, unless --strict says that warnings do.
     """
     settings = session.store_settings()
     if on_spark:

@@ -14,7 +14,6 @@ from engine.checkpoint.restore import (
     restore_checkpoint,
 )
 from engine.cli.exit_codes import ExitCode
-from engine.cli.on_spark import spark_session
 from engine.cli.options import (
     MOMENT,
     OR_NEWEST_COMPLETE_HELP,
@@ -27,7 +26,7 @@ from engine.cli.options import (
     transfer_options,
 )
 from engine.cli.output import extend
-from engine.cli.session import Session, with_session
+from engine.cli.session import Session, spark_session, with_session
 from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
 from engine.text import Moment
@@ -40,9 +39,23 @@ class SparkRestorePlanView(CheckpointRestorePlan, frozen=True, kw_only=True):
     dry_run: bool = True
 
 
-_MOVE_ASIDE = (
-    "Rename what stands at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
-)
+_MOVE_ASIDE = "Rename what is at CHECKPOINT; it is never deleted. Stop the query first: its executors write by path."
+
+
+class SparkRestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to restore, where to, and how."""
+
+    checkpoint: str
+    job: str | None
+    batch: int | None
+    at: Moment | None
+    replayed: bool
+    move_aside: bool
+    map_path: tuple[str, ...]
+    spark_location: str | None
+    or_newest_complete: bool
+    on_spark: bool
+    dry_run: bool
 
 
 @click.command(
@@ -59,7 +72,7 @@ _MOVE_ASIDE = (
 @click.option("--at", type=MOMENT, metavar="TIME", help="The newest then: 2026-05-01, 36h, 'yesterday 18:00' (UTC).")
 @click.option("--replayed", is_flag=True, help="Apply changelogs here: the query then starts at once.")
 @click.option("--move-aside", is_flag=True, help=_MOVE_ASIDE)
-@click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files stand now.")
+@click.option("--map-path", "map_path", multiple=True, metavar="OLD=NEW", help="Where input files are now.")
 @click.option("--spark-location", metavar="URL", help="What Spark calls CHECKPOINT, if not file: or s3a:.")
 @click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
 @on_spark_option
@@ -68,44 +81,30 @@ _MOVE_ASIDE = (
 @transfer_options
 @common_options
 @with_session
-def spark_restore(
-    session: Session,
-    *,
-    checkpoint: str,
-    job: str | None,
-    batch: int | None,
-    at: Moment | None,
-    replayed: bool,
-    move_aside: bool,
-    map_path: Sequence[str],
-    spark_location: str | None,
-    or_newest_complete: bool,
-    on_spark: bool,
-    dry_run: bool,
-) -> ExitCode:
+def spark_restore(session: Session, options: SparkRestoreOptions) -> ExitCode:
     """Bring a checkpoint back to CHECKPOINT, a directory or s3://bucket/prefix, whole or not at all.
 
     A query that is started there goes on after the batch. On an object store an older batch needs a new prefix.
     """
-    if batch is not None and at is not None:
+    if options.batch is not None and options.at is not None:
         raise UsageError("--batch and --at", operation="spark restore", hint="each chooses a backup alone")
     choice = RestoreChoice(
-        job=job,
-        batch=batch,
-        replayed=replayed,
-        move_aside=move_aside,
-        map_paths=_mappings(map_path),
-        spark_location=spark_location,
-        or_newest_complete=or_newest_complete,
+        job=options.job,
+        batch=options.batch,
+        replayed=options.replayed,
+        move_aside=options.move_aside,
+        map_paths=_mappings(options.map_path),
+        spark_location=options.spark_location,
+        or_newest_complete=options.or_newest_complete,
     )
     with session.open() as repository:
-        if at is not None:
-            choice = msgspec.structs.replace(choice, at_ms=session.resolve_ms(repository, at))
-        if dry_run:
-            _preview(session, repository, checkpoint, choice)
+        if options.at is not None:
+            choice = msgspec.structs.replace(choice, at_ms=session.resolve_ms(repository, options.at))
+        if options.dry_run:
+            _preview(session, repository, options.checkpoint, choice)
             return ExitCode.OK
-        restored = None if on_spark else _restore(session, repository, checkpoint, choice)
-    _show(session, restored or _restore_on_spark(session, checkpoint, choice))
+        restored = None if options.on_spark else _restore(session, repository, options.checkpoint, choice)
+    _show(session, restored or _restore_on_spark(session, options.checkpoint, choice))
     return ExitCode.OK
 
 

@@ -1,8 +1,9 @@
 """The verb `verify`."""
 
 import click
+import msgspec
 
-from engine.cli.choice import TASK_HELP
+from engine.cli.choices import TASK_HELP
 from engine.cli.config import CommitChoice
 from engine.cli.exit_codes import ExitCode
 from engine.cli.options import COMMIT, SHARE, Setting, Verb, common_options, figures_option, scope_options
@@ -12,6 +13,19 @@ from engine.inspect.verify import GONE, Level, ProblemKind, VerifyReport
 from engine.text import table
 from index.plan.commits import NOTHING_VOUCHES
 from index.text import count, human_bytes, printable
+
+
+class VerifyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to check, and how thoroughly."""
+
+    commits: tuple[CommitChoice, ...]
+    job: str | None
+    commit_per_task: bool
+    task: str | None
+    level: str
+    sample: float
+    seed: int | None
+    heal: bool
 
 
 @click.command(
@@ -37,37 +51,30 @@ from index.text import count, human_bytes, printable
 @figures_option
 @common_options
 @with_session
-def verify(
-    session: Session,
-    *,
-    commits: tuple[CommitChoice, ...],
-    job: str | None,
-    commit_per_task: bool,
-    task: str | None,
-    level: str,
-    sample: float,
-    seed: int | None,
-    heal: bool,
-) -> ExitCode:
+def verify(session: Session, options: VerifyOptions) -> ExitCode:
     """Check that what is committed is there, whole, and safe from expiry.
 
     Checks the given commits of a job, all of a job, or without --job all of the repository, names included. Ends with
     4 if something is missing or altered, with 3 if only a TTL is left to remove.
     """
-    if commits and job is None:
+    if options.commits and options.job is None:
         raise UsageError("commits are numbered by job", operation="verify", hint="say --job")
     with session.open() as repository:
-        scope = choose_scope(job, commit_per_task=commit_per_task, task=task) if job is not None else None
-        chosen = [session.find(repository, scope, c) for c in commits] if scope is not None else []
+        scope = (
+            choose_scope(options.job, commit_per_task=options.commit_per_task, task=options.task)
+            if options.job is not None
+            else None
+        )
+        chosen = [session.find(repository, scope, c) for c in options.commits] if scope is not None else []
         with session.progress("verify") as progress:
             report = repository.verify(
                 chosen or None,
                 scope=scope,
-                level=Level(level),
-                sample=sample,
+                level=Level(options.level),
+                sample=options.sample,
                 # A fixed seed would read the same sample for ever and never the rest.
-                seed=seed if seed is not None else session.seed(),
-                heal=heal,
+                seed=options.seed if options.seed is not None else session.seed(),
+                heal=options.heal,
                 progress=progress,
             )
         if scope is not None and not (report.commits_count or report.late):

@@ -7,10 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.cli.collect_view import collect_lines, summary_line, view_collect
+from engine.cli.choices import choose_rules
+from engine.cli.cmd.collect import (
+    PLANS_KEPT_MAX,
+    choose_plan_dir,
+    collect_lines,
+    name_after_run,
+    summary_line,
+    view_collect,
+)
 from engine.cli.output import to_json
-from engine.cli.plan_places import PLANS_KEPT_MAX, choose_plan_dir, name_after_run
-from engine.cli.retention_options import choose_rules
 from engine.collect.report import CollectReport
 from engine.errors import UsageError
 from engine.text import Moment

@@ -208,7 +208,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(tmp_path: Path, text: st
 @pytest.mark.parametrize(
     "text, reason",
     [
-        ("job = ", "is no TOML"),
+        ("job = ", "not TOML"),
         ("job = 2026-05-01", "job is a date"),
         ('job = ["a", "b"]', "job is a list"),
         ("[backup.job]\na = 1", "backup.job is a dict"),

@@ -124,7 +124,7 @@ def test_a_structured_log_that_nobody_reads_any_more_stops_no_work_and_not_the_t
         raise BrokenPipeError
 
     clock = _Clock()
-    with TerminalProgress(io.StringIO(), clock, what="backup", tell=tell) as progress:
+    with TerminalProgress(io.StringIO(), clock, what="backup", log=tell) as progress:
         clock.now_s += 10
         progress.add(files=1, bytes_=1)
         assert told.acquire(timeout=10)
@@ -150,7 +150,7 @@ def test_a_log_gets_its_line_also_while_nothing_moves(monkeypatch: pytest.Monkey
 def test_a_structured_log_is_told_the_numbers_and_never_drawn_in_place() -> None:
     clock, screen = _Clock(), _Screen()
     told: list[tuple[str, Mapping[str, int]]] = []
-    progress = TerminalProgress(screen, clock, what="backup", tell=lambda line, fields: told.append((line, fields)))
+    progress = TerminalProgress(screen, clock, what="backup", log=lambda line, fields: told.append((line, fields)))
     progress.total(files=4, bytes_=4096)
     for _ in range(12):
         clock.now_s += 1

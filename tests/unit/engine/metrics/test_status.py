@@ -9,7 +9,7 @@ from blobstore.errors import AccessDeniedError
 from engine.errors import TooMuchToDeleteError
 from engine.metrics.names import labels_of
 from engine.metrics.results import state_samples
-from engine.metrics.status import gather_condition
+from engine.metrics.status import gather_status
 from engine.repository.repository import Repository
 from engine.state.metrics import LoadMetrics, SaveMetrics
 from index.plan.retention import Retention
@@ -21,7 +21,7 @@ from tests.unit.engine.conftest import TTL_MS, World
 async def told(world: World, repository: Repository | None = None, **arguments: object) -> dict[str, float]:
     """By name, with the values of the labels behind it."""
     repository = repository or await world.process()
-    samples = await gather_condition(repository, monotonic_s=time.monotonic, **arguments)  # type: ignore[arg-type]
+    samples = await gather_status(repository, monotonic_s=time.monotonic, **arguments)  # type: ignore[arg-type]
     return {
         " ".join((sample.name.removeprefix("tidemark_"), *filter(None, labels_of(sample).values()))): sample.value
         for sample in samples
