@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -14,11 +14,36 @@ from typing_extensions import override
 from blobstore.release import installed_release
 from engine.cli.errors import close_quietly, describe, interrupted_by, report, trace_of
 from engine.cli.exit_codes import MEANINGS, ExitCode
-from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, LOG_META, help_sections
+from engine.cli.options import COMMON_HELP, DEBUG_META, JSON_META, LOG_META, OrderedGroup, Verbs, help_sections
 from engine.cli.output import JSON as JSON_LOG
-from engine.cli.verbs import OrderedGroup, Verbs
 
-VERBS: Final = {
+SPARK_VERBS: Final = {
+    "backup": "spark_backup:spark_backup",
+    "restore": "spark_restore:spark_restore",
+    "check": "spark_check:spark_check",
+}
+
+
+@click.group(
+    "spark",
+    cls=OrderedGroup,
+    commands=Verbs(SPARK_VERBS),
+    invoke_without_command=True,
+    subcommand_metavar="VERB [ARGS]...",
+    short_help="Back up, restore and check the checkpoints of Spark.",
+)
+@click.pass_context
+def spark(ctx: click.Context) -> None:
+    """Back up, restore and check the checkpoints of Spark's streaming queries.
+
+    Back one up while its query runs, bring it back at a batch, and find out whether all that is committed is there.
+    Run `tidemark spark VERB --help` for the options of a verb.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+VERBS: Final[Mapping[str, str | click.Command]] = {
     "init": "init:init",
     "backup": "backup:backup",
     "commit": "commit:commit",
@@ -42,7 +67,7 @@ VERBS: Final = {
     "metrics": "metrics:metrics",
     "lifecycle": "lifecycle:lifecycle",
     "bench": "bench_restore:bench",
-    "spark": "spark:spark",
+    "spark": spark,
     "config": "config_show:config",
     "completion": "completion:completion",
 }

@@ -9,9 +9,10 @@ How an S3 server is reached is a table of its own: `endpoint_url` in `[s3]` is `
 are no options: the standard chain of the SDK finds them.
 """
 
+import importlib
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
@@ -37,7 +38,6 @@ from engine.cli.config import (
 from engine.cli.output import JSON as JSON_LOG
 from engine.cli.output import TEXT, LogFormat
 from engine.cli.run import readable_values, write_refused
-from engine.cli.verbs import OrderedGroup
 from engine.errors import UsageError
 from engine.settings import TransferSettings
 from engine.text import parse_duration_ms, parse_moment, parse_share, parse_size_bytes
@@ -101,6 +101,50 @@ TRUST_STAT: Final = "trust_stat"
 
 class Setting(click.Option):
     """An option that makes sense for more than one run."""
+
+
+class Verbs(MutableMapping[str, click.Command]):
+    """The commands of a `click.Group`, each imported when it is asked for: a run of one verb does not load the others.
+
+    Args:
+        places: Each verb, or `module:attribute` of it in `engine.cli.cmd`, in the order of their use.
+    """
+
+    def __init__(self, places: Mapping[str, str | click.Command]) -> None:
+        self._verbs = dict(places)
+
+    @override
+    def __getitem__(self, name: str) -> click.Command:
+        verb = self._verbs[name]
+        if isinstance(verb, str):
+            module, _, attribute = verb.partition(":")
+            loaded: click.Command = getattr(importlib.import_module(f"engine.cli.cmd.{module}"), attribute)
+            self._verbs[name] = verb = loaded
+        return verb
+
+    @override
+    def __setitem__(self, name: str, verb: click.Command) -> None:
+        self._verbs[name] = verb
+
+    @override
+    def __delitem__(self, name: str) -> None:
+        del self._verbs[name]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._verbs)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._verbs)
+
+
+class OrderedGroup(click.Group):
+    """A group that lists its verbs in the order of their use."""
+
+    @override
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
 
 class Verb(click.Command):

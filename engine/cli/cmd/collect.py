@@ -14,10 +14,9 @@ from blobstore.base import BlobStore
 from blobstore.opening import open_store
 from engine.cli.choices import RetentionOptions, resolve_rules, retention_options
 from engine.cli.exit_codes import ExitCode
-from engine.cli.options import SHARE, VerbGroup, common_options, figures_option, on_spark_option
+from engine.cli.options import SHARE, VerbGroup, Verbs, common_options, figures_option, on_spark_option
 from engine.cli.output import extend
 from engine.cli.session import Session, some, spark_session, with_session
-from engine.cli.verbs import Verbs
 from engine.collect.collect import DELETE_SHARE_MAX
 from engine.collect.report import CollectReport
 from engine.errors import TooMuchToDeleteError, UsageError, restated
