@@ -19,7 +19,13 @@ HELD_S: Final = 1.0
 
 
 class Sink(ABC):
-    """Takes the bytes of a range."""
+    """Takes the bytes of a range.
+
+    Attributes:
+        blocks: False: `write` never blocks, and bytes that come through the event loop are written there.
+    """
+
+    blocks: bool = True
 
     @abstractmethod
     def write(self, data: Buffer) -> None:
@@ -30,8 +36,15 @@ class Sink(ABC):
         """
 
     async def take(self, chunks: Sequence[Buffer]) -> None:
-        """Take the next bytes on the event loop: by `write` in a thread, unless that never blocks."""
-        await run_blocking(_write_all, self, chunks)
+        """Take the next bytes, in a thread if the sink blocks: also a cancelled call ends after whole writes."""
+        if self.blocks:
+            await run_blocking(_write_all, self, chunks)
+        else:
+            await self.write_here(chunks)
+
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+        """Write on the event loop, to a sink that never blocks."""
+        _write_all(self, chunks)
 
 
 class TooLargeError(Exception):
@@ -44,6 +57,8 @@ class MemorySink(Sink):
     Args:
         size_bytes_max: How many bytes it holds at most; None for no limit.
     """
+
+    blocks = False
 
     def __init__(self, size_bytes_max: int | None = None) -> None:
         self._size_bytes_max = size_bytes_max
@@ -62,10 +77,6 @@ class MemorySink(Sink):
             raise TooLargeError
         self._chunks.append(bytes(data))
 
-    @override
-    async def take(self, chunks: Sequence[Buffer]) -> None:
-        _write_all(self, chunks)
-
 
 class CountedSink(Sink):
     """Counts the bytes that another sink has taken.
@@ -76,6 +87,7 @@ class CountedSink(Sink):
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
+        self.blocks = sink.blocks
         self.size_bytes = 0
 
     @override
@@ -84,8 +96,8 @@ class CountedSink(Sink):
         self.size_bytes += len(data)
 
     @override
-    async def take(self, chunks: Sequence[Buffer]) -> None:
-        await self._sink.take(chunks)
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+        await self._sink.write_here(chunks)
         self.size_bytes += sum(map(len, chunks))
 
 
@@ -118,10 +130,10 @@ class WatchedSink(CountedSink):
             self._end(began_s)
 
     @override
-    async def take(self, chunks: Sequence[Buffer]) -> None:
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
         began_s = self._begin()
         try:
-            await super().take(chunks)
+            await super().write_here(chunks)
         finally:
             self._end(began_s)
 

@@ -28,7 +28,7 @@ class HedgeSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     # For one answer, in all.
     requests_max: int = 3
-    # The time within which this share of the last answers began to come, so many times.
+    # The time within which this share of the last answers began to come, multiplied by the factor.
     share: float = 0.95
     factor: float = 2.0
     # Never sooner; and so long while too few answers are known.
@@ -77,7 +77,7 @@ class Hedge:
         On an error and on a cancellation, no request is under way and no answer is left open.
 
         Args:
-            operation: Whose answers tell how long to be patient.
+            operation: The times of its answers decide how long to wait.
             ask: Sends the request.
             discard: What is done with an answer that came too late.
         """
@@ -106,7 +106,7 @@ class Hedge:
 class HedgedStore(ForwardingStore):
     """Sends a read again, beside the first, when its answer is late, and takes the one that begins to come first.
 
-    Reads are those of blobs, stats and lists; a put that is `repeatable` is treated as they are. Whoever loses is given
+    Reads are those of blobs, stats and lists; a put that is `repeatable` is treated as they are. The loser is given
     up. What was lost or refused is none of its business: an error that is not `StoreUnavailableError` is an answer.
 
     Args:
@@ -228,6 +228,7 @@ class _SharedSink:
 class _Lane(Sink):
     def __init__(self, shared: _SharedSink) -> None:
         self._shared = shared
+        self.blocks = shared.sink.blocks
         self._loop = asyncio.get_running_loop()
         # Set once this one has the sink.
         self.is_taken: asyncio.Future[None] = self._loop.create_future()
@@ -243,7 +244,11 @@ class _Lane(Sink):
     async def take(self, chunks: Sequence[Buffer]) -> None:
         if self._shared.claim(self):
             self._set_taken()
-        await self._shared.sink.take(chunks)
+        await super().take(chunks)
+
+    @override
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
+        await self._shared.sink.write_here(chunks)
 
     def _set_taken(self) -> None:
         if not self.is_taken.done():

@@ -23,7 +23,7 @@ GRAIN_S: Final = 0.01
 class Bandwidth:
     """A number of bytes per second, shared by all callers in the order in which they ask.
 
-    A bucket of tokens, told as the moment up to which the line is taken. Event loops and threads may ask at once.
+    A bucket of tokens, kept as the moment up to which the line is taken. Event loops and threads may ask at once.
 
     Args:
         bytes_per_s: At least 1.
@@ -75,7 +75,7 @@ def shared_bandwidth(bytes_per_s: int) -> Bandwidth:
 class PacedStore(ForwardingStore):
     """Holds bodies and blobs to a bandwidth.
 
-    It stands outside of all other wrappers: to them a reader that is held up is a slow reader, and no slow store.
+    It is the outermost wrapper: to them a reader that is held up is a slow reader, and no slow store.
 
     Args:
         inner: The store.
@@ -118,6 +118,7 @@ class _PacedSink(Sink):
 
     def __init__(self, sink: Sink, bandwidth: Bandwidth, clock: Callable[[], float]) -> None:
         self._sink = sink
+        self.blocks = sink.blocks
         self._bandwidth = bandwidth
         self._clock = clock
         self._is_let_go = threading.Event()
@@ -134,6 +135,6 @@ class _PacedSink(Sink):
         self._sink.write(data)
 
     @override
-    async def take(self, chunks: Sequence[Buffer]) -> None:
+    async def write_here(self, chunks: Sequence[Buffer]) -> None:
         await self._bandwidth.pass_through(sum(map(len, chunks)))
-        await self._sink.take(chunks)
+        await self._sink.write_here(chunks)
