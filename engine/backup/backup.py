@@ -27,7 +27,7 @@ from engine.local.transfer import SourceDir
 from engine.progress import NO_PROGRESS, Progress
 from engine.records.indexes import IndexCache, StoredSnapshot, check_is_of, read_stored_snapshot, write_index
 from engine.records.missing import find_missing, key_of
-from engine.records.repository import OpenRepository
+from engine.records.repository import OpenRepository, StoreAddress
 from engine.settings import TransferSettings
 from index.display import DisplayMixin, format_files, format_seconds
 from index.errors import FormatError
@@ -125,17 +125,6 @@ class BackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
             "time": format_seconds(stats.seconds),
         }
         return {name: text for name, text in texts.items() if text}
-
-
-class StoreAddress(msgspec.Struct, frozen=True):
-    """Whose state a backup is of: one store of one task, committed by a job or a task."""
-
-    scope: Scope
-    task: str = "0"
-    store: str = "default"
-
-    def __str__(self) -> str:  # type: ignore[explicit-override]
-        return f"{self.scope} {self.task}/{self.store}"
 
 
 class BackupOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final, TypedDict, Unpack
 
 from blobstore.base import BlobStore
-from engine.errors import CollectedError, NotFoundError, UsageError
+from engine.errors import CollectedError, IncompleteError, NotFoundError, UsageError
 from engine.records.log import Noted, ScopeLog, load_log, load_scope
+from engine.records.missing import find_complete
 from engine.records.names import list_names, read_name
 from engine.records.pins import PinLease, hold_pin
 from engine.records.repository import OpenRepository
@@ -121,6 +122,34 @@ async def find_pinned(
                 continue
             yield commit, lease
             return
+
+
+async def read_commits(store: BlobStore, scope: Scope) -> tuple[Commit, ...]:
+    """Read every commit of a scope, newest first."""
+    return (await load_scope(store, scope)).commits[::-1]
+
+
+async def choose_complete(store: BlobStore, scope: Scope, choice: Choice) -> Choice:
+    """Choose the same commit, or where something of it is missing the newest one that is whole (design 0006, M2).
+
+    Costs what `find_complete` says, and where the commit is not whole the reading of all others of the scope.
+
+    Raises:
+        NotFoundError: None fits.
+        IncompleteError: No commit is whole.
+        StoreError: As the store says.
+    """
+    chosen = await find_commit(store, scope, **choice)
+    if await find_complete(store, [chosen]) is not None:
+        return choice
+    complete = await find_complete(store, await read_commits(store, scope))
+    if complete is None:
+        raise IncompleteError(
+            f"something of commit {chosen.pointer.number} is missing, and of every other one",
+            operation="restore",
+            subject=str(scope),
+        )
+    return Choice(number=complete.pointer.number)
 
 
 async def commits_with_named(store: BlobStore, log: ScopeLog, noted: Noted | None = None) -> tuple[Commit, ...]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from blobstore.base import BlobStore, BytesBody, Created, Lost, Unknown
 from blobstore.errors import BlobNotFoundError, InvalidRequestError, StoreUnavailableError
@@ -22,6 +23,7 @@ from engine.records.missing import MissingBlobs
 from engine.settings import TransferSettings
 from index.snapshot.codec import decode_repository, encode_record
 from index.snapshot.keys import PREFIXES, REPOSITORY
+from index.snapshot.model import Scope
 from index.snapshot.records import RepositoryRecord
 
 # Empty keys that consoles make of a prefix, as `log/`.
@@ -59,6 +61,18 @@ class OpenRepository(msgspec.Struct, frozen=True, kw_only=True):
             settings: How bytes are moved, in place of the repository's own.
         """
         return msgspec.structs.replace(self, settings=settings or self.settings, digests=DigestCaches())
+
+
+class StoreAddress(msgspec.Struct, frozen=True):
+    """One store of one task, committed by a job or a task."""
+
+    scope: Scope
+    task: str = "0"
+    store: str = "default"
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.scope} {self.task}/{self.store}"
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,6 @@ from engine.backup.backup import (
     LATEST,
     BackupOptions,
     BackupResult,
-    StoreAddress,
     backup_source,
     plan_backup_dir,
 )
@@ -34,16 +33,17 @@ from engine.inspect.history import ENTRIES_MAX, History, read_history
 from engine.inspect.verify import Level, ProblemKind, VerifyReport, verify, with_logs
 from engine.local.cache import DigestCaches
 from engine.progress import NO_PROGRESS, Progress
-from engine.records.find import CHOICES_MAX, Choice, commits_with_named, find_commit, find_pinned, require_store
+from engine.records.find import Choice, choose_complete, commits_with_named, find_commit, find_pinned, require_store
 from engine.records.indexes import is_missing, read_index
 from engine.records.log import Noted, ScopeLog, list_scopes, load_log, load_scope
-from engine.records.missing import MissingBlobs, find_complete, find_missing, key_of, name_complete, naming_complete
+from engine.records.missing import MissingBlobs, find_missing, key_of, name_complete, naming_complete
 from engine.records.names import list_names
 from engine.records.pins import PinLease, hold_pin
 from engine.records.repository import (
     DAY_MS,
     HOUR_MS,
     OpenRepository,
+    StoreAddress,
     check_times,
     opened_store,
     read_repository_record,
@@ -56,6 +56,7 @@ from engine.restore.restore import (
     RestoreResult,
     plan_restore_store,
     read_index_of,
+    restore_chosen,
     restore_store,
 )
 from engine.settings import TransferSettings
@@ -444,25 +445,9 @@ class Repository:
     async def choose_complete(self, scope: Scope, **choice: Unpack[Choice]) -> Choice:
         """Choose the same commit, or where something of it is missing the newest one that is whole (M2).
 
-        For a caller who restores several stores of one commit; costs what `engine.records.missing.find_complete` says,
-        and where the commit is not whole the reading of all others of the scope.
-
-        Raises:
-            NotFoundError: None fits.
-            IncompleteError: No commit is whole.
-            StoreError: As the store says.
+        For a caller who restores several stores of one commit; see `engine.records.find.choose_complete`.
         """
-        chosen = await self.find(scope, **choice)
-        if await find_complete(self.store, [chosen]) is not None:
-            return choice
-        complete = await find_complete(self.store, await self.commits(scope))
-        if complete is None:
-            raise IncompleteError(
-                f"something of commit {chosen.pointer.number} is missing, and of every other one",
-                operation="restore",
-                subject=str(scope),
-            )
-        return Choice(number=complete.pointer.number)
+        return await choose_complete(self.store, scope, choice)
 
     async def find_state(
         self, scope: Scope, *, version: int, unique_id: UniqueId | None = None, task: str = "0", store: str = "default"
@@ -569,31 +554,15 @@ class Repository:
         Raises:
             As `find` and `restore`.
         """
-
-        async def restore(choice: Choice) -> Restored:
-            overtaken: tuple[CommitPointer, DamagedError] | None = None
-            for attempt in range(CHOICES_MAX):
-                async with self.find_pinned(scope, purpose=f"restore {task}/{store}", **choice) as (commit, lease):
-                    if overtaken is not None and overtaken[0] == commit.pointer:
-                        raise overtaken[1]
-                    reference = require_store(commit, task, store)
-                    try:
-                        result = await self.restore_reference(reference, target, options, progress)
-                        return Restored(commit=commit, result=result, pinned=lease.pinned)
-                    except DamagedError as error:
-                        # Only an unprotected reader may have been overtaken by a collection; else damage is damage.
-                        if lease.pinned or attempt == CHOICES_MAX - 1:
-                            raise
-                        overtaken = commit.pointer, error
-            raise AssertionError("unreachable: the last attempt returns or raises")
-
+        address = StoreAddress(scope, task, store)
         try:
             async with self._naming_complete(scope):
-                return await restore(choice)
+                return await restore_chosen(self.opened, address, target, choice, options, progress=progress)
         except IncompleteError as error:
             if not or_newest_complete or error.complete is None:
                 raise
-            restored = await restore(Choice(number=error.complete.pointer.number))
+            whole = Choice(number=error.complete.pointer.number)
+            restored = await restore_chosen(self.opened, address, target, whole, options, progress=progress)
             return msgspec.structs.replace(restored, instead_because=bare_message(error))
 
     async def restore_reference(

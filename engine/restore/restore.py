@@ -16,14 +16,15 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.concurrency import run_blocking
 from engine.clock import Stopwatch
-from engine.errors import NotFoundError, TargetError, UnsafeSourceError, UsageError
+from engine.errors import DamagedError, NotFoundError, TargetError, UnsafeSourceError, UsageError
 from engine.local.cache import DigestCache
 from engine.local.hashing import Digest
 from engine.local.identify import find_present
 from engine.local.scan import DIR_FLAGS, scan_dir
 from engine.progress import NO_PROGRESS, Progress
+from engine.records.find import CHOICES_MAX, Choice, find_pinned, require_store
 from engine.records.indexes import check_is_of, read_stored_snapshot
-from engine.records.repository import OpenRepository
+from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.download import Downloaded, Downloader, DownloadPlace
 from engine.restore.staging import Staging, look_at_target, target_errors
 from engine.restore.write import OwnerPolicy, stat_again
@@ -34,7 +35,7 @@ from index.plan.restore import RestorePlan, choose_candidates, plan_restore
 from index.snapshot.contents import choose_files, is_empty_pattern
 from index.snapshot.dir_diff import LocalFile
 from index.snapshot.model import FilePath, SnapshotIndex
-from index.snapshot.records import StoreReference
+from index.snapshot.records import CommitPointer, StoreReference
 
 __all__ = [
     "OwnerPolicy",
@@ -46,6 +47,7 @@ __all__ = [
     "check_patterns",
     "plan_restore_store",
     "read_index_of",
+    "restore_chosen",
     "restore_store",
     "staged_restore",
 ]
@@ -155,6 +157,39 @@ async def restore_store(
             index, requests = await read_index_of(repository.store, reference)
             await staged.download(_choose_or_refuse(index, options.files, reference), requests=requests)
             return await staged.publish()
+
+
+async def restore_chosen(
+    repository: OpenRepository,
+    address: StoreAddress,
+    target: Path,
+    choice: Choice,
+    options: RestoreOptions,
+    *,
+    progress: Progress = NO_PROGRESS,
+) -> Restored:
+    """Find, protect and restore a commit; one that was unprotected and taken by a collection is chosen again (D5).
+
+    Raises:
+        NotFoundError: No commit fits, or it has no such store.
+        As `restore_store`.
+    """
+    overtaken: tuple[CommitPointer, DamagedError] | None = None
+    purpose = f"restore {address.task}/{address.store}"
+    for attempt in range(CHOICES_MAX):
+        async with find_pinned(repository, address.scope, purpose=purpose, **choice) as (commit, lease):
+            if overtaken is not None and overtaken[0] == commit.pointer:
+                raise overtaken[1]
+            reference = require_store(commit, address.task, address.store)
+            try:
+                result = await restore_store(repository, reference, target, options, progress)
+                return Restored(commit=commit, result=result, pinned=lease.pinned)
+            except DamagedError as error:
+                # Only an unprotected reader may have been overtaken by a collection; otherwise damage is damage.
+                if lease.pinned or attempt == CHOICES_MAX - 1:
+                    raise
+                overtaken = commit.pointer, error
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 @contextlib.asynccontextmanager

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 from blobstore.opening import open_store
-from engine.backup.backup import BackupOptions, StoreAddress, backup_source
+from engine.backup.backup import BackupOptions, backup_source
 from engine.backup.source import WholeDirectory
-from engine.records.repository import OpenRepository
+from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.restore import RestoreOptions, restore_store
 from engine.settings import MIB, TransferSettings
 from index.snapshot.model import Scope

@@ -10,12 +10,12 @@ from typing_extensions import override
 from blobstore.base import BlobStore
 from blobstore.memory import MemoryStore
 from blobstore.wrappers.meter import MeteredStore
-from engine.backup.backup import BackupOptions, BackupResult, StoreAddress, backup_source
+from engine.backup.backup import BackupOptions, BackupResult, backup_source
 from engine.backup.source import WholeDirectory
 from engine.clock import SystemRuntime
 from engine.local.cache import DigestCache, DigestCaches
 from engine.progress import NO_PROGRESS
-from engine.records.repository import OpenRepository
+from engine.records.repository import OpenRepository, StoreAddress
 from engine.restore.restore import RestoreOptions, RestoreResult, read_index_of, restore_store, staged_restore
 from engine.settings import TransferSettings
 from index.snapshot.model import Scope
