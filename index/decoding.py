@@ -13,13 +13,13 @@ Value = TypeVar("Value")
 
 
 def decode_json(data: bytes, kind: type[Value], *, what: str, subject: str) -> Value:
-    """One JSON object.
+    """Decode one JSON object.
 
     Args:
         data: Its bytes.
         kind: Its type.
         what: What other bytes are, for errors, such as "no audit record".
-        subject: Where it stood, for errors.
+        subject: Where it was, for errors.
 
     Raises:
         CorruptIndexError: It is none.

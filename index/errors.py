@@ -68,4 +68,4 @@ class FileChecksumError(FormatError):
 
 
 class RowChecksumError(FormatError):
-    """A row of a state store does not fit the checksum that stands with it."""
+    """A row of a state store does not fit the checksum that is stored with it."""

@@ -24,14 +24,14 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode_modified_utf8(text: str) -> bytes:
-    """A text in modified UTF-8, without its length; surrogates on their own are kept."""
+    """Encode a text in modified UTF-8, without its length; surrogates on their own are kept."""
     raw = text.encode("utf-16-be", "surrogatepass")
     units = "".join(map(chr, struct.unpack(f">{len(raw) // 2}H", raw)))
     return units.encode("utf-8", "surrogatepass").replace(b"\0", b"\xc0\x80")
 
 
 def decode_modified_utf8(data: bytes) -> str:
-    """The inverse of `encode_modified_utf8`.
+    """Invert `encode_modified_utf8`.
 
     Raises:
         ValueError: The bytes are not modified UTF-8. Sequences that are longer than they need to be, which Java reads
@@ -44,7 +44,7 @@ def decode_modified_utf8(data: bytes) -> str:
 
 
 def encode_utf(text: str) -> bytes:
-    """A text as `writeUTF` writes it.
+    """Encode a text as `writeUTF` writes it.
 
     Raises:
         ValueError: It takes more than 65,535 bytes.
@@ -56,7 +56,7 @@ def encode_utf(text: str) -> bytes:
 
 
 def decode_utf(data: bytes, start: int = 0) -> tuple[str, int] | None:
-    """One text as `readUTF` reads it, and where what follows it begins; None if it goes on beyond `data`.
+    """Decode one text as `readUTF` does; return it, and where what follows begins; None if it ends beyond `data`.
 
     Raises:
         ValueError: The bytes are not modified UTF-8.
@@ -71,7 +71,7 @@ def decode_utf(data: bytes, start: int = 0) -> tuple[str, int] | None:
 
 
 def encode_jackson(value: Any) -> bytes:  # noqa: ANN401 (whatever msgspec can encode)
-    """The bytes that Jackson would write for a value that msgspec can encode.
+    """Encode a value as Jackson would, which msgspec can encode.
 
     Raises:
         UnicodeEncodeError: A text is not valid Unicode.

@@ -10,7 +10,7 @@ _MINUTE_S: Final = 60
 
 
 def human_bytes(size_bytes: int) -> str:
-    """A size with a unit that leaves at most four digits before the point."""
+    """Format a size with a unit that leaves at most four digits before the point."""
     size = float(size_bytes)
     for unit in _UNITS[:-1]:
         if size < 1023.95:  # noqa: PLR2004  (1,024 once it is rounded to one digit)
@@ -20,7 +20,7 @@ def human_bytes(size_bytes: int) -> str:
 
 
 def human_duration(duration_ms: int) -> str:
-    """A duration with its two largest units."""
+    """Format a duration with its two largest units."""
     if duration_ms < 1000:  # noqa: PLR2004
         return f"{duration_ms} ms"
     seconds = duration_ms // 1000
@@ -36,7 +36,7 @@ def human_duration(duration_ms: int) -> str:
 
 
 def iso_time(at_ms: int) -> str:
-    """A time in ISO 8601, UTC, to the millisecond."""
+    """Format a time in ISO 8601, UTC, to the millisecond."""
     try:
         at = datetime.fromtimestamp(at_ms // 1000, UTC)
     except (OverflowError, ValueError, OSError):
@@ -45,15 +45,15 @@ def iso_time(at_ms: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A stored text for a terminal: what would move the cursor or colour the screen is spelled out."""
+    """Make a stored text safe for a terminal: what would move the cursor or colour the screen is spelled out."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 def shortened(text: str, length_max: int) -> str:
-    """A text with its end cut off where it is too long."""
+    """Cut off the end of a text that is too long."""
     return text if len(text) <= length_max else text[: length_max - 1] + "…"
 
 
 def count(number: int, noun: str, plural: str = "") -> str:
-    """`1 file`, `2 files`."""
+    """Format a number with its noun: `1 file`, `2 files`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {plural or f'{noun}s'}"

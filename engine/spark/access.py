@@ -5,7 +5,7 @@ is opened in the worker, never in the daemon, and stays open for the next task t
 without running anything of ours, and the kernel closes its connections; any other process closes them at its exit.
 
 1. What is kept is used by the process that opened it. A process that is forked later starts from nothing, and lets
-   alone what it inherited: the parent's threads are not in it, and closing a connection would tell the parent's epoll.
+   alone what it inherited: it lacks the parent's threads, and closing a connection would change the parent's epoll.
 2. A borrower who is interrupted (by a signal, or because Spark wants no more rows) takes the repository along: nobody
    knows in what state it is. An error leaves it as it is: it was an answer.
 3. At most `kept_max` are kept. What was used longest ago is closed first, and what is in use is not closed at all.

@@ -1,9 +1,9 @@
-"""The directories that one machine has of one store, and which attempt at a task works on which of them.
+"""Claim the directories that one machine has of one store: each attempt at a task works on one of its own.
 
 ```
 <local root>/<repository id>/<scope>/<task>/<store>/
     ready-<version>-<run>-<index>       a finished store, closed; the name says exactly which state it is
-    attempt-<id>/                       the room of one attempt
+    attempt-<id>/                       the directory of one attempt
         lock                            held with flock for as long as the attempt lives
         db/                             the store that it works on
         checkpoint/                     what it backs up
@@ -11,13 +11,13 @@
 
 The rules, which together are I4 of design 0002:
 
-1. A `ready-` directory is claimed by renaming it into the room of one attempt. The rename succeeds for one of any
+1. A `ready-` directory is claimed by renaming it into the directory of one attempt. The rename succeeds for one of any
    number of attempts, and with it the name is gone: nobody can take a store that was written to for the state that
    the name had promised. A state is that of one index, by its hash: two snapshots may have the same unique id.
-2. An attempt touches its own room only. It makes a state claimable by renaming its closed `db` to a name that
-   carries an index of its own. Nothing is ever deleted under a `ready-` name: it is renamed into a room first,
+2. An attempt touches its own directory only. It makes a state claimable by renaming its closed `db` to a name that
+   carries an index of its own. Nothing is ever deleted under a `ready-` name: it is renamed into an attempt first,
    so that nobody claims a directory that is half gone.
-3. A room whose lock is free belongs to a dead process and is removed by whoever comes next. The lock is the
+3. An attempt whose lock is free is of a dead process, and the next one removes it. The lock is the
    kernel's: `kill -9` frees it, and a process that merely stalls keeps it.
 4. `ready-` directories are a cache. Each is either backed up or comes from a backup, so removing one costs a restore
    and loses nothing. A starting attempt removes all but two kinds: the state that it was asked to start from, and
@@ -45,12 +45,12 @@ from index.errors import UnsafeNameError
 from index.snapshot.keys import decode_component, encode_component, encode_scope
 from index.snapshot.model import Scope
 
-ROOM_ATTEMPTS_MAX: Final = 10
+TRIES_MAX: Final = 10
 # In place of a run: the state was restored to be read, and no driver will commit it.
 READERS: Final = "0" * 20
 
 _READY = re.compile(r"ready-(?P<version>\d{1,19})-(?P<run>[0-9a-f]{20})-(?P<index>.+)")
-_ROOM = re.compile(r"attempt-[0-9a-f]{20}")
+_ATTEMPT = re.compile(r"attempt-[0-9a-f]{20}")
 
 
 class StoreState(msgspec.Struct, frozen=True, order=True):
@@ -69,12 +69,12 @@ class ReadyStore(msgspec.Struct, frozen=True, order=True):
     run: str
 
     def encode(self) -> str:
-        """The name of the directory."""
+        """Return the name of the directory."""
         return f"ready-{self.state.version}-{self.run}-{encode_component(self.state.index)}"
 
     @classmethod
     def decode(cls, name: str) -> "ReadyStore | None":
-        """The inverse of `encode`; None for a name that it does not make."""
+        """Invert `encode`; return None for a name that it does not make."""
         found = _READY.fullmatch(name)
         if found is None:
             return None
@@ -96,7 +96,7 @@ class StoreClaims:
         self._runtime = runtime or SystemRuntime()
 
     def begin(self) -> "Attempt":
-        """A new room with its lock held.
+        """Make a new directory for an attempt, with its lock held.
 
         Raises:
             TargetError: The local root cannot be written.
@@ -104,58 +104,60 @@ class StoreClaims:
         try:
             # The state is as private as the user's other files: what others may read, the user decides above it.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for _ in range(ROOM_ATTEMPTS_MAX):
-                room = self.directory / f"attempt-{self._runtime.session()}"
-                room.mkdir()
-                # Between these two lines another attempt may find the lock free and remove the room.
-                lock = _try_lock(room)
+            for _ in range(TRIES_MAX):
+                root = self.directory / f"attempt-{self._runtime.session()}"
+                root.mkdir()
+                # Between these two lines another attempt may find the lock free and remove the directory.
+                lock = _try_lock(root)
                 if lock is not None:
-                    return Attempt(self, room, lock)
+                    return Attempt(self, root, lock)
         except OSError as error:
             raise TargetError(str(error), operation="claim", subject=str(self.directory)) from error
         raise TargetError(
-            f"{ROOM_ATTEMPTS_MAX} new rooms were taken away", operation="claim", subject=str(self.directory)
+            f"{TRIES_MAX} new directories were removed by other attempts",
+            operation="claim",
+            subject=str(self.directory),
         )
 
     def ready(self) -> tuple[ReadyStore, ...]:
-        """The states that can be claimed now, in order."""
+        """Return the states that can be claimed now, in order."""
         try:
             names = [entry.name for entry in self.directory.iterdir()]
         except FileNotFoundError:
             return ()
         return tuple(sorted(found for name in names if (found := ReadyStore.decode(name)) is not None))
 
-    def remove_dead_rooms(self) -> int:
-        """Remove the rooms of attempts that died; returns how many."""
+    def remove_dead_attempts(self) -> int:
+        """Remove the directories of attempts that died; return how many."""
         removed = 0
-        for room in self.directory.iterdir():
-            if _ROOM.fullmatch(room.name) is None:
+        for root in self.directory.iterdir():
+            if _ATTEMPT.fullmatch(root.name) is None:
                 continue
-            lock = _try_lock(room)
+            lock = _try_lock(root)
             if lock is not None:
-                _remove_room(room, lock)
+                _remove_attempt(root, lock)
                 removed += 1
         return removed
 
 
 class Attempt:
-    """The room of one attempt, to be used in a `with` block; what is in it at the end is removed."""
+    """The directory of one attempt, to be used in a `with` block; what is in it at the end is removed."""
 
-    def __init__(self, claims: StoreClaims, room: Path, lock: int) -> None:
+    def __init__(self, claims: StoreClaims, root: Path, lock: int) -> None:
         self._claims = claims
-        self._room = room
+        self._root = root
         self._lock = lock
         self._discarded = 0
 
     @property
     def directory(self) -> Path:
-        """Where the store stands once it is claimed, or is to be restored to."""
-        return self._room / "db"
+        """Where the store is once it is claimed, or is to be restored to."""
+        return self._root / "db"
 
     @property
     def checkpoint_directory(self) -> Path:
         """Where the rocksdb_checkpoint goes that is backed up."""
-        return self._room / "checkpoint"
+        return self._root / "checkpoint"
 
     def claim(self, wanted: StoreState) -> ReadyStore | None:
         """Take a finished store of exactly this state, if this machine has one that nobody else takes."""
@@ -167,14 +169,14 @@ class Attempt:
     def discard(self) -> None:
         """Put the claimed store away, so that it can be restored in its place."""
         self._discarded += 1
-        self.directory.rename(self._room / f"discarded-{self._discarded}")
+        self.directory.rename(self._root / f"discarded-{self._discarded}")
 
     def remove_stale(self, wanted: StoreState | None, run: str) -> int:
-        """Remove finished stores that neither are wanted nor come from this run (rule 4); returns how many."""
+        """Remove finished stores that neither are wanted nor come from this run (rule 4); return how many."""
         return self._remove(ready for ready in self._claims.ready() if ready.state != wanted and ready.run != run)
 
     def remove_read(self, wanted: StoreState) -> int:
-        """Remove what earlier readers have restored and this one does not want (rule 4); returns how many."""
+        """Remove what earlier readers have restored and this one does not want (rule 4); return how many."""
         return self._remove(ready for ready in self._claims.ready() if ready.state != wanted and ready.run == READERS)
 
     def finish(self, state: StoreState, run: str) -> None:
@@ -192,7 +194,7 @@ class Attempt:
     def give_back(self, ready: ReadyStore) -> None:
         """Put a store that was only read back under its name, unless the machine has that state already.
 
-        What cannot be put back is removed with the room: a cache that is not kept costs a restore.
+        What cannot be put back is removed with the attempt: a cache that is not kept costs a restore.
         """
         if all(other.state != ready.state for other in self._claims.ready()):
             with contextlib.suppress(OSError):
@@ -202,7 +204,7 @@ class Attempt:
         removed = 0
         for ready in states:
             self._discarded += 1
-            removed += self._take(ready, self._room / f"discarded-{self._discarded}")
+            removed += self._take(ready, self._root / f"discarded-{self._discarded}")
         return removed
 
     def _take(self, ready: ReadyStore, target: Path) -> bool:
@@ -218,19 +220,19 @@ class Attempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _remove_room(self._room, self._lock)
+        _remove_attempt(self._root, self._lock)
 
 
-def _try_lock(room: Path) -> int | None:
-    """Take the lock of a room; None if somebody holds it or the room is gone."""
+def _try_lock(root: Path) -> int | None:
+    """Take the lock of an attempt; None if another process holds it or the attempt is gone."""
     try:
-        lock = os.open(room / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever removed the room meanwhile has removed this very file: the lock of an unlinked file locks nothing.
-        if os.fstat(lock).st_ino == (room / "lock").stat().st_ino:
+        # If the attempt was removed meanwhile, so was this very file: the lock of an unlinked file locks nothing.
+        if os.fstat(lock).st_ino == (root / "lock").stat().st_ino:
             return lock
     except (BlockingIOError, FileNotFoundError):
         pass
@@ -238,14 +240,14 @@ def _try_lock(room: Path) -> int | None:
     return None
 
 
-def _remove_room(room: Path, lock: int) -> None:
-    """Remove a room of which the lock is held, the lock last, and free the lock.
+def _remove_attempt(root: Path, lock: int) -> None:
+    """Remove an attempt of which the lock is held, the lock last, and free the lock.
 
     RocksDB's threads may still delete files of a store just closed, hence errors are ignored: what stays has a free
     lock and goes with the next attempt.
     """
-    for entry in room.iterdir():
+    for entry in root.iterdir():
         if entry.name != "lock":
             shutil.rmtree(entry, ignore_errors=True)
-    shutil.rmtree(room, ignore_errors=True)
+    shutil.rmtree(root, ignore_errors=True)
     os.close(lock)

@@ -24,7 +24,7 @@ class RunEndedError(ConflictError):
 
 
 def last_error(error: PySparkException) -> str:
-    """The line of a worker's traceback that names the error; the first line of the message if there is none."""
+    """Return the line of a worker's traceback that names the error; else the first line of the message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = (line for line in reversed(lines) if "Error" in line.split(":")[0] and " " not in line.split(":")[0])
     return next(named, lines[0] if lines else type(error).__name__)

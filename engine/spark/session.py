@@ -26,14 +26,14 @@ _REMOTE: Final = "SPARK_REMOTE"
 _SERVER: Final = re.compile(r"(?P<begin>sc://|local)(?:[^/;?#]*@)?(?P<server>[^/;?#@]*)")
 # Spark's condition for such a URL; where Python refuses it first, there is none.
 _NO_URL: Final = "INVALID_CONNECT_URL"
-# How long a server may take to answer a connection, and what gRPC calls one that stands.
+# How long a server may take to answer a connection, and what gRPC calls an open one.
 CONNECT_S_MAX: Final = 15.0
 _READY: Final = "READY"
 
 
 @contextlib.contextmanager
 def open_session() -> Iterator[SparkSession]:
-    """The session that is active, or a new one that is stopped after the block.
+    """Give the active session, or a new one that is stopped after the block.
 
     A new one is of the Spark Connect server that `SPARK_REMOTE` names, if it names one. Else it leaves the terminal to
     the verb: no bars, and no log but of errors, unless Spark's own configuration says otherwise. Its workers are this
@@ -57,7 +57,7 @@ def open_session() -> Iterator[SparkSession]:
 
 
 def _start() -> SparkSession:
-    """A session with a JVM of its own."""
+    """Start a session with a JVM of its own."""
     try:
         with _quiet():
             builder = SparkSession.builder.appName("tidemark").config("spark.ui.showConsoleProgress", "false")
@@ -76,24 +76,24 @@ def _start() -> SparkSession:
 
 
 def _connect(remote: str) -> SparkSession:
-    """A session of a Spark Connect server. No error has more of its URL than the server: the rest may be a token."""
+    """Connect to a Spark Connect server. No error has more of its URL than the server: the rest may be a token."""
     try:
         if remote.startswith("sc:"):
             _wait_for_server(remote)
         return SparkSession.builder.appName("tidemark").getOrCreate()
     except (PySparkException, OSError, ValueError) as error:
-        told, hint = _tell(error, remote), _hint(error)
-    # Not in the block above: Spark's error tells parts of the URL, and would be the context of this one.
+        shown, hint = _describe(error, remote), _hint(error)
+    # Not in the block above: Spark's error has parts of the URL, and would be the context of this one.
     raise UsageError(
-        f"there is no session of Spark Connect: {told}",
+        f"there is no session of Spark Connect: {shown}",
         operation="spark",
         subject=f"{_REMOTE}={_server_of(remote)}",
         hint=hint,
     )
 
 
-def _tell(error: Exception, remote: str) -> str:
-    """An error in words that have no token: of the URL, or with one that has parameters, its condition alone."""
+def _describe(error: Exception, remote: str) -> str:
+    """Describe an error without a token: of the URL, or with one that has parameters, by its condition alone."""
     if isinstance(error, ValueError) or (isinstance(error, PySparkException) and ";" in remote):
         condition = error.getCondition() if isinstance(error, PySparkException) else _NO_URL
         return condition or type(error).__name__
@@ -109,7 +109,7 @@ def _hint(error: Exception) -> str:
 
 
 def _server_of(remote: str) -> str:
-    """What names the server, without user, path and parameters, which may be mistyped tokens."""
+    """Return what names the server, without user, path and parameters, which may be mistyped tokens."""
     found = _SERVER.match(remote)
     return f"{found['begin']}{found['server']}" if found else "***"
 
@@ -138,7 +138,7 @@ def _wait_for_server(url: str) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A JVM that starts in the block logs errors only, unless it was told what to log."""
+    """Let a JVM that starts in the block log errors only, unless its logging is configured."""
     homes = [os.environ.get("SPARK_CONF_DIR"), os.environ.get("SPARK_HOME") and f"{os.environ['SPARK_HOME']}/conf"]
     if _LOG_SETTINGS in os.environ or any(home and Path(home, _QUIET.name).exists() for home in homes):
         yield

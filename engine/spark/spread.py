@@ -95,7 +95,7 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row out for each row in, as the stores are done."""
+        """Yield one row for each row that comes in, as the stores are done."""
         work = [
             StoreWork(reference=_decoded(row.pop("reference")), **row)
             for batch in batches
@@ -117,7 +117,7 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
                 yield from map(_row, outcomes)
 
     def opened(self) -> contextlib.AbstractAsyncContextManager[CarryOut]:
-        """What works on one store, with what has to be open for all of them meanwhile; entered in the event loop."""
+        """Open what all stores share meanwhile, and give what works on one store; entered in the event loop."""
         return contextlib.nullcontext(self.carry_out)
 
     async def carry_out(self, repository: Repository, work: StoreWork) -> StoreOutcome:
@@ -131,7 +131,7 @@ class StoresTask(msgspec.Struct, frozen=True, kw_only=True):
         started_s = runtime.monotonic_s()
         try:
             outcome = await carry_out(repository, work)
-        except Exception as error:  # noqa: BLE001  # whatever it is stands in the store's row, and the others go on
+        except Exception as error:  # noqa: BLE001  # it goes into the store's row, and the others go on
             outcome = StoreOutcome(
                 task=work.task, store=work.store, path=work.path, ok=False, error=f"{type(error).__name__}: {error}"
             )
@@ -175,7 +175,7 @@ def spread(spark: SparkSession, task: StoresTask, work: Sequence[StoreWork], par
 
 
 def default_partitions(spark: SparkSession) -> int:
-    """As many partitions as there are cores, so that every store has its turn however long another one takes.
+    """Return the number of cores, so that every store has its turn however long another one takes.
 
     With more partitions than that, those to come would wait for the slowest stores of those at work. Where executors
     come and go nobody knows the number of cores: then it is the session's number of shuffle partitions, which is a
@@ -190,7 +190,7 @@ def default_partitions(spark: SparkSession) -> int:
 
 
 def _ask_for_cores(spark: SparkSession) -> int:
-    """How many tasks run at once behind Spark Connect: it does not say so, but it divides a range by that number."""
+    """Find out how many tasks run at once behind Spark Connect, which divides a range by that number."""
     numbered = spark.range(CORES_MAX).selectExpr("spark_partition_id() AS partition")
     return int(numbered.agg({"partition": "max"}).toArrow().column(0)[0].as_py()) + 1
 
@@ -205,12 +205,12 @@ def _row(outcome: StoreOutcome) -> pa.RecordBatch:
 
 
 def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """A table as a DataFrame, also one without rows: of that, Spark Connect has to be told the schema."""
+    """Make a DataFrame of a table, also of one without rows: Spark Connect needs its schema then."""
     return spark.createDataFrame(table, schema=from_arrow_schema(table.schema))
 
 
 def assign_by_bytes(sizes_bytes: Sequence[int], partitions_max: int) -> tuple[int, ...]:
-    """A partition for each size: the largest first, each to the partition that has the least so far.
+    """Assign a partition to each size: the largest first, each to the partition that has the least so far.
 
     The heaviest partition ends up with at most 4/3 of what the best possible assignment would give it. Partition
     numbers are in the order of load, heaviest first, because Spark starts partitions in the order of their numbers:
@@ -241,7 +241,7 @@ def assign_by_bytes(sizes_bytes: Sequence[int], partitions_max: int) -> tuple[in
 def share_settings(
     settings: TransferSettings, *, in_flight_max: int, stores_count: int
 ) -> tuple[int, TransferSettings]:
-    """How many stores to work on at once, and what each of them may use.
+    """Return how many stores to work on at once, and what each of them may use.
 
     The shares are fixed: what one store does not use the others do not get, so that one whose requests hang takes
     nothing from them. A store that is alone in its partition has everything.
@@ -265,7 +265,7 @@ def carry_out_as_finished(
     *,
     at_once: int,
 ) -> Generator[Result, None, None]:
-    """Call an async function on every item, so many at once; the results as they finish.
+    """Call an async function on every item, `at_once` at a time; yield the results as they finish.
 
     For a thread without an event loop. Closing the generator cancels what is at work and waits for its end.
 

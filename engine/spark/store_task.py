@@ -30,7 +30,7 @@ OpenStore = TypeVar("OpenStore", bound=StoreReader)
 
 
 class TaskReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the attempt that counts tells the driver of one task."""
+    """The report to the driver of the attempt at a task that counts."""
 
     task: str
     rows_count: int
@@ -53,7 +53,7 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     scope: Scope
     store: str
     local_root: str
-    # Tells the states that this run makes from those of others (`claims`, rule 4).
+    # Distinguishes the states that this run makes from those of others (`claims`, rule 4).
     id: str
     # The store of each task at the commit that the run builds on.
     bases: dict[str, StoreReference]
@@ -63,7 +63,7 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     check_retained: bool = False
 
     def claims(self, task: str) -> StoreClaims:
-        """The task's directory on this machine."""
+        """Return the task's directory on this machine."""
         return StoreClaims(
             Path(self.local_root), repository_id=self.access.record.id, scope=self.scope, task=task, store=self.store
         )
@@ -93,7 +93,7 @@ class UpdateTask(msgspec.Struct, frozen=True, kw_only=True):
         base = self.run.bases.get(task)
         origin: Origin = "new"
         with claims.begin() as attempt:
-            claims.remove_dead_rooms()
+            claims.remove_dead_attempts()
             started_s = runtime.monotonic_s()
             if base is None:
                 store = StoreWriter.open(attempt.directory, self.run.rocksdb)
@@ -142,7 +142,7 @@ class ReadTask(msgspec.Struct, frozen=True, kw_only=True):
     read: ReadStore
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, None]:
-        """Every batch that the user's function makes of the stores of the tasks named in the first column."""
+        """Yield every batch that the user's function makes of the stores of the tasks named in the first column."""
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 yield from self._read(task)
@@ -151,7 +151,7 @@ class ReadTask(msgspec.Struct, frozen=True, kw_only=True):
         base = self.run.bases[task]
         claims = self.run.claims(task)
         with claims.begin() as attempt:
-            claims.remove_dead_rooms()
+            claims.remove_dead_attempts()
             attempt.remove_read(state_of(base))
             store, claimed = open_at(self.run, attempt, base, StoreReader)
             intact = True
@@ -211,14 +211,14 @@ class TaskRows:
 
 
 def state_of(reference: StoreReference) -> StoreState:
-    """The state that a reference names."""
+    """Return the state that a reference names."""
     return StoreState(reference.version, reference.index.sha256.hex())
 
 
 def open_at(
     run: JobRun, attempt: Attempt, base: StoreReference, kind: type[OpenStore]
 ) -> tuple[OpenStore, ReadyStore | None]:
-    """The store at a commit: this machine's if it has that very state and it opens, the repository's otherwise.
+    """Open the store at a commit: this machine's if it has that very state and it opens, else the repository's.
 
     No pin is needed: the caller holds one, or the reference is from the commit that a run builds on. That one is the
     newest for as long as the run can succeed, and the newest is never collected (design 0002, D3).

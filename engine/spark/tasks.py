@@ -147,7 +147,7 @@ class RestoreForRun(StoresTask, frozen=True, kw_only=True):
         moved, kept = 0, reference.size_bytes
         with claims.begin() as attempt:
             # In a thread: there may be much to delete, and other stores are at work.
-            await run_blocking(claims.remove_dead_rooms)
+            await run_blocking(claims.remove_dead_attempts)
             await run_blocking(attempt.remove_stale, ready.state, self.run.id)
             if all(other.state != ready.state for other in claims.ready()):
                 result = await repository.restore_reference(reference, attempt.directory)
@@ -241,7 +241,7 @@ def restore_stores(
         scope: Whose stores.
         target_root: A directory on whichever executor gets a store.
         replace: What is there already may be replaced, and is reused where its hash is right (I2). Without it a store
-            that is there exactly as committed is no error, anything else is.
+            that is there exactly as committed is fine, anything else is an error.
         or_newest_complete: Where something of that commit is missing, take the newest of which everything is there
             (design 0006, M2); found out beforehand, with a STAT for each of its blobs.
         options: How the repository is reached and the work spread.

@@ -28,7 +28,7 @@ its value, and one that shares bytes with the key before it only says how much l
 which it follows immediately. Nothing here reads a file or computes a checksum, and no length is believed beyond the
 bytes given.
 
-The identity stands in the properties block. RocksDB writes both meta blocks uncompressed. Their checksums are not
+The identity is in the properties block. RocksDB writes both meta blocks uncompressed. Their checksums are not
 verified: a damaged identity is another identity and costs an upload; whether a file is damaged is for its hash to say
 (design 0002, I2).
 
@@ -145,7 +145,7 @@ class IndexForm(msgspec.Struct, frozen=True, kw_only=True):
     """What the properties say of the index, and what they count."""
 
     two_levels: bool = False
-    # Whether values are delta encoded, and whether the first key of a block stands behind its handle.
+    # Whether values are delta encoded, and whether the first key of a block follows its handle.
     delta: bool = False
     first_keys: bool = False
     # None: a RocksDB that did not say so wrote it.
@@ -155,7 +155,7 @@ class IndexForm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_footer(tail: bytes, file_size_bytes: int) -> SstFooter:
-    """The footer of a block-based table.
+    """Decode the footer of a block-based table.
 
     Of a version above `FORMAT_VERSION_MAX` only the sum of the footer is to be relied on.
 
@@ -210,24 +210,24 @@ def _footer_handles(part: bytes) -> tuple[BlockHandle, BlockHandle]:
 
 
 def checksum_modifier(base_context_checksum: int, offset: int) -> int:
-    """What is added to a checksum of something at an offset, modulo 2^32: it tells that a block is in its place."""
+    """Return what is added to a checksum at an offset, modulo 2^32: it shows that a block is in its place."""
     if base_context_checksum == 0:
         return 0
     return base_context_checksum ^ (((offset & _UINT32) + (offset >> 32)) & _UINT32)
 
 
 def meta_block_kind(name: bytes) -> str:
-    """What an entry of the metaindex leads to, for people; "meta" for what nobody here knows."""
+    """Name the kind of block that an entry of the metaindex leads to, for people; "meta" if it is unknown."""
     return _KINDS.get(name) or ("filter" if name.startswith(_FILTERS) else "meta")
 
 
 def is_filter_index(name: bytes) -> bool:
-    """Whether an entry of the metaindex leads to an index of filter blocks."""
+    """Return whether an entry of the metaindex leads to an index of filter blocks."""
     return name.startswith(_PARTITIONED_FILTER)
 
 
 def decode_index_form(properties: dict[bytes, bytes]) -> IndexForm:
-    """What the entries of the properties say of the index.
+    """Decode the entries of the properties that describe the index.
 
     Raises:
         ValueError: A number is none, or the index is of a type that nobody knows.
@@ -251,10 +251,10 @@ def _number(properties: dict[bytes, bytes], name: bytes) -> int | None:
 
 
 def decode_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Names and values of a block of metadata, in order.
+    """Yield names and values of a block of metadata, in order.
 
     Raises:
-        ValueError: From the iteration: the contents are no such block, or the names are longer than any are.
+        ValueError: From the iteration: the contents are not such a block, or the names are longer than any are.
     """
     end = _entries_end(contents)
     at, key = 0, b""
@@ -277,14 +277,14 @@ def decode_entries(contents: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def decode_index(contents: bytes, form: IndexForm) -> Iterator[tuple[int, int]]:
-    """Offset and size of every block that an index leads to, in order.
+    """Yield offset and size of every block that an index leads to, in order.
 
     Args:
         contents: Of an index block, decompressed.
         form: What the properties say.
 
     Raises:
-        ValueError: From the iteration: the contents are no index.
+        ValueError: From the iteration: the contents are not an index.
     """
     # Keys are passed over: each may repeat all of the one before it.
     end = _entries_end(contents)
@@ -327,12 +327,12 @@ def _entries_end(contents: bytes) -> int:
     end = len(contents) - 4
     count = int.from_bytes(contents[-4:], "little")
     if end < 0 or not 0 < count <= end // 4:
-        raise ValueError("is no block: its end is not what a block ends in")
+        raise ValueError("is not a block: its end is not what a block ends in")
     return end - 4 * count
 
 
 def decode_handle(data: bytes, at: int = 0) -> tuple[BlockHandle, int]:
-    """A handle, and where what follows it begins.
+    """Decode a handle; return it, and where what follows it begins.
 
     Raises:
         ValueError: The bytes end within it.
@@ -343,7 +343,7 @@ def decode_handle(data: bytes, at: int = 0) -> tuple[BlockHandle, int]:
 
 
 def decode_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of up to 64 bits, and where what follows it begins.
+    """Decode a number of up to 64 bits; return it, and where what follows it begins.
 
     Raises:
         ValueError: The bytes end within it, or it is longer than it has to be, which no writer makes it.
@@ -365,7 +365,7 @@ def decode_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class MoreBytesNeeded(msgspec.Struct, frozen=True):
-    """The answer stands further from the end of the file than the bytes that were given."""
+    """The answer is further from the end of the file than the bytes that were given."""
 
     # Bytes from the end of the file to read and pass; always more than were passed, and at most TAIL_BYTES_MAX.
     tail_bytes: int
@@ -388,7 +388,7 @@ class _Tail:
         self._start = file_size_bytes - len(data)
 
     def block(self, handle: BlockHandle) -> bytes:
-        """The contents of an uncompressed block."""
+        """Return the contents of an uncompressed block."""
         if handle.offset < 0 or handle.end > self.size_bytes:
             raise ValueError("reaches beyond the file")
         if handle.offset < self._start:
@@ -400,7 +400,7 @@ class _Tail:
 
 
 def parse_sst_tail(tail: bytes, file_size_bytes: int) -> SstIdentity | MoreBytesNeeded | None:
-    """The identity that RocksDB wrote into an SST.
+    """Read the identity that RocksDB wrote into an SST.
 
     Args:
         tail: The last bytes of the file, TAIL_BYTES of them or the whole file at first.

@@ -31,7 +31,7 @@ _Permissions = Annotated[str, msgspec.Meta(pattern="^([r-][w-][x-]){3}$")]
 
 SAMZA_INDEX_BYTES_MAX: Final = 1024 * 1024 * 1024
 
-# Samza refuses a blank owner or group; ours are empty where the file system did not tell.
+# Samza refuses a blank owner or group; ours are empty where the file system did not know them.
 _OWNER_UNKNOWN: Final = "unknown"
 _UNPACK_HINT: Final = "write a copy with `tidemark export --unpack`, one blob per file, and export that"
 
@@ -39,7 +39,7 @@ _CHECKPOINT_ID = re.compile(r"(?P<millis>[0-9]{1,19})-(?P<nanos>[0-9]{1,19})")
 
 
 class SamzaFileBlob(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """One blob of a file. The offset is a Java `int`: files beyond 2 GiB can stand in one blob only."""
+    """One blob of a file. The offset is a Java `int`: files beyond 2 GiB fit in one blob only."""
 
     blob_id: str
     offset: _Offset
@@ -99,7 +99,7 @@ _decoder = msgspec.json.Decoder(SamzaSnapshotIndex)
 
 
 class SamzaBlobRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole blob and where its bytes stand in the file."""
+    """One whole blob and where its bytes are in the file."""
 
     blob_id: str
     file_offset_bytes: int
@@ -131,7 +131,7 @@ class SamzaSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def samza_checkpoint_id(millis: int, nanos: int) -> str:
-    """Samza's checkpoint id: milliseconds since the epoch, and the last six digits of a nanosecond clock.
+    """Make Samza's checkpoint id: milliseconds since the epoch, and the last six digits of a nanosecond clock.
 
     Raises:
         SamzaFormatError: One is negative, or `nanos` has more than six digits.
@@ -142,7 +142,7 @@ def samza_checkpoint_id(millis: int, nanos: int) -> str:
 
 
 def parse_samza_checkpoint_id(checkpoint_id: str) -> tuple[int, int]:
-    """Milliseconds and nanoseconds of a checkpoint id.
+    """Return milliseconds and nanoseconds of a checkpoint id.
 
     Raises:
         SamzaFormatError: It is not of the form `<millis>-<nanos>`.
@@ -154,7 +154,7 @@ def parse_samza_checkpoint_id(checkpoint_id: str) -> tuple[int, int]:
 
 
 def encode_samza_index(index: SamzaSnapshotIndex) -> bytes:
-    """The bytes that Samza itself would store: no spaces, no final newline, escapes as Jackson writes them.
+    """Encode an index as Samza stores it: no spaces, no final newline, escapes as Jackson writes them.
 
     Raises:
         SamzaFormatError: Samza would refuse to read it.
@@ -221,7 +221,7 @@ def check_samza_index(index: SamzaSnapshotIndex, *, blob_id: str) -> None:
 def to_samza(
     index: SnapshotIndex, *, job_id: str, checkpoint_id: str, previous_index_blob_id: str | None = None
 ) -> SamzaSnapshotIndex:
-    """An index of ours as Samza would have written it; blob ids are our keys.
+    """Convert an index of ours to what Samza would have written; blob ids are our keys.
 
     Nothing is listed as removed: Samza deletes what is, and our older commits may need it. For the same reason leave
     out `previous_index_blob_id` unless Samza may delete that object. Where we know no owner or group they are
@@ -234,7 +234,7 @@ def to_samza(
         previous_index_blob_id: Blob id of the previous Samza index, which Samza deletes when it commits this one.
 
     Raises:
-        SamzaFormatError: A file stands inline, in a pack, or in a blob that starts beyond 2^31 - 1; or Samza would
+        SamzaFormatError: A file is inline, in a pack, or in a blob that starts beyond 2^31 - 1; or Samza would
             refuse a value.
     """
     packs = frozenset(pack.key for pack in index.packs)
@@ -255,7 +255,7 @@ def to_samza(
 
 
 def from_samza(index: SamzaSnapshotIndex) -> SamzaSnapshot:
-    """What restoring or importing a Samza snapshot takes.
+    """Return what restoring or importing a Samza snapshot takes.
 
     Args:
         index: From `decode_samza_index`.
@@ -315,7 +315,7 @@ def _to_samza_dir(directory: DirIndex, packs: frozenset[str], path: FilePath) ->
 
 def _to_samza_file(file: FileIndex, packs: frozenset[str], path: FilePath) -> SamzaFileIndex:
     if file.inline is not None:
-        raise SamzaFormatError("stands inside the index itself", subject="/".join(path), hint=_UNPACK_HINT)
+        raise SamzaFormatError("is inside the index itself", subject="/".join(path), hint=_UNPACK_HINT)
     metadata = file.metadata
     return SamzaFileIndex(
         file_name=file.name,
@@ -334,7 +334,7 @@ def _to_samza_file(file: FileIndex, packs: frozenset[str], path: FilePath) -> Sa
 
 def _to_samza_blob(blob: FileBlob, packs: frozenset[str], path: FilePath) -> SamzaFileBlob:
     if blob.key in packs or blob.blob_offset_bytes != 0:
-        raise SamzaFormatError("stands in a pack with other files", subject="/".join(path), hint=_UNPACK_HINT)
+        raise SamzaFormatError("is in a pack with other files", subject="/".join(path), hint=_UNPACK_HINT)
     if blob.file_offset_bytes > OFFSET_BYTES_MAX:
         raise SamzaFormatError(
             f"has a blob at {blob.file_offset_bytes}, beyond the {OFFSET_BYTES_MAX} that Samza can express",

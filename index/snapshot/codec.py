@@ -42,7 +42,7 @@ from index.snapshot.records import (
     check_repository,
 )
 
-# Caps on stored bytes, for whoever fetches them (design 0001, F4).
+# Caps on stored bytes, for readers that fetch them (design 0001, F4).
 INDEX_BYTES_MAX: Final = 512 * 1024 * 1024
 RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 # Caps on the payload before compression.
@@ -79,7 +79,7 @@ _COMPRESS_BYTES_MIN: Final = 512
 
 
 def encode_index(index: StoredIndex, base: SnapshotIndex | None = None) -> bytes:
-    """The stored bytes of an index or an index delta.
+    """Encode an index or an index delta as it is stored.
 
     Args:
         index: What to store.
@@ -95,7 +95,7 @@ def encode_index(index: StoredIndex, base: SnapshotIndex | None = None) -> bytes
 
 
 def decode_index(data: bytes, *, subject: str) -> StoredIndex:
-    """The index or index delta that was stored.
+    """Decode a stored index or index delta.
 
     Args:
         data: Stored bytes, at most INDEX_BYTES_MAX of them.
@@ -112,7 +112,7 @@ def decode_index(data: bytes, *, subject: str) -> StoredIndex:
 
 
 def encode_record(record: StoredRecord) -> bytes:
-    """The stored bytes of a record of any kind.
+    """Encode a record of any kind as it is stored.
 
     Raises:
         IndexInvariantError: It breaks an invariant, or is too large to be read back.
@@ -123,28 +123,28 @@ def encode_record(record: StoredRecord) -> bytes:
 
 
 def decode_commit(data: bytes, *, subject: str) -> CommitRecord:
-    """The commit record that was stored; arguments and errors as in `decode_index`."""
+    """Decode a commit record; arguments and errors as in `decode_index`."""
     return _unpack(_unseal_record(data, KIND_COMMIT, subject), _commit_decoder.decode, check_commit, subject)
 
 
 def decode_boundary(data: bytes, *, subject: str) -> Boundary:
-    """The boundary that was stored; arguments and errors as in `decode_index`."""
+    """Decode a boundary; arguments and errors as in `decode_index`."""
     payload = _unseal_record(data, KIND_BOUNDARY, subject)
     return _unpack(payload, _boundary_decoder.decode, check_boundary, subject)
 
 
 def decode_pin(data: bytes, *, subject: str) -> Pin:
-    """The pin that was stored; arguments and errors as in `decode_index`."""
+    """Decode a pin; arguments and errors as in `decode_index`."""
     return _unpack(_unseal_record(data, KIND_PIN, subject), _pin_decoder.decode, check_pin, subject)
 
 
 def decode_name(data: bytes, *, subject: str) -> NameRecord:
-    """The name that was stored; arguments and errors as in `decode_index`."""
+    """Decode a name record; arguments and errors as in `decode_index`."""
     return _unpack(_unseal_record(data, KIND_NAME, subject), _name_decoder.decode, check_name, subject)
 
 
 def decode_repository(data: bytes, *, subject: str) -> RepositoryRecord:
-    """The repository record that was stored; arguments and errors as in `decode_index`."""
+    """Decode a repository record; arguments and errors as in `decode_index`."""
     payload = _unseal_record(data, KIND_REPOSITORY, subject)
     return _unpack(payload, _repository_decoder.decode, check_repository, subject)
 
@@ -224,7 +224,7 @@ def seal(kind: bytes, payload: bytes, *, bytes_max: int, raw_bytes_max: int) -> 
 
 
 def unseal(data: bytes, kind: bytes, *, bytes_max: int, raw_bytes_max: int, subject: str) -> bytes:
-    """The payload of an envelope, once it is known to be whole and of the kind expected.
+    """Return the payload of an envelope, once it is known to be whole and of the kind expected.
 
     The checks come in this order, so that nothing is believed before it is proven and nothing is allocated on the word
     of a header: cap, length, magic, kind, version, hash, reserved byte and compression, declared size, decompression.

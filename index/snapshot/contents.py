@@ -14,7 +14,7 @@ from index.snapshot.model import BlobKey, DirIndex, FileIndex, FilePath, Snapsho
 
 
 def files_of(directory: DirIndex, parents: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FileIndex]]:
-    """Every present file below a directory with its path components, directories in order."""
+    """Yield every present file below a directory with its path components, directories in order."""
     for file in directory.files_present:
         yield (*parents, file.name), file
     for sub in directory.sub_dirs_present:
@@ -22,12 +22,12 @@ def files_of(directory: DirIndex, parents: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def blob_keys(index: SnapshotIndex) -> frozenset[BlobKey]:
-    """The blobs that hold bytes of the snapshot's present files."""
+    """Return the blobs that hold bytes of the snapshot's present files."""
     return frozenset(blob.key for _, file in files_of(index.dir) for blob in file.blobs)
 
 
 def bytes_needed(files: Iterable[FileIndex]) -> dict[BlobKey, int]:
-    """The blobs that hold bytes of files, each with the bytes that it must at least have."""
+    """Return the blobs that hold bytes of files, each with the bytes that it must at least have."""
     needed: dict[BlobKey, int] = {}
     for file in files:
         for blob in file.blobs:
@@ -36,7 +36,7 @@ def bytes_needed(files: Iterable[FileIndex]) -> dict[BlobKey, int]:
 
 
 def blobs_needed(index: SnapshotIndex) -> dict[BlobKey, int]:
-    """The blobs that an index needs, packs with all of their bytes; as `bytes_needed`."""
+    """Return the blobs that an index needs, packs with all of their bytes; as `bytes_needed`."""
     needed = bytes_needed(file for _, file in files_of(index.dir))
     for pack in index.packs:
         needed[pack.key] = max(needed.get(pack.key, 0), pack.size_bytes)
@@ -44,7 +44,7 @@ def blobs_needed(index: SnapshotIndex) -> dict[BlobKey, int]:
 
 
 def new_blob_keys(index: SnapshotIndex) -> frozenset[BlobKey]:
-    """The blobs that were uploaded for this very index: the only ones that can still carry a TTL (design 0002, T1)."""
+    """Return the blobs uploaded for this very index: the only ones that can still have a TTL (design 0002, T1)."""
     return frozenset(key for key in blob_keys(index) if parse_upload_key(key).session == index.session)
 
 
@@ -63,7 +63,7 @@ class _Directory:
 
 
 def select_files(index: SnapshotIndex, files: Iterable[tuple[FilePath, FileIndex]]) -> SnapshotIndex:
-    """The same snapshot with these files alone: their directories, the packs that hold them, and nothing removed.
+    """Reduce a snapshot to these files: their directories, the packs that hold them, and nothing removed.
 
     It is made to be restored, not to be stored: nothing else than a restore knows what to do with a part.
 
@@ -84,12 +84,12 @@ def select_files(index: SnapshotIndex, files: Iterable[tuple[FilePath, FileIndex
 
 
 def is_empty_pattern(pattern: str) -> bool:
-    """Whether a pattern names nothing at all, as "" and "." do: such a one is no pattern."""
+    """Return whether a pattern names nothing, as "" and "." do: such a one is not a pattern."""
     return not PurePosixPath(pattern).parts
 
 
 def choose_files(index: SnapshotIndex, patterns: Sequence[str]) -> tuple[SnapshotIndex, tuple[str, ...]]:
-    """A snapshot of those files alone that a pattern matches, and of the directories that they stand in.
+    """Reduce a snapshot to the files that a pattern matches, and to the directories that they are in.
 
     A pattern is as in a shell, matched from the right: `*.sst` at any depth, `db/*.sst` in every directory `db`. `*`
     matches within one component. None of them is empty.
@@ -131,16 +131,16 @@ class SnapshotShare(msgspec.Struct, frozen=True, kw_only=True):
     bytes_uploaded: int = 0
 
     def plus(self, other: Self) -> "SnapshotShare":
-        """The sums of both."""
+        """Add another share."""
         return SnapshotShare(
             **{name: getattr(self, name) + getattr(other, name) for name in SnapshotShare.__struct_fields__}
         )
 
 
 def measure_share(index: SnapshotIndex, *, index_bytes: int = 0) -> SnapshotShare:
-    """What of a snapshot was uploaded with it (design 0002, K2).
+    """Measure what of a snapshot was uploaded with it (design 0002, K2).
 
-    A file is new if any of its bytes stand in a blob of the snapshot's own upload session, or in the index itself, as
+    A file is new if any of its bytes are in a blob of the snapshot's own upload session, or in the index itself, as
     an empty one does. A file that was packed again counts as new, because it was sent again.
 
     Args:

@@ -1,8 +1,8 @@
-"""Tell two snapshots apart: as a delta that is stored in place of an index, and file by file for people.
+"""Compare two snapshots: as a delta that is stored in place of an index, and file by file for people.
 
 A delta does not carry the removed lists of an index: they are what the base has present and the index does not store
-alike, which whoever applies the delta can tell (design 0001, X3). So a delta costs what changed and nothing for what
-went (design 0002, P2). The comparison for people (`tidemark diff A B`) stands at the end.
+alike, which applying the delta finds out (design 0001, X3). So a delta costs what changed and nothing for what
+went (design 0002, P2). The comparison for people (`tidemark diff A B`) is at the end.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _key = attrgetter("key")
 
 
 def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, new: SnapshotIndex) -> IndexDelta:
-    """Tell an index as its difference from the one that it was diffed against.
+    """Make the delta of an index to the one that it was diffed against.
 
     Args:
         base: The base, whole.
@@ -67,7 +67,7 @@ def make_delta(base: SnapshotIndex, base_ref: IndexReference, base_depth: int, n
 
 
 def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
-    """The index that a delta stands for.
+    """Return the index that a delta describes.
 
     The result follows the rules of a delta (M1 to M8, M13 to M15); that it follows those of a whole index is for the
     end of a chain to check, as `resolve_deltas` does.
@@ -99,14 +99,14 @@ def apply_delta(base: SnapshotIndex, delta: IndexDelta) -> SnapshotIndex:
 
 
 def resolve_deltas(whole: SnapshotIndex, deltas: Sequence[IndexDelta]) -> SnapshotIndex:
-    """The index at the end of a chain, checked as a whole.
+    """Return the index at the end of a chain, checked as a whole.
 
     Args:
         whole: The index that the chain starts from.
         deltas: Oldest first; each is on the one before, the first one on `whole`.
 
     Raises:
-        IndexInvariantError: A delta does not belong where it stands, or the result breaks an invariant.
+        IndexInvariantError: A delta does not belong where it is, or the result breaks an invariant.
         UnsafeNameError: As `check_snapshot_index`.
     """
     index = whole
@@ -198,13 +198,13 @@ class IndexDifference(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     dirs_removed: tuple[FilePath, ...] = ()
 
     def figures(self) -> dict[str, str]:  # type: ignore[explicit-override]  # as in `DisplayMixin`
-        """How many files, and how large they are afterwards; those removed, before."""
+        """Summarize each group by its number of files and their sizes afterwards; those removed, before."""
         groups = {
             "added": self.added, "removed": self.removed, "changed": self.changed, "unchanged": self.unchanged
         }  # fmt: skip
-        told = {name: format_files(len(files), sum(map(_size_bytes, files))) for name, files in groups.items()}
+        shown = {name: format_files(len(files), sum(map(_size_bytes, files))) for name, files in groups.items()}
         folders = {"directories added": len(self.dirs_added), "directories removed": len(self.dirs_removed)}
-        return told | {name: f"{number:,}" for name, number in folders.items() if number}
+        return shown | {name: f"{number:,}" for name, number in folders.items() if number}
 
 
 def _size_bytes(file: ComparedFile) -> int:

@@ -14,7 +14,7 @@ from index.errors import IndexInvariantError
 from index.snapshot.invariants import DEPTH_MAX
 from index.snapshot.model import DirIndex, FileIndex, FileMetadata, FilePath, SstIdentity
 
-# Samza compares no checksum of a larger file unless told to; one of exactly this size is still compared.
+# Samza compares no checksum of a larger file unless configured to; one of exactly this size is still compared.
 SAMZA_LARGE_FILE_BYTES: Final = 1024 * 1024
 
 _OWNER_BITS: Final = 0o700
@@ -54,7 +54,7 @@ class LocalDir(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def local_dir_of(files: Mapping[tuple[str, ...], LocalFile]) -> LocalDir:
-    """A directory that has these files and no others.
+    """Make a directory that has these files and no others.
 
     Args:
         files: By path from the root, the last component being the name of the file.
@@ -74,7 +74,7 @@ SameFile = Callable[[LocalFile, FileIndex], bool]
 
 
 def is_same_file(local: LocalFile, remote: FileIndex) -> bool:
-    """Whether the bytes of a local file are those that the snapshot holds already.
+    """Return whether the snapshot holds the bytes of a local file already.
 
     Two empty files are the same. Two SSTs are the same if their session id, original file number and size are. All
     other files are the same if their content hash and size are; so is an SST of which one side has no identity. A
@@ -102,7 +102,7 @@ def is_same_file(local: LocalFile, remote: FileIndex) -> bool:
 
 
 def is_same_file_samza_v1(*, compare_large_file_checksums: bool, compare_file_owners: bool) -> SameFile:
-    """Samza's own rule, for whoever must decide as Samza does.
+    """Make Samza's own rule, for a caller that must decide as Samza does.
 
     Name and size are equal; with `compare_file_owners` the names of owner and group are; the owner's read, write and
     execute bits are, and no other bit of the mode counts; timestamps never count. Then the CRC32 decides, except that
@@ -139,18 +139,18 @@ def is_same_file_samza_v1(*, compare_large_file_checksums: bool, compare_file_ow
 
 
 def is_stored_alike(a: FileIndex, b: FileIndex) -> bool:
-    """Whether two entries name the same stored bytes in the same place, whatever their metadata say."""
+    """Return whether two entries name the same stored bytes in the same place, whatever their metadata say."""
     return a.blobs == b.blobs and a.inline == b.inline and a.blake3 == b.blake3
 
 
 class DirDiff(msgspec.Struct, frozen=True, kw_only=True):
     """What a backup does with one directory; every list is sorted by name.
 
-    A name may be both added and removed: a mutable file such as CURRENT is uploaded anew and its old entry dropped. A
+    A name may be both added and removed: a mutable file such as CURRENT is uploaded again and its old entry dropped. A
     name is never both added and retained, nor both retained and removed; the same holds for sub-directories.
 
     Raises:
-        IndexInvariantError: A name stands in two lists that exclude each other.
+        IndexInvariantError: A name is in two lists that exclude each other.
 
     Source:
         Samza `DirDiff`.
@@ -218,7 +218,7 @@ def diff_dir(local: LocalDir, remote: DirIndex, same_file: SameFile = is_same_fi
 
 
 def build_dir_index(diff: DirDiff, uploaded: Mapping[FilePath, FileIndex]) -> DirIndex:
-    """The directory of the new snapshot, once the added files are uploaded.
+    """Build the directory of the new snapshot, once the added files are uploaded.
 
     Args:
         diff: From `diff_dir`.
@@ -252,7 +252,7 @@ def diff_stats(diff: DirDiff) -> DiffStats:
 def pairs_to_identify(
     local: LocalDir, remote: DirIndex, path: FilePath = ()
 ) -> Iterator[tuple[FilePath, list[tuple[LocalFile, FileIndex]]]]:
-    """The files whose identity `is_same_file` will ask for, by directory, each with the entry that it may be equal to.
+    """Yield the files whose identity `is_same_file` needs, by directory, each with the entry that it may be equal to.
 
     Only a file that has the same name, place and size in the snapshot and is not empty: every other one is decided by
     its size or absence. Where the remote entry has an SST identity, the local SST identity answers; where it has none,
@@ -261,7 +261,7 @@ def pairs_to_identify(
     Args:
         local: What is on disk now.
         remote: The previous snapshot.
-        path: Where both stand, from the root.
+        path: Where both are, from the root.
 
     Raises:
         IndexInvariantError: The tree is deeper than DEPTH_MAX.
@@ -283,7 +283,7 @@ def pairs_to_identify(
 
 
 def strip_removed(directory: DirIndex) -> DirIndex:
-    """A directory without its removed lists, at any depth; the same value if it has none."""
+    """Return a directory without its removed lists, at any depth; the same value if it has none."""
     sub_dirs = _strip_all(directory.sub_dirs_present)
     if sub_dirs is directory.sub_dirs_present and not directory.files_removed and not directory.sub_dirs_removed:
         return directory

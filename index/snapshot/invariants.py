@@ -1,7 +1,7 @@
 """What a snapshot index must be before anything is done with it: the numbered rules M1 to M16 of design 0001.
 
 The same checks run before a value is written and after it is read, so that neither a fault of ours nor hostile bytes
-get any further. At the end stand the small checks of numbers, texts and hashes that `records` shares.
+get any further. At the end are the small checks of numbers, texts and hashes that `records` shares.
 """
 
 import itertools
@@ -44,7 +44,7 @@ _TIME_NS_MIN: Final = -(2**63)
 _OWNER_BYTES_MAX: Final = 255
 _UNIQUE_ID_BYTES_MAX: Final = 200
 _SESSION = re.compile(r"[0-9a-f]{20}")
-# Names that `check_file_name` accepts, told by one look; every other one is asked about.
+# Names that `check_file_name` accepts, at a glance; it is asked about every other one.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}")
 
 
@@ -60,12 +60,12 @@ def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None
       also of a directory, is 0 to 0o7777; owner and group are short texts, an SST identity a short text and a number.
     - M5. A file's hash has 32 bytes, and its CRC32 32 bits.
     - M6. A file has either all its bytes inline, or blobs, or is empty and has neither.
-    - M7. Blobs stand in the order of the file, each holds at least one byte, and they cover it without gap or overlap;
+    - M7. Blobs are in the order of the file, each holds at least one byte, and they cover it without gap or overlap;
       several of them have a hash of 32 bytes each, a single one has none.
     - M8. A blob's key is the key of an upload in `blobs/`.
     - M9. Packs are strictly ascending by key, each is used by a file that is present and not empty, and each run in
-      one ends within its size. A blob that is no pack holds one run and nothing else: the run starts at 0 and has one
-      size wherever it stands.
+      one ends within its size. A blob that is not a pack holds one run and nothing else: the run starts at 0 and has
+      one size wherever it is used.
     - M10. No entry is both present and removed in one directory.
     - M11. No run is both present and removed, anywhere in the index.
     - M12. What is removed lists nothing as removed itself.
@@ -98,9 +98,9 @@ def check_snapshot_index(index: SnapshotIndex, base: SnapshotIndex | None = None
 
 
 def check_index_delta(delta: IndexDelta) -> None:
-    """Refuse an index delta that breaks one of the rules that can be told without its base.
+    """Refuse an index delta that breaks one of the rules that can be checked without its base.
 
-    - M1 to M8, M13 and M14 hold as in a whole index. M9 to M12 are told of the index that results.
+    - M1 to M8, M13 and M14 hold as in a whole index. M9 to M12 are checked in the index that results.
     - M15. The depth is 1 to INDEX_DELTAS_MAX; the base is an index and the metadata names it; nothing is both set
       and dropped, and no name is set both as file and as sub-directory.
 
@@ -126,13 +126,13 @@ def check_index_delta(delta: IndexDelta) -> None:
 
 
 def check_index_reference(reference: IndexReference, rule: str, what: str) -> None:
-    """M16. An index reference has the key of an upload in `indexes/`, a hash of 32 bytes and a size above zero.
+    """Check M16: an index reference has the key of an upload in `indexes/`, a hash of 32 bytes and a positive size.
 
     Raises:
-        IndexInvariantError: Hash, size or room is wrong.
+        IndexInvariantError: Hash, size or prefix is wrong.
         UnsafeNameError: The key is not the key of an upload.
     """
-    if parse_upload_key(reference.key).room != INDEXES:
+    if parse_upload_key(reference.key).prefix != INDEXES:
         raise broken(rule, f"{reference.key} is not in {INDEXES}", what)
     check_hash(reference.sha256, rule, f"hash of the {what}")
     check_number(reference.size_bytes, rule, f"size of the {what}", low=1)
@@ -143,10 +143,10 @@ class _IndexWalk:
 
     def __init__(self, packs: dict[str, int], checked: dict[int, FileIndex]) -> None:
         self._packs = packs
-        # Files that were checked before, by what `id` says of them: they live for as long as they stand here.
+        # Files that were checked before, by what `id` says of them: they live for as long as they are here.
         self._checked = checked
         self._packs_used: set[str] = set()
-        # Key -> size of every blob that is no pack.
+        # Key -> size of every blob that is not a pack.
         self._whole_blobs: dict[str, int] = {}
         self._pack_runs: set[tuple[str, int]] = set()
         self._entries_count = 0
@@ -248,7 +248,7 @@ class _IndexWalk:
             self._packs_used.add(blob.key)
             self._pack_runs.add((blob.key, blob.blob_offset_bytes))
         elif blob.blob_offset_bytes != 0 or self._whole_blobs.setdefault(blob.key, blob.size_bytes) != blob.size_bytes:
-            raise broken("M9", f"is a part of {blob.key}, which is no pack", _join(path, name))
+            raise broken("M9", f"is a part of {blob.key}, which is not a pack", _join(path, name))
 
 
 def _files_by_id(directory: DirIndex) -> dict[int, FileIndex]:
@@ -269,14 +269,14 @@ def _check_names(names: Iterable[str], path: FilePath) -> None:
         if _PLAIN_NAME.fullmatch(name) is None:
             check_file_name(name)
         if name <= previous:
-            raise broken("M2", f"stands after {previous!r}", _join(path, name))
+            raise broken("M2", f"comes after {previous!r}", _join(path, name))
         previous = name
 
 
 def _check_order(names: Iterable[str], path: FilePath) -> None:
     for previous, name in itertools.pairwise(names):
         if name <= previous:
-            raise broken("M2", f"stands after {previous!r}", _join(path, name))
+            raise broken("M2", f"comes after {previous!r}", _join(path, name))
 
 
 def _check_file(file: FileIndex) -> None:
@@ -284,7 +284,7 @@ def _check_file(file: FileIndex) -> None:
     if len(file.blake3) != HASH_BYTES:
         raise broken("M5", f"a hash of {len(file.blake3)} bytes", file.name)
     if not 0 <= file.crc32 <= _CRC32_MAX:
-        raise broken("M5", f"{file.crc32} is no CRC32", file.name)
+        raise broken("M5", f"{file.crc32} is not a CRC32", file.name)
     if file.sst is not None:
         _check_sst(file.sst)
     size_bytes = file.metadata.size_bytes
@@ -334,7 +334,7 @@ def _check_blobs(blobs: tuple[FileBlob, ...], size_bytes: int, name: str) -> Non
 
 
 def _check_blob_key(key: str) -> None:
-    if parse_upload_key(key).room != BLOBS:
+    if parse_upload_key(key).prefix != BLOBS:
         raise broken("M8", f"is not in {BLOBS}", key)
 
 
@@ -350,7 +350,7 @@ def _check_ascending(keys: Iterable[str], rule: str, what: str) -> None:
     previous = ""
     for key in keys:
         if key <= previous:
-            raise broken(rule, f"{key} stands after {previous}", what)
+            raise broken(rule, f"{key} comes after {previous}", what)
         previous = key
 
 
@@ -374,7 +374,7 @@ def _check_lineage(metadata: SnapshotMetadata) -> None:
     for item in metadata.lineage:
         _check_lineage_item(item)
         if item.version <= previous:
-            raise broken("M13", f"version {item.version} stands after {previous}", "lineage")
+            raise broken("M13", f"version {item.version} comes after {previous}", "lineage")
         previous = item.version
     if metadata.version <= previous:
         raise broken("M13", f"version {metadata.version} is not above its lineage, {previous}", "lineage")
@@ -390,7 +390,7 @@ def _join(path: FilePath, name: str = "") -> str:
 
 
 def broken(rule: str, message: str, subject: str) -> IndexInvariantError:
-    """The error that names the numbered rule of design 0001 which a value breaks."""
+    """Make the error that names the numbered rule of design 0001 which a value breaks."""
     return IndexInvariantError(f"{message} ({rule})", subject=subject)
 
 

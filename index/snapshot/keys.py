@@ -14,7 +14,7 @@ audit/<run>                                       what a collection did (design 
 
 Records and boundaries of a scope share one prefix and sort by number, so that one LIST from a number on
 answers every question that a writer has before it acknowledges (design 0002, C4).
-At the end stands how the rest of a long list is split by these keys.
+At the end is how the rest of a long list is split by these keys.
 """
 
 import functools
@@ -49,10 +49,10 @@ COUNTER_DIGITS_MIN: Final = 6
 _SAFE = re.compile(r"[A-Za-z0-9_.-]")
 _ESCAPED = re.compile(r"(?:~[0-9A-F]{2})+")
 _SESSION = r"[0-9a-f]{20}"
-# Coarse on purpose, because it is tried on every key of an index: `decode_component` tells what is well formed.
+# Coarse on purpose, because it is tried on every key of an index: `decode_component` knows what is well formed.
 _COMPONENT = r"[A-Za-z0-9_.@~-]+"
 _UPLOAD = re.compile(
-    rf"(?P<room>blobs|indexes)/(?P<shard>[0-9a-f]{{2}})/(?P<scope>{_COMPONENT})"
+    rf"(?P<prefix>blobs|indexes)/(?P<shard>[0-9a-f]{{2}})/(?P<scope>{_COMPONENT})"
     rf"/(?P<tail>(?P<session>{_SESSION})-(?P<counter>0[0-9a-f]{{5}}|[1-9a-f][0-9a-f]{{5,11}}))"
 )
 _LOG = re.compile(rf"log/(?P<scope>{_COMPONENT})/(?P<number>[0-9]{{{NUMBER_DIGITS}}})\.(?P<kind>commit|boundary)")
@@ -62,7 +62,7 @@ _RUN_ID = rf"[0-9]{{{NUMBER_DIGITS}}}-{_SESSION}"
 _RUN = re.compile(rf"runs/(?P<run>{_RUN_ID})/(?P<name>[a-z0-9][a-z0-9.-]{{0,99}})")
 _AUDIT = re.compile(rf"audit/(?P<run>{_RUN_ID})")
 
-# One collection: 20 digits of the store's milliseconds, a hyphen, 20 hexadecimal digits of chance. Runs sort by time.
+# One collection: 20 digits of the store's milliseconds, a hyphen, 20 random hexadecimal digits. Runs sort by time.
 RunId = NewType("RunId", str)
 
 # Each part costs at most one request more than its share of the whole list: a quarter at this size.
@@ -72,7 +72,7 @@ PAGES_PER_RANGE: Final = 4
 class UploadKey(msgspec.Struct, frozen=True):
     """A parsed key of a blob or an index."""
 
-    room: str
+    prefix: str
     scope: Scope
     session: str
     counter: int
@@ -88,7 +88,7 @@ class LogKey(msgspec.Struct, frozen=True, order=True):
 
 @functools.lru_cache(maxsize=4096)
 def encode_component(name: str) -> str:
-    """One name of any alphabet as one key component; `~XX` stands for a byte outside `A-Za-z0-9_.-`; remembered.
+    """Encode a name of any alphabet as one key component; `~XX` is a byte outside `A-Za-z0-9_.-`; cached.
 
     A leading dot is encoded too, so that no component is hidden, `.` or `..`.
 
@@ -112,7 +112,7 @@ def encode_component(name: str) -> str:
 
 
 def decode_component(component: str) -> str:
-    """The inverse of `encode_component`.
+    """Invert `encode_component`.
 
     Raises:
         UnsafeNameError: No name encodes to this component.
@@ -128,7 +128,7 @@ def decode_component(component: str) -> str:
 
 
 def encode_scope(scope: Scope) -> str:
-    """A scope as one key component: the job, and `@` and the task where there is one.
+    """Encode a scope as one key component: the job, and `@` and the task where there is one.
 
     Raises:
         UnsafeNameError: Job or task is not a name for a key, or both together are longer than 240 bytes.
@@ -146,7 +146,7 @@ def encode_scope(scope: Scope) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def decode_scope(component: str) -> Scope:
-    """The inverse of `encode_scope`; remembered, because every key of an index repeats it.
+    """Invert `encode_scope`; cached, because every key of an index repeats it.
 
     Raises:
         UnsafeNameError: No scope encodes to this component.
@@ -158,14 +158,14 @@ def decode_scope(component: str) -> Scope:
     return scope
 
 
-def upload_key(room: str, scope: Scope, session: str, counter: int) -> BlobKey:
-    """The key of the `counter`-th upload of a session; `room` is `BLOBS` or `INDEXES`.
+def upload_key(prefix: str, scope: Scope, session: str, counter: int) -> BlobKey:
+    """Return the key of the `counter`-th upload of a session; `prefix` is `BLOBS` or `INDEXES`.
 
     The shard spreads uploads over 256 prefixes and follows from session and counter alone (design 0002, K2).
     """
     tail = f"{session}-{counter:0{COUNTER_DIGITS_MIN}x}"
     shard = zlib.crc32(tail.encode()) & 0xFF
-    return BlobKey(f"{room}{shard:02x}/{encode_scope(scope)}/{tail}")
+    return BlobKey(f"{prefix}{shard:02x}/{encode_scope(scope)}/{tail}")
 
 
 def parse_upload_key(key: str) -> UploadKey:
@@ -175,14 +175,14 @@ def parse_upload_key(key: str) -> UploadKey:
         UnsafeNameError: The key is not one that `upload_key` makes.
     """
     m = _take_apart(_UPLOAD, key, "the key of a blob or an index")
-    room, shard, scope, tail, session, counter = m.groups()
+    prefix, shard, scope, tail, session, counter = m.groups()
     if zlib.crc32(tail.encode()) & 0xFF != int(shard, 16):
         raise UnsafeNameError("has a shard that no upload has", subject=repr(key))
-    return UploadKey(f"{room}/", decode_scope(scope), session, int(counter, 16))
+    return UploadKey(f"{prefix}/", decode_scope(scope), session, int(counter, 16))
 
 
 def _take_apart(grammar: re.Pattern[str], key: str, what: str) -> re.Match[str]:
-    """The parts of a key.
+    """Match a key.
 
     Raises:
         UnsafeNameError: It is not `what` it should be.
@@ -193,28 +193,28 @@ def _take_apart(grammar: re.Pattern[str], key: str, what: str) -> re.Match[str]:
     return m
 
 
-def shard_prefixes(room: str) -> tuple[str, ...]:
-    """The 256 prefixes that together hold every key of a room."""
-    return tuple(f"{room}{shard:02x}/" for shard in range(SHARDS_COUNT))
+def shard_prefixes(prefix: str) -> tuple[str, ...]:
+    """Return the 256 prefixes that together hold every key of a prefix."""
+    return tuple(f"{prefix}{shard:02x}/" for shard in range(SHARDS_COUNT))
 
 
 def log_prefix(scope: Scope) -> str:
-    """Prefix of a scope's records and boundaries."""
+    """Return the prefix of a scope's records and boundaries."""
     return f"{LOG}{encode_scope(scope)}/"
 
 
 def commit_key(scope: Scope, number: int) -> str:
-    """Key of the record with this number."""
+    """Return the key of the record with this number."""
     return f"{log_prefix(scope)}{number:0{NUMBER_DIGITS}d}.commit"
 
 
 def boundary_key(scope: Scope, number: int) -> str:
-    """Key of the boundary with this number."""
+    """Return the key of the boundary with this number."""
     return f"{log_prefix(scope)}{number:0{NUMBER_DIGITS}d}.boundary"
 
 
 def log_start_after(scope: Scope, number: int) -> str:
-    """A `start_after` for a LIST of exactly the records and boundaries from `number` on."""
+    """Return a `start_after` for a LIST of exactly the records and boundaries from `number` on."""
     return f"{log_prefix(scope)}{number:0{NUMBER_DIGITS}d}"
 
 
@@ -229,17 +229,17 @@ def parse_log_key(key: str) -> LogKey:
 
 
 def names_prefix(scope: Scope) -> str:
-    """Prefix of every naming of a scope."""
+    """Return the prefix of every naming of a scope."""
     return f"{NAMES}{encode_scope(scope)}/"
 
 
 def name_prefix(scope: Scope, name: str) -> str:
-    """Prefix of every naming of one name in a scope."""
+    """Return the prefix of every naming of one name in a scope."""
     return f"{names_prefix(scope)}{encode_component(name)}/"
 
 
 def name_key(scope: Scope, name: str, naming_id: str) -> str:
-    """Key of one naming, never used again (design 0002, K2); the id is 20 lower-case hexadecimal digits.
+    """Return the key of one naming, never used again (design 0002, K2); the id is 20 lower-case hexadecimal digits.
 
     Raises:
         UnsafeNameError: The scope, the name or the id makes no key.
@@ -261,7 +261,7 @@ def parse_name_key(key: str) -> tuple[Scope, str, str]:
 
 
 def pin_key(pin_id: str) -> str:
-    """Key of a pin; the id is 20 lower-case hexadecimal digits."""
+    """Return the key of a pin; the id is 20 lower-case hexadecimal digits."""
     key = f"{PINS}{pin_id}"
     if _PIN.fullmatch(key) is None:
         raise UnsafeNameError("is not a pin id", subject=repr(pin_id))
@@ -269,7 +269,7 @@ def pin_key(pin_id: str) -> str:
 
 
 def parse_pin_key(key: str) -> str:
-    """The id of the pin that a key is of.
+    """Return the id of the pin that a key is of.
 
     Raises:
         UnsafeNameError: It is not the key of one.
@@ -283,17 +283,17 @@ def is_pin_key(key: str) -> bool:
     return _PIN.fullmatch(key) is not None
 
 
-def make_run_id(now_ms: int, chance: str) -> RunId:
-    """The id of a collection that begins now, by the store's clock; `chance` is 20 lower-case hexadecimal digits.
+def make_run_id(now_ms: int, random_id: str) -> RunId:
+    """Make the id of a collection that begins now, by the store's clock; `random_id` is 20 hexadecimal digits.
 
     Raises:
-        UnsafeNameError: Time or chance make no id.
+        UnsafeNameError: Time or random_id make no id.
     """
-    return check_run_id(f"{now_ms:0{NUMBER_DIGITS}d}-{chance}")
+    return check_run_id(f"{now_ms:0{NUMBER_DIGITS}d}-{random_id}")
 
 
 def check_run_id(run: str) -> RunId:
-    """A run's id, once it is known to be one.
+    """Return a run's id, once it is known to be one.
 
     Raises:
         UnsafeNameError: It is none.
@@ -309,12 +309,12 @@ def run_began_at_ms(run: RunId) -> int:
 
 
 def run_prefix(run: RunId) -> str:
-    """Prefix of what a run has written down."""
+    """Return the prefix of all objects of a run."""
     return f"{RUNS}{run}/"
 
 
 def run_key(run: RunId, name: str) -> str:
-    """Key of one object of a run; the name is at most 100 of `a-z0-9.-`, such as `inventory-blobs-0a`.
+    """Return the key of one object of a run; the name is at most 100 of `a-z0-9.-`, such as `inventory-blobs-0a`.
 
     Raises:
         UnsafeNameError: The run or the name makes no key.
@@ -336,16 +336,16 @@ def parse_run_key(key: str) -> tuple[RunId, str]:
 
 
 def audit_key(run: RunId) -> str:
-    """Key of the audit record of a run.
+    """Return the key of the audit record of a run.
 
     Raises:
-        UnsafeNameError: It is no run's id.
+        UnsafeNameError: It is not a run's id.
     """
     return f"{AUDIT}{check_run_id(run)}"
 
 
 def parse_audit_key(key: str) -> RunId:
-    """The run that an audit record is of.
+    """Return the run that an audit record is of.
 
     Raises:
         UnsafeNameError: It is not the key of one.
@@ -355,7 +355,7 @@ def parse_audit_key(key: str) -> RunId:
 
 
 def check_file_name(name: str) -> str:
-    """A name from an index, once it is known to be one safe path component (design 0001, N1).
+    """Return a name from an index, once it is known to be one safe path component (design 0001, N1).
 
     Raises:
         UnsafeNameError: It is empty, `.` or `..`, has a separator or NUL, is not valid Unicode or exceeds
@@ -380,25 +380,25 @@ class KeyRange(msgspec.Struct, frozen=True):
     through: str | None = None
 
     def reaches(self, key: str) -> bool:
-        """Whether a key is not past the end."""
+        """Return whether a key is not past the end."""
         return self.through is None or key <= self.through
 
 
 def choose_list_ranges(prefix: str, reached: str) -> tuple[KeyRange, ...]:
     """Split the keys of a prefix that sort after one into ranges of a few pages each.
 
-    Uploads are spread evenly over the shards (design 0002, K2), so a first page tells about how many are left. The
-    estimate decides how many ranges there are, and nothing else: whatever stands where, shards or not, every key
+    Uploads are spread evenly over the shards (design 0002, K2), so a first page shows about how many are left. The
+    estimate decides how many ranges there are, and nothing else: whatever is where, shards or not, every key
     after `reached` is in exactly one of them.
 
     Args:
-        prefix: A room, or any other prefix: one that has no shards below it is not split.
+        prefix: `BLOBS`, `INDEXES` or another one; one that has no shards below it is not split.
         reached: The last key of the first page, which says how much of the prefix one page holds.
 
     Returns:
         Ranges in order; one, where more would not pay.
     """
-    inside = [cut for room in (BLOBS, INDEXES) for cut in shard_prefixes(room) if cut.startswith(prefix)]
+    inside = [cut for kind in (BLOBS, INDEXES) for cut in shard_prefixes(kind) if cut.startswith(prefix)]
     cuts = [cut for cut in inside if cut > reached]
     pages_left = len(cuts) / max(1, len(inside) - len(cuts))
     count = max(1, min(len(cuts), int(pages_left) // PAGES_PER_RANGE))

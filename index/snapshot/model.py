@@ -18,9 +18,9 @@ SIZE_BYTES_MAX = 2**63 - 1
 
 
 class FileBlob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A run of bytes of one file, and where in which blob it stands.
+    """A run of bytes of one file, and where in which blob it is.
 
-    Several files may stand in one blob (a pack), and one file may be spread over several blobs.
+    Several files may be in one blob (a pack), and one file may be spread over several blobs.
     """
 
     key: BlobKey
@@ -98,7 +98,7 @@ class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     job: str
     task: str
     store: str
-    # The caller's version of this store's state, and the id that tells two attempts at it apart.
+    # The caller's version of this store's state, and the id that distinguishes two attempts at it.
     version: int
     unique_id: UniqueId
     # The snapshot that this one was diffed against; None for a first one.
@@ -111,14 +111,14 @@ class SnapshotMetadata(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class Pack(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A blob that holds many small files, with its whole size, so that dead bytes can be told (design 0002, P1)."""
+    """A blob that holds many small files, with its whole size, so that dead bytes can be counted (design 0002, P1)."""
 
     key: BlobKey
     size_bytes: int
 
 
 class IndexReference(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an index object stands and what its stored bytes must be."""
+    """Where an index object is and what its stored bytes must be."""
 
     key: BlobKey
     # SHA-256 over the stored bytes, 32 bytes.
@@ -149,7 +149,7 @@ class DirDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class IndexDelta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="delta", tag_field="kind"):
-    """An index told as its difference from another one, which stays a root while this one is (design 0002, P2)."""
+    """An index as its difference from another one, which stays a root while this one is (design 0002, P2)."""
 
     metadata: SnapshotMetadata
     session: str
@@ -172,5 +172,5 @@ class Scope(msgspec.Struct, frozen=True, order=True):
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]
-        """The scope as people write it: `job` or `job/task`."""
+        """Return the scope as people write it: `job` or `job/task`."""
         return self.job if self.task is None else f"{self.job}/{self.task}"

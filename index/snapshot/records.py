@@ -2,7 +2,7 @@
 
 Every struct here is frozen and is stored bytes, as in `model`: fields are only ever added at the end and with a default
 (design 0001, F6). Then come the numbered rules M17 to M22 of design 0001, which are checked before a record is written
-and after it is read. They say what one record alone tells; whether it is valid, void or closed is decided from a whole
+and after it is read. They say what one record alone shows; whether it is valid, void or closed is decided from a whole
 log (`index.plan.commits`).
 """
 
@@ -51,7 +51,7 @@ class ScopeLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommitPointer(msgspec.Struct, frozen=True, order=True):
-    """One commit record: its number in its scope, and the write id that tells two records of one number apart."""
+    """One commit record: its number in its scope, and the write id that distinguishes two records of one number."""
 
     number: int
     write_id: WriteId
@@ -184,7 +184,7 @@ def check_commit(record: CommitRecord) -> None:
 
 
 def check_boundary(boundary: Boundary) -> None:
-    """M19. A boundary's number is at least 1; the records that it keeps have ascending numbers from 1 to its own.
+    """Check M19: a boundary's number is at least 1; the records that it keeps have ascending numbers from 1 to its own.
 
     Raises:
         IndexInvariantError: That is broken.
@@ -196,12 +196,12 @@ def check_boundary(boundary: Boundary) -> None:
     for pointer in boundary.kept:
         _check_pointer(pointer, "M19", "kept record", number_max=boundary.number)
         if pointer.number <= previous:
-            raise broken("M19", f"{pointer.number} stands after {previous}", "kept records")
+            raise broken("M19", f"{pointer.number} comes after {previous}", "kept records")
         previous = pointer.number
 
 
 def check_pin(pin: Pin) -> None:
-    """M20. A pin's id is 20 lower-case hexadecimal digits, its duration is not negative, its stores are as in M17.
+    """Check M20: a pin's id is 20 lower-case hexadecimal digits, its duration not negative, its stores as in M17.
 
     Raises:
         IndexInvariantError: That is broken.
@@ -216,7 +216,7 @@ def check_pin(pin: Pin) -> None:
 
 
 def check_name(record: NameRecord) -> None:
-    """M21. A name is a name for a key; its version and time are not negative, its stores are as in M17.
+    """Check M21: a name is a name for a key; its version and time are not negative, its stores are as in M17.
 
     Raises:
         IndexInvariantError: That is broken.
@@ -231,7 +231,7 @@ def check_name(record: NameRecord) -> None:
 
 
 def check_repository(record: RepositoryRecord) -> None:
-    """M22. A repository has an id, a TTL above its margin, and a collection period; its key layout is one we know.
+    """Check M22: a repository has an id, a TTL above its margin, a collection period and a known key layout.
 
     Raises:
         IndexInvariantError: That is broken.
@@ -297,7 +297,7 @@ def _check_store_order(names: Iterable[tuple[str, str]]) -> None:
     previous = ("", "")
     for name in names:
         if name <= previous:
-            raise broken("M17", f"{name} stands after {previous}", "stores")
+            raise broken("M17", f"{name} comes after {previous}", "stores")
         previous = name
 
 

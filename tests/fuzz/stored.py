@@ -102,7 +102,7 @@ def run_keys(data: bytes) -> None:
 _KEYS: Final[tuple[tuple[Callable[[str], Any], Callable[[Any], str]], ...]] = (
     (keys.decode_component, keys.encode_component),
     (keys.decode_scope, keys.encode_scope),
-    (keys.parse_upload_key, lambda key: keys.upload_key(key.room, key.scope, key.session, key.counter)),
+    (keys.parse_upload_key, lambda key: keys.upload_key(key.prefix, key.scope, key.session, key.counter)),
     (
         keys.parse_log_key,
         lambda key: (keys.commit_key if key.kind == "commit" else keys.boundary_key)(key.scope, key.number),

@@ -158,7 +158,7 @@ def test_the_room_of_a_living_attempt_stays(claims: StoreClaims) -> None:
     with claims.begin() as alive:
         alive.directory.mkdir()
         with claims.begin():
-            assert claims.remove_dead_rooms() == 0
+            assert claims.remove_dead_attempts() == 0
         assert alive.directory.exists()
 
 
@@ -176,12 +176,12 @@ def test_the_room_of_a_killed_process_is_removed_by_the_next_attempt(claims: Sto
     process = context.Process(target=hold_a_room, args=(claims, told))
     process.start()
     assert told.wait(30)
-    assert claims.remove_dead_rooms() == 0
+    assert claims.remove_dead_attempts() == 0
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     with claims.begin() as attempt:
-        assert claims.remove_dead_rooms() == 1
+        assert claims.remove_dead_attempts() == 1
         assert attempt.claim(STATE) is None
     assert entries(claims) == []
 
@@ -189,7 +189,7 @@ def test_the_room_of_a_killed_process_is_removed_by_the_next_attempt(claims: Sto
 def test_a_room_that_never_got_its_lock_is_removed(claims: StoreClaims) -> None:
     claims.directory.mkdir(parents=True)
     (claims.directory / f"attempt-{RUN}" / "db").mkdir(parents=True)
-    assert claims.remove_dead_rooms() == 1
+    assert claims.remove_dead_attempts() == 1
     assert entries(claims) == []
 
 
@@ -202,7 +202,7 @@ def test_a_new_room_that_is_taken_for_a_dead_one_is_made_again(
     def cleaned_away_first(room: Path) -> int | None:
         if not stolen:
             stolen.append(room)
-            assert StoreClaims.remove_dead_rooms(claims) == 1
+            assert StoreClaims.remove_dead_attempts(claims) == 1
         return lock(room)
 
     monkeypatch.setattr(store_claims, "_try_lock", cleaned_away_first)

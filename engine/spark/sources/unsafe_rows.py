@@ -1,11 +1,11 @@
 """Spark's UnsafeRow, the form of rows in a state store, as Arrow arrays: whole columns at a time.
 
 A row is a bit for each field that is null, a word of eight bytes for each field, and what does not fit a word behind
-them; such a field's word says where, from the beginning of the row, and how long. Nested rows, arrays and maps are told
-the same way within. All of it is little-endian and at multiples of eight bytes, so many rows laid one behind the other
-are one array of words, and a column is picked out of it at once.
+them; such a field's word says where, from the beginning of the row, and how long. Nested rows, arrays and maps are
+encoded the same way within. All of it is little-endian and at multiples of eight bytes, so that many rows laid one
+behind the other are one array of words, and a column is picked out of it at once.
 
-In a state store a byte stands before each row that says how it is encoded: 0 for this form.
+In a state store the byte before each row says how it is encoded: 0 for this form.
 
 Nothing is believed: every offset and size has to lie within its row, and texts one behind the other, or it is damage.
 """
@@ -28,7 +28,7 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Build: TypeAlias = Callable[[Any], pa.Array]
 
 WORD: Final = 8
-# One byte before each row, and so many between two: then each row begins at a word.
+# One byte before each row, and as many between two: then each row begins at a word.
 _GAP: Final = bytes(WORD - 1)
 _WORD_BITS: Final = 64
 # A decimal that does not fit a word.
@@ -50,12 +50,12 @@ _STORED: Final[dict[str, tuple[str, str]]] = {
 _INTERVAL: Final = ("<i8", "<i8")
 _TEXTS: Final = frozenset({"string", "binary"})
 _SIGN_BIT: Final = 0x80
-# What positions in Arrow's arrays can tell.
+# The largest position in Arrow's arrays.
 _BUFFER_BYTES_MAX: Final = 2**31 - 1
 
 
 class Region(msgspec.Struct, frozen=True):
-    """Where many rows, or arrays, stand in the buffer: byte positions at words, and sizes."""
+    """Where many rows, or arrays, are in the buffer: byte positions at words, and sizes."""
 
     at: Ints
     size: Ints
@@ -70,7 +70,7 @@ class RowBuffer:
     """Many encoded rows, one behind the other.
 
     Args:
-        rows: As they stand in RocksDB, each with its first byte.
+        rows: As RocksDB has them, each with its first byte.
         subject: What errors call them.
 
     Raises:
@@ -86,7 +86,7 @@ class RowBuffer:
         strides = sizes + len(_GAP)
         at = np.cumsum(strides) - strides + WORD
         if int(strides.sum()) > _BUFFER_BYTES_MAX - 2 * WORD:
-            raise self.damage("takes more than Arrow can tell")
+            raise self.damage("takes more than Arrow's positions reach")
         self._data = _GAP.join([b"", *rows, b"\0"])
         self._words = np.frombuffer(self._data, "<i8")
         if np.frombuffer(self._data, np.uint8)[at - 1].any():
@@ -94,12 +94,12 @@ class RowBuffer:
         self.all = Region(at, sizes - 1)
 
     def damage(self, message: str) -> DamagedError:
-        """The error for a row that cannot be what a writer wrote."""
+        """Return the error for a row that cannot be what a writer wrote."""
         hint = "the state does not fit the schema that is stored beside it; read it with `rows=bytes`"
         return DamagedError(f"a row {message}", operation="decode", subject=self._subject, hint=hint)
 
     def columns(self, of: StructType, region: Region) -> list[pa.Array]:
-        """The fields of rows, each as an array."""
+        """Return the fields of rows, each as an array."""
         header = (len(of.fields) + _WORD_BITS - 1) // _WORD_BITS
         self._check(region.size >= WORD * (header + len(of.fields)), region.there, "is shorter than its fields")
         first = region.at // WORD
@@ -112,7 +112,7 @@ class RowBuffer:
         return columns
 
     def _column(self, of: DataType, stored: npt.NDArray[Any], parent: Region, there: Bools | None) -> pa.Array:
-        """One column from what stands in the words of its fields."""
+        """Make one column from the words of its fields."""
         if isinstance(of, StructType | ArrayType | MapType):
             return self._nested(of, self._within(stored, parent, there))
         if isinstance(of, DecimalType):
@@ -124,7 +124,7 @@ class RowBuffer:
         return _number(of, stored, there)
 
     def _within(self, stored: npt.NDArray[Any], parent: Region, there: Bools | None, *, aligned: bool = True) -> Region:
-        """What words point to: the offset from the parent's beginning in the upper half, the size in the lower."""
+        """Return what words point to: the offset from the parent's start in the upper half, the size in the lower."""
         words = stored.view(np.uint64)
         offset, size = (words >> np.uint64(32)).astype(np.int64), (words & np.uint64(0xFFFFFFFF)).astype(np.int64)
         self._check(offset + size <= parent.size, there, "points beyond its end")
@@ -137,14 +137,14 @@ class RowBuffer:
             raise self.damage(message)
 
     def _word(self, places: Ints, there: Bools | None) -> Ints:
-        """What stands at these words; 0, as the buffer begins, where there is nothing."""
+        """Return these words; 0, as the buffer begins, where there is nothing."""
         return self._words[places if there is None else np.where(there, places, 0)]
 
     def _at(self, region: Region) -> Ints:
         """Positions to read at; the beginning of the buffer where there is nothing."""
         return region.at if region.there is None else np.where(region.there, region.at, 0)
 
-    # --- what stands behind the words
+    # --- what the words point to
 
     def _text(self, of: AtomType, region: Region) -> pa.Array:
         """Texts or bytes: the buffer is cut into them and what is between, and they are taken out."""
@@ -164,7 +164,7 @@ class RowBuffer:
         return pieces.take(places)
 
     def _wide_decimal(self, of: DecimalType, region: Region) -> pa.Array:
-        """Numbers of up to 16 bytes, big-endian, turned round and widened."""
+        """Decode numbers of up to 16 bytes: big-endian, reversed and widened."""
         there = region.there
         self._check((region.size > 0) & (region.size <= _WIDE_BYTES), there, "has a decimal of more than 16 bytes")
         at, size = self._at(region), region.size if there is None else np.where(there, region.size, 1)
@@ -200,7 +200,7 @@ class RowBuffer:
         return _list(arrow_type(of), counts, region.there, entries)
 
     def _elements(self, of: DataType, region: Region) -> tuple[Ints, pa.Array]:
-        """How many elements each array has, and all of them: a count, a bit for each that is null, and the elements."""
+        """Return how many elements each array has, and all of them: a count, a null bit for each, and the elements."""
         self._check(region.size >= WORD, region.there, "has an array without a length")
         at = self._at(region)
         counts = self._words[at // WORD]
@@ -220,7 +220,7 @@ class RowBuffer:
 
 
 def element_bytes(of: DataType) -> int:
-    """How many bytes an element of an array takes where the elements stand."""
+    """Return the size of an element of an array."""
     if isinstance(of, AtomType) and of.name in _STORED:
         return np.dtype(_STORED[of.name][0]).itemsize
     return 1 if of == AtomType("void") else WORD
@@ -231,7 +231,7 @@ def decode_rows(of: StructType, rows: Sequence[bytes] | Iterable[bytes], *, subj
 
     Args:
         of: What they are, of types that `engine.spark.sources.arrow_types.is_known` knows.
-        rows: As they stand in RocksDB.
+        rows: As RocksDB has them.
         subject: What errors call them.
 
     Raises:
@@ -242,14 +242,14 @@ def decode_rows(of: StructType, rows: Sequence[bytes] | Iterable[bytes], *, subj
 
 
 def rows_array(of: StructType, columns: list[pa.Array], count: int) -> pa.Array:
-    """Columns as the fields of so many structs."""
+    """Return columns as the fields of `count` structs."""
     return pa.Array.from_buffers(arrow_type(of), count, [None], children=columns)
 
 
 def decode_pairs(
     key: StructType, value: StructType, pairs: Iterable[tuple[bytes, bytes]], *, subject: str
 ) -> tuple[pa.Array, pa.Array]:
-    """Keys and values as two arrays of structs; both from one buffer. Raises as `decode_rows`."""
+    """Decode keys and values as two arrays of structs, both from one buffer. Raises as `decode_rows`."""
     buffer = RowBuffer(list(itertools.chain.from_iterable(pairs)), subject)
     rows = buffer.all
     keys, values = (Region(rows.at[first::2], rows.size[first::2]) for first in (0, 1))

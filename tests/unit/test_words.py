@@ -1,0 +1,162 @@
+"""Refuse retired words in the product and its documents, so that one thing keeps one name, the field's own.
+
+`python -m tests.unit.test_words [FILE...]` prints what is found, a line each;
+`python -m tests.unit.test_words --files > tests/golden/words_not_yet.txt` lists files to be cleaned.
+"""
+
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+
+# In identifiers and in text: each word with what is written instead.
+WORDS: Final = {
+    **dict.fromkeys(("tell", "tells", "told", "telling"), "show, report, format, say"),
+    **dict.fromkeys(("picture", "pictures"), "checkpoint backup"),
+    "hands": "backend; the verb: passes",
+    **dict.fromkeys(("patient", "patients"), "probe"),
+    **dict.fromkeys(("pour", "pours", "poured", "pouring"), "read into"),
+    **dict.fromkeys(("rehearse", "rehearses", "rehearsed", "rehearsal", "rehearsals"), "restore drill"),
+    "ambient": "runtime",
+    **dict.fromkeys(("chance", "chances"), "rng, random numbers"),
+    **dict.fromkeys(("spare", "spares", "spared"), "exclude, keep"),
+    **dict.fromkeys(("foresee", "foresees", "foreseen", "foresaw"), "plan"),
+    **dict.fromkeys(("room", "rooms"), "prefix, directory, space"),
+    **dict.fromkeys(("door", "doors"), "sole importer"),
+    **dict.fromkeys(("house", "houses"), "package map, project"),
+    "anew": "again",
+    "whoever": "the caller, anyone who",
+    **dict.fromkeys(("births", "born"), "creation times, created"),
+    **dict.fromkeys(("caring", "recounting", "metering", "browsing"), "the verb"),
+    "swept": "sweep result, removed",
+}
+# In text alone: a pattern, and what is written instead.
+PHRASES: Final = {
+    r"so many": "the number of, at most N",
+    r"(?:take|takes|taking|taken|took)[ _]up": "resume",
+    r"condition of (?:a|the) repository": "status",
+    # Where "there is no ..." and comparisons are plain English.
+    r"(?<!there )(?:is|are) no (?!longer|more|less|other|better|worse|newer|older|lower|higher)": "is not a, invalid",
+    r"(?:stand|stands|stood)\b(?! (?:in )?for\b)": "is, exists, lies",
+}
+# What may stay: by file ("*": every one), the exact text that has the word, and why.
+EXCEPTIONS: Final[dict[str, dict[str, str]]] = {
+    "*": {
+        ".tell()": "Python's method of a file",
+        "taken_up": "a key of stored audit records",
+        "TidemarkRehearsal": "alerts of an older release",
+    },
+}
+# Files that are not clean yet. A file goes from the list with its last finding; none joins.
+LIST: Final = ROOT / "tests" / "golden" / "words_not_yet.txt"
+NOT_YET: Final = frozenset(LIST.read_text().split())
+
+_WORD: Final = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
+_PHRASES: Final = [(re.compile(rf"\b{pattern}", re.IGNORECASE), instead) for pattern, instead in PHRASES.items()]
+_PART: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+_FENCE: Final = re.compile(r"^\s*```")
+_TEXT_TOKENS: Final = {"COMMENT", "STRING", "FSTRING_MIDDLE"}
+
+
+class Finding(NamedTuple):
+    line: int
+    word: str
+    instead: str
+    text: str
+
+
+def checked_files() -> list[str]:
+    """Return every file that is checked, by its path from the root."""
+    product = (path for package in ("engine", "index", "blobstore") for path in (ROOT / package).rglob("*.py"))
+    # What `make docs` writes has the words of the product.
+    pages = (path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reference" or path.stem == "README")
+    return sorted(path.relative_to(ROOT).as_posix() for path in (*product, ROOT / "README.md", *pages))
+
+
+def find(name: str, source: str) -> list[Finding]:
+    """Return the retired words of a file, each with its line."""
+    allowed = [*EXCEPTIONS["*"], *EXCEPTIONS.get(name, {})]
+    lines = source.splitlines()
+    found = []
+    for number, text, is_name in _names_and_texts(name, source):
+        line = lines[number - 1].strip()
+        if any(exact in line for exact in allowed):
+            continue
+        if is_name:
+            words = {part.lower() for part in _PART.findall(text)}
+            found += [Finding(number, word, WORDS[word], line) for word in sorted(words & WORDS.keys())]
+            continue
+        found += [Finding(number, m[0], WORDS[m[0].lower()], line) for m in _WORD.finditer(text)]
+        found += [Finding(number, m[0], instead, line) for of, instead in _PHRASES for m in of.finditer(text)]
+    return sorted(set(found))
+
+
+def _names_and_texts(name: str, source: str) -> Iterator[tuple[int, str, bool]]:
+    """Yield each line of text and each identifier with its line number; of a page, what is in no code block."""
+    if not name.endswith(".py"):
+        is_code = False
+        for number, line in enumerate(source.splitlines(), start=1):
+            is_code ^= _FENCE.match(line) is not None
+            if not is_code:
+                yield number, line, False
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        kind = tokenize.tok_name[token.type]
+        if kind == "NAME":
+            yield token.start[0], token.string, True
+        elif kind in _TEXT_TOKENS:
+            for number, line in enumerate(token.string.splitlines(), start=token.start[0]):
+                yield number, line, False
+
+
+@pytest.mark.parametrize("name", checked_files())
+def test_no_retired_word_is_used(name: str) -> None:
+    found = find(name, (ROOT / name).read_text())
+    if name in NOT_YET:
+        assert found, f"{name} is clean: take it out of NOT_YET"
+        return
+    assert not found, "\n".join(f"{name}:{f.line}: {f.word!r}, write: {f.instead}" for f in found)
+
+
+def test_the_list_of_files_to_clean_names_files_that_are_there() -> None:
+    assert set(checked_files()) >= NOT_YET
+
+
+@pytest.mark.parametrize(
+    "source, word",
+    [
+        ("told = 1", "told"),
+        ("class OwnHands: ...", "hands"),
+        ('"""Takes up a run."""', "Takes up"),
+        ("x = f'{1} is no size'", "is no "),
+        ("# where it stands", "stands"),
+        ("x = 1  # anew", "anew"),
+    ],
+)
+def test_a_retired_word_is_found_wherever_it_is(source: str, word: str) -> None:
+    assert [found.word for found in find("x.py", source)] == [word]
+
+
+@pytest.mark.parametrize(
+    "source", ["file.tell()", "# there is no repository", "# stands in for it", "bathroom = headroom", "# is no longer"]
+)
+def test_plain_english_is_left_alone(source: str) -> None:
+    assert find("x.py", source) == []
+
+
+if __name__ == "__main__":
+    names = [name for name in sys.argv[1:] if name != "--files"] or checked_files()
+    for name in names:
+        findings = find(name, (ROOT / name).read_text())
+        if "--files" in sys.argv:
+            sys.stdout.write(f"{name}\n" if findings else "")
+            continue
+        for finding in findings:
+            sys.stdout.write(f"{name}:{finding.line}: {finding.word!r} -> {finding.instead}: {finding.text[:100]}\n")
