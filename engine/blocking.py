@@ -151,7 +151,6 @@ class Facade(Generic[A_co]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it, as the object does."""
         if not self.loop.is_running:
             return
         try:

@@ -152,7 +152,6 @@ def read_twice_error(path: str) -> UnsafeSourceError:
 
 
 def _read_hashed(source: OpenFile, at: int, size_bytes: int, hasher: ContentHasher) -> bytes:
-    """Read and hash one chunk in one hop to a thread."""
     chunk = os.pread(source.descriptor, size_bytes, at)
     hasher.update(chunk)
     return chunk

@@ -281,7 +281,6 @@ def unreadable_error(path: Path, error: OSError) -> UnsafeSourceError:
 
 @functools.lru_cache(maxsize=1024)
 def _user_name(uid: int) -> str:
-    """Return the name of a user, or the number of one who has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

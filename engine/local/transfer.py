@@ -122,7 +122,6 @@ class SourceDir:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
         os.close(self.descriptor)
         self.descriptor = -1
 

@@ -211,7 +211,6 @@ class Downloader:
             await self._fetch_after_all(reused)
 
     async def _fetch_after_all(self, reused: ReusedFile) -> None:
-        """Fetch a file whose local copy is not what it was taken for."""
         stream = _Stream(reused.target)
         for blob in reused.target.entry.blobs:
             await self._fetch_blob(stream, blob)

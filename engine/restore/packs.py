@@ -84,7 +84,6 @@ class PackReader(Sink):
         self._at += len(view)
 
     def _take(self, file: RestoredFile, at: int, piece: memoryview) -> None:
-        """Take a piece of a file, which is often all of it."""
         self.on_piece(file, at, piece)
         if len(piece) == file.size_bytes:
             blake3 = hash_content(piece)
