@@ -31,9 +31,10 @@ class RunRecord:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.meter = Meter()
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Forget everything: another run begins."""
         self._began_s = self._runtime.monotonic_s()
         self.meter.reset()
         self.seconds: dict[str, float] = {}
@@ -96,7 +97,7 @@ class RunRecord:
             if given_up:
                 warn(f"{path}: what it had is given up, {given_up}")
         finally:
-            self._begin()
+            self.begin()
 
     def _samples(self, *, verb: str, job: str, code: int, error: BaseException | None) -> "Samples":
         from engine.metrics.names import Samples  # noqa: PLC0415

@@ -61,19 +61,20 @@ class Session:
         self._verb_in_metrics = self.verb
         self._prints = verb.prints
         self._runtime = SystemRuntime()
-        self.record = RunRecord(self._runtime) if common.metrics_file is not None else None
+        self.record = RunRecord(self._runtime)
+        self._metrics_file = common.metrics_file
 
     def describe_run(self, values: Mapping[str, Any]) -> None:
         """Know what the figures of the run are about: the values of its options. A dry run has no figures."""
         self.job = str(values.get("job") or "")
         self._verb_in_metrics = verb_in_metrics(self.verb, values)
         if values.get("dry_run"):
-            self.record = None
+            self._metrics_file = None
 
     @contextlib.contextmanager
     def open(self) -> Iterator[SyncRepository]:
         """Open the repository; warn at the end if the digest caches could not be kept."""
-        with self.timed("open"):
+        with self.record.timed("open"):
             opening = self._begin(
                 functools.partial(
                     Repository.open, settings=self.common.transfer, runtime=self._runtime, cache_dir=self.cache_dir()
@@ -132,7 +133,7 @@ class Session:
             CapabilityMissingError: This release has no store for it.
         """
         try:
-            meter = self.record.meter if self.record is not None else None
+            meter = self.record.meter if self._metrics_file is not None else None
             return open_store(
                 self.common.repository, self.store_settings(), meter=meter, on_silence=self._warn_of_silence
             )
@@ -160,46 +161,24 @@ class Session:
     def progress(self, what: str, *, wanted: bool = True) -> Iterator[Progress]:
         """Show progress on stderr, unless for `--quiet`, or for `--json` without a structured log."""
         if self.common.quiet or not wanted or (self.common.json and not self.logs_json):
-            yield self._heard(NO_PROGRESS)
+            yield self.record.counted(NO_PROGRESS)
             return
         write = (lambda line, fields: log("info", self.verb, line, fields)) if self.logs_json else None
         with TerminalProgress(sys.stderr, self._runtime.monotonic_s, what=what, log=write) as progress:
-            yield self._heard(progress)
-
-    def _heard(self, progress: Progress) -> Progress:
-        return progress if self.record is None else self.record.counted(progress)
+            yield self.record.counted(progress)
 
     @property
     def logs_json(self) -> bool:
         """Whether what goes to stderr is a structured log."""
         return self.common.log_format == JSON_LOG
 
-    @contextlib.contextmanager
-    def timed(self, part: str) -> Iterator[None]:
-        """Note how long a part of the run takes, for `--metrics-file`."""
-        with contextlib.nullcontext() if self.record is None else self.record.timed(part):
-            yield
-
-    def note(self, result: object, **labels: str) -> None:
-        """Note a result for the metrics of the run, if it is to have any; `labels` as `RunRecord.note`."""
-        if self.record is not None:
-            self.record.note(result, **labels)
-
-    def note_value(self, metric: str, value: float) -> None:
-        """Note a value of a metric of the run that no result has."""
-        if self.record is not None:
-            self.record.note_value(metric, value)
-
-    def note_commit(self, *, skipped: bool) -> None:
-        """Note that there was, or was not, something to commit."""
-        if self.record is not None:
-            self.record.commit_skipped = skipped
-
     def write_figures(self, code: int, error: BaseException | None = None) -> None:
         """Write down what the run did, for `--metrics-file`, and begin to note the next run."""
-        if self.record is not None and self.common.metrics_file is not None:
+        if self._metrics_file is None:
+            self.record.begin()
+        else:
             self.record.write(
-                self.common.metrics_file,
+                self._metrics_file,
                 verb=self._verb_in_metrics,
                 job=self.job,
                 code=code,

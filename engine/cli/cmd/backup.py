@@ -148,7 +148,7 @@ def backup(session: Session, options: BackupArguments) -> None:
                 )
 
         def commit() -> Commit:
-            with session.timed("commit"):
+            with session.record.timed("commit"):
                 return commit_until_known(
                     repository, options.scope, [made], version=options.version, offsets=options.offsets or ""
                 )
@@ -164,7 +164,7 @@ def backup(session: Session, options: BackupArguments) -> None:
                 session.warn(f"backing up again: {error}")
                 made = back_up()
                 committed = commit()
-    session.note(made)
+    session.record.note(made)
     session.show(_view_backup(made, committed, options.result), _backup_lines(made, committed, options.result))
 
 

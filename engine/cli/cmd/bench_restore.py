@@ -112,9 +112,9 @@ def bench_restore(session: Session, **values: Any) -> ExitCode:  # noqa: ANN401 
         lines.append(f"kept: {printable(drill.kept_at)}")
     if not values["one_line"] and request.history is not None and is_written:
         lines.append(f"history: {printable(str(request.history))}")
-    session.note_value("restore_drill_seconds", drill.total_s)
+    session.record.note_value("restore_drill_seconds", drill.total_s)
     if drill.slo_ms is not None:
-        session.note_value("restore_drill_slo_seconds", drill.slo_ms / 1000)
+        session.record.note_value("restore_drill_slo_seconds", drill.slo_ms / 1000)
     session.show(drill, lines)
     if drill.is_slow:
         return ExitCode.SLOW

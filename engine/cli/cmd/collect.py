@@ -138,7 +138,7 @@ def collect(session: Session, options: CollectOptions) -> ExitCode:
     if report.run_left:
         session.warn(f"working objects of this run are left to a later collection: {report.run_left}")
     lines = [summary_line(report)] if options.one_line else collect_lines(report, plan_dir, verbose=options.verbose)
-    session.note(report)
+    session.record.note(report)
     session.show(view_collect(report, plan_dir), lines)
     return _exit_code(report)
 

@@ -131,7 +131,7 @@ def commit(
                 repository.loop.run(check_uploaded(repository.asynchronous, path, result))
                 for path, result in zip(results, made, strict=True)
             ]
-            with session.timed("commit"):
+            with session.record.timed("commit"):
                 done = commit_until_known(
                     repository, scope, checked, version=version, offsets=offsets or "", parent=parent, dropped=dropped
                 )
@@ -139,7 +139,7 @@ def commit(
             # The attempt before may have ended between the commit and the removal of the TTLs (design 0002, T1).
             repository.loop.run(settle_record(repository.asynchronous.store, already.record))
             done = msgspec.structs.replace(already, settled=True)
-    session.note_commit(skipped=already is not None)
+    session.record.commit_skipped = already is not None
     view = CommitResultView(commit=view_commit(done), settled=done.settled, already=already is not None)
     session.show(view, [f"{committed_line(done)}{' (it stood already)' if already else ''}"])
 

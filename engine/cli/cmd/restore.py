@@ -164,8 +164,8 @@ def restore(session: Session, options: RestoreArguments) -> ExitCode:
         view = restore_them(session, repository, options)
     for one in view.stores:
         if one.result is not None:
-            session.note(one.result, task=one.task, store=one.store)
-    session.note_value("restore_stores_failed", sum(one.failure is not None for one in view.stores))
+            session.record.note(one.result, task=one.task, store=one.store)
+    session.record.note_value("restore_stores_failed", sum(one.failure is not None for one in view.stores))
     session.show(view, _restore_lines(view))
     if view.instead_because:
         session.warn(f"it is not the commit that was chosen: {view.instead_because}")

@@ -190,8 +190,8 @@ def _preview(session: Session, repository: SyncRepository, options: SparkBackupO
 
 
 def _show(session: Session, done: CheckpointBackupResult) -> None:
-    session.note(done)
-    session.note_commit(skipped=not done.is_new)
+    session.record.note(done)
+    session.record.commit_skipped = not done.is_new
     session.show(done, _lines(done))
     for name in done.unchecked:
         session.warn(f"could not be checked: {name}")

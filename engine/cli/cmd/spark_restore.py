@@ -155,7 +155,7 @@ def _arguments(choice: RestoreChoice) -> dict[str, Any]:
 
 
 def _show(session: Session, restored: RestoredCheckpoint) -> None:
-    session.note(restored)
+    session.record.note(restored)
     fetched = f"fetched {human_bytes(restored.bytes_fetched)} with {count(restored.requests, 'request')}"
     lines = [
         f"{printable(restored.location)}: batch {restored.batch} of query {printable(restored.backup.query_id)}",

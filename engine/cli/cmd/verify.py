@@ -79,7 +79,7 @@ def verify(session: Session, options: VerifyOptions) -> ExitCode:
             )
         if scope is not None and not (report.commits_count or report.late):
             session.find(repository, scope, CommitChoice())
-    session.note(report)
+    session.record.note(report)
     session.show(report, _verify_lines(report))
     if report.damaged:
         return ExitCode.DAMAGED
