@@ -1,4 +1,4 @@
-"""What `doctor` does to a store to see whether data is safe there, and which abilities beyond that the store has.
+"""What `doctor` does to a store to see whether data is safe there, and which optional capabilities the store has.
 
 All goes through the contract of `blobstore.base`, on stores without wrappers, one per client, so that nothing hides a
 fault: only "unavailable" is tried again, and it never counts as a fault. What each check saw is judged elsewhere.
@@ -15,7 +15,7 @@ from blobstore.errors import AccessDeniedError, InvalidRequestError, StoreError,
 from blobstore.s3.lifecycle import DAYS_MIN, backstop_days, is_backstop, threats
 from blobstore.s3.settings import KIB, MIB, PART_BYTES_MIN
 from engine.doctor.probe import ATTEMPTS_MAX, PAUSE_S, SMALL_BYTES, TTL_MS, NotApplicableError, StoreProbe, pattern
-from engine.doctor.verdict import BACKSTOPS, Check, Evidence, judge_clock
+from engine.doctor.verdict import Evidence, judge_clock
 from index.errors import FormatError
 from index.snapshot.codec import decode_repository
 from index.snapshot.keys import REPOSITORY
@@ -25,14 +25,14 @@ RACES_COUNT: Final = 6
 RACE_ANSWERS_MIN: Final = 2
 LIST_ROUNDS_MAX: Final = 24
 LIST_ROUNDS_MIN: Final = 4
-# How long checking lists should take at most, where requests take as long as the first.
+# Maximum time for checking lists, where requests take as long as the first.
 LISTS_S: Final = 8.0
-# By whole seconds, as S3 tells times.
+# S3 has times in whole seconds.
 SECOND_MS: Final = 1000
 
 
 async def check_create(probe: StoreProbe) -> Evidence:
-    """Many clients create one key at once; one of them wins, its bytes stand, and a later create loses."""
+    """Have many clients create one key at once: one of them wins, its bytes stay, and a later create loses."""
     clients_count = len(probe.clients)
     # Connections are made before, so that the requests of a race meet.
     await asyncio.gather(*(probe.stat(number, probe.root + "nothing") for number in range(clients_count)))
@@ -53,12 +53,11 @@ async def check_create(probe: StoreProbe) -> Evidence:
         outcomes = await asyncio.gather(*map(enter, range(clients_count)))
         winners = [client for client, outcome in enumerate(outcomes) if isinstance(outcome, Created)]
         losers = sum(isinstance(outcome, Lost) for outcome in outcomes)
-        seen.update(races=1, won=len(winners), lost=losers, unclear=clients_count - len(winners) - losers)
-        seen["winners_max"] = max(seen["winners_max"], len(winners))
+        seen.update(won=len(winners), lost=losers, unclear=clients_count - len(winners) - losers)
         if len(winners) > 1:
-            broken = broken or f"{len(winners)} of {clients_count} clients were told that they had won"
+            broken = broken or f"{len(winners)} of {clients_count} clients had the answer that they had won"
         if not winners and losers == clients_count:
-            broken = broken or "everybody was told that somebody else had won"
+            broken = broken or "every client had the answer that another one had won"
         if len(winners) != 1:
             continue
         late = await probe.tried(lambda key=key: probe.client(1).put_if_absent(key, BytesBody(b"late")))  # type: ignore[misc]
@@ -71,15 +70,13 @@ async def check_create(probe: StoreProbe) -> Evidence:
         raise StoreUnavailableError(f"only {decided} of {RACES_COUNT} races were answered", operation="put_if_absent")
     unclear = f", {seen['unclear']} unclear" if seen["unclear"] else ""
     return Evidence(
-        check=Check.CREATE,
         figure=f"{RACES_COUNT} races of {clients_count}: {seen['won']} won, {seen['lost']} lost{unclear}",
-        figures={name: float(seen[name]) for name in ("races", "won", "lost", "unclear", "winners_max")},
         broken=broken,
     )
 
 
 async def check_read(probe: StoreProbe) -> Evidence:
-    """What one client wrote, replaced or deleted, the others see at once."""
+    """Check that what one client wrote, replaced or deleted, the others see at once."""
 
     async def look(number: int) -> str:  # noqa: PLR0911  (each is another fault)
         key = probe.key(f"read/{number}")
@@ -107,14 +104,13 @@ async def check_read(probe: StoreProbe) -> Evidence:
 
     found = await map_bounded(look, range(8), in_flight_max=8)
     return Evidence(
-        check=Check.READ,
         figure="8 keys, each written 4 times",
         broken=next((text for text in found if text), ""),
     )
 
 
 async def check_replace(probe: StoreProbe) -> Evidence:
-    """While an object is replaced again and again, whoever reads it sees one of the versions, whole."""
+    """Replace an object again and again: every reader sees one of the versions, whole."""
     key = probe.key("replace")
     versions = [pattern(48 * KIB + 1000 * version, f"version {version}") for version in range(8)]
     await probe.put(0, key, versions[0])
@@ -147,15 +143,13 @@ async def check_replace(probe: StoreProbe) -> Evidence:
         group.create_task(write())
         readers = [group.create_task(read(number)) for number in range(1, 5)]
     return Evidence(
-        check=Check.REPLACE,
         figure=f"16 puts, {reads} reads beside them",
-        figures={"puts": 16, "reads": reads},
         broken=next((text for reader in readers if (text := reader.result())), ""),
     )
 
 
 async def check_ranges(probe: StoreProbe) -> Evidence:
-    """Ranges are the bytes that were asked for, and those that are not within the object are refused."""
+    """Check that ranges are the bytes that were asked for, and that those beyond the object are refused."""
     size = 1 * MIB + 13
     data = pattern(size, "ranges")
     key = probe.key("ranges")
@@ -171,22 +165,22 @@ async def check_ranges(probe: StoreProbe) -> Evidence:
         except (StoreUnavailableError, InvalidRequestError) as error:
             if getattr(error, "asks_for_less", False) or not await probe.is_alive():
                 raise
-            return Evidence(check=Check.RANGES, broken=f"bytes {start} to {end} could not be read ({error})")
+            return Evidence(broken=f"bytes {start} to {end} could not be read ({error})")
         if got != data[start:end]:
-            return Evidence(check=Check.RANGES, broken=f"bytes {start} to {end} were others than those written")
+            return Evidence(broken=f"bytes {start} to {end} were others than those written")
     for start, size_bytes in ((size + 1, None), (size - 1, 2), (size, 1)):
         try:
             got = await probe.range(1, key, start, size_bytes)
         except InvalidRequestError:
             continue
-        return Evidence(check=Check.RANGES, broken=f"{len(got)} bytes came from behind the end")
-    return Evidence(check=Check.RANGES, figure=f"{len(wanted) + 3} ranges of 1 MiB")
+        return Evidence(broken=f"{len(got)} bytes came from behind the end")
+    return Evidence(figure=f"{len(wanted) + 3} ranges of 1 MiB")
 
 
 async def check_lists(probe: StoreProbe) -> Evidence:
-    """Whatever one client created or deleted, the next list of another shows, in order and page by page."""
+    """Check that what one client created or deleted, the next list of another shows, in order and page by page."""
     if not probe.client(0).capabilities.consistent_lists:
-        return Evidence(check=Check.LISTS, lacking="lists may be stale in a place like this")
+        return Evidence(lacking="lists may be stale in a place like this")
     rounds = LIST_ROUNDS_MAX
     there: list[str] = []
     number = 0
@@ -196,14 +190,14 @@ async def check_lists(probe: StoreProbe) -> Evidence:
         await probe.create(number, probe.key(name), b"x")
         there = sorted([*there, name])
         if (listed := await probe.listed(number + 1, "lists/")) != there:
-            return Evidence(check=Check.LISTS, broken=_listing_fault(listed, there, "a create"))
+            return Evidence(broken=_listing_fault(listed, there, "a create"))
         if number == 0:
             rounds = choose_list_rounds(probe.monotonic_s() - began_s)
         number += 1
     page_max = max(1, rounds // 5)
     pages = [page async for page in probe.names(3, "lists/", limit=page_max)]
     if [name for page in pages for name in page] != there or any(len(page) > page_max for page in pages):
-        return Evidence(check=Check.LISTS, broken="pages of a list are not what the whole list is")
+        return Evidence(broken="pages of a list are not what the whole list is")
     deletes = 0
     try:
         for number, name in enumerate(there[::3]):
@@ -214,18 +208,16 @@ async def check_lists(probe: StoreProbe) -> Evidence:
             deletes += 1
             there.remove(name)
             if (listed := await probe.listed(number + 1, "lists/")) != there:
-                return Evidence(check=Check.LISTS, broken=_listing_fault(listed, there, "a delete"))
+                return Evidence(broken=_listing_fault(listed, there, "a delete"))
     except AccessDeniedError:
         pass  # another check is about deleting
     return Evidence(
-        check=Check.LISTS,
         figure=f"{rounds} creates, {deletes} deletes, a list after each",
-        figures={"creates": rounds, "deletes": deletes},
     )
 
 
 def choose_list_rounds(round_s: float) -> int:
-    """How many creates with a list after each there is time for, if one such round takes so long.
+    """Return the number of creates with a list after each that there is time for, if one takes `round_s`.
 
     For every three of them there are a delete and a list, and at the end a few pages: half as much again.
     """
@@ -245,34 +237,33 @@ def _listing_fault(listed: Sequence[str], there: Sequence[str], after: str) -> s
 
 
 async def check_ttl(probe: StoreProbe) -> Evidence:  # noqa: PLR0911  (each is another fault)
-    """A TTL is there from birth on, and gone for everybody once it was removed."""
+    """Check that an object is created with its TTL, and has none for anybody once it was removed."""
     key = probe.fresh_key("ttl")
     await probe.create(0, key, b"with a TTL", ttl_ms=TTL_MS)
     born = await probe.stat(1, key)
     if born is None or born.expires_at_ms is None:
-        return Evidence(check=Check.TTL, broken="a TTL was lost when the object was written")
+        return Evidence(broken="a TTL was lost when the object was written")
     if abs(born.expires_at_ms - born.created_at_ms - TTL_MS) > SECOND_MS:
-        return Evidence(check=Check.TTL, broken="a TTL is another than the one that was set")
+        return Evidence(broken="a TTL is another than the one that was set")
     if not probe.client(0).capabilities.removes_ttl:
-        return Evidence(check=Check.TTL, lacking="TTLs cannot be removed with these settings")
+        return Evidence(lacking="TTLs cannot be removed with these settings")
     for number in (2, 3):
         try:
             await probe.tried(lambda n=number: probe.client(n).remove_ttl(key))  # type: ignore[misc]
         except (AccessDeniedError, StoreUnavailableError):
             raise
         except StoreError as error:
-            return Evidence(check=Check.TTL, lacking=f"a TTL could not be removed ({error})")
+            return Evidence(lacking=f"a TTL could not be removed ({error})")
     kept = await probe.stat(4, key)
     if kept is None or await probe.read(5, key) != b"with a TTL":
-        return Evidence(check=Check.TTL, broken="removing a TTL changed the object")
+        return Evidence(broken="removing a TTL changed the object")
     if kept.expires_at_ms is not None:
-        return Evidence(check=Check.TTL, lacking="a TTL was still there after it was removed")
-    moved_ms = kept.created_at_ms - born.created_at_ms
-    return Evidence(check=Check.TTL, figure="set at birth, removed, gone", figures={"creation_moved_ms": moved_ms})
+        return Evidence(lacking="a TTL was still there after it was removed")
+    return Evidence(figure="set at creation, removed, gone")
 
 
 async def check_clock(probe: StoreProbe, local_now_ms: Callable[[], int]) -> Evidence:
-    """The store's clock, the times at which it says that objects were created, and the clock of this machine."""
+    """Compare the store's clock, its times of creation, and the clock of this machine."""
     key = probe.key("clock")
     store = probe.client(0)
     if not store.capabilities.shared:
@@ -291,14 +282,11 @@ async def check_clock(probe: StoreProbe, local_now_ms: Callable[[], int]) -> Evi
     after_ms = await probe.tried(store.now_ms)
     created_at_ms = info.created_at_ms if info else before_ms
     skew_ms = max(before_ms - SECOND_MS - created_at_ms, created_at_ms - after_ms - SECOND_MS, 0)
-    ahead_ms = round(sorted(aheads)[1])
-    return judge_clock(
-        ahead_ms=ahead_ms, skew_ms=skew_ms, figures={"store_ahead_ms": ahead_ms, "creation_skew_ms": skew_ms}
-    )
+    return judge_clock(ahead_ms=round(sorted(aheads)[1]), skew_ms=skew_ms)
 
 
 async def check_multipart(probe: StoreProbe, *, with_ttl: bool) -> Evidence:
-    """An upload in parts becomes one object, whole, with the TTL that it was begun with."""
+    """Check that an upload in parts becomes one object, whole, with the TTL that it was begun with."""
     s3 = probe.s3
     data = pattern(PART_BYTES_MIN + 1 * KIB, "parts")
     key = probe.fresh_key("multipart")
@@ -309,17 +297,17 @@ async def check_multipart(probe: StoreProbe, *, with_ttl: bool) -> Evidence:
 
     await probe.tried(create)
     if await probe.read(1, key) != data:
-        return Evidence(check=Check.MULTIPART, broken="an upload in parts became something else")
+        return Evidence(broken="an upload in parts became something else")
     if not with_ttl:
-        return Evidence(check=Check.MULTIPART, figure="2 parts")
+        return Evidence(figure="2 parts")
     info = await probe.stat(2, key)
     if info is None or info.expires_at_ms is None:
-        return Evidence(check=Check.MULTIPART, broken="an upload in parts lost its TTL")
-    return Evidence(check=Check.MULTIPART, figure="2 parts, TTL kept")
+        return Evidence(broken="an upload in parts lost its TTL")
+    return Evidence(figure="2 parts, TTL kept")
 
 
 async def check_conditional_multipart(probe: StoreProbe) -> Evidence:
-    """Of several multipart uploads of one key one can be completed, and none where the object is there."""
+    """Check that one of several multipart uploads of a key can be completed, and none where the object exists."""
     s3 = probe.s3
     key, taken = probe.fresh_key("conditional/race"), probe.fresh_key("conditional/taken")
     await probe.create(0, taken, b"first")
@@ -327,9 +315,7 @@ async def check_conditional_multipart(probe: StoreProbe) -> Evidence:
     if isinstance(late, Unknown):
         raise StoreUnavailableError(late.reason, operation="put_if_absent", key=taken)
     if isinstance(late, Created) or await probe.read(1, taken) != b"first":
-        return Evidence(
-            check=Check.CONDITIONAL_MULTIPART, lacking="completing an upload replaced an object that was there"
-        )
+        return Evidence(lacking="completing an upload replaced an object that was there")
 
     bodies = [f"upload {number}".encode() for number in range(4)]
 
@@ -342,20 +328,18 @@ async def check_conditional_multipart(probe: StoreProbe) -> Evidence:
     unclear = [outcome.reason for outcome in outcomes if isinstance(outcome, Unknown)]
     won = len(winners)
     if not won and unclear:
-        raise StoreUnavailableError(f"nobody knows who won: {unclear[0]}", operation="put_if_absent", key=key)
+        raise StoreUnavailableError(f"it is unknown who won: {unclear[0]}", operation="put_if_absent", key=key)
     lacking = "" if won == 1 else f"{won} of {len(bodies)} uploads of one key were completed"
     if won == 1 and await probe.read(1, key) != bodies[winners[0]]:
         lacking = "what was there after a race is not what its winner wrote"
     return Evidence(
-        check=Check.CONDITIONAL_MULTIPART,
         figure=f"a race of {len(bodies)}: {won} won",
-        figures={"won": won},
         lacking=lacking,
     )
 
 
 async def check_abort(probe: StoreProbe) -> Evidence:
-    """An upload that nobody finishes is found, and given up."""
+    """Check that an upload that nobody finishes is found and aborted."""
     s3 = probe.s3
     key = probe.fresh_key("abort/unfinished")
     begun = await probe.tried(lambda: s3[0].begin_upload(key))
@@ -375,46 +359,42 @@ async def check_abort(probe: StoreProbe) -> Evidence:
         return False
 
     if not await becomes(there=True):
-        return Evidence(check=Check.ABORT, lacking="an unfinished upload is not listed")
+        return Evidence(lacking="an unfinished upload is not listed")
     if failures := await probe.tried(lambda: store.abort_unfinished([begun])):
         reason = failures[0].reason
         kind = AccessDeniedError if _is_denial(reason) else StoreUnavailableError
         raise kind(reason, operation="abort_unfinished", key=key)
     if not await becomes(there=False):
-        return Evidence(check=Check.ABORT, lacking="an unfinished upload cannot be given up")
+        return Evidence(lacking="an unfinished upload cannot be aborted")
     if await probe.stat(2, key) is not None:
-        return Evidence(check=Check.ABORT, lacking="an upload that was given up is there all the same")
-    return Evidence(check=Check.ABORT, figure="begun, found, given up")
+        return Evidence(lacking="an upload that was aborted is there all the same")
+    return Evidence(figure="begun, found, aborted")
 
 
 async def check_delete(probe: StoreProbe) -> Evidence:
-    """A batch deletes what it names, there or not, and nothing else."""
+    """Check that a batch deletes the keys that it names, absent ones too, and no others."""
     doomed = [probe.key(f"delete/{number:03d}") for number in range(100)]
-    spared = [probe.key(f"delete/{number:03d}-spared") for number in range(0, 100, 10)]
+    others = [probe.key(f"delete/{number:03d}-other") for number in range(0, 100, 10)]
     absent = [f"{probe.root}delete/absent-{number}" for number in range(20)]
 
     async def put(numbered: tuple[int, str]) -> None:
         await probe.put(*numbered, b"x")
 
-    await map_bounded(put, enumerate([*doomed, *spared]), in_flight_max=len(probe.clients))
-    began_s = probe.monotonic_s()
+    await map_bounded(put, enumerate([*doomed, *others]), in_flight_max=len(probe.clients))
     failures = await probe.tried(lambda: probe.client(0).delete([*doomed, *absent]))
-    took_ms = 1000 * (probe.monotonic_s() - began_s)
     failed = {failure.key: failure.reason for failure in failures}
     if failed.keys() & set(doomed):
         reason = failed[min(failed)]
         if _is_denial(reason):
             raise AccessDeniedError(reason, operation="delete")
-        return Evidence(check=Check.DELETE, lacking=f"{len(failed)} of 120 keys were not deleted ({reason})")
+        return Evidence(lacking=f"{len(failed)} of 120 keys were not deleted ({reason})")
     left = {probe.root + name for name in await probe.listed(1, "delete/")}
-    figures = {"keys": 120.0, "ms": round(took_ms, 1)}
-    figure = f"100 keys and 20 absent ones in {took_ms:.0f} ms"
-    if set(spared) - left:
-        return Evidence(check=Check.DELETE, figure=figure, broken="keys were deleted that nobody had named")
+    if set(others) - left:
+        return Evidence(broken="keys were deleted that nobody had named")
     if set(doomed) & left:
-        return Evidence(check=Check.DELETE, figure=figure, broken="keys were there still that it said were deleted")
+        return Evidence(broken="keys were still there that it said were deleted")
     lacking = "deleting what is not there is an error" if failed else ""
-    return Evidence(check=Check.DELETE, figure=figure, figures=figures, lacking=lacking)
+    return Evidence(figure="100 keys and 20 absent ones", lacking=lacking)
 
 
 def _is_denial(reason: str) -> bool:
@@ -422,7 +402,7 @@ def _is_denial(reason: str) -> bool:
 
 
 async def check_empty(probe: StoreProbe) -> Evidence:
-    """An object may have no bytes at all."""
+    """Check that an object may have no bytes at all."""
     key = probe.key("empty")
     await probe.put(0, key, b"")
     info = await probe.stat(1, key)
@@ -430,14 +410,13 @@ async def check_empty(probe: StoreProbe) -> Evidence:
     part = await probe.range(3, key, 0, 0)
     is_right = info is not None and info.size_bytes == 0 and content == part == b""
     return Evidence(
-        check=Check.EMPTY,
         figure="written, read, and a range of it",
         lacking="" if is_right else "an empty object came back as something else",
     )
 
 
 async def _read_days_min(probe: StoreProbe) -> int:
-    """How long a backstop has to wait for the repository that is there; the least where there is none yet."""
+    """Return how long a backstop has to wait for the repository; the least where there is none yet."""
     data = await probe.read(0, REPOSITORY)
     try:
         record = decode_repository(data or b"", subject=REPOSITORY)
@@ -449,15 +428,14 @@ async def _read_days_min(probe: StoreProbe) -> int:
 
 
 async def check_lifecycle(probe: StoreProbe, *, ttls_stay: bool) -> Evidence:
-    """The rules of the bucket can be read, and none takes away what is committed, or what soon may be."""
+    """Check that no lifecycle rule of the bucket takes away what is committed, or what soon may be."""
     s3 = probe.s3[0]
     rules = await probe.tried(s3.read_lifecycle)
     backstops = sum(is_backstop(rule, s3.prefix) for rule in rules)
     days_min = await _read_days_min(probe) if backstops else DAYS_MIN
     found = threats(rules, s3.prefix, days_min=days_min, ttls_stay=ttls_stay)
     return Evidence(
-        check=Check.LIFECYCLE,
         figure=f"{len(rules)} in the bucket, backstop {'installed' if backstops else 'not installed'}",
-        figures={"rules": len(rules), BACKSTOPS: backstops},
+        has_backstop=backstops > 0,
         broken="; ".join(found),
     )

@@ -1,4 +1,4 @@
-"""Finding out what a store really does: a battery of checks, verdicts, and a profile that binds all who open it.
+"""Find out what a store really does: a battery of checks, verdicts, and a profile that binds all who open it.
 
 Everything happens below a prefix of its own, `doctor/<random>/`, and is deleted at the end. Nothing of a repository
 that is there is written but its `profile`, and nothing read but its record, where a lifecycle rule goes by its TTL.
@@ -7,7 +7,7 @@ that is there is written but its `profile`, and nothing read but its record, whe
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -16,9 +16,9 @@ from blobstore.concurrency import first_error
 from blobstore.errors import StoreError, StoreUnavailableError
 from blobstore.s3.settings import PROFILE_KEY, StoreProfile, encode_profile
 from engine.clock import Runtime
-from engine.doctor import checks
-from engine.doctor.probe import NoTimeError, S3Powers, StoreProbe, failure_of
-from engine.doctor.verdict import Check, Evidence, Row, Verdict, choose_profile, judge
+from engine.doctor import checks as run
+from engine.doctor.probe import NoTimeError, S3Capabilities, StoreProbe, failure_of
+from engine.doctor.verdict import Check, CheckResult, Evidence, Verdict, choose_profile, judge
 from engine.errors import UnsafeStoreError
 from engine.records.repository import check_unused
 from index.snapshot.keys import REPOSITORY
@@ -33,22 +33,25 @@ CHECKS_S_MAX: Final = 44.0
 CLEAN_S_MAX: Final = 53.0
 TOTAL_S_MAX: Final = 57.0
 
-# Hears which check begins, how many there are, and its number.
+# Is called with the check that begins, its number, and the number of all.
 OnCheck = Callable[[Check, int, int], None]
 
 
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `doctor` found out."""
+    """Hold what `doctor` found out."""
 
-    rows: tuple[Row, ...]
-    # None: too little is known, or a store of this kind has none.
+    json_omitted: ClassVar = frozenset({"error"})
+    json_properties: ClassVar = {"safe": "safe", "verdict": "verdict", "profile_error": "profile_error"}
+
+    checks: tuple[CheckResult, ...]
+    # Null: too little is known, or a store of this kind has none.
     profile: StoreProfile | None
     profile_written: bool
     # Why it was not, if it should have been.
-    profile_error: StoreError | None
+    error: StoreError | None
     # Requests that the store did not answer, or with "try again".
     hiccups_count: int
-    # What could not be deleted at the end, below `root`, and why.
+    # The prefix of this run; what could not be deleted below it at the end, and why.
     root: str
     left: tuple[str, ...]
     left_reason: str
@@ -56,9 +59,19 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of all: UNSAFE, denied, unknown, or ok."""
-        found = {row.verdict for row in self.rows}
+        """Return the worst verdict of all checks: unsafe, denied, unknown, or ok."""
+        found = {one.verdict for one in self.checks}
         return next((v for v in (Verdict.UNSAFE, Verdict.DENIED, Verdict.UNKNOWN) if v in found), Verdict.OK)
+
+    @property
+    def safe(self) -> bool:
+        """Return whether data is safe in the store."""
+        return self.verdict is Verdict.OK
+
+    @property
+    def profile_error(self) -> str:
+        """Return why the profile was not written, if it should have been."""
+        return str(self.error or "")
 
 
 async def examine_store(
@@ -69,14 +82,14 @@ async def examine_store(
     save: bool,
     on_check: OnCheck = lambda check, number, total: None,  # noqa: ARG005
 ) -> DoctorReport:
-    """Look at a store.
+    """Examine a store.
 
     Args:
         open_client: Opens the store without wrappers and without its profile; called once for each client.
         runtime: Clock and random numbers.
         release: Of this tidemark, for the profile.
         save: Write the profile, if there is something to say.
-        on_check: Hears of each check as it begins.
+        on_check: Is called as each check begins.
 
     Raises:
         StoreError: Not even the first request was answered: no such bucket, no rights at all, nobody there.
@@ -93,22 +106,22 @@ async def examine_store(
     try:
         try:
             await _begin(probe)
-            rows = await _examine(probe, runtime, on_check, functools.partial(left_s, CHECKS_S_MAX))
+            checks = await _examine(probe, runtime, on_check, functools.partial(left_s, CHECKS_S_MAX))
         finally:
             left, left_reason = await asyncio.shield(asyncio.ensure_future(_clean_up(probe, left_s(CLEAN_S_MAX))))
         profile = None
-        if isinstance(clients[0], S3Powers):
-            profile = choose_profile(rows, probed_at_ms=runtime.local_now_ms(), release=release)
+        if isinstance(clients[0], S3Capabilities):
+            profile = choose_profile(checks, probed_at_ms=runtime.local_now_ms(), release=release)
         error = None
         if save and profile is not None:
             error = await _write_profile(clients[0], profile, left_s(TOTAL_S_MAX))
     finally:
         await asyncio.gather(*(client.close() for client in clients))
     return DoctorReport(
-        rows=rows,
+        checks=checks,
         profile=profile,
         profile_written=save and profile is not None and error is None,
-        profile_error=error,
+        error=error,
         hiccups_count=probe.hiccups,
         root=probe.root,
         left=left,
@@ -118,7 +131,7 @@ async def examine_store(
 
 
 async def _begin(probe: StoreProbe) -> None:
-    """The first request: if that fails, there is nothing to look at."""
+    """Make the first request: if that fails, there is nothing to look at."""
     try:
         async with asyncio.timeout(CHECK_S_MAX):
             try:
@@ -133,77 +146,81 @@ async def _begin(probe: StoreProbe) -> None:
 
 async def _examine(
     probe: StoreProbe, runtime: Runtime, on_check: OnCheck, left_s: Callable[[], float]
-) -> tuple[Row, ...]:
-    # What is only measured comes last: there may be no time for it.
+) -> tuple[CheckResult, ...]:
     plan: dict[Check, Callable[[], Awaitable[Evidence]]] = {
-        Check.CREATE: lambda: checks.check_create(probe),
-        Check.READ: lambda: checks.check_read(probe),
-        Check.REPLACE: lambda: checks.check_replace(probe),
-        Check.RANGES: lambda: checks.check_ranges(probe),
-        Check.LISTS: lambda: checks.check_lists(probe),
-        Check.TTL: lambda: checks.check_ttl(probe),
-        Check.LIFECYCLE: lambda: checks.check_lifecycle(probe, ttls_stay=ttls_are(Verdict.MISSING, Verdict.UNSAFE)),
-        Check.MULTIPART: lambda: checks.check_multipart(probe, with_ttl=ttls_are(Verdict.OK)),
-        Check.CONDITIONAL_MULTIPART: lambda: checks.check_conditional_multipart(probe),
-        Check.ABORT: lambda: checks.check_abort(probe),
-        Check.DELETE: lambda: checks.check_delete(probe),
-        Check.EMPTY: lambda: checks.check_empty(probe),
-        Check.CLOCK: lambda: checks.check_clock(probe, runtime.local_now_ms),
+        Check.CREATE: lambda: run.check_create(probe),
+        Check.READ: lambda: run.check_read(probe),
+        Check.REPLACE: lambda: run.check_replace(probe),
+        Check.RANGES: lambda: run.check_ranges(probe),
+        Check.LISTS: lambda: run.check_lists(probe),
+        Check.TTL: lambda: run.check_ttl(probe),
+        Check.LIFECYCLE: lambda: run.check_lifecycle(probe, ttls_stay=ttls_are(Verdict.MISSING, Verdict.UNSAFE)),
+        Check.MULTIPART: lambda: run.check_multipart(probe, with_ttl=ttls_are(Verdict.OK)),
+        Check.CONDITIONAL_MULTIPART: lambda: run.check_conditional_multipart(probe),
+        Check.ABORT: lambda: run.check_abort(probe),
+        Check.DELETE: lambda: run.check_delete(probe),
+        Check.EMPTY: lambda: run.check_empty(probe),
+        Check.CLOCK: lambda: run.check_clock(probe, runtime.local_now_ms),
     }
-    rows: dict[Check, Row] = {}
+    results: dict[Check, CheckResult] = {}
 
     def ttls_are(*verdicts: Verdict) -> bool:
-        return rows[Check.TTL].verdict in verdicts
+        return results[Check.TTL].verdict in verdicts
 
     for check, look in plan.items():
-        on_check(check, len(rows) + 1, len(plan))
+        on_check(check, len(results) + 1, len(plan))
         evidence = await _look(check, look, left_s, probe)
         # Without tags a rule may delete what is committed: then it is no matter of taste whether there is one.
-        rows[check] = judge(evidence, needed=check is Check.LIFECYCLE and not ttls_are(Verdict.OK))
-    return tuple(rows[check] for check in Check)
+        results[check] = judge(check, evidence, needed=check is Check.LIFECYCLE and not ttls_are(Verdict.OK))
+    return tuple(results[check] for check in Check)
 
 
 async def _look(
     check: Check, look: Callable[[], Awaitable[Evidence]], left_s: Callable[[], float], probe: StoreProbe
 ) -> Evidence:
-    """What a check has seen, also if it did not come to its end."""
-    error = await _seen(look, left_s(), probe)
-    if isinstance(error, Evidence):
-        return error
-    if check in _OPTIONAL and _may_be_a_no(error) and await _is_alive(probe, left_s()):
-        again = await _seen(look, left_s(), probe)
-        if isinstance(again, Evidence):
-            return again
-        if _may_be_a_no(again) and await _is_alive(probe, left_s()):
-            # It fails every time, and everything else works: this is how the store says that it cannot do it.
-            return Evidence(check=check, lacking=f"fails every time ({again})")
-        error = again
-    return Evidence(check=check, failure=failure_of(error), reason=str(error))
+    """Run a check; one that tidemark can do without and that fails is run a second time."""
+    is_second = False
+    while True:
+        try:
+            return await _run(look, left_s(), probe)
+        except Exception as error:
+            failure = failure_of(error)
+            if failure is None:
+                raise
+            may_be_a_no = check in _OPTIONAL and _may_be_a_no(error) and await _is_alive(probe, left_s())
+            if may_be_a_no and is_second:
+                # It fails every time, and everything else works: this is how the store says that it cannot do it.
+                return Evidence(lacking=f"fails every time ({error})")
+            if not may_be_a_no:
+                return Evidence(failure=failure, reason=str(error))
+            is_second = True
 
 
-async def _seen(look: Callable[[], Awaitable[Evidence]], left_s: float, probe: StoreProbe) -> Evidence | Exception:
-    """What a check has seen, or what kept it from its end."""
+async def _run(look: Callable[[], Awaitable[Evidence]], left_s: float, probe: StoreProbe) -> Evidence:
+    """Run a check within its time.
+
+    Raises:
+        NoTimeError: The time of the whole examination is over.
+        TimeoutError: Its own time is over.
+    """
     if left_s <= 0:
-        return NoTimeError("there was no time for it")
+        raise NoTimeError("there was no time for it")
     timeout_s = min(CHECK_S_MAX, left_s)
     try:
         async with asyncio.timeout(timeout_s):
             return await look()
-    except Exception as raised:
-        error = first_error(raised) if isinstance(raised, BaseExceptionGroup) else raised
-        if failure_of(error) is None:
-            raise
-    if not isinstance(error, TimeoutError):
-        assert isinstance(error, Exception)  # noqa: S101  (what has a failure is one)
-        return error
-    probe.hiccups += 1
-    if timeout_s < CHECK_S_MAX:
-        return NoTimeError(f"there was no time for it: not done within the {timeout_s:.0f} s that were left")
-    return TimeoutError(f"not done within {timeout_s:.0f} s")
+    except TimeoutError:
+        probe.hiccups += 1
+        if timeout_s < CHECK_S_MAX:
+            reason = f"there was no time for it: not done within the {timeout_s:.0f} s that were left"
+            raise NoTimeError(reason) from None
+        raise TimeoutError(f"not done within {timeout_s:.0f} s") from None
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
 
 
 def _may_be_a_no(error: Exception) -> bool:
-    """Whether this could be the store's way to say that it cannot do it: an answer, and not one that asks for less.
+    """Return whether this may say that the store cannot do it: an answer, and not one that asks for less.
 
     One request that hung, of many connections, says nothing about what the store can do.
     """
@@ -223,7 +240,7 @@ async def _is_alive(probe: StoreProbe, left_s: float) -> bool:
 
 
 async def _clean_up(probe: StoreProbe, timeout_s: float) -> tuple[tuple[str, ...], str]:
-    """Delete all that may have been written; returns what is left, and why."""
+    """Delete all that may have been written; return what is left, and why."""
     store = probe.client(0)
     try:
         async with asyncio.timeout(timeout_s):
@@ -257,7 +274,7 @@ async def _delete(probe: StoreProbe, store: BlobStore, keys: Sequence[str]) -> t
 
 
 async def _abort_uploads(probe: StoreProbe, store: BlobStore) -> str:
-    """Why unfinished uploads could not be given up, if so."""
+    """Abort unfinished uploads; return why that failed, if it did."""
     try:
         try:
             listed = await store.list_unfinished(probe.root)
@@ -274,7 +291,7 @@ async def _abort_uploads(probe: StoreProbe, store: BlobStore) -> str:
 
 
 async def _write_profile(store: BlobStore, profile: StoreProfile, timeout_s: float) -> StoreError | None:
-    """Why it could not be written, if so."""
+    """Write the profile; return the error, which changes nothing of what was found."""
     try:
         async with asyncio.timeout(timeout_s):
             await store.put(PROFILE_KEY, BytesBody(encode_profile(profile)))

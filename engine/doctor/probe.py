@@ -26,32 +26,32 @@ T = TypeVar("T")
 ATTEMPTS_MAX: Final = 4
 PAUSE_S: Final = 0.2
 _READ_BYTES_MAX: Final = 8 * MIB
-# What is written where nothing asks for more, and the TTL of what is born with one.
+# Default size of what is written, and the TTL of what is created with one.
 SMALL_BYTES: Final = 4 * KIB
 TTL_MS: Final = 7 * 24 * 3_600_000
 
 
 @runtime_checkable
-class S3Powers(Protocol):
-    """What an S3 store can do beside the contract."""
+class S3Capabilities(Protocol):
+    """What an S3 store can do beside the contract of stores."""
 
     @property
     def prefix(self) -> str:
-        """Of the repository in the bucket."""
+        """Return the prefix of the repository in the bucket."""
         ...
 
     async def put_parts_if_absent(
         self, key: str, body: BytesBody, *, ttl_ms: int | None = None, part_bytes: int | None = None
     ) -> CreateOutcome:
-        """Create by a multipart upload."""
+        """Create an object by a multipart upload."""
         ...
 
     async def begin_upload(self, key: str) -> UnfinishedPut:
-        """Begin a multipart upload and leave it."""
+        """Begin a multipart upload and leave it unfinished."""
         ...
 
     async def read_lifecycle(self) -> tuple[Rule, ...]:
-        """Everybody's lifecycle rules."""
+        """Read the lifecycle rules of the bucket."""
         ...
 
 
@@ -64,7 +64,7 @@ class NoTimeError(Exception):
 
 
 class StoreProbe:
-    """The store that is looked at, by several clients at once.
+    """Look at a store with several clients at once.
 
     Attributes:
         clients: Stores without wrappers and with connections of their own.
@@ -82,34 +82,34 @@ class StoreProbe:
         self.hiccups = 0
 
     def client(self, number: int) -> BlobStore:
-        """One of them; neighbouring numbers are different clients."""
+        """Return a client; neighbouring numbers are different clients."""
         return self.clients[number % len(self.clients)]
 
     @property
-    def s3(self) -> tuple[S3Powers, ...]:
-        """The clients as S3 stores.
+    def s3(self) -> tuple[S3Capabilities, ...]:
+        """Return the clients as S3 stores.
 
         Raises:
             NotApplicableError: They are none.
         """
-        found = tuple(client for client in self.clients if isinstance(client, S3Powers))
+        found = tuple(client for client in self.clients if isinstance(client, S3Capabilities))
         if not found:
             raise NotApplicableError("only S3 has this")
         return found
 
     def key(self, name: str) -> str:
-        """A key below the root, remembered for the end."""
+        """Return a key below the root, which is deleted at the end."""
         key = f"{self.root}{name}"
         self.keys.append(key)
         return key
 
     def fresh_key(self, name: str) -> str:
-        """The same, and another one each time: for a check that is made again if its first time was spoilt."""
+        """Return a key that is another one each time: for a check that may be run a second time."""
         times = sum(key.partition("+")[0] == self.root + name for key in self.keys)
         return self.key(f"{name}+{times}" if times else name)
 
     async def tried(self, request: Callable[[], Awaitable[T]]) -> T:
-        """The answer of a request that may be made more than once, if it is unavailable at first.
+        """Make a request, again where the store is unavailable at first.
 
         Raises:
             StoreUnavailableError: It stays so.
@@ -125,11 +125,11 @@ class StoreProbe:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def put(self, number: int, key: str, data: bytes) -> Created:
-        """Put by one client."""
+        """Put an object by one client."""
         return await self.tried(lambda: self.client(number).put(key, BytesBody(data)))
 
     async def create(self, number: int, key: str, data: bytes, *, ttl_ms: int | None = None) -> None:
-        """Create a key of which nothing has been heard yet."""
+        """Create an object that no client has seen yet."""
 
         async def create() -> None:
             outcome = await self.client(number).put_if_absent(key, BytesBody(data), ttl_ms=ttl_ms)
@@ -139,14 +139,14 @@ class StoreProbe:
         await self.tried(create)
 
     async def read(self, number: int, key: str) -> bytes | None:
-        """The content that one client sees, None if there is none."""
+        """Return the content that one client sees, None if there is none."""
         try:
             return await self.tried(lambda: read_blob(self.client(number), key, size_bytes_max=_READ_BYTES_MAX))
         except BlobNotFoundError:
             return None
 
     async def range(self, number: int, key: str, start: int, size_bytes: int | None) -> bytes:
-        """A part of it."""
+        """Return a part of an object."""
 
         async def fetch() -> bytes:
             sink = MemorySink()
@@ -156,11 +156,11 @@ class StoreProbe:
         return await self.tried(fetch)
 
     async def stat(self, number: int, key: str) -> BlobInfo | None:
-        """What one client is told of it."""
+        """Return the facts that one client sees."""
         return await self.tried(lambda: self.client(number).stat(key))
 
     async def names(self, number: int, prefix: str, *, limit: int = 1000) -> AsyncIterator[tuple[str, ...]]:
-        """The keys of a prefix, page by page, without the root."""
+        """Yield the keys of a prefix, page by page, without the root."""
         start_after = ""
         while True:
             page = await self.tried(
@@ -174,11 +174,11 @@ class StoreProbe:
             start_after = page.blobs[-1].key
 
     async def listed(self, number: int, prefix: str) -> list[str]:
-        """The same, all of them."""
+        """Return all keys of a prefix."""
         return [name async for page in self.names(number, prefix) for name in page]
 
     async def is_alive(self) -> bool:
-        """Whether it answers plain requests just now."""
+        """Return whether the store answers plain requests just now."""
         key = self.key("alive")
         try:
             for number in range(4):
@@ -191,12 +191,12 @@ class StoreProbe:
 
 
 def pattern(size_bytes: int, seed: str) -> bytes:
-    """Bytes in which no two places look alike, the same for a seed."""
+    """Return bytes in which no two places look alike, the same for a seed."""
     return hashlib.shake_256(seed.encode()).digest(size_bytes)
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """What ended a check, if that is anything a store answers."""
+    """Return what ended a check, if that is an answer of a store."""
     if isinstance(error, NotApplicableError):
         return Failure.NOT_APPLICABLE
     if isinstance(error, NoTimeError):

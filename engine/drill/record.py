@@ -3,7 +3,7 @@
 import fcntl
 import os
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 
@@ -38,6 +38,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 class RestoreDrill(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="done"):
     """Describe a restore drill that succeeded. Phases are in seconds of wall time, without the removal of the files."""
 
+    json_properties: ClassVar = {name: name for name in ("total_s", "slo_met")}
+
     # By this machine's clock: for people.
     began_at_ms: Count
     release: str
@@ -62,18 +64,23 @@ class RestoreDrill(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True, tag_
     find_s: Amount
     restore_s: Amount
     open_s: Amount
-    # All three phases. Computed: lines of earlier releases have none.
-    total_s: float = 0.0
     measured: Measured
     slo_ms: Count | None = None
 
-    def __post_init__(self) -> None:
-        msgspec.structs.force_setattr(self, "total_s", self.find_s + self.restore_s + self.open_s)
+    @property
+    def total_s(self) -> float:
+        """Return the time of all three phases."""
+        return self.find_s + self.restore_s + self.open_s
 
     @property
     def is_slow(self) -> bool:
         """Return whether the drill took longer than its SLO."""
         return self.slo_ms is not None and self.total_s * 1000 > self.slo_ms
+
+    @property
+    def slo_met(self) -> bool | None:
+        """Return whether the drill met its SLO; None: it has none."""
+        return not self.is_slow if self.slo_ms is not None else None
 
 
 class FailedDrill(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True, tag_field="outcome", tag="failed"):

@@ -141,7 +141,7 @@ def test_a_server_that_takes_every_create_is_unsafe_and_refused_from_then_on(
     monkeypatch.setattr(S3Client, "call", call_without_condition)
     report = shell.told("doctor", code=9)
     found = _verdicts(report)
-    assert (found["create"], found["conditional_multipart"]) == ("UNSAFE", "missing")
+    assert (found["create"], found["conditional_multipart"]) == ("unsafe", "missing")
     assert report["profile"]["atomic_create"] is False
     assert "NOT SAFE" in shell.run("doctor", "--no-save", code=9).stdout
     # Everybody who opens the store is bound by what was found.
@@ -162,7 +162,7 @@ async def test_a_busy_server_is_never_called_unsafe(shell: Shell, chance: float,
     assert result.exit_code in codes, result.output
     if result.stdout:
         report = json.loads(result.stdout)
-        assert "UNSAFE" not in _verdicts(report).values()
+        assert "unsafe" not in _verdicts(report).values()
         assert report["hiccups_count"] > 0
         assert report["took_s"] < 60
 
@@ -173,7 +173,7 @@ async def test_a_server_that_sends_other_ranges_is_unsafe(shell: Shell) -> None:
         words = ["doctor", shell.url, "--endpoint-url", proxy.endpoint_url, "--json"]
         result = await asyncio.to_thread(lambda: CliRunner().invoke(tidemark, words))
     assert result.exit_code == 9, result.output
-    assert {c for c, v in _verdicts(json.loads(result.stdout)).items() if v == "UNSAFE"} == {"ranges"}
+    assert {c for c, v in _verdicts(json.loads(result.stdout)).items() if v == "unsafe"} == {"ranges"}
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_rule_of_somebody_else_that_deletes_what_is_committed_is_told(shell: S
     assert (installed["done"], len(installed["threats"])) == (True, 1)
     assert len(shell.rules()) == 3
     report = shell.told("doctor", "--no-save", code=9)
-    assert _verdicts(report)["lifecycle"] == "UNSAFE"
+    assert _verdicts(report)["lifecycle"] == "unsafe"
     assert (report["profile"], report["safe"]) == (None, False)
 
 
@@ -357,7 +357,7 @@ def test_a_repository_below_another_with_a_longer_ttl_is_not_cut_short(shell: Sh
     (told,) = shell.told("lifecycle", inner, "--install", "--yes")["threats"]
     assert told.startswith("rule tidemark-expire-team~2Fstate: ")
     assert "needs 34 days" in told
-    assert _verdicts(shell.told("doctor", inner, "--no-save", code=9))["lifecycle"] == "UNSAFE"
+    assert _verdicts(shell.told("doctor", inner, "--no-save", code=9))["lifecycle"] == "unsafe"
     assert _verdicts(shell.told("doctor", outer, "--no-save"))["lifecycle"] == "ok"
 
 

@@ -1,4 +1,4 @@
-"""`doctor`: whether a store is safe, what it can do, how fast it is, and who needs which rights to it."""
+"""The verb `doctor`: find out whether a store is safe and what it can do, and print the rights of each role."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from blobstore.errors import InvalidRequestError
 from blobstore.opening import StoreSettings, open_store
 from blobstore.release import installed_release
 from blobstore.s3.policy import ROLES, Role, partition_of, role_policy
-from blobstore.s3.settings import PUT_BYTES_MAX, StoreProfile
+from blobstore.s3.settings import PUT_BYTES_MAX
 from blobstore.wrappers.retry import RetrySettings
 from engine.blocking import LoopThread
 from engine.cli.exit_codes import ExitCode, choose_exit_code
@@ -42,41 +42,12 @@ _CODES: Final = {
 _CONCLUSIONS: Final = {
     Verdict.OK: "this store is SAFE for tidemark",
     Verdict.UNSAFE: "this store is NOT SAFE for tidemark",
-    Verdict.DENIED: "NOT KNOWN whether this store is safe: these credentials may not find out (--policy owner may)",
-    Verdict.UNKNOWN: "NOT KNOWN whether this store is safe: run it again",
+    Verdict.DENIED: "UNKNOWN whether this store is safe: these credentials may not find out (--policy owner may)",
+    Verdict.UNKNOWN: "UNKNOWN whether this store is safe: run it again",
 }
 
 
-class CheckView(msgspec.Struct, frozen=True, kw_only=True):
-    """One check; `verdict` is ok, missing, warning, UNSAFE, denied, unknown or n/a."""
-
-    # create, read, replace, ranges, lists, ttl, multipart, conditional_multipart, abort, delete, empty, lifecycle
-    # or clock.
-    check: str
-    verdict: str
-    figure: str
-    # Numbers with their unit at the end of the name.
-    figures: dict[str, float]
-    meaning: str
-
-
-class DoctorView(msgspec.Struct, frozen=True, kw_only=True):
-    """`doctor`."""
-
-    safe: bool
-    # ok, UNSAFE, denied or unknown.
-    verdict: str
-    checks: tuple[CheckView, ...]
-    profile: StoreProfile | None
-    profile_written: bool
-    profile_error: str
-    hiccups_count: int
-    left: tuple[str, ...]
-    left_reason: str
-    took_s: float
-
-
-class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
+class RolePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """`doctor --policy`."""
 
     role: str
@@ -87,7 +58,7 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
     "doctor",
     cls=Verb,
     short_help="Find out whether a store is safe, and what it can do.",
-    prints=(DoctorView, PolicyView),
+    prints=(DoctorReport, RolePolicy),
     example="tidemark doctor s3://bucket/prefix",
 )
 @click.argument("url", required=False)
@@ -100,7 +71,7 @@ class PolicyView(msgspec.Struct, frozen=True, kw_only=True):
 @common_options
 @with_session
 def doctor(session: Session, *, dry_run: bool, policy: str | None) -> ExitCode:
-    """Find out whether a store is safe, what it can do, and how fast it is; in less than a minute.
+    """Find out whether a store is safe and what it can do, in less than a minute.
 
     16 clients race, read, list, tag and delete below a prefix of their own, doctor/<random>/, which is deleted at the
     end. What was found is written to `profile`, which binds everybody who opens the store from then on. Ends with 0 if
@@ -116,9 +87,9 @@ def doctor(session: Session, *, dry_run: bool, policy: str | None) -> ExitCode:
         _show_policy(session, Role(policy))
         return ExitCode.OK
     report = _examine(session, save=not dry_run)
-    session.show(_view(report), _lines(report, dry_run=dry_run))
-    if report.verdict is Verdict.OK and report.profile_error is not None:
-        return choose_exit_code(report.profile_error)
+    session.show(report, _lines(report, dry_run=dry_run))
+    if report.verdict is Verdict.OK and report.error is not None:
+        return choose_exit_code(report.error)
     return _CODES[report.verdict]
 
 
@@ -142,14 +113,16 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
 
     shows = sys.stderr.isatty() and not (session.common.quiet or session.common.json or session.logs_json)
 
-    def told(check: Check, number: int, total: int) -> None:
+    def show_check(check: Check, number: int, total: int) -> None:
         if shows:
             click.echo(f"\r\x1b[Kdoctor: {check.value} ({number} of {total})", nl=False, err=True)
 
     loop = LoopThread()
     try:
         return loop.run(
-            examine_store(open_client, runtime=SystemRuntime(), release=installed_release(), save=save, on_check=told)
+            examine_store(
+                open_client, runtime=SystemRuntime(), release=installed_release(), save=save, on_check=show_check
+            )
         )
     finally:
         if shows:
@@ -158,10 +131,10 @@ def _examine(session: Session, *, save: bool) -> DoctorReport:
 
 
 def _check_there(session: Session) -> None:
-    """Refuse a path where nothing is: looking at it would make it.
+    """Refuse an absent path: looking at it would make it.
 
     Raises:
-        NotFoundError: It is a path, and there is nothing.
+        NotFoundError: It is a path, and nothing is there.
     """
     url = session.common.repository
     try:
@@ -173,7 +146,7 @@ def _check_there(session: Session) -> None:
             return
         is_there = path.exists()
     except ValueError:
-        return  # whoever opens it says what is wrong with it
+        return  # opening it says what is wrong with it
     if not is_there:
         raise NotFoundError(
             "there is nothing at this path",
@@ -183,37 +156,16 @@ def _check_there(session: Session) -> None:
         )
 
 
-def _view(report: DoctorReport) -> DoctorView:
-    return DoctorView(
-        safe=report.verdict is Verdict.OK,
-        verdict=report.verdict.value,
-        checks=tuple(
-            CheckView(
-                check=row.check.name.lower(),
-                verdict=row.verdict.value,
-                figure=row.figure,
-                figures=dict(row.figures),
-                meaning=row.meaning,
-            )
-            for row in report.rows
-        ),
-        profile=report.profile,
-        profile_written=report.profile_written,
-        profile_error=str(report.profile_error or ""),
-        hiccups_count=report.hiccups_count,
-        left=report.left,
-        left_reason=report.left_reason,
-        took_s=report.took_s,
-    )
-
-
 def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:
     lines = _table(report)
     lines += ["", f"{_CONCLUSIONS[report.verdict]} ({report.took_s:.0f} s)"]
     if report.profile is not None:
         written = "written to" if report.profile_written else "NOT written to"
-        why = str(report.profile_error or ("asked not to" if dry_run else ""))
-        lines.append(f"profile {written} `profile`" + (f": {printable(why)}" if why else "; it binds whoever opens"))
+        why = report.profile_error or ("asked not to" if dry_run else "")
+        lines.append(
+            f"profile {written} `profile`"
+            + (f": {printable(why)}" if why else "; it binds everybody who opens the store")
+        )
         lines += [f"  {line}" for line in describe_profile(report.profile, blob_bytes_max=PUT_BYTES_MAX)]
     elif report.verdict in {Verdict.UNKNOWN, Verdict.DENIED}:
         lines.append("no profile was written: too little is known")
@@ -226,19 +178,19 @@ def _lines(report: DoctorReport, *, dry_run: bool) -> list[str]:
 
 
 def _table(report: DoctorReport) -> list[str]:
-    """Verdict, check, and what it means with what was seen, as wide as the terminal."""
+    """Format verdict, check, and what it means with what was seen, as wide as the terminal."""
     *lines, last = table(
         ("verdict", "check", "what it means (what was seen)"),
-        [*((row.verdict.value, row.check.value, "") for row in report.rows), ("", "", "|")],
+        [*((row.verdict.value, row.check.value, "") for row in report.checks), ("", "", "|")],
     )
     indent = last.index("|")
     width = min(WIDTH_MAX, max(WIDTH_MIN, shutil.get_terminal_size().columns - 1))
-    told = [lines[0]]
-    for begin, row in zip(lines[1:], report.rows, strict=True):
+    wrapped = [lines[0]]
+    for begin, row in zip(lines[1:], report.checks, strict=True):
         seen = f" ({row.figure})" if row.figure else ""
         text = begin.ljust(indent) + printable(shortened(row.meaning + seen, TEXT_SHOWN_MAX))
-        told += textwrap.wrap(text, width, subsequent_indent=" " * indent, drop_whitespace=True)
-    return told
+        wrapped += textwrap.wrap(text, width, subsequent_indent=" " * indent, drop_whitespace=True)
+    return wrapped
 
 
 def _show_policy(session: Session, role: Role) -> None:
@@ -248,7 +200,7 @@ def _show_policy(session: Session, role: Role) -> None:
     partition = partition_of(region)
     made = role_policy(role, bucket=store.bucket, prefix=store.prefix, kms_key_id=s3.kms_key_id, partition=partition)
     lines = msgspec.json.format(msgspec.json.encode(made), indent=2).decode().splitlines()
-    session.show(PolicyView(role=role.value, policy=made), lines)
+    session.show(RolePolicy(role=role.value, policy=made), lines)
     if session.common.json:
         return
     if not session.common.quiet:

@@ -68,7 +68,7 @@ def test_to_nowhere_writes_nothing_but_the_report(run: Run, url: str, tmp_path: 
     result = run("bench", "restore", url, "-j", "flights", "--to-nowhere", "--report", "report", "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
-    assert (told["verb"], told["slo_ms"], told["to_disk"], told["kept_at"]) == ("bench restore", None, False, "")
+    assert (told["verb"], told["slo_met"], told["to_disk"], told["kept_at"]) == ("bench restore", None, False, "")
     assert told["total_s"] == told["find_s"] + told["restore_s"] + told["open_s"] > 0
     (line,) = _history(tmp_path)
     assert line == {name: told[name] for name in line}

@@ -35,7 +35,7 @@ def test_doctor_tells_a_table_and_ends_with_0(run: Run, tmp_path: Path, url: str
     assert "this store is SAFE for tidemark" in told.stdout
     report = json.loads(run("doctor", url, "--json").stdout)
     assert (report["schema"], report["verb"], report["safe"], report["verdict"]) == (1, "doctor", True, "ok")
-    assert {"check", "verdict", "figure", "figures", "meaning"} == report["checks"][0].keys()
+    assert {"check", "verdict", "figure", "meaning", "has_backstop"} == report["checks"][0].keys()
     assert (report["profile"], report["profile_written"], report["left"]) == (None, False, [])
     assert run("doctor", url, "-q").output == ""
     assert not [p for p in tmp_path.rglob("doctor/**/*") if p.is_file()]

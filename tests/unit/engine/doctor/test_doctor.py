@@ -29,9 +29,9 @@ from engine.doctor.checks import choose_list_rounds
 from engine.doctor.doctor import CLIENTS_COUNT, ROOT, TOTAL_S_MAX, DoctorReport, examine_store
 from engine.doctor.verdict import (
     Check,
+    CheckResult,
     Evidence,
     Failure,
-    Row,
     Verdict,
     choose_profile,
     describe_profile,
@@ -97,7 +97,7 @@ async def examine(store: MemoryStore, *, save: bool = True) -> DoctorReport:
 
 def verdicts(report: DoctorReport) -> dict[Check, Verdict]:
     """By check."""
-    return {row.check: row.verdict for row in report.rows}
+    return {row.check: row.verdict for row in report.checks}
 
 
 async def test_a_store_that_has_everything_is_safe_and_gets_a_profile() -> None:
@@ -200,7 +200,7 @@ async def test_a_lie_is_found_and_nothing_else(
     store = lie()
     report = await examine(store)
     found = {check: verdict for check, verdict in verdicts(report).items() if verdict is not Verdict.OK}
-    assert found == expected, [row for row in report.rows if row.verdict is not Verdict.OK]
+    assert found == expected, [row for row in report.checks if row.verdict is not Verdict.OK]
     assert letters(report.profile) == profile
     assert report.verdict is (Verdict.UNSAFE if Verdict.UNSAFE in expected.values() else Verdict.OK)
     assert report.profile_written
@@ -220,9 +220,9 @@ async def test_two_winners_of_sixteen_are_enough() -> None:
                 return await self.put(key, body)
             return outcome
 
-    rows = {row.check: row for row in (await examine(LetsTwoWin())).rows}
+    rows = {row.check: row for row in (await examine(LetsTwoWin())).checks}
     assert rows[Check.CREATE].verdict is Verdict.UNSAFE
-    assert rows[Check.CREATE].meaning.startswith("2 of 16 clients were told that they had won")
+    assert rows[Check.CREATE].meaning.startswith("2 of 16 clients had the answer that they had won")
 
 
 async def test_a_rule_that_deletes_what_nobody_can_protect_is_unsafe_and_no_profile_is_written() -> None:
@@ -258,7 +258,7 @@ async def test_a_rule_of_anybody_that_takes_what_is_needed_is_unsafe(rule: Rule,
     report = await examine(store)
     assert report.verdict is (Verdict.OK if is_safe else Verdict.UNSAFE)
     assert (PROFILE_KEY in store.stored) is is_safe
-    meaning = {row.check: row.meaning for row in report.rows}[Check.LIFECYCLE]
+    meaning = {row.check: row.meaning for row in report.checks}[Check.LIFECYCLE]
     assert (f"rule {rule['ID']}: " in meaning) is not is_safe
 
 
@@ -352,7 +352,7 @@ def test_a_slow_store_is_looked_at_within_a_minute_and_never_said_to_lack_anythi
     assert took_s < 60
     assert report.took_s <= TOTAL_S_MAX
     assert not {Verdict.MISSING, Verdict.UNSAFE} & set(verdicts(report).values())
-    assert not any("-" in row.meaning.partition("within")[2] for row in report.rows)
+    assert not any("-" in row.meaning.partition("within")[2] for row in report.checks)
     if takes_s <= 0.2:
         assert set(verdicts(report).values()) == {Verdict.OK}
         assert report.profile_written
@@ -364,7 +364,7 @@ def test_what_there_was_no_time_for_is_not_known_and_is_not_asked() -> None:
     store = Hangs(lambda operation, key: "/read/" in key or key.endswith(("/replace", "/ranges")))
     report, took_s = examine_jumping(store)
     assert took_s <= TOTAL_S_MAX
-    meanings = {row.check: (row.verdict, row.meaning) for row in report.rows}
+    meanings = {row.check: (row.verdict, row.meaning) for row in report.checks}
     assert meanings[Check.DELETE] == (Verdict.UNKNOWN, "run again: there was no time for it")
     assert meanings[Check.LIFECYCLE] == (Verdict.UNKNOWN, "run again: there was no time for it")
     assert not any(operation == "read_lifecycle" for operation, _ in store.asked)
@@ -376,7 +376,7 @@ def test_a_store_that_hangs_at_the_end_is_left_in_time() -> None:
     report, took_s = examine_jumping(store)
     assert took_s <= TOTAL_S_MAX
     assert not report.profile_written
-    assert isinstance(report.profile_error, StoreUnavailableError)
+    assert isinstance(report.error, StoreUnavailableError)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +466,7 @@ async def test_a_profile_that_may_not_be_written_is_told() -> None:
     store = Faulty(lambda o, key: denied(o, key) if key == PROFILE_KEY else None)
     report = await examine(store)
     assert (report.verdict, report.profile_written) == (Verdict.OK, False)
-    assert "AccessDenied" in str(report.profile_error)
+    assert "AccessDenied" in report.profile_error
 
 
 @pytest.mark.parametrize(
@@ -516,30 +516,30 @@ def test_its_room_is_none_of_a_repositorys() -> None:
 
 
 @pytest.mark.parametrize(
-    "evidence, verdict",
+    "check, evidence, verdict",
     [
-        (Evidence(check=Check.CREATE), Verdict.OK),
-        (Evidence(check=Check.CREATE, broken="x"), Verdict.UNSAFE),
-        (Evidence(check=Check.CREATE, broken="x", failure=Failure.UNAVAILABLE), Verdict.UNSAFE),
-        (Evidence(check=Check.CREATE, failure=Failure.UNAVAILABLE), Verdict.UNKNOWN),
-        (Evidence(check=Check.CREATE, failure=Failure.DENIED), Verdict.DENIED),
-        (Evidence(check=Check.CREATE, failure=Failure.UNSUPPORTED), Verdict.UNSAFE),
-        (Evidence(check=Check.TTL, lacking="x"), Verdict.MISSING),
-        (Evidence(check=Check.TTL, failure=Failure.UNSUPPORTED), Verdict.MISSING),
-        (Evidence(check=Check.TTL, failure=Failure.UNAVAILABLE), Verdict.UNKNOWN),
-        (Evidence(check=Check.DELETE, failure=Failure.DENIED), Verdict.WARNING),
-        (Evidence(check=Check.EMPTY, failure=Failure.UNAVAILABLE), Verdict.WARNING),
-        (Evidence(check=Check.ABORT, failure=Failure.NOT_APPLICABLE), Verdict.NOT_APPLICABLE),
+        (Check.CREATE, Evidence(), Verdict.OK),
+        (Check.CREATE, Evidence(broken="x"), Verdict.UNSAFE),
+        (Check.CREATE, Evidence(broken="x", failure=Failure.UNAVAILABLE), Verdict.UNSAFE),
+        (Check.CREATE, Evidence(failure=Failure.UNAVAILABLE), Verdict.UNKNOWN),
+        (Check.CREATE, Evidence(failure=Failure.DENIED), Verdict.DENIED),
+        (Check.CREATE, Evidence(failure=Failure.UNSUPPORTED), Verdict.UNSAFE),
+        (Check.TTL, Evidence(lacking="x"), Verdict.MISSING),
+        (Check.TTL, Evidence(failure=Failure.UNSUPPORTED), Verdict.MISSING),
+        (Check.TTL, Evidence(failure=Failure.UNAVAILABLE), Verdict.UNKNOWN),
+        (Check.DELETE, Evidence(failure=Failure.DENIED), Verdict.WARNING),
+        (Check.EMPTY, Evidence(failure=Failure.UNAVAILABLE), Verdict.WARNING),
+        (Check.ABORT, Evidence(failure=Failure.NOT_APPLICABLE), Verdict.NOT_APPLICABLE),
     ],
 )
-def test_verdicts(evidence: Evidence, verdict: Verdict) -> None:
-    assert judge(evidence).verdict is verdict
+def test_verdicts(check: Check, evidence: Evidence, verdict: Verdict) -> None:
+    assert judge(check, evidence).verdict is verdict
 
 
 @pytest.mark.parametrize("check", Check)
 @pytest.mark.parametrize("failure", [Failure.DENIED, Failure.UNAVAILABLE, Failure.NO_TIME])
 def test_what_could_not_be_found_out_is_never_unsafe(check: Check, failure: Failure) -> None:
-    row = judge(Evidence(check=check, failure=failure, reason="no answer"))
+    row = judge(check, Evidence(failure=failure, reason="no answer"))
     assert row.verdict not in {Verdict.UNSAFE, Verdict.OK, Verdict.MISSING}
     assert row.meaning
 
@@ -555,14 +555,11 @@ def test_what_could_not_be_found_out_is_never_unsafe(check: Check, failure: Fail
     ],
 )
 def test_clocks(ahead_ms: int, skew_ms: int, verdict: Verdict) -> None:
-    assert judge(judge_clock(ahead_ms=ahead_ms, skew_ms=skew_ms, figures={})).verdict is verdict
+    assert judge(Check.CLOCK, judge_clock(ahead_ms=ahead_ms, skew_ms=skew_ms)).verdict is verdict
 
 
-def _rows(**others: Verdict) -> list[Row]:
-    return [
-        Row(check=check, verdict=others.get(check.name.lower(), Verdict.OK), figure="", figures={}, meaning="")
-        for check in Check
-    ]
+def _rows(**others: Verdict) -> list[CheckResult]:
+    return [CheckResult(check=check, verdict=others.get(check.name.lower(), Verdict.OK)) for check in Check]
 
 
 @pytest.mark.parametrize(
@@ -594,7 +591,7 @@ def test_profiles(others: dict[str, Verdict], profile: str) -> None:
 
 def test_with_a_backstop_a_profile_never_denies_tags() -> None:
     rows = [
-        msgspec.structs.replace(row, figures={"backstop": 1.0}) if row.check is Check.LIFECYCLE else row
+        msgspec.structs.replace(row, has_backstop=True) if row.check is Check.LIFECYCLE else row
         for row in _rows(create=Verdict.UNSAFE, ttl=Verdict.UNKNOWN)
     ]
     assert choose_profile(rows, probed_at_ms=5, release="x") is None

@@ -81,14 +81,6 @@ def test_a_field_of_later_is_passed_over() -> None:
     assert decode_line(line, "here") == failed()
 
 
-def test_a_line_of_an_earlier_release_is_read_with_its_total() -> None:
-    line = (
-        msgspec.json.encode(drill()).replace(b'{"outcome"', b'{"schema":1,"outcome"').replace(b'"total_s":12.6,', b"")
-    )
-    assert b"total_s" not in line
-    assert decode_line(line, "here") == drill()
-
-
 def test_a_history_that_an_earlier_release_began_goes_on_in_its_file(path: Path) -> None:
     assert history_path(path.parent) == path
     append(path.parent / EARLIER_NAME, drill())
