@@ -26,7 +26,7 @@ class Releases(msgspec.Struct):
     ended: int = 0
 
 
-class Ledger:
+class CallLog:
     """What callers asked for, and what they were told.
 
     Attributes:
@@ -54,9 +54,9 @@ class Ledger:
         self.newly_restored: set[CommitPointer] = set()
         self.tampered = False
 
-    def copy(self) -> "Ledger":
+    def copy(self) -> "CallLog":
         """The same, to be written on."""
-        copied = Ledger()
+        copied = CallLog()
         copied.trees, copied.requests, copied.names = dict(self.trees), dict(self.requests), dict(self.names)
         copied.commits = {scope: list(commits) for scope, commits in self.commits.items()}
         return copied

@@ -13,8 +13,8 @@ from index.plan.retention import Retention
 from index.snapshot.keys import commit_key, log_prefix
 from index.snapshot.model import Scope, UniqueId
 from index.snapshot.records import CommitRecord, StoreReference
-from tests.simulation.checks.answers import Ledger
-from tests.simulation.checks.history import JUDGE, Chronicle, StoreName
+from tests.simulation.checks.answers import CallLog
+from tests.simulation.checks.history import JUDGE, RecordHistory, StoreName
 from tests.simulation.model.processes import PREFIX, plain_store
 from tests.simulation.model.s3 import SimServer
 
@@ -24,20 +24,20 @@ class Damage:
 
     Args:
         server: Where the repository is.
-        chronicle: Knows which keys these are.
-        ledger: What callers were told.
+        record_history: Knows which keys these are.
+        call_log: What callers were told.
         scratch: For files.
     """
 
-    def __init__(self, server: SimServer, chronicle: Chronicle, ledger: Ledger, scratch: Path) -> None:
+    def __init__(self, server: SimServer, record_history: RecordHistory, call_log: CallLog, scratch: Path) -> None:
         self._server = server
-        self._chronicle = chronicle
-        self._ledger = ledger
+        self._record_history = record_history
+        self._call_log = call_log
         self._scratch = scratch
 
     async def check_is_told(self, repository: Repository) -> list[str]:
         """`verify` tells what is missing of every open commit and live name, and nothing else."""
-        known = self._chronicle
+        known = self._record_history
         stores = self._verified()
         lost = self._lost(stores)
         report = await repository.verify()
@@ -59,15 +59,15 @@ class Damage:
 
     def _verified(self) -> list[StoreReference]:
         """Return what `verify` looks at: the stores of open commits and of live names."""
-        known = self._chronicle
+        known = self._record_history
         stores = [s for scope in known.records for written in known.open_records(scope) for s in written.record.stores]
         return stores + [store for name in known.live_names() for store in name.stores]
 
     async def check_is_made_good(self, repository: Repository) -> list[str]:
         """The next commit of whoever still has the files is whole again."""
         violations: list[str] = []
-        for scope in sorted(self._chronicle.records, key=str):
-            valid = self._chronicle.open_records(scope)
+        for scope in sorted(self._record_history.records, key=str):
+            valid = self._record_history.open_records(scope)
             if not valid:
                 continue
             record = valid[-1].record
@@ -78,7 +78,7 @@ class Damage:
 
     async def check_rotten(self) -> list[str]:
         """What rotted is named, and stops nothing but its own scope; then its bytes are put back (D9)."""
-        known = self._chronicle
+        known = self._record_history
         self.mend("repository")
         repository = await Repository.open(plain_store(self._server))
         rotten = set(known.rotten)
@@ -102,44 +102,44 @@ class Damage:
                 violations.append(f"D9: records {opened} of {scope} stay open because of {sorted(rotten)}")
         for key in list(known.rotten):
             self.mend(key)
-        self._ledger.tampered = bool(known.tampered)
+        self._call_log.tampered = bool(known.tampered)
         return violations
 
     def mend(self, key: str) -> None:
         """Put the bytes back that an object had."""
-        data = self._chronicle.rotten.pop(key, None)
+        data = self._record_history.rotten.pop(key, None)
         if data is not None:
             self._server.objects[f"{PREFIX}/{key}"].data = data
 
     def is_of_roots(self, key: str) -> bool:
         """Whether what a collection stumbled over is gone for a reason, and still asked for."""
-        return key in self._chronicle.tampered and key in self._chronicle.reachable()
+        return key in self._record_history.tampered and key in self._record_history.reachable()
 
     def _carries_ttl(self, key: str) -> bool:
         stored = self._server.objects.get(f"{PREFIX}/{key}")
         return stored is not None and stored.tag == EXPIRING
 
     def _lost(self, stores: list[StoreReference] | tuple[StoreReference, ...]) -> set[str]:
-        known = self._chronicle
+        known = self._record_history
         keys = {key for store in stores for key in known.way(store)}
         return {key for key in keys & known.tampered if f"{PREFIX}/{key}" not in self._server.objects}
 
     async def _make_good(
         self, repository: Repository, scope: Scope, record: CommitRecord, hurt: list[StoreReference]
     ) -> list[str]:
-        ledger = self._ledger
+        call_log = self._call_log
         offsets = f"made good {scope}"
         brought: dict[StoreName, str] = {}
-        ledger.requests[offsets] = [brought]
+        call_log.requests[offsets] = [brought]
         results = []
         try:
             for at, store in enumerate(hurt):
-                tree = ledger.trees[store.index.key]
+                tree = call_log.trees[store.index.key]
                 directory = self._scratch / f"again-{scope.job}-{scope.task or ''}-{at}"
                 for path, data in tree.items():
                     (directory / path).parent.mkdir(parents=True, exist_ok=True)
                     (directory / path).write_bytes(data)
-                unique_id = UniqueId(f"{len(ledger.trees):08x}-0000-4000-8000-ffffffffffff")
+                unique_id = UniqueId(f"{len(call_log.trees):08x}-0000-4000-8000-ffffffffffff")
                 result = await repository.backup(
                     scope,
                     directory,
@@ -147,7 +147,7 @@ class Damage:
                     store=store.store,
                     options=BackupOptions(unique_id=unique_id, check_retained=True),
                 )
-                ledger.trees[result.reference.index.key] = tree
+                call_log.trees[result.reference.index.key] = tree
                 brought[store.task, store.store] = result.reference.index.key
                 results.append(result)
             commit = await repository.commit(scope, results, offsets=offsets)

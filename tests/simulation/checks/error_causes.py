@@ -28,7 +28,7 @@ from index.snapshot.keys import parse_log_key
 from index.snapshot.model import IndexReference, Scope
 from index.snapshot.records import PIN_DURATION_MS, CommitPointer, CommitRecord
 from tests.simulation.checks.history import StoreName, Written
-from tests.simulation.checks.judge import Ledger, index_keys
+from tests.simulation.checks.judge import CallLog, index_keys
 from tests.simulation.model.participants import Member, Results
 from tests.simulation.model.world import WatchedServer
 from tests.simulation.scenarios.builder import USUAL
@@ -68,13 +68,13 @@ class Causes:
 
     Args:
         server: Has seen every request.
-        ledger: Whether somebody has taken something away.
+        call_log: Whether somebody has taken something away.
         times: Of the repository.
     """
 
-    def __init__(self, server: WatchedServer, ledger: Ledger, *, times: Times = USUAL) -> None:
+    def __init__(self, server: WatchedServer, call_log: CallLog, *, times: Times = USUAL) -> None:
         self._server = server
-        self._ledger = ledger
+        self._call_log = call_log
         self._times = times
         self._lease_ms = times.ttl_ms - times.margin_ms
         # Requests for commits that were refused for good.
@@ -137,7 +137,7 @@ class Causes:
                 return False
             case CommitUnknownError():
                 # What stands there may be a record that rotted.
-                return is_troubled or self._is_past_telling(asked) or self._ledger.tampered
+                return is_troubled or self._is_past_telling(asked) or self._call_log.tampered
             case StoreError():
                 return is_troubled
             case _:
@@ -151,7 +151,7 @@ class Causes:
         return [
             f"3: {asked.offsets} of {asked.scope} was told {what}, and its record {written.record.number} was valid"
             for asked, what in self._refused
-            for written in self._server.chronicle.records.get(asked.scope, {}).values()
+            for written in self._server.record_history.records.get(asked.scope, {}).values()
             if written.was_valid and not written.revived and _is_for(written.record, asked)
             if asked.results or not written.closed
         ]
@@ -160,7 +160,7 @@ class Causes:
 
     def _own_records(self, asked: Asked) -> list[Written]:
         """The records that this request has left."""
-        records = self._server.chronicle.records.get(asked.written_scope or asked.scope, {}).values()
+        records = self._server.record_history.records.get(asked.written_scope or asked.scope, {}).values()
         own = [written for written in records if written.writer == asked.process]
         if asked.offsets is not None:
             return [w for w in own if _is_for(w.record, asked)]
@@ -168,29 +168,29 @@ class Causes:
 
     def _is_closed(self, written: Written) -> bool:
         pointer = written.record.pointer
-        boundaries = self._server.chronicle.boundaries.get(written.record.scope, {})
+        boundaries = self._server.record_history.boundaries.get(written.record.scope, {})
         return any(n >= pointer.number and pointer not in b.kept for n, b in boundaries.items())
 
     def _is_past_telling(self, asked: Asked) -> bool:
         """A boundary may have closed the record, or another of its number; what stands open would be found."""
-        is_closed = bool(self._server.chronicle.boundaries.get(asked.scope))
+        is_closed = bool(self._server.record_history.boundaries.get(asked.scope))
         return is_closed and not any(written.is_open for written in self._own_records(asked))
 
     def _is_damaged(self, asked: Asked, error: EngineError | FormatError, stood_s: float) -> bool:
         # A reader whose pin has lapsed while it stood still may have been overtaken (D5).
         has_lapsed = asked.verb == "restore" and stood_s * 1000 >= _PIN_LEFT_MS
         twice = (asked.process, error.subject) in self._server.damaged_twice
-        return twice or has_lapsed or self._ledger.tampered
+        return twice or has_lapsed or self._call_log.tampered
 
     def _is_stale_result(self, asked: Asked, name: StoreName) -> bool:
         """C2: the scope has had something else for this store than what the result was made against, and later."""
         base = asked.results[name].base
         held: list[tuple[int, IndexReference | None]] = [
             (w.record.number, next((s.index for s in w.record.stores if (s.task, s.store) == name), None))
-            for w in self._server.chronicle.records.get(asked.scope, {}).values()
+            for w in self._server.record_history.records.get(asked.scope, {}).values()
             if w.was_valid
         ]
-        if asked.scope in self._server.chronicle.forgotten_until:
+        if asked.scope in self._server.record_history.forgotten_until:
             return True
         if base is None:
             return any(index is not None for _, index in held)
@@ -211,41 +211,41 @@ class Causes:
             set_back_ms = self._server.ahead_ms_max - self._server.ahead_ms
             return bool(births) and min(births) + self._lease_ms < now_ms + set_back_ms
         took_ms = now_ms - asked.began_s * 1000
-        is_released = asked.verb == "name" and self._ledger.releases != {}
+        is_released = asked.verb == "name" and self._call_log.releases != {}
         return took_ms > PIN_DURATION_MS - self._times.margin_ms or stood_s > 0 or is_released
 
     def _is_gone(self, asked: Asked) -> bool:
-        chronicle = self._server.chronicle
+        record_history = self._server.record_history
         if self._server.boundaries[asked.scope] > asked.boundaries:
             return True
         if asked.verb == "forget":
-            return not chronicle.records.get(asked.scope)
+            return not record_history.records.get(asked.scope)
         if asked.dropped:
-            held = [w.record.stores for w in chronicle.records.get(asked.scope, {}).values() if w.was_valid]
+            held = [w.record.stores for w in record_history.records.get(asked.scope, {}).values() if w.was_valid]
             return any(not asked.dropped <= {(s.task, s.store) for s in stores} for stores in held)
         return asked.verb == "restore" and self._had_no_store(asked)
 
     def _had_no_store(self, asked: Asked) -> bool:
         """Whether the newest commit at some time since then had not the store that is restored; or there was none."""
-        records = self._server.chronicle.records.get(asked.scope, {})
+        records = self._server.record_history.records.get(asked.scope, {})
         valid = [records[pointer] for pointer in sorted(records, key=_number) if records[pointer].was_valid]
         # A second more: some servers tell whole ones.
         began_ms = (asked.began_s - 1) * 1000
         before = [written for written in valid if written.created_at_ms < began_ms]
         since = valid[len(before) :]
         # Whoever forgets a scope closes the newest too.
-        if not before or not self._server.chronicle.open_records(asked.scope):
+        if not before or not self._server.record_history.open_records(asked.scope):
             return True
         return any(all(store.store != "s0" for store in w.record.stores) for w in (*before[-1:], *since))
 
     def _is_taken_name(self, asked: Asked) -> bool:
         """K2: another naming stands, or stood beside this one."""
-        names = self._server.chronicle.names.values()
+        names = self._server.record_history.names.values()
         return asked.verb == "name" and any(n.scope == asked.scope and n.source != asked.source for n, _ in names)
 
     def _is_of_other_kind(self, scope: Scope) -> bool:
         """K3: the job commits as a whole, or task by task."""
-        records = self._server.chronicle.records
+        records = self._server.record_history.records
         return any(known.job == scope.job and (known.task is None) != (scope.task is None) for known in records)
 
 

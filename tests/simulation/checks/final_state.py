@@ -12,9 +12,9 @@ from engine.settings import TransferSettings
 from index.plan.retention import Retention
 from index.snapshot.model import Scope
 from index.snapshot.records import PIN_DURATION_MS, CommitRecord, StoreReference
-from tests.simulation.checks.answers import Ledger, read_tree
+from tests.simulation.checks.answers import CallLog, read_tree
 from tests.simulation.checks.damage import Damage
-from tests.simulation.checks.history import JUDGE, Chronicle, Collecting
+from tests.simulation.checks.history import JUDGE, Collecting, RecordHistory
 from tests.simulation.model.processes import PREFIX, plain_store
 from tests.simulation.model.s3 import SimServer
 from tests.simulation.scenarios.builder import DAY_MS
@@ -44,8 +44,8 @@ class AtRest:
 
     Args:
         server: Where it is.
-        chronicle: Has seen every change to it.
-        ledger: What callers were told.
+        record_history: Has seen every change to it.
+        call_log: What callers were told.
         scratch: For restores of its own.
 
     Attributes:
@@ -53,31 +53,31 @@ class AtRest:
         is_written_to: It is to be committed to after all else; and it is always collected twice.
     """
 
-    def __init__(self, server: SimServer, chronicle: Chronicle, ledger: Ledger, scratch: Path) -> None:
+    def __init__(self, server: SimServer, record_history: RecordHistory, call_log: CallLog, scratch: Path) -> None:
         self._server = server
-        self._chronicle = chronicle
-        self._ledger = ledger
+        self._record_history = record_history
+        self._call_log = call_log
         self._scratch = scratch
         # As good as a seed: the same schedule has the same.
-        self._chance = chronicle.events + server.effects
+        self._chance = record_history.events + server.effects
         self._is_thorough = self._chance % _THOROUGH_EVERY == 0
         self.is_written_to = self._chance % _WRITTEN_TO_EVERY == 0
         self.violations: list[str] = []
 
     async def check(self) -> None:
         """Collect as the last one, and judge; the world has rested for `rest_s`."""
-        damage = Damage(self._server, self._chronicle, self._ledger, self._scratch)
-        if self._chronicle.rotten:
-            self._chronicle.collecting[JUDGE] = [
-                Collecting(keep_last=1, keep_since_ms=None, began=self._chronicle.events)
+        damage = Damage(self._server, self._record_history, self._call_log, self._scratch)
+        if self._record_history.rotten:
+            self._record_history.collecting[JUDGE] = [
+                Collecting(keep_last=1, keep_since_ms=None, began=self._record_history.events)
             ]
             self.violations += await damage.check_rotten()
         store = plain_store(self._server)
         # One thing after the other: nobody else is there, and tasks cost.
         repository = await Repository.open(store, settings=TransferSettings(in_flight_max=1))
-        began = self._chronicle.events
-        self._chronicle.collecting[JUDGE] = [Collecting(keep_last=1, keep_since_ms=None, began=began)]
-        if self._chronicle.tampered:
+        began = self._record_history.events
+        self._record_history.collecting[JUDGE] = [Collecting(keep_last=1, keep_since_ms=None, began=began)]
+        if self._record_history.tampered:
             self.violations += await damage.check_is_told(repository)
             self.violations += await damage.check_is_made_good(repository)
         await self._forget_adrift(repository)
@@ -86,7 +86,7 @@ class AtRest:
             return
         await self._rest_long(repository, damage)
         # Last, as restores leave pins.
-        if self._chance % _RESTORED_EVERY == 0 or self._chronicle.tampered:
+        if self._chance % _RESTORED_EVERY == 0 or self._record_history.tampered:
             await self._check_restores(repository)
 
     # ------------------------------------------------------------------ collections
@@ -94,9 +94,9 @@ class AtRest:
     async def _forget_adrift(self, repository: Repository) -> None:
         """Forget a scope of which no record counts: it is damage to who cannot know that it came too late (C5)."""
         self._server.actor = JUDGE  # type: ignore[attr-defined]  # of the server that is watched
-        for scope in sorted(self._chronicle.records, key=str):
-            if not self._chronicle.open_records(scope) and (await repository.log(scope)).is_adrift:
-                self._chronicle.forgetting.setdefault(scope, set()).add(JUDGE)
+        for scope in sorted(self._record_history.records, key=str):
+            if not self._record_history.open_records(scope) and (await repository.log(scope)).is_adrift:
+                self._record_history.forgetting.setdefault(scope, set()).add(JUDGE)
                 await repository.forget(scope)
 
     async def _outlive(self, repository: Repository, damage: Damage) -> None:
@@ -152,9 +152,9 @@ class AtRest:
 
     def _check_log(self) -> None:
         """D3: of each scope the newest commit is open, and what live names stand for; nothing else is."""
-        named = {(name.scope, name.source) for name in self._chronicle.live_names()}
-        for scope in sorted(self._chronicle.records, key=str):
-            opened = [written.record.pointer for written in self._chronicle.open_records(scope)]
+        named = {(name.scope, name.source) for name in self._record_history.live_names()}
+        for scope in sorted(self._record_history.records, key=str):
+            opened = [written.record.pointer for written in self._record_history.open_records(scope)]
             left = [pointer.number for pointer in opened[:-1] if (scope, pointer) not in named]
             if left:
                 self.violations.append(f"D3 open: records {left} of {scope} are open after two collections")
@@ -169,9 +169,9 @@ class AtRest:
             found[key] = plain._info(name)
             if not key.startswith("blobs/"):
                 data[key] = stored.data
-        tampered = self._chronicle.tampered
+        tampered = self._record_history.tampered
         try:
-            expected = keys_to_keep(found, data, self._server.now_ms(), late_pins=self._chronicle.pins.over)
+            expected = keys_to_keep(found, data, self._server.now_ms(), late_pins=self._record_history.pins.over)
         except KeyError as error:
             if error.args[0] not in tampered:
                 self.violations.append(f"2 missing: {error} is missing")
@@ -190,7 +190,7 @@ class AtRest:
 
         But for what was tampered with: what was deleted behind everybody's back, a put that lands late creates again.
         """
-        for key in sorted(self._chronicle.reachable() - self._chronicle.tampered):
+        for key in sorted(self._record_history.reachable() - self._record_history.tampered):
             stored = self._server.objects.get(f"{PREFIX}/{key}")
             if stored is not None and stored.tag == EXPIRING:
                 self.violations.append(f"2 ttl: {key} is kept, and still carries a TTL")
@@ -201,8 +201,8 @@ class AtRest:
     async def _check_restores(self, repository: Repository) -> None:
         """1: the newest commits restore byte for byte through everything real; one store, or now and then all."""
         newest: list[tuple[Scope, CommitRecord, StoreReference]] = []
-        for scope in sorted(self._chronicle.records, key=str):
-            valid = self._chronicle.open_records(scope)
+        for scope in sorted(self._record_history.records, key=str):
+            valid = self._record_history.open_records(scope)
             if valid:
                 newest += [(scope, valid[-1].record, store) for store in valid[-1].record.stores]
         for at, (scope, record, store) in enumerate(newest):
@@ -216,10 +216,10 @@ class AtRest:
         try:
             restored = await repository.find_and_restore(scope, target, task=store.task, store=store.store)
         except EngineError as error:
-            if not self._chronicle.is_tampered((store,)):
+            if not self._record_history.is_tampered((store,)):
                 self.violations.append(f"1 restore: the newest commit of {scope} does not restore: {error!r}")
             return
         if restored.commit.pointer != record.pointer:
             self.violations.append(f"1 newest: restored {restored.commit.pointer} and not {record.pointer} of {scope}")
-        if read_tree(target) != self._ledger.trees[store.index.key]:
+        if read_tree(target) != self._call_log.trees[store.index.key]:
             self.violations.append(f"1 bytes: {scope} restores to other bytes")

@@ -54,7 +54,7 @@ class Written(msgspec.Struct, kw_only=True):
         return self.was_valid and not self.closed
 
 
-class Chronicle:
+class RecordHistory:
     """Every record, boundary and name that ever stood, and what a request may not do to them.
 
     Args:
@@ -106,9 +106,9 @@ class Chronicle:
         self.uploads = Uploads(objects, root, self._ways, self._violated)
         self.pins = StandingPins(self._ways, clock)
 
-    def copy(self, objects: Mapping[str, SimObject], clock: Callable[[], int]) -> "Chronicle":
+    def copy(self, objects: Mapping[str, SimObject], clock: Callable[[], int]) -> "RecordHistory":
         """The same, of copies of the objects."""
-        copied = Chronicle(objects, self.root, clock)
+        copied = RecordHistory(objects, self.root, clock)
         copied.events, copied.ttl_ms = self.events, self.ttl_ms
         copied.records = {
             scope: {pointer: msgspec.structs.replace(written) for pointer, written in records.items()}

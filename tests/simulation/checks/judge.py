@@ -9,12 +9,12 @@ from pathlib import Path
 
 from index.snapshot.model import Scope
 from index.snapshot.records import CommitPointer, CommitRecord, StoreReference
-from tests.simulation.checks.answers import Acknowledged, Ledger, Releases, index_keys, read_tree
+from tests.simulation.checks.answers import Acknowledged, CallLog, Releases, index_keys, read_tree
 from tests.simulation.checks.final_state import AtRest
-from tests.simulation.checks.history import JUDGE, Chronicle
+from tests.simulation.checks.history import JUDGE, RecordHistory
 from tests.simulation.model.s3 import SimServer
 
-__all__ = ["JUDGE", "Acknowledged", "Judge", "Ledger", "Releases", "index_keys", "read_tree"]
+__all__ = ["JUDGE", "Acknowledged", "CallLog", "Judge", "Releases", "index_keys", "read_tree"]
 
 
 class Judge:
@@ -22,26 +22,26 @@ class Judge:
 
     Args:
         server: Where it is.
-        chronicle: Has seen every change to it.
-        ledger: What callers were told.
+        record_history: Has seen every change to it.
+        call_log: What callers were told.
         scratch: For restores of its own.
     """
 
-    def __init__(self, server: SimServer, chronicle: Chronicle, ledger: Ledger, scratch: Path) -> None:
+    def __init__(self, server: SimServer, record_history: RecordHistory, call_log: CallLog, scratch: Path) -> None:
         self._server = server
-        self._chronicle = chronicle
-        self._ledger = ledger
+        self._record_history = record_history
+        self._call_log = call_log
         self._scratch = scratch
         self.violations: list[str] = []
 
     def check_now(self) -> None:
         """What holds at any time, while others are at work."""
-        self.violations += [*self._chronicle.violations, *self._ledger.errors]
-        self._chronicle.uploads.look(self._chronicle.tampered)
+        self.violations += [*self._record_history.violations, *self._call_log.errors]
+        self._record_history.uploads.look(self._record_history.tampered)
         self._check_state()
 
     def _check_state(self) -> None:
-        for scope in sorted(self._chronicle.records, key=str):
+        for scope in sorted(self._record_history.records, key=str):
             self._check_chain(scope)
             self._check_contents(scope)
         self._check_names()
@@ -53,7 +53,7 @@ class Judge:
         Returns:
             Whether somebody is to commit to it after that.
         """
-        rest = AtRest(self._server, self._chronicle, self._ledger, self._scratch)
+        rest = AtRest(self._server, self._record_history, self._call_log, self._scratch)
         await rest.check()
         self.violations += rest.violations
         self._check_state()
@@ -63,15 +63,15 @@ class Judge:
 
     def _check_chain(self, scope: Scope) -> None:
         """1, 3, 6: what was acknowledged is in the chain; what stands was asked for, whole."""
-        known = self._chronicle.records[scope]
-        valid = self._chronicle.open_records(scope)
-        acknowledged = self._ledger.commits.get(scope, [])
+        known = self._record_history.records[scope]
+        valid = self._record_history.open_records(scope)
+        acknowledged = self._call_log.commits.get(scope, [])
         chain: set[CommitPointer] = set()
         step = valid[-1].record.pointer if valid else None
         while step is not None and step in known:
             chain.add(step)
             step = known[step].record.predecessor
-        forgotten_until = self._chronicle.forgotten_until.get(scope, 0)
+        forgotten_until = self._record_history.forgotten_until.get(scope, 0)
         for commit in acknowledged:
             pointer = commit.record.pointer
             if pointer not in known:
@@ -85,16 +85,16 @@ class Judge:
                 self._check_asked_for(scope, written.record)
 
     def _check_asked_for(self, scope: Scope, record: CommitRecord) -> None:
-        known = self._chronicle.records
+        known = self._record_history.records
         has = index_keys(record.stores)
         if record.kind == "commit":
-            asked = self._ledger.requests.get(record.offsets)
+            asked = self._call_log.requests.get(record.offsets)
             if asked is None:
                 self.violations.append(f"3 asked: record {record.number} of {scope} was never asked for")
                 return
             before = known[scope].get(record.predecessor) if record.predecessor else None
             held = index_keys(before.record.stores) if before else {}
-            for dropped in self._ledger.drops.get(record.offsets, ()):
+            for dropped in self._call_log.drops.get(record.offsets, ()):
                 held.pop(dropped, None)
             wanted = [held | brought for brought in asked]
         else:
@@ -109,26 +109,26 @@ class Judge:
 
     def _check_contents(self, scope: Scope) -> None:
         """1, 2: every valid open commit has the bytes that were backed up."""
-        for written in self._chronicle.open_records(scope):
+        for written in self._record_history.open_records(scope):
             self._check_stores(f"commit {written.record.number} of {scope}", written.record.stores)
 
     def _check_stores(self, what: str, stores: Sequence[StoreReference]) -> None:
         for store in stores:
             try:
-                found = self._chronicle.content(store.index)
+                found = self._record_history.content(store.index)
             except KeyError as error:
-                if error.args[0].removeprefix(self._chronicle.root) not in self._chronicle.tampered:
+                if error.args[0].removeprefix(self._record_history.root) not in self._record_history.tampered:
                     self.violations.append(f"2 missing: {what} needs {error}, which is missing")
                 continue
-            if found != self._ledger.trees.get(store.index.key):
+            if found != self._call_log.trees.get(store.index.key):
                 self.violations.append(f"1 bytes: {what} does not have the bytes of {store.index.key}")
 
     def _check_names(self) -> None:
-        live = self._chronicle.live_names()
+        live = self._record_history.live_names()
         for record in live:
             self._check_stores(f"name {record.name}", record.stores)
         stand = {(n.scope, n.name, n.source) for n in live}
-        for (scope, name), source in self._ledger.names.items():
+        for (scope, name), source in self._call_log.names.items():
             if (scope, name, source) not in stand:
                 self.violations.append(
                     f"1 name: name {name} of {scope} was acknowledged for {source} and does not hold it"
@@ -136,9 +136,9 @@ class Judge:
 
     def _check_targets(self) -> None:
         """5: a target is absent or complete."""
-        for target, allowed in self._ledger.restored.items():
+        for target, allowed in self._call_log.restored.items():
             if not target.exists():
                 continue
             found = read_tree(target)
-            if all(found != self._ledger.trees[key] for key in allowed):
+            if all(found != self._call_log.trees[key] for key in allowed):
                 self.violations.append(f"5 target: {target.name} is neither absent nor complete: {sorted(found)}")

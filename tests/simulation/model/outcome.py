@@ -2,8 +2,8 @@
 
 import msgspec
 
-from tests.simulation.checks.history import Chronicle
-from tests.simulation.checks.judge import Ledger
+from tests.simulation.checks.history import RecordHistory
+from tests.simulation.checks.judge import CallLog
 from tests.simulation.model.s3 import SimObject
 
 
@@ -25,5 +25,5 @@ class Beginning(msgspec.Struct, frozen=True):
     """A repository as a schedule finds it: what stands there, and what is known of it."""
 
     objects: dict[str, SimObject]
-    chronicle: Chronicle
-    ledger: Ledger
+    record_history: RecordHistory
+    call_log: CallLog

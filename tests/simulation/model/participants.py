@@ -105,8 +105,8 @@ class Actor(SimProcess):
             return  # it sleeps already, and has since then
         super().stop()
         member.stopped_at_s = asyncio.get_running_loop().time()
-        member.closings_when_stopped = self.server.chronicle.closings
-        member.forgettings_when_stopped = self.server.chronicle.forgettings
+        member.closings_when_stopped = self.server.record_history.closings
+        member.forgettings_when_stopped = self.server.record_history.forgettings
         member.halted.set()
 
     @override
@@ -115,9 +115,9 @@ class Actor(SimProcess):
         if member.stopped_at_s is not None and member.is_busy:
             slept_s = asyncio.get_running_loop().time() - member.stopped_at_s
             member.stood_s += slept_s
-            closed = self.server.chronicle.closings > member.closings_when_stopped
+            closed = self.server.record_history.closings > member.closings_when_stopped
             met(Moment.ZOMBIE_AFTER_BOUNDARY, int(member.verb in WRITING and closed))
-            forgotten = self.server.chronicle.forgettings > member.forgettings_when_stopped
+            forgotten = self.server.record_history.forgettings > member.forgettings_when_stopped
             met(Moment.ZOMBIE_AFTER_FORGETTING, int(member.verb in WRITING and forgotten))
             met(Moment.PIN_LAPSED, int(member.verb == "restore" and slept_s * 1000 > PIN_DURATION_MS))
         member.stopped_at_s = None

@@ -15,7 +15,7 @@ from index.plan.retention import Retention
 from index.snapshot.model import Scope
 from tests.simulation.checks.coverage import Coverage, Moment
 from tests.simulation.checks.final_state import rest_s
-from tests.simulation.checks.judge import JUDGE, Judge, Ledger
+from tests.simulation.checks.judge import JUDGE, CallLog, Judge
 from tests.simulation.faults.file_effects import FileChanges
 from tests.simulation.faults.request_faults import Fault, FaultPlan
 from tests.simulation.model.outcome import Beginning, Outcome
@@ -72,7 +72,7 @@ class World:
 
     Attributes:
         server: The bucket, once the world has begun.
-        ledger: What callers asked for and were told.
+        call_log: What callers asked for and were told.
         members: The processes.
     """
 
@@ -91,7 +91,7 @@ class World:
         self._changes = FileChanges() if changes is None else changes
         self._directory = directory
         self._coverage = coverage
-        self.ledger = Ledger()
+        self.call_log = CallLog()
         self.members = [Member(number, directory) for number in range(PROCESSES_IN_USE)]
         for member in self.members:
             member.is_stale = schedule.store == "stale" or member.number in schedule.stale
@@ -140,12 +140,12 @@ class World:
             make_repository(self.server, self._times)
         else:
             self._begin_with(self._beginning)
-        self.server.chronicle.ttl_ms = self._times.ttl_ms
+        self.server.record_history.ttl_ms = self._times.ttl_ms
         share = schedule.faults_per_mille / 1000 / len(_CHANCE_FAULTS)
         self.server.faults.rates = dict.fromkeys(_CHANCE_FAULTS, share) if share else {}
         self._actions = Actions(
             self.server,
-            self.ledger,
+            self.call_log,
             self._coverage,
             times=self._times,
         )
@@ -153,7 +153,7 @@ class World:
 
     def judge(self) -> Judge:
         """Who judges this world; nothing is judged yet."""
-        return Judge(self.server, self.server.chronicle, self.ledger, self._directory)
+        return Judge(self.server, self.server.record_history, self.call_log, self._directory)
 
     async def finish(self, *, keep_history: bool = False) -> Outcome:
         """Let everything come to rest, and have it judged."""
@@ -172,9 +172,9 @@ class World:
             server._expire()
             server.actor = JUDGE
             is_written_to = await judge.check_at_rest()
-            if is_written_to and not judge.violations and not self.ledger.tampered:
-                judge.violations += await push_everywhere(server, self.ledger, self.members[0])
-            judge.violations += server.chronicle.violations
+            if is_written_to and not judge.violations and not self.call_log.tampered:
+                judge.violations += await push_everywhere(server, self.call_log, self.members[0])
+            judge.violations += server.record_history.violations
         self._count()
         # Made only if somebody wants it: it takes as long as a request in ten.
         history = tuple(server.history) if keep_history else ()
@@ -197,12 +197,12 @@ class World:
     async def build(self) -> Beginning:
         """Carry out the steps, and stop there: a repository for others to begin with."""
         await self.live()
-        return Beginning(self.server.objects, self.server.chronicle, self.ledger)
+        return Beginning(self.server.objects, self.server.record_history, self.call_log)
 
     def _begin_with(self, beginning: Beginning) -> None:
         self.server.restore(beginning.objects)
-        self.server.chronicle = beginning.chronicle.copy(self.server.objects, self.server.now_ms)
-        self.ledger = beginning.ledger.copy()
+        self.server.record_history = beginning.record_history.copy(self.server.objects, self.server.now_ms)
+        self.call_log = beginning.call_log.copy()
 
     # ------------------------------------------------------------------ steps
 
@@ -247,8 +247,8 @@ class World:
             repository = await Repository.open(plain_store(self.server))
             await repository.collect(Retention(keep_last=EVERYTHING), delete_share_max=1)
         except (EngineError, FormatError) as error:
-            if not self.ledger.tampered:
-                self.ledger.errors.append(f"4: a daily collection fails: {error!r}")
+            if not self.call_log.tampered:
+                self.call_log.errors.append(f"4: a daily collection fails: {error!r}")
         finally:
             self.server.page_max, self.server.actor = page_max, ""
 
@@ -275,7 +275,7 @@ class World:
         except KilledError:
             return
         except Exception as error:  # noqa: BLE001 - what is no error of ours is what is looked for
-            self.ledger.errors.append(f"7: p{member.number} {step.verb} ends with {error!r}")
+            self.call_log.errors.append(f"7: p{member.number} {step.verb} ends with {error!r}")
 
     async def _alive(self, member: Member) -> Actor | None:
         """Its process, a new one if there is none; None if that cannot open the repository, for a cause."""
@@ -306,7 +306,7 @@ class World:
             await process.open()
         except (EngineError, FormatError, StoreError) as error:
             if not self._actions.causes.explains(asked, member, error):
-                self.ledger.errors.append(f"7: p{member.number} cannot open the repository: {error!r}")
+                self.call_log.errors.append(f"7: p{member.number} cannot open the repository: {error!r}")
             return None
         return process
 
@@ -369,7 +369,7 @@ class World:
                         member.traps.clear()
                 await self._settle()
                 server.copy()
-                server.chronicle.copied()
+                server.record_history.copied()
                 met(Moment.COPIED)
             case "flip":
                 met(Moment.FLIPPED_AT_REST, int(self.flip(step.choice, step.prefix)))
@@ -407,8 +407,8 @@ class World:
         if not names:
             return False
         name = names[choice % len(names)]
-        self.ledger.tampered = True
-        self.server.chronicle.tampered.add(name.removeprefix(ROOT))
+        self.call_log.tampered = True
+        self.server.record_history.tampered.add(name.removeprefix(ROOT))
         self.server.delete(name)
         return True
 
@@ -419,15 +419,15 @@ class World:
         if not names:
             return False
         name = names[choice % len(names)]
-        self.ledger.tampered = True
+        self.call_log.tampered = True
         data = self.server.rot(name, choice)
-        self.server.chronicle.rotten.setdefault(name.removeprefix(ROOT), data)
+        self.server.record_history.rotten.setdefault(name.removeprefix(ROOT), data)
         return True
 
     def _count(self) -> None:
-        chronicle = self.server.chronicle
-        written = [w for scope in chronicle.records.values() for w in scope.values()]
+        record_history = self.server.record_history
+        written = [w for scope in record_history.records.values() for w in scope.values()]
         self._coverage.met(Moment.VOID_RECORD, sum(w.created_at_ms > w.record.valid_until_ms for w in written))
-        self._coverage.met(Moment.DELTA, chronicle.deltas)
-        self._coverage.met(Moment.DELTA_CHAIN, chronicle.delta_chains)
+        self._coverage.met(Moment.DELTA, record_history.deltas)
+        self._coverage.met(Moment.DELTA_CHAIN, record_history.delta_chains)
         self.server.count_faults()

@@ -20,7 +20,7 @@ from index.snapshot.keys import REPOSITORY, parse_log_key
 from index.snapshot.model import Scope
 from index.snapshot.records import RepositoryRecord
 from tests.simulation.checks.coverage import Coverage, Moment
-from tests.simulation.checks.history import Chronicle
+from tests.simulation.checks.history import RecordHistory
 from tests.simulation.checks.judge import JUDGE
 from tests.simulation.faults.request_faults import Fault, Request, matching
 from tests.simulation.model.pending import Pending
@@ -65,7 +65,7 @@ _MOMENTS: Final = {
 
 
 class WatchedServer(SimServer):
-    """Tells a chronicle of every change, and counts the moments that only the server sees.
+    """Report every change to a history, and count the moments that only the server sees.
 
     Args:
         coverage: Where it counts them.
@@ -88,7 +88,7 @@ class WatchedServer(SimServer):
     def __init__(self, coverage: Coverage, *, whole_seconds: bool, **options: Any) -> None:
         super().__init__(**options)
         self._born_every_ms = 1000 if whole_seconds else 1
-        self.chronicle = Chronicle(self.objects, ROOT, self.now_ms)
+        self.record_history = RecordHistory(self.objects, ROOT, self.now_ms)
         self.coverage = coverage
         self.actor = ""
         self.in_flight_max = 0
@@ -202,13 +202,13 @@ class WatchedServer(SimServer):
         elif key.endswith(".boundary"):
             scope = parse_log_key(key).scope
             self.boundaries[scope] += 1
-            self.collections[scope] += self.actor in self.chronicle.collecting and self.actor != JUDGE
-        self.chronicle.created(self.actor, key)
+            self.collections[scope] += self.actor in self.record_history.collecting and self.actor != JUDGE
+        self.record_history.created(self.actor, key)
 
     @override
     def delete(self, name: str) -> None:
         if name in self.objects:
-            self.chronicle.deleting(self.actor, name.removeprefix(ROOT))
+            self.record_history.deleting(self.actor, name.removeprefix(ROOT))
         super().delete(name)
 
     def count_faults(self) -> None:

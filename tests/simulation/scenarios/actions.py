@@ -32,7 +32,7 @@ from index.snapshot.model import Scope, UniqueId
 from tests.simulation.checks.coverage import Coverage, Moment
 from tests.simulation.checks.error_causes import Asked, Causes
 from tests.simulation.checks.history import Collecting, Tree
-from tests.simulation.checks.judge import Acknowledged, Ledger, Releases, index_keys, read_tree
+from tests.simulation.checks.judge import Acknowledged, CallLog, Releases, index_keys, read_tree
 from tests.simulation.faults.file_effects import changing_files
 from tests.simulation.model.participants import Member, Results, Wanted
 from tests.simulation.model.world import WatchedServer
@@ -60,7 +60,7 @@ class Actions:
 
     Args:
         server: The bucket.
-        ledger: Where everybody says what they asked for and what they were told.
+        call_log: Where everybody says what they asked for and what they were told.
         coverage: Where rare moments are counted.
         times: Of the repository.
 
@@ -68,16 +68,16 @@ class Actions:
         causes: Says which errors may happen.
     """
 
-    def __init__(self, server: WatchedServer, ledger: Ledger, coverage: Coverage, *, times: Times = USUAL) -> None:
+    def __init__(self, server: WatchedServer, call_log: CallLog, coverage: Coverage, *, times: Times = USUAL) -> None:
         self._server = server
-        self._ledger = ledger
+        self._call_log = call_log
         self._met = coverage.met
-        self.causes = Causes(server, ledger, times=times)
+        self.causes = Causes(server, call_log, times=times)
         # By the name of their process.
         self._asked: dict[str, Asked] = {}
         self._members: list[Member] = []
         # Beyond what a repository may begin with.
-        self._counter = len(ledger.trees) + len(ledger.requests)
+        self._counter = len(call_log.trees) + len(call_log.requests)
         self._forks: list[Scope] = []
         self._verbs: dict[Verb, Callable[[Member, Repository, Do], Awaitable[None]]] = {
             "backup": self._backup,
@@ -112,9 +112,9 @@ class Actions:
             for kind, moment in _ERRORS:
                 self._met(moment, int(isinstance(error, kind)))
             if not self.causes.explains(asked, member, error):
-                self._ledger.errors.append(f"7: p{member.number} {step.verb} ends without a cause with {error!r}")
+                self._call_log.errors.append(f"7: p{member.number} {step.verb} ends without a cause with {error!r}")
         if self.causes.takes_too_long(asked, member, now_s()):
-            self._ledger.errors.append(f"7: p{member.number} {step.verb} took {now_s() - asked.began_s:.0f} s")
+            self._call_log.errors.append(f"7: p{member.number} {step.verb} took {now_s() - asked.began_s:.0f} s")
         if step.verb in _AGAINST_COLLECT and server.collections[asked.scope] > collections[asked.scope]:
             self._met(_AGAINST_COLLECT[step.verb])
 
@@ -140,8 +140,8 @@ class Actions:
             scope, member.write(tree), task=TASK, store=store, options=BackupOptions(unique_id=unique_id)
         )
         key = result.reference.index.key
-        self._ledger.trees[key] = tree
-        self._server.chronicle.bases[key] = result.base.key if result.base is not None else None
+        self._call_log.trees[key] = tree
+        self._server.record_history.bases[key] = result.base.key if result.base is not None else None
         member.results.setdefault(scope, {})[TASK, store] = result
         self._met(Moment.REPACKED, int(result.stats.files_repacked > 0))
         if result.stats.files_repacked and any(m.is_busy and m.verb == "restore" for m in self._members):
@@ -175,7 +175,7 @@ class Actions:
 
     def _want(self, offsets: str, results: Results) -> None:
         brought = index_keys([result.reference for result in results.values()])
-        self._ledger.requests.setdefault(offsets, []).append(brought)
+        self._call_log.requests.setdefault(offsets, []).append(brought)
 
     async def _ask(self, member: Member, repository: Repository, scope: Scope, wanted: Wanted) -> None:
         assert member.process is not None
@@ -184,7 +184,7 @@ class Actions:
         self.causes.aim(asked, scope)
         asked.offsets, asked.results, asked.dropped = offsets, results, dropped
         server = self._server
-        stood_before = {w.record.pointer for w in server.chronicle.records.get(scope, {}).values()}
+        stood_before = {w.record.pointer for w in server.record_history.records.get(scope, {}).values()}
         try:
             commit = await repository.commit(scope, list(results.values()), offsets=offsets, dropped=dropped)
         except CommitUnknownError:
@@ -193,7 +193,7 @@ class Actions:
         self._acknowledge(scope, commit, offsets)
         brought = index_keys([result.reference for result in results.values()])
         if not brought.items() <= index_keys(commit.record.stores).items():
-            self._ledger.errors.append(f"3: {brought} was asked for, and {commit.record} acknowledged")
+            self._call_log.errors.append(f"3: {brought} was asked for, and {commit.record} acknowledged")
         if results:
             member.committed[scope] = results
         # It stood before this was asked, or was in the way of its own second attempt.
@@ -202,7 +202,7 @@ class Actions:
         self._met(Moment.ADOPTED, int(is_adopted))
         self._met(Moment.DROPPED, int(bool(dropped)))
         self._met(Moment.TASK_SCOPE, int(scope.task is not None))
-        began_anew = commit.record.predecessor is None and scope in self._server.chronicle.forgotten_until
+        began_anew = commit.record.predecessor is None and scope in self._server.record_history.forgotten_until
         self._met(Moment.BEGAN_ANEW, int(began_anew))
 
     async def _drop(self, member: Member, repository: Repository, step: Do) -> None:
@@ -214,16 +214,16 @@ class Actions:
         store = stores[-1 - step.choice % len(stores)]
         offsets = f"r{self._next()}"
         dropped = frozenset({(store.task, store.store)})
-        self._ledger.requests[offsets], self._ledger.drops[offsets] = [{}], dropped
+        self._call_log.requests[offsets], self._call_log.drops[offsets] = [{}], dropped
         member.results.get(commits[0].scope, {}).pop((store.task, store.store), None)
         await self._ask(member, repository, commits[0].scope, (offsets, {}, dropped))
 
     def _acknowledge(self, scope: Scope, commit: Commit, offsets: str | None = None) -> None:
         self._met(Moment.INTERRUPTED_TTL_REMOVAL, int(not commit.settled))
         if commit.scope != scope or (offsets is not None and commit.record.offsets != offsets):
-            self._ledger.errors.append(f"1: {scope} was acknowledged {commit.record}")
-        after = self._server.chronicle.events
-        self._ledger.commits.setdefault(scope, []).append(Acknowledged(record=commit.record, after=after))
+            self._call_log.errors.append(f"1: {scope} was acknowledged {commit.record}")
+        after = self._server.record_history.events
+        self._call_log.commits.setdefault(scope, []).append(Acknowledged(record=commit.record, after=after))
 
     async def _hand(self, member: Member, repository: Repository, step: Do) -> None:
         other = self._members[step.other]
@@ -248,7 +248,7 @@ class Actions:
         target = member.directory / f"target-{step.target}"
         scope = self._scope(step)
         # Whatever it was, it stays until something that is known takes its place.
-        allowed = self._ledger.restored.setdefault(target, [])
+        allowed = self._call_log.restored.setdefault(target, [])
         if step.choice == 0:
             # Which commit it will be is known only later: any that has this store.
             allowed += self._known_states(scope)
@@ -267,13 +267,13 @@ class Actions:
                 await repository.restore(commit, target, task=TASK, store="s0", options=RestoreOptions(replace=True))
         reference = commit.store(TASK, "s0")
         assert reference is not None
-        self._ledger.restored[target] = [reference.index.key]
-        if read_tree(target) != self._ledger.trees[reference.index.key]:
-            self._ledger.errors.append(f"1: p{member.number} restores {commit.pointer} to other bytes")
-        self._ledger.newly_restored.add(commit.pointer)
+        self._call_log.restored[target] = [reference.index.key]
+        if read_tree(target) != self._call_log.trees[reference.index.key]:
+            self._call_log.errors.append(f"1: p{member.number} restores {commit.pointer} to other bytes")
+        self._call_log.newly_restored.add(commit.pointer)
 
     def _known_states(self, scope: Scope) -> list[str]:
-        written = self._server.chronicle.records.get(scope, {}).values()
+        written = self._server.record_history.records.get(scope, {}).values()
         return [s.index.key for w in written for s in w.record.stores if s.store == "s0"]
 
     async def _fork(self, member: Member, repository: Repository, step: Do) -> None:
@@ -296,18 +296,18 @@ class Actions:
         if commit is None:
             return
         name = f"name-{step.choice % 2}"
-        releases = self._ledger.releases.setdefault((commit.scope, name), Releases())
+        releases = self._call_log.releases.setdefault((commit.scope, name), Releases())
         ended = releases.ended
         await repository.name(commit, name)
         # What is being released while it is given stands, or does not.
         if not releases.begun - ended:
-            self._ledger.names[commit.scope, name] = commit.pointer
+            self._call_log.names[commit.scope, name] = commit.pointer
 
     async def _release(self, member: Member, repository: Repository, step: Do) -> None:
         scope, name = self._scope(step), f"name-{step.choice % 2}"
-        releases = self._ledger.releases.setdefault((scope, name), Releases())
+        releases = self._call_log.releases.setdefault((scope, name), Releases())
         releases.begun += 1
-        self._ledger.names.pop((scope, name), None)
+        self._call_log.names.pop((scope, name), None)
         with contextlib.suppress(NotFoundError):
             await repository.release_name(scope, name)
         # One that was not answered, or whose process died, may still be heard.
@@ -318,13 +318,13 @@ class Actions:
     async def _forget(self, member: Member, repository: Repository, step: Do) -> None:
         assert member.process is not None
         scope, with_names = self._scope(step), step.choice % 2 == 1
-        chronicle, ledger = self._server.chronicle, self._ledger
-        chronicle.forgetting.setdefault(scope, set()).add(member.process.name)
+        record_history, call_log = self._server.record_history, self._call_log
+        record_history.forgetting.setdefault(scope, set()).add(member.process.name)
         given = [(scope, f"name-{n}") for n in range(2)] if with_names else []
-        releases = [ledger.releases.setdefault(name, Releases()) for name in given]
+        releases = [call_log.releases.setdefault(name, Releases()) for name in given]
         for name, release in zip(given, releases, strict=True):
             release.begun += 1
-            ledger.names.pop(name, None)
+            call_log.names.pop(name, None)
         report = await repository.forget(scope, with_names=with_names)
         for release in releases:
             release.ended += 1
@@ -335,9 +335,9 @@ class Actions:
         now_ms = self._server.now_ms()
         since_ms = None if step.keep_last else now_ms - step.since_ms
         retention = Retention(keep_last=step.keep_last, keep_since_ms=since_ms)
-        chronicle = self._server.chronicle
-        chronicle.collecting.setdefault(member.process.name, []).append(
-            Collecting(keep_last=step.keep_last, keep_since_ms=since_ms, began=chronicle.events)
+        record_history = self._server.record_history
+        record_history.collecting.setdefault(member.process.name, []).append(
+            Collecting(keep_last=step.keep_last, keep_since_ms=since_ms, began=record_history.events)
         )
         others = [m for m in self._members if m is not member and m.is_busy and m.verb == "collect"]
         self._met(Moment.TWO_COLLECTORS, int(bool(others)))
@@ -348,16 +348,16 @@ class Actions:
             raise
         self._met(Moment.SPARED, int(report.spared_count > 0))
         if member.is_stale:
-            self._ledger.errors.append("4: a store with stale lists was collected")
+            self._call_log.errors.append("4: a store with stale lists was collected")
 
     async def _heal(self, member: Member, repository: Repository, step: Do) -> None:
         report = await repository.verify(heal=True)
-        chronicle = self._server.chronicle
+        record_history = self._server.record_history
         # A scope of which every record came too late looks like a copy that was not made well (C5).
-        late = {str(scope) for scope in chronicle.records if not chronicle.open_records(scope)}
+        late = {str(scope) for scope in record_history.records if not record_history.open_records(scope)}
         problems = [p for p in report.problems if p.kind is not ProblemKind.ADRIFT or p.scope not in late]
-        if report.damaged and problems and not self._ledger.tampered:
-            self._ledger.errors.append(f"2: verify finds {problems[:2]}")
+        if report.damaged and problems and not self._call_log.tampered:
+            self._call_log.errors.append(f"2: verify finds {problems[:2]}")
 
 
 def make_tree(number: int) -> Tree:
