@@ -240,10 +240,10 @@ async def check_ttl(probe: StoreProbe) -> Evidence:  # noqa: PLR0911  (each is a
     """Check that an object is created with its TTL, and has none for anybody once it was removed."""
     key = probe.fresh_key("ttl")
     await probe.create(0, key, b"with a TTL", ttl_ms=TTL_MS)
-    born = await probe.stat(1, key)
-    if born is None or born.expires_at_ms is None:
+    created = await probe.stat(1, key)
+    if created is None or created.expires_at_ms is None:
         return Evidence(broken="a TTL was lost when the object was written")
-    if abs(born.expires_at_ms - born.created_at_ms - TTL_MS) > SECOND_MS:
+    if abs(created.expires_at_ms - created.created_at_ms - TTL_MS) > SECOND_MS:
         return Evidence(broken="a TTL is another than the one that was set")
     if not probe.client(0).capabilities.removes_ttl:
         return Evidence(lacking="TTLs cannot be removed with these settings")

@@ -170,7 +170,7 @@ async def _examine(
     for check, look in plan.items():
         on_check(check, len(results) + 1, len(plan))
         evidence = await _look(check, look, left_s, probe)
-        # Without tags a rule may delete what is committed: then it is no matter of taste whether there is one.
+        # Without tags a rule may delete what is committed: then the verdict on rules is needed.
         results[check] = judge(check, evidence, needed=check is Check.LIFECYCLE and not ttls_are(Verdict.OK))
     return tuple(results[check] for check in Check)
 

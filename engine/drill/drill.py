@@ -37,7 +37,7 @@ _OPENING: Final = spark_settings(merge_delimiter=b",")
 class DrillOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to run a restore drill."""
 
-    # A directory that exists. A fresh one is made in it, which it has room for, and removed at the end, also after an
+    # A directory that exists. A fresh one is made in it, with enough space, and removed at the end, also after an
     # error. None: everything is read and hashed, and nothing is written or opened.
     scratch: Path | None
     # Leave the fresh directory. RocksDB was open in it: it is not byte for byte what was backed up.
@@ -70,7 +70,7 @@ async def run_restore_drill(
 
     Raises:
         NotFoundError: No commit fits.
-        TargetError: The scratch directory does not exist, cannot be used, or has no room.
+        TargetError: The scratch directory does not exist, cannot be used, or has too little space.
         DamagedError: Something is missing or altered, or a RocksDB does not open. If the fresh directory could not be
             removed, a note names it.
         StoreError: As the store says.
@@ -168,10 +168,10 @@ async def _open_and_close(directory: Path) -> None:
 
 @asynccontextmanager
 async def _scratch_directory(options: DrillOptions, commit: Commit, runtime: Runtime) -> AsyncIterator[Path | None]:
-    """Make a directory with room for a commit, and remove it at the end unless all went well and it is kept.
+    """Make a directory with space for a commit, and remove it at the end unless all went well and it is kept.
 
     Raises:
-        TargetError: The scratch directory does not exist, cannot be used, or has no room.
+        TargetError: The scratch directory does not exist, cannot be used, or has too little space.
     """
     if options.scratch is None:
         yield None
@@ -179,7 +179,7 @@ async def _scratch_directory(options: DrillOptions, commit: Commit, runtime: Run
     directory = await run_blocking(options.scratch.absolute) / f"{SCRATCH_PREFIX}{runtime.session()}"
     try:
         with target_errors(directory):
-            await run_blocking(_make_with_room, directory, commit)
+            await run_blocking(_make_with_space, directory, commit)
         yield directory
     except BaseException as error:
         if reason := await run_blocking(remove_scratch, directory):
@@ -189,7 +189,7 @@ async def _scratch_directory(options: DrillOptions, commit: Commit, runtime: Run
         await run_blocking(remove_scratch, directory)
 
 
-def _make_with_room(directory: Path, commit: Commit) -> None:
+def _make_with_space(directory: Path, commit: Commit) -> None:
     # Never made: where a disk is not mounted, what is measured would be the disk of the root.
     if not directory.parent.is_dir():
         raise TargetError(
@@ -199,15 +199,15 @@ def _make_with_room(directory: Path, commit: Commit) -> None:
             hint="see that its disk is mounted, or make it; or choose another one with --to",
         )
     directory.mkdir(mode=0o700)
-    room = os.statvfs(directory)
+    space = os.statvfs(directory)
     size_bytes = sum(store.size_bytes for store in commit.record.stores)
     files_count = sum(store.files_count for store in commit.record.stores)
     # A file takes whole blocks: half a block more on average.
-    needed_bytes = size_bytes + files_count * room.f_frsize // 2
-    free_bytes = room.f_bavail * room.f_frsize
+    needed_bytes = size_bytes + files_count * space.f_frsize // 2
+    free_bytes = space.f_bavail * space.f_frsize
     if needed_bytes > free_bytes:
         raise TargetError(
-            f"there is no room: needs {needed_bytes:,} bytes and {free_bytes:,} are free",
+            f"too little space: needs {needed_bytes:,} bytes and {free_bytes:,} are free",
             operation=_OPERATION,
             subject=str(directory.parent),
             hint="choose another disk with --to, or run the drill with --to-nowhere",

@@ -165,7 +165,7 @@ class _Gathering:
             report = await verify(self._store, commits)
             if not report.problems:
                 return report, ""
-            # What a collection beside this took since is no risk: only commits that are still there count.
+            # What a concurrent collection took since is fine: only commits that are still there count.
             now = [await self.read(history.scope, shares=False) for history in histories]
             there = {(commit.scope, commit.pointer) for commit in commits_of(now)}
             left = [commit for commit in commits if (commit.scope, commit.pointer) in there]

@@ -303,8 +303,8 @@ def _framed(html: str, label: str) -> str:
 
 
 def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], label: str, *, folds: bool = True) -> str:
-    told = list(rows)
-    numbers = [all(_NUMBER.fullmatch(row[column]) for row in told) for column in range(len(headers))]
+    cells = list(rows)
+    numbers = [all(_NUMBER.fullmatch(row[column]) for row in cells) for column in range(len(headers))]
 
     def cell(tag: str, text: str, *, number: bool) -> str:
         style = " class=number" if number else " class=short" if len(text) <= SHORT_LENGTH_MAX else ""
@@ -312,13 +312,13 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]], label: str, *,
 
     head, *body = (
         "".join(cell(tag, text, number=number) for text, number in zip(row, numbers, strict=True))
-        for tag, row in (("th", headers), *(("td", row) for row in told))
+        for tag, row in (("th", headers), *(("td", row) for row in cells))
     )
     lines = "".join(f"<tr>{line}</tr>\n" for line in body)
     table = _framed(f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>", label)
-    if not folds or len(told) <= ROWS_SHOWN_MAX:
+    if not folds or len(cells) <= ROWS_SHOWN_MAX:
         return table
-    return f"<details><summary>{_text(label)}: {len(told):,} rows</summary>{table}</details>\n"
+    return f"<details><summary>{_text(label)}: {len(cells):,} rows</summary>{table}</details>\n"
 
 
 def _plot(bars: Sequence[tuple[str, str, Sequence[tuple[int, str]]]], label: str) -> str:

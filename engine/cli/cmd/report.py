@@ -69,7 +69,7 @@ class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
 @common_options
 @with_session
 def report(session: Session, options: ReportOptions) -> ExitCode:
-    """Write one page of HTML on the 20 jobs that committed last, or on one: it stands alone and loads nothing.
+    """Write one page of HTML on the 20 jobs that committed last, or on one: it loads nothing from elsewhere.
 
     It shows what is at risk, commits with new and retained bytes, restore drills, and what collections freed. The
     repository is only read: that costs a listing, the records, and each index of the commits shown. Ends with 0

@@ -202,7 +202,7 @@ async def test_too_little_room_for_all_stores_is_told_before_a_byte_is_fetched(
     heard = _Heard()
     full = os.statvfs_result((4096, 4096, 1000, 200, 200, 1000, 500, 500, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
-    with pytest.raises(TargetError, match="no room"):
+    with pytest.raises(TargetError, match="too little space"):
         await run_restore_drill(repository, SCOPE, DrillOptions(scratch=scratch), progress=heard)
     assert heard.totals == []
     assert _left(scratch) == []
