@@ -89,7 +89,7 @@ def share_among(settings: TransferSettings, at_once_max: int) -> tuple[int, Tran
         settings,
         in_flight_max=settings.in_flight_max // at_once,
         memory_bytes_max=memory_bytes,
-        # A pack is never cut by this: it is no larger than the share.
+        # A pack is never cut by this: it is not larger than the share.
         range_bytes=min(settings.range_bytes, memory_bytes),
     )
     return at_once, share

@@ -343,7 +343,7 @@ class _Base(msgspec.Struct, frozen=True, kw_only=True):
 async def _find_base(
     repository: OpenRepository, base: StoreReference, missing: frozenset[str], *, check_retained: bool
 ) -> _Base:
-    """Read the base's index; one that is known to be missing is no error: everything is uploaded again (M1)."""
+    """Read the base's index; it is not an error if that is known to be missing: everything is uploaded again (M1)."""
     known = repository.indexes.find(base.index)
     requests = 0
     if known is not None and check_retained:
@@ -448,9 +448,9 @@ def _summarise(
     watch: Stopwatch,
 ) -> BackupResult:
     changes, metadata = facts.plan.changes, index.metadata
-    births_ms = [created.created_at_ms]
+    created_ms = [created.created_at_ms]
     if uploaded.oldest_birth_ms is not None:
-        births_ms.append(uploaded.oldest_birth_ms)
+        created_ms.append(uploaded.oldest_birth_ms)
     return BackupResult(
         scope=address.scope,
         reference=StoreReference(
@@ -464,7 +464,7 @@ def _summarise(
             size_bytes=changes.bytes_added + changes.bytes_retained,
         ),
         base=facts.reference.index if facts.reference is not None else None,
-        oldest_birth_ms=min(births_ms),
+        oldest_birth_ms=min(created_ms),
         new_keys=(*uploaded.keys, stored.key),
         stats=_stats(facts, stored.size_bytes, watch),
         missing_keys=tuple(sorted(facts.missing)),

@@ -216,7 +216,7 @@ class Uploader:
         self._progress = progress
         self._budget = ByteBudget(session.settings.memory_bytes_max)
         self._files: dict[FilePath, FileIndex] = {}
-        self._births_ms: list[int] = []
+        self._created_ms: list[int] = []
         # The hashes of files in blobs of their own by their first number, and of each run of those that were cut.
         self._whole: dict[int, Digest] = {}
         self._run_hashes: dict[BlobKey, bytes] = {}
@@ -247,7 +247,7 @@ class Uploader:
             files=self._files,
             packs=tuple(Pack(self._session.key(pack.counter), pack.size_bytes) for pack in plan.packs),
             keys=tuple(self._session.key(counter) for counter in range(plan.uploads_count)),
-            oldest_birth_ms=min(self._births_ms, default=None),
+            oldest_birth_ms=min(self._created_ms, default=None),
         )
 
     async def _carry_out(self, job: _Job) -> None:
@@ -310,7 +310,7 @@ class Uploader:
     async def _put(self, key: BlobKey, body: Body, payload: str) -> None:
         store = self._store.tagged(self._session.metadata(payload, body.size_bytes))
         created: Created = await put_new(store, key, body, ttl_ms=self._session.ttl_ms)
-        self._births_ms.append(created.created_at_ms)
+        self._created_ms.append(created.created_at_ms)
 
     def _body(self, item: PlannedFile, start: int, size_bytes: int) -> FileRunBody:
         chunk_bytes = self._settings.chunk_bytes

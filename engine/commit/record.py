@@ -42,7 +42,7 @@ from index.snapshot.records import (
 # Any commit may be the parent, as far as the caller is concerned; what the results were diffed against counts (C2).
 ANY: Final = "any"
 # Stores listed in the hint to a caller who names one that is not there.
-STORES_TOLD_MAX: Final = 8
+STORES_LISTED_MAX: Final = 8
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ def compose_commit(
             number = head.newest.pointer.number if head.newest else head.next_number - 1
         reference = msgspec.structs.replace(result.reference, number=number)
         stores[reference.task, reference.store] = reference
-    births = [result.oldest_birth_ms for result in results]
+    created_ms = [result.oldest_birth_ms for result in results]
     lease_ms = repository.ttl_ms - repository.margin_ms
     next_version = parent.version + 1 if parent else 1
     return _chained(
@@ -188,7 +188,7 @@ def compose_commit(
             offsets=request.offsets,
             layout=request.layout or (parent.layout if parent else ScopeLayout()),
             stores=tuple(stores[key] for key in sorted(stores)),
-            valid_until_ms=min(births) + lease_ms if births else NEVER_MS,
+            valid_until_ms=min(created_ms) + lease_ms if created_ms else NEVER_MS,
         ),
     )
 
@@ -323,12 +323,12 @@ def check_parent(scope: Scope, head: Head, request: Request) -> None:
 
 def _no_such_store(scope: Scope, dropped: tuple[str, str], stores: Collection[tuple[str, str]]) -> NotFoundError:
     there = sorted("/".join(store) for store in stores)
-    more = f" and {len(there) - STORES_TOLD_MAX} more" if len(there) > STORES_TOLD_MAX else ""
+    more = f" and {len(there) - STORES_LISTED_MAX} more" if len(there) > STORES_LISTED_MAX else ""
     return NotFoundError(
         f"there is no store {dropped[1]} of task {dropped[0]} to drop",
         operation="commit",
         subject=str(scope),
-        hint=f"the newest commit has {', '.join(there[:STORES_TOLD_MAX]) or 'no stores'}{more}",
+        hint=f"the newest commit has {', '.join(there[:STORES_LISTED_MAX]) or 'no stores'}{more}",
     )
 
 

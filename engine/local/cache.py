@@ -19,7 +19,7 @@ from index.snapshot.model import SstIdentity
 
 ENTRIES_MAX: Final = 400_000
 # Entries beyond twice the files of the directory are of files that are gone, except this number.
-SPARE_ENTRIES: Final = 1_000
+EXTRA_ENTRIES: Final = 1_000
 CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
 # A file that changed less than this before it was looked at may change once more within the same clock tick.
 SETTLING_TIME_NS: Final = 2_000_000_000
@@ -138,7 +138,7 @@ class DigestCache:
         Args:
             files: All files of the directory.
         """
-        if len(self._files) > 2 * len(files) + SPARE_ENTRIES:
+        if len(self._files) > 2 * len(files) + EXTRA_ENTRIES:
             there = {(file.device, file.inode) for file in files}
             self._files = {key: entry for key, entry in tuple(self._files.items()) if key in there}
 
@@ -147,7 +147,7 @@ class DigestCache:
         self._files.pop(key, None)
         self._files[key] = entry
         if len(self._files) > ENTRIES_MAX:
-            with contextlib.suppress(StopIteration, RuntimeError):  # another thread is making room already
+            with contextlib.suppress(StopIteration, RuntimeError):  # another thread removes one already
                 self._files.pop(next(iter(self._files)), None)
 
     @classmethod

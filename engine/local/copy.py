@@ -56,7 +56,7 @@ def copy_file(source: Path, target: Path) -> int:
 
     Raises:
         FileExistsError: The target is there.
-        OSError: As the file system says; ELOOP for a symbolic link, EISDIR or EINVAL for what is no regular file.
+        OSError: As the file system says; ELOOP for a symbolic link, EISDIR or EINVAL for what is not a regular file.
     """
     incoming = os.open(source, READ_FLAGS)
     try:

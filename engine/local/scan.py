@@ -66,7 +66,7 @@ def scan_dir(path: Path, known: LocalDir | None = None) -> LocalDir:
         Files and sub-directories, each sorted by name; the root's name is empty.
 
     Raises:
-        UnsafeSourceError: It is no directory; or something in it is neither a file nor a directory, has a name that
+        UnsafeSourceError: It is not a directory; or something in it is neither a file nor a directory, has a name that
             cannot be kept, cannot be read, vanished meanwhile, or nests too deep.
     """
     with refusing(path):

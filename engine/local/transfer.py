@@ -113,7 +113,7 @@ class SourceDir:
         """Open it.
 
         Raises:
-            UnsafeSourceError: It is no directory, or cannot be read.
+            UnsafeSourceError: It is not a directory, or cannot be read.
         """
         with refusing(self.path):
             self.descriptor = os.open(self.path, DIR_FLAGS)

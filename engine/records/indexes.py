@@ -61,7 +61,7 @@ class IndexCache:
         return self._snapshots.get(reference)
 
     def keep(self, snapshot: StoredSnapshot) -> None:
-        """Remember an index; those that were remembered longest ago go if there is no room."""
+        """Remember an index; those that were remembered longest ago go if they are too many."""
         reference = snapshot.chain[0]
         self._snapshots[reference] = snapshot
         self._snapshots.move_to_end(reference)

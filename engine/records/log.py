@@ -312,8 +312,8 @@ async def read_vouched(
     """Ask the store what vouches for a late record of which the log says nothing (C5).
 
     One whose lease began before the repository record was created here was copied, and not written here: nobody writes
-    before that record stands. It may have been void at the old place, and lack what was collected there: then it still
-    is. One whose new indexes have no TTL was acknowledged (T1).
+    before that record is there. It may have been void at the old place, and lack what was collected there, and still
+    does. One whose new indexes have no TTL was acknowledged (T1).
 
     Requests: none unless the newest record is late; then one STAT and one GET of the repository record, and one STAT of
     each index that is new in the record, or of all if none is.

@@ -92,7 +92,7 @@ async def hold_pin(
     """Keep what a commit refers to from being collected while the block runs.
 
     The pin is written first, then the scope's boundaries are read: a collector that did not see the pin had written its
-    boundary before, so that either it spares the commit or this raises.
+    boundary before, so that either it keeps the commit or this raises.
 
     Requests: one PUT, one LIST and a GET per boundary before the block; one PUT after it.
 

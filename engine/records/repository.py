@@ -93,7 +93,7 @@ async def read_repository_record(store: BlobStore, operation: str) -> Repository
     """Read the record of a repository: one GET.
 
     Raises:
-        NotFoundError: The store is no repository.
+        NotFoundError: The store is not a repository.
         UnknownFormatError: It was made by a newer tidemark.
         UnsafeStoreError: `init` has refused this store.
         StoreError: As the store says.

@@ -84,7 +84,7 @@ class References(msgspec.Struct, frozen=True, kw_only=True):
     # One store's in the order of its commits: a reader in this order meets the same blobs again and again.
     neighbours: tuple[IndexReference, ...]
     # Those that only pins lead to. What is not there any more was collected before the pin was there, and the pinner is
-    # refused by `check_open`: it keeps nothing, and is no damage.
+    # refused by `check_open`: it keeps nothing, and is not damage.
     optional: frozenset[IndexReference]
     # Of which scopes nothing may go, whatever these lead to.
     protected: Protection = NOTHING_PROTECTED

@@ -666,7 +666,7 @@ class Repository:
         """Check commits, or all of a scope or of the repository with names and logs; see `engine.inspect.verify`.
 
         Where damage is found and commits were collected meanwhile, those that are left are checked again: what a
-        collection took is no damage.
+        collection took is not damage.
         """
         logs: tuple[ScopeLog, ...] = ()
         noted = Noted()

@@ -83,7 +83,7 @@ async def export_to_samza(
 
 
 async def _unpack(repository: Repository, commit: Commit, task: str, store: str) -> Commit:
-    """Commit the same files again, each file one blob; needs room for them on this machine."""
+    """Commit the same files again, each file one blob; needs space for them on this machine."""
     scope = Scope(f"{commit.scope.job}.samza", commit.scope.task)
     settings = msgspec.structs.replace(
         repository.settings,

@@ -33,7 +33,7 @@ from index.snapshot.model import FileBlob, SnapshotMetadata
 
 # Small files that go to a thread together.
 FILES_PER_HOP: Final = 256
-# Local files up to this size are copied through memory, so many bytes at a time.
+# Local files up to this size are copied through memory, and the bytes of one call.
 SMALL_BYTES_MAX: Final = 256 * 1024
 HOP_BYTES_MAX: Final = 4 * 1024 * 1024
 

@@ -33,13 +33,13 @@ class _AtWork:
     def __init__(self) -> None:
         self.permits = threading.Semaphore(cores_count())
 
-    def begin_anew(self) -> None:
-        """In a child that was forked: it has none of the threads that held permits just then, to give them back."""
+    def reset(self) -> None:
+        """Make new permits in a forked child: no thread there gives back those that were held."""
         self.permits = threading.Semaphore(cores_count())
 
 
 _AT_WORK: Final = _AtWork()
-os.register_at_fork(after_in_child=_AT_WORK.begin_anew)
+os.register_at_fork(after_in_child=_AT_WORK.reset)
 
 
 class PackReader(Sink):

@@ -72,7 +72,7 @@ class RestoreResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     # Paths beside the target that could not be removed, for somebody with more rights to remove.
     leftovers: tuple[str, ...] = ()
-    # Of `seconds`: reading the index, finding out what is there already and making room, and from the last byte on,
+    # Of `seconds`: reading the index, finding out what is there already, making directories, and from the last byte on,
     # syncing the directories and renaming them into place.
     index_seconds: float = 0.0
     prepare_seconds: float = 0.0
@@ -142,7 +142,7 @@ async def restore_store(
         What was done. On any error, and if this is cancelled, the target is what it was, or complete.
 
     Raises:
-        TargetError: The target is no directory, has content that may not be replaced, is in use, or there is no room;
+        TargetError: The target is not a directory, has content that may not be replaced, is in use, or has no space;
             or `replace` would put a few files into the place of a whole directory.
         UsageError: One of the patterns is empty.
         NotFoundError: One of the patterns matches no file.
@@ -392,7 +392,7 @@ def _check_not_in_use(target: Path) -> None:
 
 def _prepare(staging: Staging, plan: RestorePlan) -> None:
     written = tuple(plan.written)
-    staging.check_room(size_bytes=sum(file.size_bytes for file in written), files_count=len(written))
+    staging.check_space(size_bytes=sum(file.size_bytes for file in written), files_count=len(written))
     staging.make_dirs(plan.dirs)
 
 
@@ -420,10 +420,10 @@ async def plan_restore_store(
 ) -> RestorePlan:
     """Plan what `restore_store` would do with the same arguments; what it refuses is refused in the same order.
 
-    Only what takes writing is not found out: whether there is room, and another restore at work.
+    Only what takes writing is not found out: whether there is space, and another restore at work.
 
     Raises:
-        TargetError: The target is no directory, has content that may not be replaced, or a RocksDB has it open; or
+        TargetError: The target is not a directory, has content that may not be replaced, or a RocksDB has it open; or
             `replace` would put a few files into the place of a whole directory.
         UsageError: One of the patterns is empty.
         NotFoundError: One of the patterns matches no file.

@@ -86,7 +86,7 @@ class Staging:
         """Claim the target and make an empty private directory beside it.
 
         Raises:
-            TargetError: The target is no directory, has content that may not be replaced, is being restored to by
+            TargetError: The target is not a directory, has content that may not be replaced, is being restored to by
                 somebody else, or cannot be written beside. Then `close` leaves everything as it was.
         """
         with target_errors(self.target):
@@ -111,21 +111,21 @@ class Staging:
             for path in dirs:
                 os.mkdir("/".join(path), _PRIVATE, dir_fd=self.descriptor)
 
-    def check_room(self, *, size_bytes: int, files_count: int) -> None:
-        """Refuse before the first byte is fetched what the file system has no room for.
+    def check_space(self, *, size_bytes: int, files_count: int) -> None:
+        """Refuse before the first byte is fetched what the file system has no space for.
 
         Raises:
             TargetError: Too little space, or too few inodes, are left.
         """
         with target_errors(self.target):
-            room = os.fstatvfs(self.descriptor)
+            space = os.fstatvfs(self.descriptor)
         # A file takes whole blocks: half a block more on average, and never less than what it holds.
-        needed_bytes = size_bytes + files_count * room.f_frsize // 2
-        free_bytes = room.f_bavail * room.f_frsize
+        needed_bytes = size_bytes + files_count * space.f_frsize // 2
+        free_bytes = space.f_bavail * space.f_frsize
         if needed_bytes > free_bytes:
             raise _full(self.target, f"needs {needed_bytes:,} bytes and {free_bytes:,} are free")
-        if room.f_files and files_count > room.f_favail:
-            raise _full(self.target, f"needs {files_count:,} inodes and {room.f_favail:,} are free")
+        if space.f_files and files_count > space.f_favail:
+            raise _full(self.target, f"needs {files_count:,} inodes and {space.f_favail:,} are free")
 
     def publish(self, dirs: Sequence[FilePath], modes: Mapping[FilePath, int]) -> None:
         """Put what was built at the target, durably. What was there goes, or comes back if that fails.
@@ -306,7 +306,7 @@ def look_at_target(target: Path, *, replace: bool, parent: int | None = None) ->
         parent: The directory above it, open; without it, the path leads there.
 
     Raises:
-        TargetError: It is no directory, has content that may not be replaced, or cannot be looked at.
+        TargetError: It is not a directory, has content that may not be replaced, or cannot be looked at.
     """
     target = target.absolute()
     _check_named(target)

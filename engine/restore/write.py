@@ -72,7 +72,7 @@ class FilePlace(Sink):
     Args:
         descriptor: Of the file, open for as long as bytes may come.
         offset: Of the first byte.
-        size_bytes_max: What there is room for: behind it, another blob's place begins.
+        size_bytes_max: What there is space for: behind it, another blob's place begins.
     """
 
     def __init__(self, descriptor: int, offset: int, *, size_bytes_max: int) -> None:

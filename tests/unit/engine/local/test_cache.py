@@ -159,7 +159,7 @@ def test_new_stat_replaces_the_old_one_and_the_oldest_entries_go(monkeypatch: py
 
 
 def test_files_that_are_gone_are_forgotten_once_they_are_the_majority(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest_cache, "SPARE_ENTRIES", 0)
+    monkeypatch.setattr(digest_cache, "EXTRA_ENTRIES", 0)
     cache = DigestCache()
     for inode in range(10):
         cache.record(a_file(inode=inode), looked_at_ns=QUIET_NS)
