@@ -18,6 +18,7 @@ from engine.errors import EngineError
 from engine.local.scan import changed_error, refusing
 from engine.state.changelogs import open_changelog
 from engine.state.query import StoreAt
+from engine.state.sources import resolve_with
 from index.errors import FileChecksumError, FormatError
 from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of
@@ -139,11 +140,9 @@ class LiveStore(BackupSource):
     async def _resolve(self, listed: Mapping[FilePath, LocalFile]) -> Resolution:
         at = self._store.at
         present = Present.of_names(path[0] for path in listed if len(path) == 1)
-        while True:
-            answer = resolve(at.version, at.unique_id, present)
-            if isinstance(answer, Resolution):
-                return answer
-            present = present.with_header(answer.changelog, await self._read_header(answer.changelog))
+        return await resolve_with(
+            lambda present: resolve(at.version, at.unique_id, present), present, self._read_header
+        )
 
     async def _read_header(self, of: StateVersion) -> Lineage:
         path = (changelog_name(of),)

@@ -73,9 +73,7 @@ async def replay_store(
     """
     # A backup has one base: there is nothing to repair it with, and what is wrong with it is to be told.
     settings = msgspec.structs.replace(settings, snapshot_repair=False)
-    manager = StateFileManager(
-        files, codec=settings.codec, file_checksums=settings.file_checksums, fetches_max=settings.fetches_max
-    )
+    manager = StateFileManager(files, settings)
     schema = await files.read("/".join(SCHEMA_PATH)) if SCHEMA_PATH in dict(files_of(files.index.dir)) else None
     place = await run_blocking(WorkingDir.open, working)
     try:

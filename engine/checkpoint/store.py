@@ -16,6 +16,7 @@ from engine.settings import TransferSettings
 from engine.state.files import StateFileManager
 from engine.state.query import StoreAt
 from engine.state.restore import StateRestoreOptions, restore_state
+from engine.state.settings import StateStoreSettings
 from engine.state.sources import IndexStateFiles
 from index.snapshot.records import StoreReference
 from index.spark.checkpoint import StoreId
@@ -116,7 +117,7 @@ async def _replayed(
     settings = msgspec.structs.replace(work.store.settings, fetches_max=transfer.in_flight_max)
     at = work.store.at
     unique_id = None if at.unique_id is None else target_in_index(at.version, at.unique_id, index)
-    resolution = await StateFileManager(files, codec=settings.codec).resolve(at.version, unique_id)
+    resolution = await StateFileManager(files, StateStoreSettings(codec=settings.codec)).resolve(at.version, unique_id)
     if not resolution.changelogs:
         return None
     staging = Staging(target, runtime.session(), replace=replace)

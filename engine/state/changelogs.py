@@ -60,43 +60,24 @@ _READ_BYTES: Final = 1024 * 1024
 T = TypeVar("T")
 
 
-async def publish_checked(
-    directory: CheckpointDir,
-    path: str,
-    source: Path | bytes,
-    *,
-    overwrite: bool,
-    runtime: Runtime,
-    skip_where_missing: bool = True,
-) -> int:
-    """Publish a file and its checksum.
-
-    Requests: one PUT for each. With `overwrite` also a question for each, and a DELETE of a checksum that is there.
+async def publish_checked(directory: CheckpointDir, path: str, source: Path | bytes, *, runtime: Runtime) -> int:
+    """Publish a new file and its checksum: one PUT for each.
 
     Args:
-        directory: Where to.
+        directory: The directory of the file.
         path: Of the file in it.
         source: Its content: bytes, or a local file that nobody changes.
-        overwrite: Whether it may replace one that is there.
-        runtime: Tells the time that the checksum says.
-        skip_where_missing: With `overwrite`: a file that is there without a checksum is replaced by one without.
+        runtime: Clock of the time in the checksum.
 
     Returns:
-        How many bytes the file has.
+        The size of the file in bytes.
 
     Raises:
-        CheckpointFileExistsError: Without `overwrite`: a file is there. It is unchanged, as is its checksum.
+        CheckpointFileExistsError: A file is there. It is unchanged, as is its checksum.
         CheckpointUnknownError: The store never said whether it took one of the two.
         OSError: The source cannot be read.
         StoreError: The store did not take one of the two.
     """
-    name = checksum_name(path)
-    if overwrite:
-        has_checksum = await directory.exists(name)
-        if skip_where_missing and not has_checksum and await directory.exists(path):
-            return await publish(directory, path, source, overwrite=True)
-        if has_checksum:
-            await directory.delete((name,))
     if isinstance(source, bytes):
         found, size_bytes = crc32c(source), len(source)
     else:
@@ -105,9 +86,9 @@ async def publish_checked(
         crc32c=found, size_bytes=size_bytes, timestamp_ms=runtime.local_now_ms(), executor_id=CREATOR
     )
     data = encode_file_checksum(checksum)
-    await publish(directory, path, source, overwrite=overwrite)
+    await publish(directory, path, source, overwrite=False)
     # Only now, and not at the same time: where the name is taken, this would be the checksum of another file.
-    await directory.publish_bytes(name, data, overwrite=overwrite)
+    await directory.publish_bytes(checksum_name(path), data, overwrite=False)
     return size_bytes
 
 
@@ -120,7 +101,7 @@ async def publish(directory: CheckpointDir, path: str, source: Path | bytes, *, 
 
 
 async def read_checked(files: StateFiles, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
-    """The content of a small file, verified if a checksum is there.
+    """Read a small file, and verify it if a checksum is there.
 
     Raises:
         BlobNotFoundError: There is no such file.
@@ -129,25 +110,21 @@ async def read_checked(files: StateFiles, path: str, *, size_bytes_max: int = RE
         DamagedError: It is larger than `size_bytes_max`, or its checksum is larger than any.
         StoreError: As the store says.
     """
-    async with asyncio.TaskGroup() as both:
-        reading = both.create_task(_outcome(files.read(path, size_bytes_max=size_bytes_max)))
-        expecting = both.create_task(_outcome(_read_checksum(files, path)))
-    data = _taken(reading.result())
-    expected = _taken(expecting.result())
+    data, expected = await _with_checksum(files.read(path, size_bytes_max=size_bytes_max), files, path)
     if expected is not None:
         check_file_checksum(expected, crc32c=crc32c(data), size_bytes=len(data), subject=f"{files.location}/{path}")
     return data
 
 
-async def fetch_checked(files: StateFiles, path: str, target: Path, *, size_bytes_max: int | None = None) -> int:
-    """Copy a file to this machine, verified if a checksum is there: nothing of `target` is there before it is.
+async def fetch_checked(files: StateFiles, path: str, target: Path) -> int:
+    """Copy a file to this machine, and verify it if a checksum is there: before that nothing of `target` is there.
 
     Returns:
-        How many bytes it has.
+        Its size in bytes.
 
     Raises:
         BlobNotFoundError: There is no such file.
-        DamagedError: It is larger than `size_bytes_max`, or its checksum is larger than any.
+        DamagedError: Its checksum is larger than any.
         FileChecksumError: It does not fit its checksum.
         UnknownFormatError: Its checksum is of another algorithm.
         TargetError: The target cannot be written.
@@ -156,11 +133,7 @@ async def fetch_checked(files: StateFiles, path: str, target: Path, *, size_byte
     # Cut by bytes: that is what a file system counts.
     unverified = target.with_name(f".{os.fsdecode(os.fsencode(target.name)[:200])}.unverified")
     try:
-        async with asyncio.TaskGroup() as both:
-            fetching = both.create_task(_outcome(files.fetch(path, unverified, size_bytes_max=size_bytes_max)))
-            expecting = both.create_task(_outcome(_read_checksum(files, path)))
-        size_bytes = _taken(fetching.result())
-        expected = _taken(expecting.result())
+        size_bytes, expected = await _with_checksum(files.fetch(path, unverified), files, path)
         if expected is not None:
             found, found_bytes = await run_blocking(_read_crc32c, unverified)
             check_file_checksum(expected, crc32c=found, size_bytes=found_bytes, subject=f"{files.location}/{path}")
@@ -172,6 +145,19 @@ async def fetch_checked(files: StateFiles, path: str, target: Path, *, size_byte
     return size_bytes
 
 
+async def _with_checksum(work: Awaitable[T], files: StateFiles, path: str) -> tuple[T, FileChecksum | None]:
+    """Read a file and its checksum at once; the error of the file counts first."""
+    async with asyncio.TaskGroup() as both:
+        reading = both.create_task(outcome_of(work))
+        expecting = both.create_task(outcome_of(_read_checksum(files, path)))
+    found, expected = reading.result(), expecting.result()
+    if isinstance(found, Exception):
+        raise found
+    if isinstance(expected, Exception):
+        raise expected
+    return found, expected
+
+
 async def _read_checksum(files: StateFiles, path: str) -> FileChecksum | None:
     name = checksum_name(path)
     try:
@@ -181,18 +167,14 @@ async def _read_checksum(files: StateFiles, path: str) -> FileChecksum | None:
     return decode_file_checksum(data, subject=f"{files.location}/{name}")
 
 
-async def _outcome(work: Awaitable[T]) -> T | Exception:
-    """The result or the error, so that two errors at once do not become a group of errors."""
+async def outcome_of(
+    work: Awaitable[T], errors: type[Exception] | tuple[type[Exception], ...] = Exception
+) -> T | Exception:
+    """Return the result or one of these errors, so that it does not end what runs beside it in a task group."""
     try:
         return await work
-    except Exception as error:  # noqa: BLE001 — raised by `_taken`
+    except errors as error:
         return error
-
-
-def _taken(outcome: T | Exception) -> T:
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
 
 
 def _read_crc32c(path: Path) -> tuple[int, int]:

@@ -10,9 +10,10 @@ from engine.errors import DamagedError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.local_files import StateFileMap, ZipStamp, known_names, shared_path
 from engine.state.metrics import Deleted
+from engine.state.sources import resolve_with
 from engine.state.zips import StateZip
 from index.errors import FormatError, VersionMissingError
-from index.spark.lineage import HeaderNeeded, Lineage, Present, Resolution
+from index.spark.lineage import Lineage, Present, Resolution
 from index.spark.names import LOGS, SSTS, StateVersion, changelog_name, checksum_name, snapshot_name, state_name
 from index.spark.retention import (
     BaseNeeded,
@@ -115,10 +116,9 @@ async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListi
     versions = [StateVersion(item.version, item.unique_id) for item in needed.lineage]
     present = present.with_headers({of: needed.lineage[:at] for at, of in enumerate(versions) if at})
     try:
-        while isinstance(answer := find_base(wanted, needed.target, present), HeaderNeeded):
-            present = present.with_headers({answer.changelog: await read_header(answer.changelog)})
+        answer = await resolve_with(lambda present: find_base(wanted, needed.target, present), present, read_header)
     except (DamagedError, FormatError):
-        # A version that cannot be put together says nothing about what may go. Whoever loads it is told why.
+        # A version that cannot be put together says nothing about what may go. Its next load raises why.
         return 0
     return 0 if answer.base is None else answer.base.version
 

@@ -1,9 +1,8 @@
-"""What makes a version durable: its changelog, now and then a snapshot, and the way of both to the store.
+"""Makes a version durable: its changelog, now and then a snapshot, and the uploads of both.
 
-Snapshots of commits on their way to the store while the query goes on (design 0004, C7).
-
-One upload is under way at most, and one snapshot waits at most: a newer one takes the place of an older one that has
-not begun, so that a slow store makes snapshots rarer, not commits slower.
+Snapshots are uploaded while the query goes on (design 0004, C7). One upload is under way at most, and one snapshot
+waits at most: a newer one takes the place of an older one that has not begun, so that a slow store makes snapshots
+rarer, not commits slower.
 """
 
 import asyncio
@@ -33,13 +32,13 @@ _AT_ONCE: Final = 2
 
 
 class SnapshotUploads:
-    """The queue of one state store. Its tasks are those of the event loop that is running when one begins.
+    """The queue of one state store. Its tasks belong to the event loop that is running when one begins.
 
     Args:
         upload: Uploads one snapshot.
-        forget: Forgets what a snapshot that is not uploaded was to put there.
-        free: Removes what this machine keeps of a snapshot whose upload has ended, or has been given up.
-        tell: Called when one is uploaded.
+        forget: Forgets the names of the files of a snapshot that is not uploaded.
+        free: Removes the files on this machine of a snapshot whose upload has ended, or has been given up.
+        note: Called when one is uploaded.
         in_background: Whether an upload begins when it is offered; else `settle` begins it.
 
     Attributes:
@@ -52,18 +51,18 @@ class SnapshotUploads:
         upload: Callable[[CapturedSnapshot], Awaitable[SnapshotUploaded]],
         forget: Callable[[CapturedSnapshot], None],
         free: Callable[[CapturedSnapshot], Awaitable[None]],
-        tell: Callable[[CapturedSnapshot, SnapshotUploaded], None],
+        note: Callable[[CapturedSnapshot, SnapshotUploaded], None],
         *,
         in_background: bool,
     ) -> None:
         self._upload = upload
         self._forget = forget
         self._free = free
-        self._tell = tell
+        self._note = note
         self._in_background = in_background
         self._waiting: CapturedSnapshot | None = None
         self._running: CapturedSnapshot | None = None
-        # Of what is running, if nobody cares any more what becomes of it.
+        # The running one, if its failure does not count any more.
         self._unwanted: CapturedSnapshot | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure: tuple[CapturedSnapshot, Exception] | None = None
@@ -71,7 +70,7 @@ class SnapshotUploads:
         self.failures_count = 0
 
     async def offer(self, captured: CapturedSnapshot) -> None:
-        """Take over a snapshot; one that waits is given up for it."""
+        """Queue a snapshot in place of one that waits."""
         replaced, self._waiting = self._waiting, captured
         self.is_due_again = False
         if self._in_background:
@@ -80,14 +79,14 @@ class SnapshotUploads:
             await self._drop(replaced)
 
     async def supersede(self) -> None:
-        """A newer snapshot than all that were offered has arrived by another way: they have become useless."""
+        """Give up what was offered: a newer snapshot has arrived by another way."""
         self._failure = None
         self.is_due_again = False
         self._unwanted = self._running
         await self._give_up(lambda _: True)
 
     async def revoke(self, is_void: Callable[[CapturedSnapshot], bool]) -> None:
-        """Give up snapshots of which the caller knows that they must not be seen any more.
+        """Give up snapshots that must not be seen any more.
 
         One that is under way is stopped, and waited for. If it was too late to stop it, it is there.
         """
@@ -99,12 +98,12 @@ class SnapshotUploads:
             await asyncio.wait({task})
 
     async def wait(self) -> None:
-        """Wait for what is under way, and for what begins by itself when that ends."""
+        """Wait for the upload under way, and for what begins by itself when that ends."""
         while self._task is not None and not self._task.done():
             await asyncio.wait({self._task})
 
     async def settle(self) -> None:
-        """Wait for what is under way and for what waits; not for what is offered meanwhile, which may never end.
+        """Wait for the upload under way and for what waits; not for what is offered meanwhile, which may never end.
 
         Uploads go on if the caller is cancelled.
         """
@@ -115,12 +114,12 @@ class SnapshotUploads:
             await asyncio.wait({self._task})
 
     def take_failure(self) -> tuple[CapturedSnapshot, Exception] | None:
-        """The last failure that nobody was told of yet and that no later upload made good."""
+        """Return, once, the last failure that no later upload made good."""
         failure, self._failure = self._failure, None
         return failure
 
     async def close(self, *, finish: bool) -> None:
-        """End it: upload what is there, or give up what has not begun. Cancelled, it stops the upload under way."""
+        """Upload the rest, or give up what has not begun. Cancelled, it stops the upload under way."""
         try:
             if not finish:
                 await self._give_up(lambda _: True)
@@ -151,11 +150,11 @@ class SnapshotUploads:
     async def _run(self, captured: CapturedSnapshot) -> None:
         try:
             uploaded = await self._upload(captured)
-        except Exception as error:  # noqa: BLE001  (kept, and raised by whoever asks next)
+        except Exception as error:  # noqa: BLE001  (kept, and raised by the next call that asks)
             self._note_failure(captured, error)
         else:
             self._failure = None
-            self._tell(captured, uploaded)
+            self._note(captured, uploaded)
         finally:
             await self._free(captured)
         self._running = self._task = None
@@ -163,7 +162,7 @@ class SnapshotUploads:
             self._begin()
 
     def _note_end(self, captured: CapturedSnapshot, task: asyncio.Task[None]) -> None:
-        """A task may be cancelled before it has taken a step, as when its loop ends: nothing in `_run` would know."""
+        # A task may be cancelled before it has taken a step, as when its loop ends: `_run` does not see it.
         if task.cancelled():
             self._forget(captured)
             hint = "keep one event loop running for as long as the state store is open"
@@ -181,7 +180,7 @@ class SnapshotUploads:
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a commit made: what a task of Spark's tells the driver, and the commit log keeps."""
+    """The result of a commit, which a task of Spark's reports to the driver, and the commit log keeps."""
 
     version: int
     # None with format 1.
@@ -195,13 +194,13 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Maintained(msgspec.Struct, frozen=True, kw_only=True):
-    """What `maintain` did."""
+    """The result of `maintain`."""
 
     # The newest snapshot that is in the store and was uploaded since the last `maintain`; None: there was none.
     uploaded: StateVersion | None
     deleted: Deleted
-    # Nothing was deleted because nothing has been loaded to be written on yet, nor committed: which version has to stay
-    # is not known (design 0004, G4).
+    # Nothing was deleted because nothing has been loaded to be written on yet, nor committed, and it is not known which
+    # version has to stay (design 0004, G4).
     deletion_waits: bool = False
 
 
@@ -209,15 +208,12 @@ class StateCommits:
     """The commits of one store and the uploads that they leave behind.
 
     Args:
-        manager: Of the store's files.
-        place: Where captured snapshots stand.
-        settings: Of the store.
-        runtime: Durations.
+        place: The directory of captured snapshots.
         rocksdb: What RocksDB is opened with.
-        rebase: Told of each version whose snapshot has arrived.
+        rebase: Called with each version whose snapshot has arrived.
 
     Attributes:
-        uploads: Snapshots on their way.
+        uploads: Snapshots that are being uploaded.
     """
 
     def __init__(
@@ -257,8 +253,8 @@ class StateCommits:
         began_s = self._runtime.monotonic_s()
         of = StateVersion(loaded.target.version + 1, loaded.next_id)
         writer = loaded.writer
-        # Waited for: without changelogs it is the commit itself, and what no changelog can say must not be lost. Nor
-        # may the zip of an attempt that failed stand for this one.
+        # Waited for: without changelogs it is the commit itself, and what no changelog can hold must not be lost. Nor
+        # may the zip of an attempt that failed count for this one.
         inline = force or writer is None or loaded.needs_snapshot or loaded.is_lineage_cut or of in self._zips_begun
         if of.unique_id is None and not inline:
             # Nor that of a history that was left: no changelog is looked at where a snapshot of the version is (C4).
@@ -317,7 +313,7 @@ class StateCommits:
         )
 
     async def _capture(self, loaded: LoadedState, of: StateVersion) -> CapturedSnapshot:
-        """Take down what is there now, so that nothing that follows can change it (design 0004, S3)."""
+        """Capture what is there now, so that nothing that follows can change it (design 0004, S3)."""
         directory = self._place.new_captured()
         metadata = StateMetadata(
             num_keys=loaded.counts.keys,
@@ -368,7 +364,6 @@ class StateCommits:
         return await self._manager.upload_snapshot(captured)
 
     async def _drop(self, captured: CapturedSnapshot) -> None:
-        """It will not be uploaded, or has been and shall not count."""
         self._manager.discard(captured)
         await self._free(captured)
 
@@ -391,12 +386,12 @@ class StateCommits:
         self._rebase(captured.of)
 
     def take_uploaded(self) -> StateVersion | None:
-        """The last snapshot that was uploaded, if nobody has asked since then."""
+        """Return, once, the last snapshot that was uploaded."""
         uploaded, self._uploaded = self._uploaded, None
         return uploaded
 
-    def tell_failure(self, operation: str) -> None:
-        """Raise the last failure that nobody was told of and that no later upload made good.
+    def raise_failure(self, operation: str) -> None:
+        """Raise, once, the last failure that no later upload made good.
 
         Raises:
             SnapshotUploadError: There is one.

@@ -2,15 +2,11 @@
 
 Whether this is a directory, a bucket or a snapshot index of either is for `StateFiles` to know. Nothing here opens
 RocksDB, and nothing decides what is due: that is the state store's business.
-
-Making a working directory hold exactly the files of a snapshot (design 0004, C1).
-
-Uploading a captured snapshot: new files first, the zip last (design 0004, Z1 and S4).
 """
 
 import contextlib
 import tempfile
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +18,6 @@ from engine.clock import Runtime, SystemRuntime
 from engine.errors import DamagedError, TargetError, UnsafeSourceError, UsageError
 from engine.state.changelogs import (
     ChangelogReader,
-    ChangelogWriter,
     fetch_checked,
     open_changelog,
     publish,
@@ -31,7 +26,6 @@ from engine.state.changelogs import (
 )
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.collect import delete_old_versions, find_orphans
-from engine.state.compression import Codec
 from engine.state.local_files import (
     ARCHIVE,
     CapturedFile,
@@ -45,105 +39,20 @@ from engine.state.local_files import (
     shared_path,
 )
 from engine.state.metrics import Deleted, FilesLoaded, SnapshotUploaded
-from engine.state.sources import DirectoryStateFiles, StateFiles, as_state_files
+from engine.state.settings import StateStoreSettings
+from engine.state.sources import DirectoryStateFiles, StateFiles, as_state_files, resolve_with
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, build_state_zip, read_state_zip
 from index.errors import VersionMissingError
 from index.snapshot.model import UniqueId
-from index.spark.changelog import changelog_version
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata, StoredFile
 from index.spark.names import StateVersion, changelog_name, checksum_name, parse_state_name, snapshot_name, stored_name
 from index.spark.retention import StateListing
 from index.spark.sharing import LocalStateFile, is_stale
 
-
-async def fetch_snapshot(
-    files: StateFiles, base: StateVersion, state: StateZip, directory: Path, known: StateFileMap, *, gets_max: int
-) -> FilesLoaded:
-    """Keep what is right, remove everything else, and fetch the rest.
-
-    Args:
-        files: Of the state store.
-        base: The snapshot.
-        state: Its zip.
-        directory: The working directory; made if it is not there.
-        known: What is known of its files; true afterwards, also of what is left if this fails.
-        gets_max: Requests under way at once.
-
-    Raises:
-        DamagedError: A file of the snapshot is missing or has another size.
-        TargetError: The directory cannot be written.
-        StoreError: As the store says.
-    """
-    wanted = (*state.metadata.sst_files, *state.metadata.log_files)
-    local = await run_blocking(_look_for, directory, wanted)
-    kept = known.begin_load(base.version, local, wanted)
-    await empty(directory, kept)
-    await run_blocking(_write_zipped, directory, state)
-    missing = [file for file in wanted if file.local_name not in kept]
-
-    async def fetch(file: StoredFile) -> tuple[StoredFile, LocalStateFile]:
-        return file, await _fetch_shared(files, base, file, directory)
-
-    fetched = await map_bounded(fetch, missing, in_flight_max=gets_max)
-    known.end_load(base.version, fetched)
-    known.remember_named(base, [shared_path(file.stored_name) for file in wanted], None)
-    return FilesLoaded(
-        files_fetched=len(missing),
-        files_reused=len(kept),
-        bytes_fetched=sum(file.size_bytes for file in missing),
-        zip_bytes=state.content_bytes,
-    )
-
-
-async def empty(directory: Path, kept: frozenset[str] = frozenset()) -> None:
-    """Remove everything from a working directory but SSTs and archived WALs of these local names.
-
-    Raises:
-        TargetError: The directory cannot be written.
-    """
-    try:
-        await run_blocking(remove_all_but, directory, kept)
-    except OSError as error:
-        raise TargetError(error.strerror or str(error), operation="load", subject=str(directory)) from error
-
-
-async def _fetch_shared(files: StateFiles, base: StateVersion, file: StoredFile, directory: Path) -> LocalStateFile:
-    path = shared_path(file.stored_name)
-    target = local_path(directory, file.local_name)
-    try:
-        await files.fetch(path, target, size_bytes=file.size_bytes)
-    except BlobNotFoundError as error:
-        raise DamagedError(
-            f"snapshot {base} names it, and it is not there",
-            operation="load",
-            subject=f"{files.location}/{path}",
-            hint="it was deleted while it was needed; an older snapshot may be whole",
-        ) from error
-    return await run_blocking(look_at, target)
-
-
-def _look_for(directory: Path, wanted: tuple[StoredFile, ...]) -> tuple[LocalStateFile, ...]:
-    """Those of the wanted files that stand in the directory under their names, whatever they are."""
-    found: list[LocalStateFile] = []
-    for file in wanted:
-        path = local_path(directory, file.local_name)
-        try:
-            if path.lstat().st_size == file.size_bytes:
-                found.append(look_at(path))
-        except (OSError, UnsafeSourceError):
-            continue  # it is fetched
-    return tuple(found)
-
-
-def _write_zipped(directory: Path, state: StateZip) -> None:
-    try:
-        if state.metadata.log_files:
-            (directory / ARCHIVE).mkdir(exist_ok=True)
-        for name, content in state.files.items():
-            (directory / name).write_bytes(content)
-    except OSError as error:
-        raise TargetError(error.strerror or str(error), operation="load", subject=str(directory)) from error
+_MISSING_HINT: Final = (
+    "it was deleted or never uploaded; load a version that is still there, or restore the directory from a backup"
+)
 
 
 class CapturedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,117 +64,8 @@ class CapturedSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     # In the names of all its new files (N3).
     upload_id: str
     files: tuple[CapturedFile, ...]
-    # What it says of itself, without its files.
+    # Without its files.
     metadata: StateMetadata
-
-
-async def upload_snapshot(
-    directory: CheckpointDir,
-    captured: CapturedSnapshot,
-    known: StateFileMap,
-    *,
-    publish: Callable[[bytes], Awaitable[int]],
-    versions_retained: int | None,
-    puts_max: int,
-) -> SnapshotUploaded:
-    """Put a snapshot there.
-
-    Args:
-        directory: Of the state store.
-        captured: The snapshot.
-        known: Told of it once it is there.
-        publish: Publishes the zip.
-        versions_retained: How many versions whoever deletes retains; None: nobody else deletes (S4).
-        puts_max: Requests under way at once.
-
-    Raises:
-        UnsafeSourceError: The rocksdb_checkpoint has changed, or has an empty file that must not be (Z2).
-        StoreError: As the store says.
-    """
-    files = captured.files
-    known.begin_upload(captured.upload_id, files)
-
-    async def put(file: CapturedFile) -> None:
-        await _put(directory, captured.directory, file)
-
-    # Before the first byte is sent: what must not be empty is not.
-    zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
-    await run_all(put, [file for file in files if not file.is_reused], in_flight_max=puts_max)
-    # As late as can be, when what takes long is done: a file that was there at the beginning may be deleted meanwhile.
-    renewed: list[CapturedFile] = []
-    if versions_retained is not None and any(file.is_reused for file in files):
-        renewed = await _renew_stale(directory, captured, known, versions_retained)
-    if renewed:
-        known.begin_upload(captured.upload_id, renewed)
-        await run_all(put, renewed, in_flight_max=puts_max)
-        by_name = {file.local.name: file for file in renewed}
-        files = tuple(by_name.get(file.local.name, file) for file in files)
-        zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
-    await publish(zipped)
-    new = [file for file in files if not file.is_reused]
-    known.remember_named(captured.of, [shared_path(file.stored.stored_name) for file in files], None)
-    known.rename(renewed, version=captured.of.version, upload_id=captured.upload_id)
-    known.uploaded(captured.upload_id)
-    known.saw_snapshot(captured.of.version)
-    return SnapshotUploaded(
-        files_copied=len(new),
-        files_reused=len(files) - len(new),
-        files_renewed=len(renewed),
-        bytes_copied=sum(file.stored.size_bytes for file in new),
-        zip_bytes=zip_bytes,
-    )
-
-
-def named_metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) -> StateMetadata:
-    """What a snapshot says of itself, with its files under the names that they have in the store."""
-    return msgspec.structs.replace(
-        captured.metadata,
-        sst_files=tuple(file.stored for file in files if file.stored.local_name.endswith(".sst")),
-        log_files=tuple(file.stored for file in files if file.stored.local_name.endswith(".log")),
-    )
-
-
-async def _renew_stale(
-    directory: CheckpointDir, captured: CapturedSnapshot, known: StateFileMap, versions_retained: int
-) -> list[CapturedFile]:
-    """The reused files that somebody may have deleted, under new names."""
-    newest = StateListing.of_names(status.name for status in await directory.list()).latest_snapshot_version
-    # Whoever deletes here with another number than ours is not to be left out.
-    if known.retained_min is not None:
-        versions_retained = min(versions_retained, known.retained_min)
-    renewed: list[CapturedFile] = []
-    for file in captured.files:
-        used = known.newest_use(shared_path(file.stored.stored_name))
-        if file.is_reused and is_stale(used, newest, versions_retained):
-            name = stored_name(file.local.name, captured.upload_id)
-            stored = StoredFile(file.local.name, name, file.local.size_bytes)
-            renewed.append(CapturedFile(stored, file.local, is_reused=False))
-    return renewed
-
-
-async def _put(directory: CheckpointDir, source: Path, file: CapturedFile) -> None:
-    path = local_path(source, file.local.name)
-    try:
-        if not await run_blocking(is_untouched, path, file.local):
-            raise _changed(path, "was written to since it was captured")
-        # The name is new and this upload's alone: sent twice, it is the same.
-        size_bytes = await directory.publish_file(shared_path(file.stored.stored_name), path, overwrite=True)
-    except OSError as error:
-        raise UnsafeSourceError(error.strerror or str(error), operation="snapshot", subject=str(path)) from error
-    if size_bytes != file.stored.size_bytes:
-        raise _changed(path, f"has {size_bytes} bytes, and had {file.stored.size_bytes} when it was captured")
-
-
-def _changed(path: Path, message: str) -> UnsafeSourceError:
-    hint = "nobody may write to a rocksdb_checkpoint, nor to the SSTs that it has in common with the working directory"
-    return UnsafeSourceError(message, operation="snapshot", subject=str(path), hint=hint)
-
-
-__all__ = ["CapturedSnapshot", "Deleted", "FilesLoaded", "SnapshotUploaded", "StateFileManager"]
-
-_MISSING_HINT: Final = (
-    "it was deleted or never uploaded; load a version that is still there, or restore the directory from a backup"
-)
 
 
 class StateFileManager:
@@ -277,43 +77,29 @@ class StateFileManager:
 
     Args:
         files: The directory of the state store, or a backup of one, which is read-only.
-        codec: Of changelogs.
-        file_checksums: Whether zips and changelogs with unique ids get a `.crc`, and one that is there is verified.
-        versions_retained_min: How many versions whoever deletes here retains (S4).
-        check_stale_files: Whether a file that somebody may have deleted is uploaded again (S4).
-        fetches_max: Requests of one load or one upload under way at once.
+        settings: Of the store.
         runtime: Clock and random numbers.
 
     Attributes:
         files: As given.
         last_load: What the last `load_snapshot` moved.
-        last_save: What the last `upload_snapshot` moved.
     """
 
     def __init__(
         self,
         files: StateFiles | CheckpointDir,
+        settings: StateStoreSettings | None = None,
         *,
-        codec: Codec = "lz4",
-        file_checksums: bool = True,
-        versions_retained_min: int = 100,
-        check_stale_files: bool = True,
-        fetches_max: int = 8,
         runtime: Runtime | None = None,
     ) -> None:
         self.files = as_state_files(files)
         self.last_load = FilesLoaded()
-        self.last_save = SnapshotUploaded()
-        self._codec = codec
-        self._file_checksums = file_checksums
-        self._versions_retained_min = versions_retained_min
-        self._check_stale_files = check_stale_files
-        self._fetches_max = fetches_max
+        self._settings = settings or StateStoreSettings()
         self._runtime = runtime or SystemRuntime()
         self._map = StateFileMap()
         # Lineages of changelogs that were read here. A name with a unique id never gets other bytes.
         self._headers: dict[StateVersion, Lineage] = {}
-        # What the last listing had; None before the first.
+        # Names in the last listing; None before the first.
         self._listed: frozenset[str] | None = None
 
     async def close(self) -> None:
@@ -323,11 +109,11 @@ class StateFileManager:
     # ------------------------------------------------------------------ what is there
 
     async def latest_version(self) -> int:
-        """The greatest version that a snapshot or a changelog is of, of whatever id; 0 if there is none. One LIST."""
+        """Return the greatest version of a snapshot or a changelog, of whatever id; 0 if there is none. One LIST."""
         return StateListing.of_names(await self._names()).latest_version
 
     async def latest_snapshot_version(self) -> int:
-        """The greatest version that a snapshot is of, of whatever id; 0 if there is none. One LIST."""
+        """Return the greatest version of a snapshot, of whatever id; 0 if there is none. One LIST."""
         return StateListing.of_names(await self._names()).latest_snapshot_version
 
     async def resolve(
@@ -337,9 +123,9 @@ class StateFileManager:
         *,
         scratch: Path | None = None,
         known: Mapping[StateVersion, Lineage] | None = None,
-        put_aside: Collection[StateVersion] = (),
+        rejected: Collection[StateVersion] = (),
     ) -> Resolution:
-        """Which files make a version (design 0004, R1 to R5). One LIST, and one GET for each header that is not known.
+        """Find the files that make a version (design 0004, R1 to R5). One LIST, and one GET for each unknown header.
 
         Args:
             version: 0 is empty, and asks nothing of the store.
@@ -347,7 +133,7 @@ class StateFileManager:
             scratch: A directory of the caller, where changelogs that have to be read are left for `fetch_changelogs`;
                 None: they are fetched again there.
             known: Lineages that need not be read from headers, each as its header has it (C2).
-            put_aside: Snapshots that count as absent, as they do not open (R7).
+            rejected: Snapshots that count as absent, as they do not open (R7).
 
         Raises:
             VersionMissingError: The version is not there, or something that it takes.
@@ -358,16 +144,15 @@ class StateFileManager:
         if version == 0 and unique_id is None:
             return Resolution(StateVersion(0), None)
         present = Present.of_names(await self._names())
-        for of in put_aside:
+        for of in rejected:
             present = present.without_snapshot(of)
-        present = present.with_headers({**self._headers, **(known or {})})
-        while True:
-            answer = resolve(version, unique_id, present)
-            if isinstance(answer, Resolution):
-                return answer
-            present = present.with_header(answer.changelog, await self._read_header(answer.changelog, scratch))
+        return await resolve_with(
+            lambda present: resolve(version, unique_id, present),
+            present.with_headers({**self._headers, **(known or {})}),
+            lambda of: self._read_header(of, scratch),
+        )
 
-    async def _read_header(self, of: StateVersion, scratch: Path | None) -> Lineage:
+    async def _read_header(self, of: StateVersion, scratch: Path | None = None) -> Lineage:
         lineage = self._headers.get(of)
         if lineage is None:
             lineage = self.files.known_lineage(of)
@@ -389,6 +174,15 @@ class StateFileManager:
             self._headers.pop(of, None)
         return names
 
+    async def has_snapshot(self, of: StateVersion) -> bool:
+        """Return whether the last listing showed a snapshot of this version, or one was put there since.
+
+        One LIST if there was none yet.
+        """
+        if self._listed is None:
+            await self._names()
+        return snapshot_name(of) in (self._listed or ())
+
     # ------------------------------------------------------------------ loading
 
     async def load_snapshot(self, base: StateVersion | None, directory: Path) -> StateMetadata:
@@ -402,7 +196,7 @@ class StateFileManager:
             directory: The working directory; made if it is not there. Everything else in it is removed.
 
         Returns:
-            What the snapshot says of itself.
+            The metadata of the snapshot.
 
         Raises:
             VersionMissingError: There is no such snapshot.
@@ -414,24 +208,58 @@ class StateFileManager:
         began_s = self._runtime.monotonic_s()
         if base is None:
             self._map.forget_all()
-            await empty(directory)
+            await _empty(directory)
             self.last_load = FilesLoaded(seconds=self._runtime.monotonic_s() - began_s)
             return StateMetadata(num_keys=0, column_family_ids=(), column_family_internal=(), column_family_id_max=0)
         self._map.forget_named_from(base.version)
         state = await self.read_snapshot(base)
-        loaded = await fetch_snapshot(self.files, base, state, directory, self._map, gets_max=self._fetches_max)
+        loaded = await self._fetch_snapshot(base, state, directory)
         self.last_load = msgspec.structs.replace(loaded, seconds=self._runtime.monotonic_s() - began_s)
         return state.metadata
 
+    async def _fetch_snapshot(self, base: StateVersion, state: StateZip, directory: Path) -> FilesLoaded:
+        """Keep what is right, remove everything else, and fetch the rest."""
+        wanted = (*state.metadata.sst_files, *state.metadata.log_files)
+        local = await run_blocking(_look_for, directory, wanted)
+        # What is known of the files is true from here on, also of what is left if this fails.
+        kept = self._map.begin_load(base.version, local, wanted)
+        await _empty(directory, kept)
+        await run_blocking(_write_zipped, directory, state)
+        missing = [file for file in wanted if file.local_name not in kept]
+
+        async def fetch(file: StoredFile) -> tuple[StoredFile, LocalStateFile]:
+            path = shared_path(file.stored_name)
+            target = local_path(directory, file.local_name)
+            try:
+                await self.files.fetch(path, target, size_bytes=file.size_bytes)
+            except BlobNotFoundError as error:
+                raise DamagedError(
+                    f"snapshot {base} names it, and it is not there",
+                    operation="load",
+                    subject=f"{self.files.location}/{path}",
+                    hint="it was deleted while it was needed; an older snapshot may be whole",
+                ) from error
+            return file, await run_blocking(look_at, target)
+
+        fetched = await map_bounded(fetch, missing, in_flight_max=self._settings.fetches_max)
+        self._map.end_load(base.version, fetched)
+        self._map.remember_named(base, [shared_path(file.stored_name) for file in wanted], None)
+        return FilesLoaded(
+            files_fetched=len(missing),
+            files_reused=len(kept),
+            bytes_fetched=sum(file.size_bytes for file in missing),
+            zip_bytes=state.content_bytes,
+        )
+
     def forget_local(self) -> None:
-        """Believe nothing of what stands in the working directory: RocksDB has found it damaged (design 0004, S5).
+        """Believe nothing of what is in the working directory: RocksDB has found it damaged (design 0004, S5).
 
         The next load fetches every file, and the next snapshot names none that is in the store already.
         """
         self._map.forget_all()
 
     async def read_snapshot(self, of: StateVersion) -> StateZip:
-        """A snapshot's zip, checked, without its SSTs. Raises as `load_snapshot`."""
+        """Read and check a snapshot's zip, without its SSTs. Raises as `load_snapshot`."""
         name = snapshot_name(of)
         try:
             if self._may_have_checksum(name):
@@ -443,7 +271,7 @@ class StateFileManager:
         return await run_blocking(read_state_zip, data, subject=f"{self.files.location}/{name}")
 
     async def open_changelog(self, of: StateVersion, scratch: Path) -> ChangelogReader:
-        """The changelog of a version, open to be read, once it is known to go with its name (L6).
+        """Open the changelog of a version to be read, once it is known to go with its name (L6).
 
         Requests and errors as `fetch_changelogs`, and as `engine.state.changelogs.open_changelog`.
         """
@@ -451,40 +279,12 @@ class StateFileManager:
         opened: list[ChangelogReader] = []
         try:
             # Noted in the thread: it opens it to the end even if this is cancelled.
-            await run_blocking(lambda: opened.append(open_changelog(path, self._codec, of)))
+            await run_blocking(lambda: opened.append(open_changelog(path, self._settings.codec, of)))
         except BaseException:
             for reader in opened:
                 reader.close()
             raise
         return opened[0]
-
-    def new_changelog(
-        self, of: StateVersion, path: Path, *, column_families: bool, lineage: Lineage = ()
-    ) -> ChangelogWriter:
-        """A changelog to be written for `publish_changelog`. Blocks, as its methods do.
-
-        Args:
-            of: The version that it will be of.
-            path: A private file.
-            column_families: Whether the store uses them.
-            lineage: Of a version with an id: from the newest known snapshot to the version before; else empty.
-
-        Raises:
-            LineageError: The lineage does not fit (C6).
-            UnsupportedRecordError: There is one, and no id.
-            OSError: The file cannot be written.
-        """
-        version = changelog_version(column_families=column_families, unique_ids=of.unique_id is not None)
-        return ChangelogWriter(path, self._codec, version, lineage)
-
-    async def has_snapshot(self, of: StateVersion) -> bool:
-        """Whether the last listing showed a snapshot of this version, or one was put there since.
-
-        One LIST if there was none yet.
-        """
-        if self._listed is None:
-            await self._names()
-        return snapshot_name(of) in (self._listed or ())
 
     async def fetch_changelogs(self, items: Collection[StateVersion], scratch: Path) -> tuple[Path, ...]:
         """Copy changelogs to this machine, in parallel: one GET for each, and one for a checksum that may be there.
@@ -494,7 +294,7 @@ class StateFileManager:
             scratch: A directory of the caller. What `resolve` has left there is not fetched again.
 
         Returns:
-            Where they are, in the order of `items`.
+            Their paths, in the order of `items`.
 
         Raises:
             VersionMissingError: One is not there.
@@ -502,8 +302,9 @@ class StateFileManager:
             TargetError: The scratch directory cannot be written.
             StoreError: As the store says.
         """
+        in_flight_max = self._settings.fetches_max
         return tuple(
-            await map_bounded(lambda of: self._fetch_changelog(of, scratch), items, in_flight_max=self._fetches_max)
+            await map_bounded(lambda of: self._fetch_changelog(of, scratch), items, in_flight_max=in_flight_max)
         )
 
     async def _fetch_changelog(self, of: StateVersion, scratch: Path) -> Path:
@@ -521,15 +322,18 @@ class StateFileManager:
         return target
 
     def _may_have_checksum(self, name: str) -> bool:
-        """Whether to look for a checksum.
+        """Return whether to look for a checksum.
 
         One of a name without an id may be that of a file that was overwritten since: Spark 4.1 wrote such checksums,
         and newer ones leave them behind.
         """
-        if not self._file_checksums or not _has_id(name):
+        if not self._settings.file_checksums or not _has_id(name):
             return False
         listed = self._listed
         return listed is None or name not in listed or checksum_name(name) in listed
+
+    def _missing(self, name: str) -> VersionMissingError:
+        return VersionMissingError("is not there", subject=f"{self.files.location}/{name}", hint=_MISSING_HINT)
 
     # ------------------------------------------------------------------ saving
 
@@ -541,8 +345,8 @@ class StateFileManager:
         Args:
             checkpoint_dir: A rocksdb_checkpoint of the working directory: it and its files stay as they are until the
                 snapshot is uploaded or discarded. Removing it is the caller's.
-            of: The version that it is of.
-            metadata: What the snapshot says of itself, without its files.
+            of: The version of the snapshot.
+            metadata: Of the snapshot, without its files.
 
         Raises:
             UnsafeSourceError: A file cannot be read, or is not RocksDB's.
@@ -553,7 +357,7 @@ class StateFileManager:
         return CapturedSnapshot(of=of, directory=checkpoint_dir, upload_id=upload_id, files=files, metadata=metadata)
 
     def discard(self, captured: CapturedSnapshot) -> None:
-        """A captured snapshot will not be uploaded: forget the names that its files were to have."""
+        """Forget the names of the files of a captured snapshot that will not be uploaded."""
         self._map.discard(captured.upload_id)
 
     async def upload_snapshot(self, captured: CapturedSnapshot) -> SnapshotUploaded:
@@ -570,20 +374,62 @@ class StateFileManager:
         directory = self._writable("upload a snapshot")
         began_s = self._runtime.monotonic_s()
         try:
-            uploaded = await upload_snapshot(
-                directory,
-                captured,
-                self._map,
-                publish=lambda zipped: self._publish(snapshot_name(captured.of), zipped),
-                versions_retained=self._versions_retained_min if self._check_stale_files else None,
-                puts_max=self._fetches_max,
-            )
+            uploaded = await self._upload(directory, captured)
         except BaseException:
             self.discard(captured)
             raise
-        seconds = self._runtime.monotonic_s() - began_s
-        self.last_save = msgspec.structs.replace(uploaded, seconds=seconds)
-        return self.last_save
+        return msgspec.structs.replace(uploaded, seconds=self._runtime.monotonic_s() - began_s)
+
+    async def _upload(self, directory: CheckpointDir, captured: CapturedSnapshot) -> SnapshotUploaded:
+        files = captured.files
+        puts_max = self._settings.fetches_max
+        self._map.begin_upload(captured.upload_id, files)
+
+        async def put(file: CapturedFile) -> None:
+            await _put(directory, captured.directory, file)
+
+        # Before the first byte is sent: what must not be empty is not.
+        zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
+        await run_all(put, [file for file in files if not file.is_reused], in_flight_max=puts_max)
+        # As late as can be, when what takes long is done: a file that was there at the beginning may be deleted
+        # meanwhile.
+        renewed: list[CapturedFile] = []
+        if self._settings.check_stale_files and any(file.is_reused for file in files):
+            renewed = await self._renew_stale(directory, captured)
+        if renewed:
+            self._map.begin_upload(captured.upload_id, renewed)
+            await run_all(put, renewed, in_flight_max=puts_max)
+            by_name = {file.local.name: file for file in renewed}
+            files = tuple(by_name.get(file.local.name, file) for file in files)
+            zipped, zip_bytes = await run_blocking(build_state_zip, captured.directory, named_metadata(captured, files))
+        await self._publish(snapshot_name(captured.of), zipped)
+        new = [file for file in files if not file.is_reused]
+        self._map.remember_named(captured.of, [shared_path(file.stored.stored_name) for file in files], None)
+        self._map.rename(renewed, version=captured.of.version, upload_id=captured.upload_id)
+        self._map.uploaded(captured.upload_id)
+        self._map.saw_snapshot(captured.of.version)
+        return SnapshotUploaded(
+            files_copied=len(new),
+            files_reused=len(files) - len(new),
+            files_renewed=len(renewed),
+            bytes_copied=sum(file.stored.size_bytes for file in new),
+            zip_bytes=zip_bytes,
+        )
+
+    async def _renew_stale(self, directory: CheckpointDir, captured: CapturedSnapshot) -> list[CapturedFile]:
+        """Give the reused files that another executor may have deleted new names (S4)."""
+        newest = StateListing.of_names(status.name for status in await directory.list()).latest_snapshot_version
+        # Another deletion of this process may have retained fewer.
+        retained = self._settings.versions_retained_min
+        retained = min(retained, self._map.retained_min or retained)
+        renewed: list[CapturedFile] = []
+        for file in captured.files:
+            used = self._map.newest_use(shared_path(file.stored.stored_name))
+            if file.is_reused and is_stale(used, newest, retained):
+                name = stored_name(file.local.name, captured.upload_id)
+                stored = StoredFile(file.local.name, name, file.local.size_bytes)
+                renewed.append(CapturedFile(stored, file.local, is_reused=False))
+        return renewed
 
     async def publish_changelog(self, of: StateVersion, path: Path) -> int:
         """Publish a changelog that was written: the commit point of a version (design 0004, C3).
@@ -592,7 +438,7 @@ class StateFileManager:
         may be there, and one PUT; the last writer wins (C4).
 
         Returns:
-            How many bytes it has.
+            Its size in bytes.
 
         Raises:
             CheckpointFileExistsError: A changelog of this version and id is there already.
@@ -605,10 +451,10 @@ class StateFileManager:
     async def _publish(self, name: str, source: Path | bytes) -> int:
         directory = self._writable("publish")
         if _has_id(name):
-            if self._file_checksums:
-                return await publish_checked(directory, name, source, overwrite=False, runtime=self._runtime)
+            if self._settings.file_checksums:
+                return await publish_checked(directory, name, source, runtime=self._runtime)
             return await publish(directory, name, source, overwrite=False)
-        # It was that of the file that is replaced now; and no listing says what somebody else has put there since.
+        # It was that of the file that is replaced now; and no listing says what another writer has put there since.
         await directory.delete((checksum_name(name),))
         size_bytes = await publish(directory, name, source, overwrite=True)
         if self._listed is not None:
@@ -631,9 +477,9 @@ class StateFileManager:
         of `SSTs/` and of `logs/`, one GET for each zip that is not known, and deletes of up to 1,000 files.
 
         Args:
-            versions_retained_min: How many versions stay loadable; as the manager was made with if not given.
+            versions_retained_min: How many versions stay loadable; as the settings say if not given.
             versions_deleted_min: Nothing happens until so many are stale, by what this process has seen.
-            versions_deleted_max: At most so many go at once; -1: any number.
+            versions_deleted_max: The most that go at once; -1: any number.
             needed: What the newest version that the caller has loaded or committed is made of; it stays, and where
                 newer files are those of a history that was left, so do the versions before it (G4).
 
@@ -644,7 +490,7 @@ class StateFileManager:
         """
         directory = self._writable("delete old versions")
         if versions_retained_min is None:
-            versions_retained_min = self._versions_retained_min
+            versions_retained_min = self._settings.versions_retained_min
         if versions_retained_min < 1:
             raise UsageError(
                 f"{versions_retained_min} versions are to be retained",
@@ -656,16 +502,16 @@ class StateFileManager:
             directory,
             self._map,
             self.read_snapshot,
-            lambda of: self._read_header(of, None),
+            self._read_header,
             retained_min=versions_retained_min,
             deleted_min=versions_deleted_min,
             deleted_max=versions_deleted_max,
             needed=needed,
-            gets_max=self._fetches_max,
+            gets_max=self._settings.fetches_max,
         )
 
     async def find_orphan_files(self) -> tuple[str, ...]:
-        """Paths of SSTs and logs that no snapshot names, and that no upload under way is about to name (G3).
+        """Find SSTs and logs that no snapshot names, and that no upload under way is about to name (G3).
 
         LISTs and GETs as `delete_old_versions`. Nothing is deleted.
 
@@ -675,7 +521,7 @@ class StateFileManager:
             UsageError: This is a backup, which is read-only.
         """
         directory = self._writable("find orphan files")
-        return await find_orphans(directory, self._map, self.read_snapshot, gets_max=self._fetches_max)
+        return await find_orphans(directory, self._map, self.read_snapshot, gets_max=self._settings.fetches_max)
 
     def _writable(self, operation: str) -> CheckpointDir:
         if isinstance(self.files, DirectoryStateFiles):
@@ -687,8 +533,63 @@ class StateFileManager:
             hint="open the directory itself, or restore the backup to one",
         )
 
-    def _missing(self, name: str) -> VersionMissingError:
-        return VersionMissingError("is not there", subject=f"{self.files.location}/{name}", hint=_MISSING_HINT)
+
+def named_metadata(captured: CapturedSnapshot, files: Sequence[CapturedFile]) -> StateMetadata:
+    """Return the metadata of a snapshot, with its files under the names that they have in the store."""
+    return msgspec.structs.replace(
+        captured.metadata,
+        sst_files=tuple(file.stored for file in files if file.stored.local_name.endswith(".sst")),
+        log_files=tuple(file.stored for file in files if file.stored.local_name.endswith(".log")),
+    )
+
+
+async def _empty(directory: Path, kept: frozenset[str] = frozenset()) -> None:
+    """Remove everything from a working directory but SSTs and archived WALs of these local names."""
+    try:
+        await run_blocking(remove_all_but, directory, kept)
+    except OSError as error:
+        raise TargetError(error.strerror or str(error), operation="load", subject=str(directory)) from error
+
+
+def _look_for(directory: Path, wanted: Sequence[StoredFile]) -> tuple[LocalStateFile, ...]:
+    """Find the wanted files that are in the directory under their names, whatever they are."""
+    found: list[LocalStateFile] = []
+    for file in wanted:
+        path = local_path(directory, file.local_name)
+        try:
+            if path.lstat().st_size == file.size_bytes:
+                found.append(look_at(path))
+        except (OSError, UnsafeSourceError):
+            continue  # it is fetched
+    return tuple(found)
+
+
+def _write_zipped(directory: Path, state: StateZip) -> None:
+    try:
+        if state.metadata.log_files:
+            (directory / ARCHIVE).mkdir(exist_ok=True)
+        for name, content in state.files.items():
+            (directory / name).write_bytes(content)
+    except OSError as error:
+        raise TargetError(error.strerror or str(error), operation="load", subject=str(directory)) from error
+
+
+async def _put(directory: CheckpointDir, source: Path, file: CapturedFile) -> None:
+    path = local_path(source, file.local.name)
+    try:
+        if not await run_blocking(is_untouched, path, file.local):
+            raise _changed(path, "was written to since it was captured")
+        # The name is new and this upload's alone: sent twice, it is the same.
+        size_bytes = await directory.publish_file(shared_path(file.stored.stored_name), path, overwrite=True)
+    except OSError as error:
+        raise UnsafeSourceError(error.strerror or str(error), operation="snapshot", subject=str(path)) from error
+    if size_bytes != file.stored.size_bytes:
+        raise _changed(path, f"has {size_bytes} bytes, and had {file.stored.size_bytes} when it was captured")
+
+
+def _changed(path: Path, message: str) -> UnsafeSourceError:
+    hint = "nobody may write to a rocksdb_checkpoint, nor to the SSTs that it has in common with the working directory"
+    return UnsafeSourceError(message, operation="snapshot", subject=str(path), hint=hint)
 
 
 def _has_id(name: str) -> bool:

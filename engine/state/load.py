@@ -4,10 +4,10 @@ import asyncio
 import errno
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,8 +15,8 @@ from blobstore.concurrency import first_error, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError
 from engine.clock import Runtime
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, SnapshotRepairError, UsageError
-from engine.rocksdb.store import RocksDbSettings, StoreWriter
-from engine.state.changelogs import ChangelogReader, open_changelog
+from engine.rocksdb.store import StoreWriter
+from engine.state.changelogs import ChangelogReader, open_changelog, outcome_of
 from engine.state.families import DEFAULT_FAMILY, ColumnFamilies, ColumnFamily
 from engine.state.files import StateFileManager
 from engine.state.loaded import LoadedState, RowChecks, RunningCounts, check_families_known
@@ -31,26 +31,56 @@ from index.spark.lineage import Lineage, Resolution
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion, check_unique_id
 
-# What says that a snapshot is not whole, or not there any more. Whatever else goes wrong would go wrong with an older
-# one too: a store that does not answer must not cost hundreds of replayed changelogs.
+# These errors say that a snapshot is not whole, or not there any more. Whatever else goes wrong would go wrong with an
+# older one too: a store that does not answer must not cost hundreds of replayed changelogs.
 _DOES_NOT_OPEN: Final = (FormatError, DamagedError, NotFoundError, BlobNotFoundError, BlobCorruptError)
 
 # The file that leads RocksDB to all others.
 _CURRENT: Final = "CURRENT"
-# How RocksDB begins when it refuses files for what is in them, and what it says of one that is not there. Anything
-# else, such as too many open files or a full disk, it would say of an older snapshot as well.
+# How RocksDB begins when it refuses files for their content, and what it says of one that is not there. Anything else,
+# such as too many open files or a full disk, it would say of an older snapshot as well.
 _REFUSES: Final = ("Corruption", "Invalid argument", "Not implemented")
 _NO_SUCH_FILE: Final = os.strerror(errno.ENOENT)
 
-# What Spark's other provider leaves in the directory of a state store.
+# Spark's other provider leaves these in the directory of a state store.
 _HDFS_FILE: Final = re.compile(r"[0-9]+\.(delta|snapshot)")
+_FAMILIES_HINT: Final = (
+    "set `column_families` as the operator has it: transformWithState and joins of format 3 use them"
+)
 
 
-class _Opened(msgspec.Struct, frozen=True):
-    """A snapshot that stands in the working directory and is open in RocksDB."""
+class SnapshotUnusableError(Exception):
+    """A version cannot be built from the snapshot that was tried.
 
-    db: StoreWriter
-    metadata: StateMetadata
+    Attributes:
+        base: The snapshot; None: an empty store.
+        reason: What is wrong with it.
+        reused: Whether files of this machine were part of it: the store may have them whole.
+    """
+
+    def __init__(self, base: StateVersion | None, reason: Exception, *, reused: bool) -> None:
+        super().__init__(f"snapshot {base} does not open: {reason}")
+        self.base = base
+        self.reason = reason
+        self.reused = reused
+
+
+def next_candidate(
+    failures: Sequence[SnapshotUnusableError], *, attempts_max: int, may_repair: bool
+) -> Literal["fetched", "same", "older", "none"]:
+    """Decide what to build a version from after these failures, oldest first (design 0004, R7).
+
+    Returns:
+        The same snapshot with every file fetched, the same once more, an older one, or nothing.
+    """
+    last = failures[-1]
+    if last.reused:
+        return "fetched"
+    if last.base is None or not may_repair:
+        return "none"
+    fetched = [failure for failure in failures if not failure.reused]
+    is_newest = all(failure.base == last.base for failure in fetched)
+    return "same" if is_newest and len(fetched) < attempts_max else "older"
 
 
 class _Timer:
@@ -62,22 +92,23 @@ class _Timer:
         self._phases_s = {"resolve": 0.0, "fetch": 0.0, "open": 0.0, "replay": 0.0}
 
     def note(self, phase: str) -> None:
-        """What passed since the last call was this phase."""
+        """Add what passed since the last call to this phase."""
         now_s = self._runtime.monotonic_s()
         self._phases_s[phase] += now_s - self._last_s
         self._last_s = now_s
 
-    def add_to(self, metrics: LoadMetrics) -> LoadMetrics:
-        """The same with what was measured here."""
-        return msgspec.structs.replace(
-            metrics,
-            total_s=self._runtime.monotonic_s() - self._began_s,
-            **{f"{phase}_s": seconds for phase, seconds in self._phases_s.items()},
-        )
+    def seconds(self) -> dict[str, float]:
+        """Return the fields of `LoadMetrics`."""
+        phases_s = {f"{phase}_s": seconds for phase, seconds in self._phases_s.items()}
+        return {"total_s": self._runtime.monotonic_s() - self._began_s, **phases_s}
 
 
 class StateLoader:
-    """Builds the versions of one store in its working directory, one at a time."""
+    """Builds the versions of one store in its working directory, one at a time.
+
+    Attributes:
+        rocksdb: What RocksDB is opened with.
+    """
 
     def __init__(
         self, manager: StateFileManager, place: WorkingDir, settings: StateStoreSettings, runtime: Runtime
@@ -86,27 +117,19 @@ class StateLoader:
         self._place = place
         self._settings = settings
         self._runtime = runtime
-        # Whether files that were here already are part of what is being built.
-        self._has_reused = False
-        self._rocksdb: RocksDbSettings = msgspec.structs.replace(
-            settings.rocksdb, merge_delimiter=settings.merge_delimiter
-        )
-
-    @property
-    def rocksdb(self) -> RocksDbSettings:
-        """What RocksDB is opened with."""
-        return self._rocksdb
+        self.rocksdb = msgspec.structs.replace(settings.rocksdb, merge_delimiter=settings.merge_delimiter)
 
     async def load(
-        self, target: StateVersion, known: Mapping[StateVersion, Lineage], *, read_only: bool
+        self, target: StateVersion, known: Mapping[StateVersion, Lineage], *, read_only: bool, empty: bool = False
     ) -> tuple[LoadedState, LoadMetrics]:
         """Build a version. Nothing may have the working directory open.
 
         Args:
             target: The version; 0 is empty.
             known: Lineages that need not be read again (design 0004, C2).
-            read_only: Nothing will be built on it. Whoever reads somebody else's state may not know whether there are
+            read_only: Nothing will be built on it. A reader of another query's state may not know whether there are
                 changelogs: a repair tries.
+            empty: Start from nothing, whatever there is of the version (SPARK-54420).
 
         Raises:
             VersionMissingError: The version is not there.
@@ -114,84 +137,77 @@ class StateLoader:
             FormatError, EngineError, StoreError: As they say.
         """
         timer = _Timer(self._runtime)
-        resolution = await self._resolve(target, known)
+        candidate = Resolution(target, None) if empty else await self._resolve(target, known)
         timer.note("resolve")
+        # Those that are here already, for every candidate.
         changelogs: dict[StateVersion, Path] = {}
-        put_aside: list[StateVersion] = []
-        failures = 0
+        failures: list[SnapshotUnusableError] = []
+        rejected: list[StateVersion] = []
         while True:
-            self._has_reused = False
-            built = await self._build(resolution, changelogs, timer)
-            if not isinstance(built, Exception):
+            try:
+                state, replayed = await self._build(candidate, changelogs, timer, is_empty_start=empty)
+            except SnapshotUnusableError as failure:
+                failures.append(failure)
+            else:
                 break
-            if self._has_reused:
-                # Perhaps only what this machine kept is damaged, and all is well in the store.
+            # Without changelogs there is nothing to bring an older snapshot up to date with.
+            may_repair = self._settings.snapshot_repair and (self._settings.changelogs or read_only)
+            following = next_candidate(
+                failures, attempts_max=self._settings.repair_after_failures, may_repair=may_repair
+            )
+            if following == "none" or candidate.base is None:
+                raise failures[-1].reason
+            if following == "fetched":
                 self._manager.forget_local()
-                continue
-            failures += 1
-            if resolution.base is None or not self._may_repair(read_only=read_only):
-                raise built
-            if not put_aside and failures < self._settings.repair_after_failures:
-                continue
-            put_aside.append(resolution.base)
-            resolution = await self._next_best(resolution, known, put_aside, built)
-            timer.note("resolve")
-        state, replayed = built
-        # Until there is a snapshot again, everybody who loads has to repair. It also names the families.
-        state.needs_snapshot = state.needs_snapshot or bool(put_aside)
+            elif following == "older":
+                rejected.append(candidate.base)
+                candidate = await self._older(target, known, rejected, failures[-1].reason)
+                timer.note("resolve")
+        # Until there is a snapshot again, every load has to repair. It also names the families.
+        state.needs_snapshot = state.needs_snapshot or bool(rejected)
         fetched = self._manager.last_load
         metrics = LoadMetrics(
-            of=resolution.target,
-            base=resolution.base,
+            of=candidate.target,
+            base=candidate.base,
             files_fetched=fetched.files_fetched,
             files_reused=fetched.files_reused,
             bytes_fetched=fetched.bytes_fetched,
             changelogs=replayed.changelogs,
             records=replayed.records,
             record_bytes=replayed.size_bytes,
-            snapshots_repaired=len(put_aside),
+            snapshots_repaired=len(rejected),
         )
-        return state, timer.add_to(metrics)
+        return state, msgspec.structs.replace(metrics, **timer.seconds())
 
-    async def load_empty(self, version: int) -> tuple[LoadedState, LoadMetrics]:
-        """An empty store that counts as a version, whatever there is of it (SPARK-54420)."""
-        timer = _Timer(self._runtime)
-        resolution = Resolution(StateVersion(version), None)
-        built = await self._build(resolution, {}, timer, is_empty_start=True)
-        if isinstance(built, Exception):
-            raise built
-        return built[0], timer.add_to(LoadMetrics(of=resolution.target))
-
-    def _may_repair(self, *, read_only: bool) -> bool:
-        # Without changelogs there is nothing to bring an older snapshot up to date with.
-        return self._settings.snapshot_repair and (self._settings.changelogs or read_only)
-
-    async def _resolve(self, target: StateVersion, known: Mapping[StateVersion, Lineage]) -> Resolution:
+    async def _resolve(
+        self,
+        target: StateVersion,
+        known: Mapping[StateVersion, Lineage],
+        rejected: Sequence[StateVersion] = (),
+    ) -> Resolution:
         try:
             return await self._manager.resolve(
-                target.version, target.unique_id, scratch=self._place.fetched, known=known
+                target.version, target.unique_id, scratch=self._place.fetched, known=known, rejected=rejected
             )
         except VersionMissingError as error:
-            foreign = next(filter(_HDFS_FILE.fullmatch, await self._manager.files.names()), None)
+            names = () if rejected else await self._manager.files.names()
+            foreign = next(filter(_HDFS_FILE.fullmatch, names), None)
             if foreign is None:
                 raise
             reason = f"it holds {foreign}: its state is of the state store provider {HDFS_PROVIDER}"
             raise ProviderError(reason, operation="load", subject=self._manager.files.location) from error
 
-    async def _next_best(
+    async def _older(
         self,
-        resolution: Resolution,
+        target: StateVersion,
         known: Mapping[StateVersion, Lineage],
-        put_aside: list[StateVersion],
+        rejected: Sequence[StateVersion],
         failure: Exception,
     ) -> Resolution:
-        """What else the version can be made of (design 0004, R7)."""
-        target = resolution.target
-        tried = ", ".join(map(str, put_aside))
+        """Find what else the version can be made of (design 0004, R7)."""
+        tried = ", ".join(map(str, rejected))
         try:
-            found = await self._manager.resolve(
-                target.version, target.unique_id, scratch=self._place.fetched, known=known, put_aside=put_aside
-            )
+            found = await self._resolve(target, known, rejected)
         except (VersionMissingError, LineageError) as error:
             if not self._settings.changelogs:
                 raise failure from None
@@ -209,108 +225,106 @@ class StateLoader:
         return found
 
     async def _build(
-        self,
-        resolution: Resolution,
-        changelogs: dict[StateVersion, Path],
-        timer: _Timer,
-        *,
-        is_empty_start: bool = False,
-    ) -> tuple[LoadedState, Replayed] | Exception:
-        """A version from one of the snapshots that it can be made of, or why that one does not open.
+        self, candidate: Resolution, changelogs: dict[StateVersion, Path], timer: _Timer, *, is_empty_start: bool
+    ) -> tuple[LoadedState, Replayed]:
+        """Build a version from one of the snapshots that it can be made of.
 
         Args:
-            resolution: Which.
+            candidate: Which.
             changelogs: Those that are here already; more afterwards.
             timer: Of the load.
             is_empty_start: As of `LoadedState`.
+
+        Raises:
+            SnapshotUnusableError: The snapshot does not open.
         """
-        opened = await self._open(resolution, changelogs, timer)
-        if isinstance(opened, Exception):
-            return opened
-        paths = [changelogs[of] for of in resolution.changelogs]
         try:
-            return await self._finish(resolution, opened, paths, is_empty_start=is_empty_start)
+            metadata = await self._fetch(candidate, changelogs)
+        finally:
+            timer.note("fetch")
+        reused = self._manager.last_load.files_reused > 0
+        try:
+            db = await self._open(candidate.base, reused=reused)
+        finally:
+            timer.note("open")
+        paths = [changelogs[of] for of in candidate.changelogs]
+        try:
+            return await self._finish(candidate, db, metadata, paths, is_empty_start=is_empty_start)
         except DamagedError as error:
             # It opens. But where files were here already, those in the store deserve a try.
-            if self._has_reused:
-                return error
+            if reused:
+                raise SnapshotUnusableError(candidate.base, error, reused=True) from error
             raise
         finally:
             timer.note("replay")
 
-    async def _open(
-        self, resolution: Resolution, changelogs: dict[StateVersion, Path], timer: _Timer
-    ) -> _Opened | Exception:
-        """Fetch a snapshot and the changelogs that are not here yet, and open it; what is wrong with it is returned."""
-        missing = tuple(of for of in resolution.changelogs if of not in changelogs)
-        metadata, paths = await self._fetch(resolution.base, missing)
-        timer.note("fetch")
-        changelogs.update(zip(missing, paths, strict=True))
-        if isinstance(metadata, Exception):
+    async def _fetch(self, candidate: Resolution, changelogs: dict[StateVersion, Path]) -> StateMetadata:
+        """Fetch a snapshot and the changelogs that are not here yet, at once."""
+        missing = tuple(of for of in candidate.changelogs if of not in changelogs)
+        load_snapshot = self._manager.load_snapshot(candidate.base, self._place.db)
+        try:
+            async with asyncio.TaskGroup() as group:
+                # The changelogs are fetched to the end: the next candidate takes them, too.
+                loading = group.create_task(outcome_of(load_snapshot, _DOES_NOT_OPEN))
+                fetching = group.create_task(self._manager.fetch_changelogs(missing, self._place.fetched))
+        except BaseExceptionGroup as failures:
+            error = first_error(failures)
+        else:
+            changelogs.update(zip(missing, fetching.result(), strict=True))
+            metadata = loading.result()
+            if isinstance(metadata, Exception):
+                raise SnapshotUnusableError(candidate.base, metadata, reused=False) from metadata
             return metadata
-        self._has_reused = self._manager.last_load.files_reused > 0
+        # Out here, so that the group becomes neither its context nor takes the place of its cause.
+        raise error
+
+    async def _open(self, base: StateVersion | None, *, reused: bool) -> StoreWriter:
         opened: list[StoreWriter] = []
         try:
             # Noted in the thread: it opens it to the end even if this is cancelled, and somebody has to close it.
-            await run_blocking(lambda: opened.append(self._open_db(resolution.base)))
+            await run_blocking(lambda: opened.append(self._open_db(base)))
         except EngineError as error:
             if not _is_refusal(error):
                 raise
-            return error
+            raise SnapshotUnusableError(base, error, reused=reused) from error
         except BaseException:
             for db in opened:
                 await run_blocking(db.close)
             raise
-        finally:
-            timer.note("open")
-        return _Opened(opened[0], metadata)
+        return opened[0]
 
     def _open_db(self, base: StateVersion | None) -> StoreWriter:
         # RocksDB would make an empty store where there is none.
         if base is not None and not (self._place.db / _CURRENT).is_file():
             hint = "an older snapshot may be whole"
             raise DamagedError(f"has no {_CURRENT}", operation="load", subject=f"snapshot {base}", hint=hint)
-        return StoreWriter.open(self._place.db, self._rocksdb, compactions_wait=True)
-
-    async def _fetch(
-        self, base: StateVersion | None, changelogs: tuple[StateVersion, ...]
-    ) -> tuple[StateMetadata | Exception, tuple[Path, ...]]:
-        """A snapshot, or why it does not open, and changelogs, at once."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                loading = group.create_task(self._load_snapshot(base))
-                fetching = group.create_task(self._manager.fetch_changelogs(changelogs, self._place.fetched))
-        except BaseExceptionGroup as failures:
-            error = first_error(failures)
-        else:
-            return loading.result(), fetching.result()
-        # Out here, so that the group becomes neither its context nor takes the place of its cause.
-        raise error
-
-    async def _load_snapshot(self, base: StateVersion | None) -> StateMetadata | Exception:
-        try:
-            return await self._manager.load_snapshot(base, self._place.db)
-        except _DOES_NOT_OPEN as error:
-            return error
+        return StoreWriter.open(self._place.db, self.rocksdb, compactions_wait=True)
 
     async def _finish(
-        self, resolution: Resolution, opened: _Opened, changelogs: list[Path], *, is_empty_start: bool = False
+        self,
+        candidate: Resolution,
+        db: StoreWriter,
+        metadata: StateMetadata,
+        changelogs: Sequence[Path],
+        *,
+        is_empty_start: bool,
     ) -> tuple[LoadedState, Replayed]:
-        """Replay on top of a snapshot, and tell what came of it; closes RocksDB if it fails."""
+        """Replay on top of a snapshot; closes RocksDB if that fails."""
         settings = self._settings
         try:
-            families = _families(opened.metadata, resolution, settings)
-            before = await run_blocking(_count, opened, families) if settings.count_keys else None
+            families = _families(metadata, candidate, settings)
+            is_internal = families.is_internal if settings.column_families else None
+            before = await run_blocking(_count, db, metadata, is_internal) if settings.count_keys else None
             rows = None
             if settings.row_checksums:
                 rows = RowChecks(settings.merge_delimiter, settings.row_check_ratio)
             replayed = await run_blocking(
                 replay,
-                opened.db,
-                _openers(resolution, changelogs, settings),
+                db,
+                _openers(candidate, changelogs, settings),
                 delimiter=settings.merge_delimiter,
                 count_keys=before is not None,
-                is_internal=families.is_internal if settings.column_families else None,
+                is_internal=is_internal,
                 check_row=None if rows is None else rows.replayed,
                 counted_before=before,
             )
@@ -320,9 +334,9 @@ class StateLoader:
                     before.keys + replayed.keys_delta, before.internal_keys + replayed.internal_keys_delta
                 )
             state = LoadedState(
-                opened.db,
+                db,
                 settings,
-                resolution,
+                candidate,
                 families=families,
                 counts=RunningCounts(counted),
                 rows=rows,
@@ -330,46 +344,38 @@ class StateLoader:
             )
             if settings.column_families and DEFAULT_FAMILY not in families:
                 families.add(DEFAULT_FAMILY, is_internal=False)
-                # As Spark does: changelogs do not tell names, so the first commit is a snapshot.
+                # As Spark does: changelogs do not hold names, so the first commit is a snapshot.
                 state.needs_snapshot = True
-            # A family comes with a snapshot, which may be one that was put aside or has been lost.
+            # A family comes with a snapshot, which may be one that was rejected or has been lost.
             if settings.column_families and replayed.changelogs:
-                await run_blocking(check_families_known, opened.db, families)
+                await run_blocking(check_families_known, db, families)
         except BaseException:
-            await run_blocking(opened.db.close)
+            await run_blocking(db.close)
             raise
         return state, replayed
 
 
 def check_target(
-    version: int,
-    unique_id: str | None,
-    files: StateFiles,
-    format_version: int,
-    *,
-    read_only: bool,
-    empty: bool,
+    version: int, unique_id: str | None, files: StateFiles, format_version: int, *, read_only: bool, empty: bool
 ) -> StateVersion:
-    """What is to be loaded, once it is known to make sense; arguments as of `StateStore.load`.
+    """Return what is to be loaded, once it is known to make sense; arguments as of `StateStore.load`.
 
     Raises:
-        UsageError: It makes none.
-        UnsafeNameError: The id cannot stand in a file name.
+        UsageError: It makes no sense.
+        UnsafeNameError: The id cannot be part of a file name.
     """
-    subject = f"version {version}"
+    reason = hint = ""
     if version < 0:
-        hint = "the state after batch b is version b + 1, and version 0 is empty"
-        raise UsageError("is no version", operation="load", subject=subject, hint=hint)
-    if unique_id is not None and (version == 0 or empty):
-        hint = "load it without an id"
-        raise UsageError("has no unique id when it is empty", operation="load", subject=subject, hint=hint)
-    if not read_only and not files.is_writable:
-        hint = "load it with read_only=True"
-        raise UsageError("stands in files that cannot be written", operation="load", subject=subject, hint=hint)
-    if not read_only and unique_id is not None and format_version == 1:
-        hint = "set `format_version` to 2, or load it with read_only=True"
+        reason, hint = "is not a version", "the state after batch b is version b + 1, and version 0 is empty"
+    elif unique_id is not None and (version == 0 or empty):
+        reason, hint = "has no unique id when it is empty", "load it without an id"
+    elif not read_only and not files.is_writable:
+        reason, hint = "is in files that cannot be written", "load it with read_only=True"
+    elif not read_only and unique_id is not None and format_version == 1:
         reason = "has a unique id, and nothing without one can be built on it"
-        raise UsageError(reason, operation="load", subject=subject, hint=hint)
+        hint = "set `format_version` to 2, or load it with read_only=True"
+    if reason:
+        raise UsageError(reason, operation="load", subject=f"version {version}", hint=hint)
     return StateVersion(version, None if unique_id is None else check_unique_id(unique_id))
 
 
@@ -377,29 +383,23 @@ def _families(metadata: StateMetadata, resolution: Resolution, settings: StateSt
     ids = metadata.column_family_ids or ()
     internal = dict(metadata.column_family_internal or ())
     if resolution.base is not None and bool(ids) != settings.column_families:
-        found = "has column families" if ids else "has no column families"
-        raise UsageError(
-            f"{found}, and the settings say otherwise",
-            operation="load",
-            subject=f"snapshot {resolution.base}",
-            hint="set `column_families` as the operator has it: transformWithState and joins of format 3 use them",
-        )
+        reason = f"{'has' if ids else 'has no'} column families, and the settings say otherwise"
+        raise UsageError(reason, operation="load", subject=f"snapshot {resolution.base}", hint=_FAMILIES_HINT)
     families = tuple(ColumnFamily(name, id_, internal.get(name, False)) for name, id_ in ids)
     return ColumnFamilies(
         is_enabled=settings.column_families, families=families, id_max=metadata.column_family_id_max or 0
     )
 
 
-def _count(opened: _Opened, families: ColumnFamilies) -> KeyCounts:
-    """What the snapshot says, or a scan if whoever made it did not count."""
-    metadata = opened.metadata
+def _count(db: StoreWriter, metadata: StateMetadata, is_internal: Callable[[bytes], bool] | None) -> KeyCounts:
+    """Return what the snapshot says, or scan it if its writer did not count."""
     if min(metadata.num_keys, metadata.num_internal_keys) < 0:
-        return count_store(opened.db, families.is_internal if families.is_enabled else None)
+        return count_store(db, is_internal)
     return KeyCounts(metadata.num_keys, metadata.num_internal_keys)
 
 
 def _is_refusal(error: EngineError) -> bool:
-    """Whether RocksDB refuses a directory for what is in it, or for what is not."""
+    """Return whether RocksDB refuses a directory for its files, or for what it lacks."""
     if isinstance(error, DamagedError | NotFoundError):
         return True
     said = str(error.__cause__ or "")
@@ -407,7 +407,7 @@ def _is_refusal(error: EngineError) -> bool:
 
 
 def _openers(
-    resolution: Resolution, paths: list[Path], settings: StateStoreSettings
+    resolution: Resolution, paths: Sequence[Path], settings: StateStoreSettings
 ) -> list[Callable[[], ChangelogReader]]:
     before = (resolution.base or StateVersion(0), *resolution.changelogs)
     return [
@@ -430,14 +430,10 @@ def _open_changelog(
 
 
 def _check_families_fit(reader: ChangelogReader, of: StateVersion, settings: StateStoreSettings) -> None:
-    fitting = changelog_version(column_families=settings.column_families, unique_ids=of.unique_id is not None)
-    if reader.header.version != fitting:
-        raise UsageError(
-            f"is of version {reader.header.version}, which the settings' column families do not go with",
-            operation="load",
-            subject=reader.path.name,
-            hint="set `column_families` as the operator has it: transformWithState and joins of format 3 use them",
-        )
+    found = reader.header.version
+    if found != changelog_version(column_families=settings.column_families, unique_ids=of.unique_id is not None):
+        reason = f"is of version {found}, which the settings' column families do not go with"
+        raise UsageError(reason, operation="load", subject=reader.path.name, hint=_FAMILIES_HINT)
 
 
 def _beyond_repair(target: StateVersion, reason: str) -> SnapshotRepairError:

@@ -1,11 +1,8 @@
 """One version of a state store that is open: its rows, what was written since, and where it came from.
 
-What was merged into a loaded version and does not stand in RocksDB yet.
-
-rocksdict cannot write operands, so to merge is to set the whole value anew: one by one, a thousand operands of one key
-would cost what half a million do. Here they wait, and those of a key are joined once, when somebody looks.
-
-Row checksums at work: written with every row, verified at every replay, and now and then when rows are read.
+rocksdict cannot write operands, so to merge is to set the whole value again: one by one, a thousand operands of one key
+would cost what half a million do. So `PendingOperands` keeps them, and those of a key are joined once, at its next
+read.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,18 +23,14 @@ from index.spark.checksums import Crc32c, split_values, unwrap_record, unwrap_va
 from index.spark.lineage import LINEAGE_BYTES_MAX, Resolution, lineage_fits
 from index.spark.names import StateVersion
 
-# They are written when there are so many bytes of them, whoever looks.
+# Above this they are written before any read.
 OPERANDS_BYTES_MAX: Final = 4 * 1024 * 1024
-# What an operand takes in memory beside its bytes.
+# Memory of an operand beside its bytes.
 _OVERHEAD_BYTES: Final = 100
 
 
 class PendingOperands:
-    """Operands by key, in the order they came. Not for use by two threads at once.
-
-    Args:
-        db: What they are merged into; its own value of such a key is behind until `write`.
-    """
+    """Operands by key, in order, that RocksDB does not have yet. Not for use by two threads at once."""
 
     def __init__(self, db: StoreWriter) -> None:
         self._db = db
@@ -48,7 +41,7 @@ class PendingOperands:
         return key in self._by_key
 
     def add(self, key: bytes, operand: bytes) -> None:
-        """Append to the value of a key."""
+        """Append an operand to the value of a key."""
         operands = self._by_key.get(key)
         if operands is None:
             operands = self._by_key[key] = []
@@ -59,13 +52,13 @@ class PendingOperands:
             self.write()
 
     def drop(self, key: bytes) -> None:
-        """The value of a key is about to be replaced or removed."""
+        """Forget the operands of a key whose value is replaced or removed."""
         operands = self._by_key.pop(key, None)
         if operands is not None:
             self._size_bytes -= len(key) + _OVERHEAD_BYTES + sum(len(operand) + _OVERHEAD_BYTES for operand in operands)
 
     def write_one(self, key: bytes) -> None:
-        """Write what was appended to this key; what fails can be tried again."""
+        """Write what was appended to this key; a failure can be tried again."""
         operands = self._by_key.get(key)
         if operands is None:
             return
@@ -74,17 +67,17 @@ class PendingOperands:
         self.drop(key)
 
     def write(self) -> None:
-        """Write everything: one value after the other, which may be of any size."""
+        """Write everything, one value after the other: each may be of any size."""
         for key in sorted(self._by_key):
             self.write_one(key)
 
 
 class RowChecks:
-    """The checksums of one store's rows.
+    """Writes a checksum with every row of a store, and verifies it at every replay and at some reads.
 
     Args:
-        delimiter: What stands between two operands of a merge.
-        ratio: Of so many rows read one is verified; 0 verifies none.
+        delimiter: Between two operands of a merge.
+        ratio: One of this number of rows read is verified; 0 verifies none.
     """
 
     def __init__(self, delimiter: bytes, ratio: int) -> None:
@@ -93,23 +86,23 @@ class RowChecks:
         self._reads = 0
 
     def wrap(self, stored_key: bytes, value: bytes) -> bytes:
-        """A value, an operand, or the end of a range, as it is stored under a key."""
+        """Return a value, an operand, or the end of a range, as it is stored under a key."""
         return wrap_value(stored_key, value, crc32c)
 
     def wrap_deleted(self, stored_key: bytes) -> bytes:
-        """A key as it stands in a changelog that deletes it."""
+        """Return a key as a changelog has it that deletes it."""
         return wrap_deleted_key(stored_key, crc32c)
 
     def read(self, stored_key: bytes, stored: bytes) -> bytes:
-        """The value that is stored under a key, verified if it is its turn.
+        """Return the value that is stored under a key, verified if it is its turn.
 
         Raises:
-            RowChecksumError: It does not fit its checksum, or is no value with one.
+            RowChecksumError: It does not fit its checksum, or has none.
         """
         return unwrap_value(stored_key, stored, delimiter=self._delimiter, crc32c=self._turn())
 
     def replayed(self, record: Record) -> Record:
-        """A record of a changelog as it goes into RocksDB, verified.
+        """Verify a record of a changelog, and return it as it goes into RocksDB.
 
         Raises:
             RowChecksumError: It does not fit its checksum.
@@ -117,7 +110,7 @@ class RowChecks:
         return unwrap_record(record, delimiter=self._delimiter, crc32c=crc32c)
 
     def check_snapshot(self, directory: Path, settings: RocksDbSettings) -> None:
-        """Verify the rows of a rocksdb_checkpoint: all of them, or one of so many. Blocks.
+        """Verify the rows of a rocksdb_checkpoint, by the ratio. Blocks.
 
         Raises:
             RowChecksumError: One does not fit its checksum.
@@ -138,23 +131,23 @@ class RowChecks:
         return crc32c if self._reads % self._ratio == 0 else None
 
 
-# What Spark writes for a number of keys that nobody counts.
+# Spark writes this for a number of keys that is not counted.
 UNCOUNTED: Final = -1
 
-# What an item of a lineage takes in a header beside its id, and more.
+# An upper bound for an item of a lineage in a header, beside its id.
 _ITEM_BYTES_MAX: Final = 64
 
 
 class RunningCounts:
-    """How many keys there are, those of internal families apart.
+    """Counts keys, those of internal families apart.
 
     Args:
-        counted: Where they are counted from; None: nobody counts.
+        counted: Where to begin; None: they are not counted.
 
     Attributes:
         is_on: Whether they are counted.
-        keys: Without those of internal families; UNCOUNTED if nobody counts.
-        internal_keys: Those.
+        keys: Without those of internal families; UNCOUNTED if they are not counted.
+        internal_keys: Those of internal families.
     """
 
     def __init__(self, counted: KeyCounts | None) -> None:
@@ -167,13 +160,13 @@ class RunningCounts:
         )
 
     def add(self, count: int, *, is_internal: bool) -> None:
-        """So many more keys, or fewer."""
+        """Add a number of keys, or with a negative count remove it."""
         if is_internal:
             self.internal_keys += count
         else:
             self.keys += count
         if min(self.keys, self.internal_keys) < 0:
-            # The snapshot said too few, as some of Spark 4.0 do: a number known to be wrong is worse than none, and
+            # The snapshot had too few, as some of Spark 4.0 have: a number known to be wrong is worse than none, and
             # where there is none, the next load counts.
             self._begin(None)
 
@@ -183,10 +176,7 @@ class LoadedState:
 
     Args:
         db: RocksDB, open at the version.
-        settings: Of the store.
         resolution: What the version was made of.
-        families: Its column families.
-        counts: Its numbers of keys.
         rows: The row checksums; None without them.
         is_empty_start: Whether it was declared empty, whatever there is of this version (`load(..., empty=True)`).
     """
@@ -204,22 +194,22 @@ class LoadedState:
     ) -> None:
         self.db = db
         self.settings = settings
-        # What it would take to load the version once more: what G4 keeps.
+        # What it takes to load the version once more, which G4 keeps.
         self.resolution = resolution
-        # The newest snapshot that was made, uploaded or not: what the next one is counted from.
+        # Of the newest snapshot that was made, uploaded or not: the next one is counted from it.
         self.snapshot_version = resolution.base.version if resolution.base is not None else 0
         self.families = families
         self.counts = counts
         self.is_empty_start = is_empty_start
         self.is_read_only = True
-        # Versions were deleted since, and what this one is made of was not spared: nothing can be built on it.
+        # Versions were deleted since, and what this one is made of was not kept: nothing can be built on it.
         self.is_outlived = False
         self.is_dirty = False
-        # A change stands in RocksDB, in the changelog or in neither, and nobody knows where: an error came between.
+        # A change is in RocksDB, in the changelog or in neither, and it is not known where: an error came between.
         self.is_torn = False
         # RocksDB has found a damaged block.
         self.is_damaged = False
-        # A family came or went, which only a snapshot can tell; or the store has no snapshot that opens.
+        # A family came or went, which only a snapshot can hold; or the store has no snapshot that opens.
         self.needs_snapshot = False
         # The header of the changelog that is being written does not hold the whole lineage (design 0004, C6).
         self.is_lineage_cut = False
@@ -228,29 +218,19 @@ class LoadedState:
         self._rows = rows
         self._operands = PendingOperands(db)
 
-    # --- what it is good for
-
     def still_is(self, target: StateVersion, *, read_only: bool) -> bool:
-        """Whether this is a version, whole and as it was committed (design 0004, C2)."""
+        """Return whether this is the version, whole and as it was committed (design 0004, C2)."""
         changed = self.is_dirty or self.is_empty_start or self.is_damaged
         return self.target == target and not changed and (read_only or not self.is_outlived)
 
     def check_writable(self, operation: str) -> None:
-        """Refuse a write if it was loaded to be read only.
-
-        Raises:
-            UsageError: It was.
-        """
+        """Refuse a write with a `UsageError` if the version was loaded to be read only."""
         if self.is_read_only:
             hint = "load it without read_only"
             raise UsageError("was loaded to be read only", operation=operation, subject=str(self.target), hint=hint)
 
     def check_committable(self) -> None:
-        """Refuse a commit of what is not what its writer believes.
-
-        Raises:
-            UsageError: It is read only, or a write has failed.
-        """
+        """Refuse a commit with a `UsageError` if the version is read only, or a write has failed."""
         self.check_writable("commit")
         if self.is_torn:
             hint = "load the version again and repeat the work: an earlier write has failed half way"
@@ -258,23 +238,18 @@ class LoadedState:
 
     @property
     def target(self) -> StateVersion:
-        """The version."""
+        """The loaded version."""
         return self.resolution.target
 
     @property
     def lineage(self) -> tuple[LineageItem, ...]:
-        """From the newest snapshot that is known to the version; empty without ids."""
+        """Versions from the newest known snapshot to the loaded one; empty without ids."""
         return self.resolution.lineage
 
     # --- what is written next
 
     def begin(self, changelog: Path, unique_id: UniqueId | None) -> None:
-        """Make ready for the changes of the next version.
-
-        Args:
-            changelog: Where its changelog is to be written.
-            unique_id: Its id; None for format 1.
-        """
+        """Prepare for the changes of the next version, with its changelog and its id (None for format 1)."""
         self.cancel()
         self.is_read_only = False
         self.next_id = unique_id
@@ -288,15 +263,20 @@ class LoadedState:
             self.is_lineage_cut = len(header) < len(self.lineage)
         self.writer = ChangelogWriter(changelog, self.settings.codec, version, header)
 
+    def begin_reading(self) -> None:
+        """Refuse changes from now on."""
+        self.cancel()
+        self.is_read_only = True
+
     def cancel(self) -> None:
-        """Forget the changelog that is being written, or was written and not taken by the store."""
+        """Remove the changelog that is being written, or was written and not taken by the store."""
         writer, self.writer = self.writer, None
         if writer is not None:
             writer.cancel()
             writer.path.unlink(missing_ok=True)
 
     def advance(self, of: StateVersion, *, snapshot_is_uploaded: bool) -> None:
-        """Take a commit for the version that is loaded now."""
+        """Note that this commit is the loaded version now."""
         self.is_dirty = self.is_torn = self.needs_snapshot = self.is_empty_start = False
         before = self.resolution
         own = () if of.unique_id is None else (LineageItem(of.version, of.unique_id),)
@@ -305,17 +285,17 @@ class LoadedState:
             self.rebase(of)
 
     def rebase(self, snapshot: StateVersion) -> None:
-        """A snapshot is in the store: see `rebased`."""
+        """Note that a snapshot is in the store: see `rebased`."""
         self.resolution = rebased(self.resolution, snapshot)
 
     def write_operands(self) -> None:
-        """Bring RocksDB up to date with what was merged: before anybody but `get` and `items` looks at it."""
+        """Bring RocksDB up to date with what was merged: before it is read by other methods than `get` and `items`."""
         self._operands.write()
 
     # --- rows
 
     def get(self, key: bytes, family: str = DEFAULT_FAMILY) -> bytes | None:
-        """The value of a key, with what was written since the load."""
+        """Return the value of a key, with what was written since the load."""
         stored_key = self.families.prefix(family) + key
         try:
             self._operands.write_one(stored_key)
@@ -328,14 +308,14 @@ class LoadedState:
         return self._rows.read(stored_key, value)
 
     def items(self, prefix: bytes, family: str, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values in the order of the keys, as they are at this call."""
+        """Iterate over keys and values in the order of the keys, as they are at this call."""
         before = self.families.prefix(family)
         self._operands.write()
         scan = self.db.items(before + prefix, start=before + start)
         return self._without_prefix(scan, len(before))
 
     def chunks(self, family: str, *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        """What `items` gives, in lists: see `StoreReader.chunks`."""
+        """Iterate as `items`, in lists: see `StoreReader.chunks`."""
         before, rows = self.families.prefix(family), self._rows
         skip = len(before)
         self._operands.write()
@@ -412,7 +392,7 @@ class LoadedState:
             raise UsageError("cannot be dropped", operation="drop", subject=repr(name), hint=hint)
         begin = self.families.prefix(name)
         end = after_prefix(begin)
-        # It is the range that removes them.
+        # The range removes them.
         self._operands.write()
         if self.counts.is_on:
             count = sum(1 for _ in self.db.items(begin))
@@ -445,7 +425,7 @@ class LoadedState:
 
 
 def rebased(made_of: Resolution, snapshot: StateVersion) -> Resolution:
-    """What a version is made of once a snapshot of it, or of one that it was built on, is in the store.
+    """Return what a version is made of once a snapshot of it, or of one that it was built on, is in the store.
 
     A snapshot of another history changes nothing. Nothing older than the base is needed any more.
     """
@@ -457,11 +437,11 @@ def rebased(made_of: Resolution, snapshot: StateVersion) -> Resolution:
 
 
 def newest_that_fit(lineage: tuple[LineageItem, ...]) -> tuple[LineageItem, ...]:
-    """The lineage, or as many of its newest items as a header holds (design 0004, C6).
+    """Return the lineage, or as many of its newest items as a header holds (design 0004, C6).
 
     What is cut off is found hop by hop, as after every snapshot (R5).
     """
-    # Mostly this is plain to see without writing it down.
+    # Mostly this is clear without encoding it.
     if sum(len(item.unique_id) for item in lineage) * 3 + len(lineage) * _ITEM_BYTES_MAX < LINEAGE_BYTES_MAX:
         return lineage
     if lineage_fits(lineage):
@@ -477,11 +457,7 @@ def newest_that_fit(lineage: tuple[LineageItem, ...]) -> tuple[LineageItem, ...]
 
 
 def check_families_known(db: StoreWriter, families: ColumnFamilies) -> None:
-    """Refuse a store with keys of a family that nobody knows the name of; asks for one key of each family.
-
-    Raises:
-        DamagedError: It is so.
-    """
+    """Refuse a store with keys of an unnamed family, with a `DamagedError`; reads one key of each family."""
     start = b""
     while True:
         found = next(iter(db.items(start=start)), None)

@@ -15,6 +15,7 @@ from engine.records.repository import OpenRepository
 from engine.restore.restore import RestoreResult, TargetOptions, read_index_of, staged_restore
 from engine.state.compression import Codec
 from engine.state.files import StateFileManager
+from engine.state.settings import StateStoreSettings
 from engine.state.sources import IndexStateFiles
 from engine.state.zips import ZIP_BYTES_MAX, read_state_zip
 from index.display import DisplayMixin
@@ -160,7 +161,7 @@ async def _resolve(files: IndexStateFiles, version: int | None, unique_id: Uniqu
     wanted = files.index.metadata.version if version is None else version
     found = unique_id if unique_id is not None else _known_id(files.index, wanted)
     target = None if found is None else target_in_index(wanted, found, files.index)
-    return await StateFileManager(files, codec=codec).resolve(wanted, target)
+    return await StateFileManager(files, StateStoreSettings(codec=codec)).resolve(wanted, target)
 
 
 def _known_id(index: SnapshotIndex, version: int) -> UniqueId | None:

@@ -6,7 +6,7 @@ What the file manager of a state store reads from: a directory, or a snapshot in
 import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -26,8 +26,29 @@ from index.errors import VersionMissingError
 from index.plan.restore import plan_restore
 from index.snapshot.contents import files_of, select_files
 from index.snapshot.model import FileIndex, LineageItem, SnapshotIndex
-from index.spark.lineage import Lineage, present_in_index
+from index.spark.lineage import HeaderNeeded, Lineage, Present, Resolution, present_in_index
 from index.spark.names import StateVersion
+
+
+async def resolve_with(
+    ask: Callable[[Present], Resolution | HeaderNeeded],
+    present: Present,
+    read_header: Callable[[StateVersion], Awaitable[Lineage]],
+) -> Resolution:
+    """Resolve a version, reading the headers that decide, one after the other (design 0004, R2).
+
+    Args:
+        ask: `index.spark.lineage.resolve` or `index.spark.retention.find_base` of what is present.
+        present: What is there, with the headers that are known.
+        read_header: Reads the lineage in the header of a changelog.
+
+    Raises:
+        VersionMissingError, LineageError: From `ask`.
+        Exception: Whatever `read_header` raises.
+    """
+    while isinstance(answer := ask(present), HeaderNeeded):
+        present = present.with_header(answer.changelog, await read_header(answer.changelog))
+    return answer
 
 
 @runtime_checkable

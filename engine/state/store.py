@@ -8,14 +8,12 @@ async with await StateStore.open("s3://bucket/checkpoint/state/0/0", Path("/tmp/
     await store.load(committed.version, committed.unique_id)
 ```
 
-A store is one task's: its methods that wait take turns, and rows are read and written between them.
-
-Who may use a state store now: methods that wait take turns, and rows stand still while one of them is at work.
+A store belongs to one task: its asynchronous methods run one at a time, and rows are read and written between them.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,38 +32,35 @@ from engine.state.metrics import Deleted, LoadMetrics, SaveMetrics
 from engine.state.settings import StateStoreSettings
 from engine.state.sources import StateFiles, as_state_files
 from index.snapshot.model import LineageItem, UniqueId
-from index.spark.lineage import Lineage, Resolution
+from index.spark.lineage import Resolution
 from index.spark.names import StateVersion
 
 
-class Turns:
-    """The turns of one state store.
-
-    Args:
-        location: What errors call it.
+class StoreLock:
+    """Lets one method of a state store run at a time; meanwhile rows can be neither read nor written.
 
     Attributes:
-        lock: Held by whoever's turn it is.
-        is_closed: Whether nobody gets a turn any more.
+        mutex: Held by the method that runs.
+        is_closed: Whether the store is closed, and no method may run any more.
     """
 
     def __init__(self, location: str) -> None:
-        self.lock = asyncio.Lock()
+        self.mutex = asyncio.Lock()
         self.is_closed = False
         self._location = location
-        # The method under way, during which rows stand still.
+        # The method that runs, and keeps rows from being used; "" for none.
         self._busy_with = ""
 
     @asynccontextmanager
-    async def take(self, operation: str) -> AsyncIterator[None]:
-        """A turn during which rows stand still.
+    async def acquire(self, operation: str) -> AsyncIterator[None]:
+        """Run a method that keeps rows from being used.
 
         Raises:
             UsageError: The store is closed.
-            TargetError: The block could not write where it works.
+            TargetError: The block could not write to the working directory.
         """
         self.check_open(operation)
-        async with self.lock:
+        async with self.mutex:
             self.check_open(operation)
             self._busy_with = operation
             try:
@@ -76,28 +71,20 @@ class Turns:
                 self._busy_with = ""
 
     @property
-    def are_rows_still(self) -> bool:
-        """Whether nobody but the one whose turn it is may look at rows."""
-        return self.is_closed or bool(self._busy_with)
+    def are_rows_usable(self) -> bool:
+        """Whether rows may be read and written."""
+        return not self.is_closed and not self._busy_with
 
-    def check_usable(self, operation: str) -> None:
-        """Refuse a look at rows.
-
-        Raises:
-            UsageError: The store is closed, or a method is under way.
-        """
+    def check_rows_usable(self, operation: str) -> None:
+        """Refuse a read or a write of rows, with the reason; a `UsageError`."""
         self.check_open(operation)
         if self._busy_with:
-            hint = "wait for it: rows stand still meanwhile"
+            hint = "wait until it has ended: rows cannot be used meanwhile"
             reason = f"a {self._busy_with} is under way"
             raise UsageError(reason, operation=operation, subject=self._location, hint=hint)
 
     def check_open(self, operation: str) -> None:
-        """Refuse everything once the store is closed.
-
-        Raises:
-            UsageError: It is.
-        """
+        """Refuse everything once the store is closed; a `UsageError`."""
         if self.is_closed:
             raise UsageError("the state store is closed", operation=operation, subject=self._location)
 
@@ -120,32 +107,24 @@ class StateStore:
     def __init__(
         self, files: StateFiles, place: WorkingDir, settings: StateStoreSettings, runtime: Runtime, *, owns_files: bool
     ) -> None:
-        """Prefer `StateStore.open`."""
+        """Use `StateStore.open`."""
         self.settings = settings
         self.last_load: LoadMetrics | None = None
         self._files = files
         self._owns_files = owns_files
         self._place = place
         self._runtime = runtime
-        self._manager = StateFileManager(
-            files,
-            codec=settings.codec,
-            file_checksums=settings.file_checksums,
-            versions_retained_min=settings.versions_retained_min,
-            check_stale_files=settings.check_stale_files,
-            fetches_max=settings.fetches_max,
-            runtime=runtime,
-        )
+        self._manager = StateFileManager(files, settings, runtime=runtime)
         self._loader = StateLoader(self._manager, place, settings, runtime)
         self._commits = StateCommits(
             self._manager, place, settings, runtime, rocksdb=self._loader.rocksdb, rebase=self._rebase
         )
         self._loaded: LoadedState | None = None
-        # Of the last version that was loaded to be written on, or committed. A deletion counts from it and spares what
-        # it needs (design 0004, G4), also after an abort: the query will want it again. What was only looked at counts
-        # for nothing, and before there is such a version nothing is deleted.
+        # Of the last version that was loaded to be written on, or committed. A deletion counts from it and keeps what
+        # it needs (design 0004, G4), also after an abort: the query will want it again. What was loaded to be read only
+        # counts for nothing, and before there is such a version nothing is deleted.
         self._needed: Resolution | None = None
-        self._turns = Turns(files.location)
+        self._lock = StoreLock(files.location)
         self._is_released = False
 
     @classmethod
@@ -197,7 +176,7 @@ class StateStore:
 
     @property
     def version(self) -> int | None:
-        """The version that is loaded; None if none is."""
+        """The loaded version; None if none is loaded."""
         return None if self._loaded is None else self._loaded.target.version
 
     @property
@@ -207,17 +186,17 @@ class StateStore:
 
     @property
     def lineage(self) -> tuple[LineageItem, ...]:
-        """From the newest snapshot that is known to the loaded version; empty without ids."""
+        """Versions from the newest known snapshot to the loaded one; empty without ids."""
         return () if self._loaded is None else self._loaded.lineage
 
     @property
     def num_keys(self) -> int:
-        """Keys with uncommitted changes, without those of internal column families; -1: not counted."""
+        """Number of keys, uncommitted changes included, internal column families not; -1: not counted."""
         return UNCOUNTED if self._loaded is None else self._loaded.counts.keys
 
     @property
     def num_internal_keys(self) -> int:
-        """As `num_keys`, of internal column families."""
+        """Number of keys of internal column families; as `num_keys`."""
         return UNCOUNTED if self._loaded is None else self._loaded.counts.internal_keys
 
     @property
@@ -259,52 +238,48 @@ class StateStore:
         target = check_target(
             version, unique_id, self._files, self.settings.format_version, read_only=read_only, empty=empty
         )
-        async with self._turns.take("load"):
+        async with self._lock.acquire("load"):
             try:
                 if not read_only:
                     # Without ids, the snapshot of an abandoned attempt would take the place of its successor's.
                     await self._commits.uploads.revoke(lambda made: made.of.unique_id is None and made.of > target)
                 loaded = self._loaded
-                if loaded is None or empty or not loaded.still_is(target, read_only=read_only):
-                    loaded = await self._load(target, read_only=read_only, empty=empty)
+                if loaded is not None and not empty and loaded.still_is(target, read_only=read_only):
+                    metrics = LoadMetrics(of=target, base=loaded.resolution.base, was_loaded=True)
                 else:
-                    self.last_load = LoadMetrics(of=target, base=loaded.resolution.base, was_loaded=True)
-                if read_only:
-                    loaded.cancel()
-                    loaded.is_read_only = True
-                else:
-                    await self._begin(loaded)
-                    self._needed = self._needed if empty else loaded.resolution
+                    loaded, metrics = await self._build(target, read_only=read_only, empty=empty)
+                self._loaded, self.last_load = loaded, metrics
+                await self._begin(loaded, read_only=read_only)
+                if not read_only and not empty:
+                    self._needed = loaded.resolution
             except BaseException:
                 await self._unload()
                 raise
 
-    async def _load(self, target: StateVersion, *, read_only: bool, empty: bool) -> LoadedState:
-        known: dict[StateVersion, Lineage] = {}
-        for at, item in enumerate(self.lineage):
-            if at and StateVersion(item.version, item.unique_id) == target:
-                known[target] = self.lineage[:at]
+    async def _build(self, target: StateVersion, *, read_only: bool, empty: bool) -> tuple[LoadedState, LoadMetrics]:
+        """Build a version in place of the loaded one, whose lineage may spare the read of a header (C2)."""
+        lineage = [StateVersion(item.version, item.unique_id) for item in self.lineage]
+        at = lineage.index(target) if target in lineage else 0
+        known = {target: self.lineage[:at]} if at else {}
         await self._unload()
         try:
-            if empty:
-                self._loaded, metrics = await self._loader.load_empty(target.version)
-            else:
-                self._loaded, metrics = await self._loader.load(target, known, read_only=read_only)
+            return await self._loader.load(target, known, read_only=read_only, empty=empty)
         finally:
-            # Also what a failed load has fetched: before the next one, somebody may have healed it in the store.
+            # Also what a failed load has fetched: before the next one, the store may have been healed.
             await run_blocking(self._place.clear_fetched)
-        self.last_load = metrics
-        return self._loaded
 
     def _rebase(self, snapshot: StateVersion) -> None:
-        """A snapshot has arrived in the store."""
+        """Note that a snapshot has arrived in the store."""
         if self._loaded is not None:
             self._loaded.rebase(snapshot)
         if self._needed is not None:
             self._needed = rebased(self._needed, snapshot)
 
-    async def _begin(self, loaded: LoadedState) -> None:
-        """Make ready for the next version: with its id and its changelog."""
+    async def _begin(self, loaded: LoadedState, *, read_only: bool = False) -> None:
+        """Prepare for reads only, or for the next version, with its id and its changelog."""
+        if read_only:
+            loaded.begin_reading()
+            return
         unique_id = self._runtime.unique_id() if self.settings.format_version > 1 else None
         await run_blocking(loaded.begin, self._place.new_changelog(), unique_id)
 
@@ -323,7 +298,7 @@ class StateStore:
     # --- rows
 
     def get(self, key: bytes, family: str = DEFAULT_FAMILY) -> bytes | None:
-        """The value of a key, committed or not; None if there is none.
+        """Return the value of a key, committed or not; None if there is none.
 
         Raises:
             DamagedError: A block does not match its checksum.
@@ -334,9 +309,9 @@ class StateStore:
     def items(
         self, prefix: bytes = b"", *, family: str = DEFAULT_FAMILY, start: bytes = b""
     ) -> Iterator[tuple[bytes, bytes]]:
-        """The keys of a family that have this prefix, from `start` on, in order, and their values.
+        """Iterate over the keys of a family with this prefix, from `start` on, in order, and their values.
 
-        The rows are those at this call. The iteration ends with what is loaded: going on after that is a `UsageError`.
+        Later writes are not seen. The iterator ends with what is loaded: going on after that is a `UsageError`.
         Raises as `get`.
         """
         return self._reading("scan").items(prefix, family, start)
@@ -344,7 +319,7 @@ class StateStore:
     def chunks(
         self, family: str = DEFAULT_FAMILY, *, rows_max: int, bytes_max: int
     ) -> Iterator[list[tuple[bytes, bytes]]]:
-        """All that `items` gives of a family, in lists of so many rows and about so many bytes: twice as fast."""
+        """Iterate over a family as `items`, in lists of at most `rows_max` rows and about `bytes_max` bytes."""
         return self._reading("scan").chunks(family, rows_max=rows_max, bytes_max=bytes_max)
 
     def put(self, key: bytes, value: bytes, family: str = DEFAULT_FAMILY) -> None:
@@ -374,14 +349,14 @@ class StateStore:
     def drop_family(self, name: str) -> bool:
         """Remove a column family and its rows; False if it is not there. The next commit is a snapshot.
 
-        Changelogs tell of it by a record that Spark reads from 4.2 on.
+        The changelog has it as a record that Spark reads from 4.2 on.
         """
         return self._writing("drop family").drop_family(name)
 
     def _reading(self, operation: str) -> LoadedState:
         loaded = self._loaded
-        if loaded is None or self._turns.are_rows_still:
-            self._turns.check_usable(operation)
+        if loaded is None or not self._lock.are_rows_usable:
+            self._lock.check_rows_usable(operation)
             raise NotLoadedError("no version is loaded", operation=operation, subject=self._files.location)
         return loaded
 
@@ -408,7 +383,7 @@ class StateStore:
             RowChecksumError: A row of a snapshot that is waited for is damaged.
             StoreError, EngineError: The version is not there.
         """
-        async with self._turns.take("commit"):
+        async with self._lock.acquire("commit"):
             loaded = self._loaded
             if loaded is None:
                 raise NotLoadedError("no version is loaded", operation="commit", subject=self._files.location)
@@ -423,7 +398,7 @@ class StateStore:
             try:
                 await self._begin(loaded)
             except OSError:
-                # The version stands, and whoever does it again would do it twice.
+                # The version is there: to do it again would be to do it twice.
                 await self._unload()
             except BaseException:
                 await self._unload()
@@ -432,27 +407,27 @@ class StateStore:
 
     async def abort(self) -> None:
         """Forget what was written since the last commit, and what is loaded (design 0004, C5)."""
-        async with self._turns.take("abort"):
+        async with self._lock.acquire("abort"):
             await self._unload()
 
     # --- maintenance and the end
 
     async def maintain(self) -> Maintained:
-        """Wait for the snapshot that is on its way, and delete versions that nobody needs any more.
+        """Wait for the snapshot that is being uploaded, and delete versions that are not needed any more.
 
-        Uploads stand in nobody's way; the deletion takes its turn with `load` and `commit`. Nothing is deleted before a
-        version was loaded to be written on, or committed.
+        Other methods run beside uploads; the deletion waits for `load` and `commit`, and they for it. Nothing is
+        deleted before a version was loaded to be written on, or committed.
 
         Raises:
             SnapshotUploadError: The last snapshot was not uploaded, for the reason given. Nothing was deleted.
             StoreError: As the store says.
         """
-        self._turns.check_open("maintain")
+        self._lock.check_open("maintain")
         await self._commits.uploads.settle()
-        self._commits.tell_failure("maintain")
+        self._commits.raise_failure("maintain")
         deleted = Deleted()
-        async with self._turns.lock:
-            self._turns.check_open("maintain")
+        async with self._lock.mutex:
+            self._lock.check_open("maintain")
             # A backup of a directory says itself that it cannot be written.
             if self._needed is not None or not self._files.is_writable:
                 if self._loaded is not None and self._loaded.is_read_only:
@@ -474,32 +449,26 @@ class StateStore:
             SnapshotUploadError: The last snapshot was not uploaded. Everything was given back.
             TargetError: The working directory could not be cleared.
         """
-        self._turns.is_closed = True
-        async with self._turns.lock:
+        self._lock.is_closed = True
+        async with self._lock.mutex:
             if self._is_released:
                 return
-            try:
+            self._is_released = True
+            async with AsyncExitStack() as stack:
+                if self._owns_files:
+                    stack.push_async_callback(self._files.close)
+                stack.push_async_callback(run_blocking, self._place.close)
+                stack.push_async_callback(self._unload)
                 await self._commits.uploads.close(finish=self.settings.background_uploads)
-            finally:
-                self._is_released = True
-                try:
-                    await self._unload()
-                finally:
-                    try:
-                        await run_blocking(self._place.close)
-                    finally:
-                        if self._owns_files:
-                            await self._files.close()
-        self._commits.tell_failure("close")
+        self._commits.raise_failure("close")
 
     async def __aenter__(self) -> Self:
-        """The store itself."""
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it; what went wrong in the block counts more than what goes wrong here."""
+        # What went wrong in the block counts more than what goes wrong here.
         try:
             await self.close()
         except Exception as failure:

@@ -67,7 +67,6 @@ UNFUZZED: Final[dict[str, str]] = {
             "engine.state.changelogs.read_checked",
             "engine.state.files.StateFileManager.load_snapshot",
             "engine.state.files.StateFileManager.read_snapshot",
-            "engine.state.load.StateLoader.load_empty",
         ),
         _FETCHES,
     ),

@@ -15,10 +15,11 @@ async def test_versions_are_saved_loaded_and_deleted_on_s3(s3_bucket: str, tmp_p
     root = await CheckpointDir.open(f"s3://{s3_bucket}/checkpoint")
     bench = StateBench(tmp_path, root.child("state/0/0"), versions_retained_min=2)
     contents = [files(s1=100_000, **{f"s{version}": 1000 * version}) for version in range(2, 6)]
+    saved = []
     for version, content in enumerate(contents, 1):
         await bench.changelog(at(version, f"id{version}"))
-        await bench.save(content, at(version, f"id{version}"))
-    assert bench.manager.last_save.files_reused == 1
+        saved.append(await bench.save(content, at(version, f"id{version}")))
+    assert saved[-1].files_reused == 1
     with pytest.raises(CheckpointFileExistsError):
         await bench.changelog(at(4, "id4"), b"another")
     saving = bench.save(files(s1=100_000, s9=9), at(5, "id5"))

@@ -44,7 +44,7 @@ async def check_load(
     # Another snapshot in the place of the one that is to be looked at would prove nothing.
     settings = msgspec.structs.replace(settings, snapshot_repair=False)
     runtime = SystemRuntime()
-    manager = StateFileManager(files, codec=settings.codec, file_checksums=settings.file_checksums, runtime=runtime)
+    manager = StateFileManager(files, settings, runtime=runtime)
     place = await run_blocking(WorkingDir.open, directory)
     try:
         loader = StateLoader(manager, place, settings, runtime)

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -19,12 +20,12 @@ from engine.errors import EngineError, TargetError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.local_files import shared_path
 from engine.state.query import StreamingCheckpoint
-from engine.state.sources import DirectoryStateFiles
+from engine.state.sources import DirectoryStateFiles, resolve_with
 from engine.state.zips import ZIP_BYTES_MAX
 from index.errors import FormatError, LineageError, VersionMissingError
 from index.spark.changelog import check_leads_back
 from index.spark.checkpoint import StoreId
-from index.spark.lineage import LINEAGE_BYTES_MAX, HeaderNeeded, Present, Resolution, resolve
+from index.spark.lineage import LINEAGE_BYTES_MAX, Lineage, Present, Resolution, resolve
 from index.spark.names import (
     LOGS,
     SSTS,
@@ -105,6 +106,10 @@ async def _as_of_now(checkpoint: StreamingCheckpoint, work: StoreWork) -> StoreW
     return msgspec.structs.replace(
         work, versions=tuple(kept), codecs=tuple(kept.values()), newest_batch=max(newest, work.newest_batch)
     )
+
+
+class _UnreadableError(Exception):
+    """A changelog cannot be read; there is a finding about it."""
 
 
 class _StoreCheck:
@@ -192,19 +197,25 @@ class _StoreCheck:
         found: list[Resolution] = []
         failed: list[tuple[StateVersion, FormatError]] = []
         gone = 0
-        # The newest first: its headers tell most.
+        headers: dict[StateVersion, Lineage] = {}
+
+        async def read_header(of: StateVersion) -> Lineage:
+            report = await self._contents.changelog(of)
+            if report is None:
+                raise _UnreadableError
+            headers[of] = report.lineage
+            return report.lineage
+
+        # The newest first: its headers lead to most of the others.
         for of in reversed(self._work.versions):
             if (oldest is None or of.version < oldest) and not (of == newest and is_current):
                 gone += 1
                 continue
+            ask = partial(resolve, of.version, of.unique_id)
             try:
-                while isinstance(answer := resolve(of.version, of.unique_id, present), HeaderNeeded):
-                    report = await self._contents.changelog(answer.changelog)
-                    if report is None:
-                        break  # the finding is about the changelog
-                    present = present.with_header(answer.changelog, report.lineage)
-                else:
-                    found.append(answer)
+                found.append(await resolve_with(ask, present.with_headers(headers), read_header))
+            except _UnreadableError:
+                continue
             except (VersionMissingError, LineageError) as error:
                 failed.append((of, error))
         return found, failed, gone

@@ -15,6 +15,7 @@ from engine.spark.sources.plan import plan_state
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager
 from engine.state.query import StoreAt
+from engine.state.settings import StateStoreSettings
 from engine.state.sources import StateFiles, as_state_files
 from index.errors import FormatError
 from index.snapshot.contents import files_of
@@ -137,7 +138,7 @@ def _describe(work: FilesWork, path: str, *, needed: bool | None) -> Row:
 
 async def _find_needed(files: StateFiles, store: StoreAt) -> frozenset[str] | None:
     """Return what a version of a store takes, as paths in its directory; None if that is damaged."""
-    manager = StateFileManager(files, codec=store.settings.codec)
+    manager = StateFileManager(files, StateStoreSettings(codec=store.settings.codec))
     try:
         resolution = await manager.resolve(store.at.version, store.at.unique_id)
         names = [changelog_name(of) for of in resolution.changelogs]

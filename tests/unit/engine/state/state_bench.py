@@ -4,10 +4,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from engine.state.changelogs import ChangelogWriter
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.files import CapturedSnapshot, SnapshotUploaded, StateFileManager
+from engine.state.files import CapturedSnapshot, StateFileManager
+from engine.state.metrics import SnapshotUploaded
+from engine.state.settings import StateStoreSettings
 from index.snapshot.model import UniqueId
-from index.spark.lineage import Resolution
+from index.spark.changelog import changelog_version
+from index.spark.lineage import Lineage, Resolution
 from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion
 
@@ -44,13 +48,21 @@ def tree(directory: Path) -> Content:
     return {str(path.relative_to(directory)): path.read_bytes() for path in found}
 
 
+def new_changelog(
+    of: StateVersion, path: Path, *, column_families: bool = False, lineage: Lineage = ()
+) -> ChangelogWriter:
+    version = changelog_version(column_families=column_families, unique_ids=of.unique_id is not None)
+    return ChangelogWriter(path, "lz4", version, lineage)
+
+
 class StateBench:
     """One manager. Its rocksdb_checkpoints are made of what a test gives, and stand side by side."""
 
     def __init__(self, root: Path, directory: CheckpointDir, **settings: Any) -> None:
         self.root = root
         self.directory = directory
-        self.manager = StateFileManager(directory, **settings)
+        runtime = settings.pop("runtime", None)
+        self.manager = StateFileManager(directory, StateStoreSettings(**settings), runtime=runtime)
         self.working = root / "working"
         self._checkpoints = 0
 

@@ -9,7 +9,7 @@ from engine.state.checkpoint_dir import CheckpointDir
 from index.errors import DamagedChangelogError
 from index.snapshot.model import LineageItem, UniqueId
 from index.spark.changelog import PUT, changelog_version
-from tests.unit.engine.state.state_bench import StateBench, at
+from tests.unit.engine.state.state_bench import StateBench, at, new_changelog
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ async def test_a_changelog_is_written_and_read_by_its_version(
     lineage = () if unique_id is None else (LineageItem(1, UniqueId("before")),)
     for column_families in (False, True):
         path = tmp_path / "written"
-        with bench.manager.new_changelog(of, path, column_families=column_families, lineage=lineage) as writer:
+        with new_changelog(of, path, column_families=column_families, lineage=lineage) as writer:
             writer.put(b"key", b"value")
             writer.finish()
         if column_families and unique_id is not None:
@@ -43,7 +43,7 @@ async def test_a_changelog_of_another_kind_than_its_name_says_is_not_resolved(
     bench: StateBench, tmp_path: Path
 ) -> None:
     path = tmp_path / "written"
-    with bench.manager.new_changelog(at(2), path, column_families=False) as writer:
+    with new_changelog(at(2), path, column_families=False) as writer:
         writer.finish()
     await bench.manager.publish_changelog(at(2, "a"), path)
     with pytest.raises(DamagedChangelogError, match=r"2_a\.changelog"):

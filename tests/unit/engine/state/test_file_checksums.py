@@ -11,9 +11,11 @@ from engine.errors import DamagedError
 from engine.local.hashing import crc32c
 from engine.state.changelogs import CREATOR, fetch_checked, publish_checked, read_checked
 from engine.state.checkpoint_dir import CheckpointDir
+from engine.state.files import StateFileManager
 from engine.state.sources import DirectoryStateFiles
 from index.errors import FileChecksumError
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX, decode_file_checksum
+from index.spark.names import StateVersion
 from tests.doubles import InterposedStore
 from tests.unit.engine.state.state_bench import tree
 
@@ -30,12 +32,8 @@ async def directory(store: InterposedStore) -> CheckpointDir:
     return await CheckpointDir.open(store)
 
 
-async def publish(
-    directory: CheckpointDir, data: bytes | Path, *, overwrite: bool = False, skip_where_missing: bool = True
-) -> None:
-    await publish_checked(
-        directory, "file", data, overwrite=overwrite, runtime=RUNTIME, skip_where_missing=skip_where_missing
-    )
+async def publish(directory: CheckpointDir, data: bytes | Path) -> None:
+    await publish_checked(directory, "file", data, runtime=RUNTIME)
 
 
 @pytest.mark.parametrize("source", ["bytes", "file"])
@@ -74,18 +72,13 @@ async def test_a_file_without_a_checksum_is_read_unverified(directory: Checkpoin
 
 
 @pytest.mark.spark_case(54)
-async def test_a_file_without_a_checksum_is_overwritten_without_one(directory: CheckpointDir) -> None:
-    files = DirectoryStateFiles(directory)
-    await directory.publish_bytes("file", b"0", overwrite=True)
-    await publish(directory, b"1", overwrite=True)
-    assert await read_checked(files, "file") == b"1"
-    assert not await directory.exists("file.crc")
-    await publish(directory, b"2", overwrite=True, skip_where_missing=False)
-    assert await read_checked(files, "file") == b"2"
-    assert await directory.exists("file.crc")
-    await publish(directory, b"3", overwrite=True)
-    assert await read_checked(files, "file") == b"3"
-    assert await directory.exists("file.crc")
+async def test_a_file_without_an_id_is_overwritten_without_a_checksum(directory: CheckpointDir, tmp_path: Path) -> None:
+    manager = StateFileManager(directory)
+    for content in (b"0", b"1"):
+        (tmp_path / "changelog").write_bytes(content)
+        await manager.publish_changelog(StateVersion(1), tmp_path / "changelog")
+        assert await directory.read("1.changelog") == content
+        assert not await directory.exists("1.changelog.crc")
 
 
 async def test_a_file_that_is_there_keeps_its_bytes_and_its_checksum(directory: CheckpointDir) -> None:
@@ -95,11 +88,10 @@ async def test_a_file_that_is_there_keeps_its_bytes_and_its_checksum(directory: 
     assert await read_checked(DirectoryStateFiles(directory), "file") == b"first"
 
 
-@pytest.mark.parametrize("step", ["file", "file.crc"])
 async def test_a_crash_while_a_file_is_replaced_leaves_no_checksum_of_another_file(
-    directory: CheckpointDir, store: InterposedStore, step: str
+    directory: CheckpointDir, store: InterposedStore, tmp_path: Path
 ) -> None:
-    await publish(directory, b"old")
+    await publish_checked(directory, "1.changelog", b"old", runtime=RUNTIME)
 
     class CrashError(Exception):
         pass
@@ -107,11 +99,11 @@ async def test_a_crash_while_a_file_is_replaced_leaves_no_checksum_of_another_fi
     async def crash() -> None:
         raise CrashError
 
-    store.before("put", step, crash)
+    store.before("put", "1.changelog", crash)
+    (tmp_path / "changelog").write_bytes(b"new")
     with pytest.raises(CrashError):
-        await publish(directory, b"new", overwrite=True)
-    expected = b"old" if step == "file" else b"new"
-    assert await read_checked(DirectoryStateFiles(directory), "file") == expected
+        await StateFileManager(directory).publish_changelog(StateVersion(1), tmp_path / "changelog")
+    assert await read_checked(DirectoryStateFiles(directory), "1.changelog") == b"old"
 
 
 async def test_a_name_that_is_taken_by_a_file_without_a_checksum_gets_none(directory: CheckpointDir) -> None:

@@ -204,7 +204,7 @@ async def test_a_lineage_that_is_known_spares_the_header(
     store.requests.clear()
     assert (await fresh.manager.resolve(5, UniqueId("e"), known=known)).base == at(2, "b")
     assert [operation for operation, _ in store.requests if operation == "get"] == []
-    assert (await fresh.manager.resolve(5, UniqueId("e"), put_aside=[at(2, "b")])).base is None
+    assert (await fresh.manager.resolve(5, UniqueId("e"), rejected=[at(2, "b")])).base is None
 
 
 async def test_a_file_that_is_here_is_not_asked_for(bench: StateBench, store: InterposedStore) -> None:

@@ -17,7 +17,7 @@ from index.spark.changelog import PUT
 from index.spark.lineage import Lineage, Resolution
 from index.spark.names import StateVersion
 from tests.doubles import InterposedStore
-from tests.unit.engine.state.state_bench import OTHERS, Content, StateBench, at, tree
+from tests.unit.engine.state.state_bench import OTHERS, Content, StateBench, at, new_changelog, tree
 
 RETAINED = 4
 STEPS = 80
@@ -107,7 +107,7 @@ class History:
     async def commit(self, executor: StateBench, of: StateVersion) -> Lineage:
         lineage = self.next_lineage()
         path = self.root / f"{of}.changelog"
-        with executor.manager.new_changelog(of, path, column_families=False, lineage=lineage) as writer:
+        with new_changelog(of, path, column_families=False, lineage=lineage) as writer:
             writer.put(b"of", str(of).encode())
             writer.finish()
         await executor.manager.publish_changelog(of, path)

@@ -343,8 +343,9 @@ async def test_a_snapshot_is_put_aside_only_if_it_does_not_open_from_the_store_e
         opened: list[bool] = []
 
         def once_damaged(self: StateLoader, base: Any) -> Any:
-            opened.append(self._has_reused)
-            if self._has_reused:
+            reused = self._manager.last_load.files_reused > 0
+            opened.append(reused)
+            if reused:
                 raise DamagedError("injected", operation="open")
             return opening(self, base)
 
