@@ -31,7 +31,7 @@ _TABLE_LINE: Final = re.compile(
     r"^\d+: (?:POSIX|OFDLCK) +\S+ +\S+ +(?P<process>\S+) (?P<device>[0-9a-f]+:[0-9a-f]+):(?P<inode>\d+) ", re.MULTILINE
 )
 
-# F_GETLK asks who stands in the way of a write lock and takes none. A process of another namespace is told as 0.
+# F_GETLK asks which process prevents a write lock, and takes none. A process of another namespace is given as 0.
 _ASK_FOR_HOLDER: Final = """
 import fcntl, os, struct, sys
 bsd = sys.platform == "darwin" or "bsd" in sys.platform
@@ -49,7 +49,7 @@ def check_not_held(path: Path, local: LocalDir | None = None) -> None:
 
     Args:
         path: The directory.
-        local: A scan of it, if there is one: then the LOCK of every directory below is looked at too.
+        local: A scan of it, if there is one: then the LOCK of every directory below is checked too.
 
     Raises:
         UnsafeSourceError: A LOCK is held, or it cannot be found out.
@@ -58,7 +58,7 @@ def check_not_held(path: Path, local: LocalDir | None = None) -> None:
 
 
 def check_none_held_below(path: Path) -> None:
-    """As `check_not_held`, of a directory that may hold anything: every LOCK in it and below is looked at.
+    """Refuse as `check_not_held` a directory that may hold anything: every LOCK in it and below is checked.
 
     Symbolic links are not followed: what they point at is not part of the directory.
 
@@ -112,7 +112,7 @@ def _lstat(path: Path) -> os.stat_result | None:
 
 
 def _held_by_table(locks: Iterable[tuple[Path, os.stat_result]]) -> tuple[list[tuple[Path, str]], bool]:
-    """What /proc/locks says: the held ones with their process, and whether others may be held unseen.
+    """Read /proc/locks: the held ones with their process, and whether others may be held unseen.
 
     A stacked file system (overlayfs, a btrfs subvolume) shows another device number in the table than in a stat; then
     an equal inode number is a suspicion that the child settles.

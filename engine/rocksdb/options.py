@@ -45,7 +45,7 @@ _COMPRESSIONS: Final = {
 
 
 class RocksDbSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a store is written. None of it is part of the data: every open may choose anew."""
+    """How a store is written. None of it is part of the data: every open may choose other values."""
 
     # Memory that a store fills before it writes one SST file; there are at most two such buffers.
     write_buffer_bytes: int = 16 * MIB
@@ -61,15 +61,15 @@ class RocksDbSettings(msgspec.Struct, frozen=True, kw_only=True):
     open_files_max: int = 256
     # Size of a block inside an SST file before compression. Larger ones make smaller files and slower reads.
     block_bytes: int = 4 * KIB
-    # Whether files are merged in the background; whoever opens a store to read it once has nothing from it.
+    # Whether files are merged in the background, which a store that is read once does not need.
     compacts: bool = True
-    # What stands between the operands of one key when they are put together: RocksDB's StringAppendOperator. None: no
+    # Between the operands of one key when they are joined, by RocksDB's StringAppendOperator. None: no
     # merge operator, and a store that holds operands is refused.
     merge_delimiter: bytes | None = None
 
 
 def spark_settings(merge_delimiter: bytes | None = None) -> RocksDbSettings:
-    """What Spark opens its stores with unless it is told otherwise: files that it can read, and goes on with.
+    """Return what Spark opens its stores with by default: files that it can read, and goes on with.
 
     Blocks of 4 KiB, ten bits of bloom filter per key and format 5 are what every open here writes anyway.
 

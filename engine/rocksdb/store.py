@@ -1,4 +1,4 @@
-"""The one door to rocksdict, with `engine.rocksdb.options`: RocksDB directories opened in raw mode only.
+"""The only importer of rocksdict, with `engine.rocksdb.options`: RocksDB directories opened in raw mode only.
 
 Outside raw mode rocksdict unpickles what it reads, which runs code from restored data. And every open here
 passes its own options, so that an `OPTIONS` file that came with restored data decides nothing: its `wal_dir`,
@@ -11,7 +11,7 @@ and OPTIONS, and begins a new `<number>.log`, which stays empty here.
 A scan of RocksDB that gives rows in lists: twice as fast as one by one.
 
 rocksdict's own iterator over rows runs outside the interpreter, but ends at a damaged block as if there were no more:
-so its end is looked at again with one of the same moment that tells.
+so its end is checked with another one of the same moment.
 """
 
 import itertools
@@ -19,10 +19,11 @@ import os
 import re
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Protocol, Self
+from typing import Any, Final, Literal, Self
 
 import msgspec
 import rocksdict
@@ -32,43 +33,8 @@ from engine.errors import DamagedError, EngineError, NotFoundError, TargetError,
 from engine.local.scan import LACKING
 from engine.rocksdb.options import KIB, MIB, RocksDbSettings, make_options, spark_settings
 
-# Rows that are taken at the most before anybody looks at their size.
+# The most rows that are taken before their size is looked at.
 _SLICE_ROWS_MAX: Final = 512
-
-
-class Witness(Protocol):
-    """An iterator that does not take damage for the end: rocksdict's `RdictIter`."""
-
-    def seek(self, key: bytes) -> None:
-        """Go to the first key that is not less."""
-        ...
-
-    def valid(self) -> bool:
-        """Whether it stands at a row."""
-        ...
-
-    def status(self) -> None:
-        """Raise what it has come to, if that is not the end."""
-        ...
-
-    def next(self) -> None:
-        """Go on."""
-        ...
-
-    def key(self) -> Any:  # noqa: ANN401  # bytes in raw mode, which rocksdict's types do not say
-        """The key of the row."""
-        ...
-
-    def value(self) -> Any:  # noqa: ANN401  # as above
-        """The value of the row."""
-        ...
-
-
-class ChunkLimits(msgspec.Struct, frozen=True):
-    """How much a list holds: so many rows at the most, and about so many bytes."""
-
-    rows_max: int
-    bytes_max: int
 
 
 class ChunkScan:
@@ -76,25 +42,29 @@ class ChunkScan:
 
     Args:
         rows: rocksdict's iterator over rows, at the first one with the prefix.
-        witness: Of the same moment.
+        witness: rocksdict's `RdictIter` of the same moment, which does not take damage for the end.
         prefix: Of the keys that are wanted.
-        limits: Of a list.
-        typed: The error to raise instead of rocksdict's.
+        rows_max: Rows of a list.
+        bytes_max: About the bytes of a list.
+        directory: Of the store.
     """
 
     def __init__(
         self,
         rows: Iterator[Any],
-        witness: Witness,
+        witness: rocksdict.RdictIter,
         prefix: bytes,
-        limits: ChunkLimits,
-        typed: Callable[[Exception], EngineError],
+        *,
+        rows_max: int,
+        bytes_max: int,
+        directory: Path,
     ) -> None:
         self._rows = rows
-        self._witness: Witness | None = witness
+        self._witness: rocksdict.RdictIter | None = witness
         self._prefix = prefix
-        self._limits = limits
-        self._typed = typed
+        self._rows_max = rows_max
+        self._bytes_max = bytes_max
+        self._directory = directory
         self._last: bytes | None = None
         self._slice_rows = 1
         self._state: Literal["open", "beyond", "ended"] = "open"
@@ -110,7 +80,7 @@ class ChunkScan:
         try:
             found = self._take_chunk(self._witness)
         except Exception as error:
-            raise self._typed(error) from error
+            raise _typed(error, "scan", self._directory) from error
         if self._state == "beyond":
             self._state = "ended"
             self.cut_off()
@@ -119,11 +89,11 @@ class ChunkScan:
         return found
 
     def cut_off(self) -> None:
-        """Let go of RocksDB's iterators; a scan that had not ended raises from now on."""
+        """Release RocksDB's iterators; a scan that had not ended raises from now on."""
         self._rows, self._witness = iter(()), None
 
-    def _take_chunk(self, witness: Witness) -> list[tuple[bytes, bytes]]:
-        rows_max, bytes_max = self._limits.rows_max, self._limits.bytes_max
+    def _take_chunk(self, witness: rocksdict.RdictIter) -> list[tuple[bytes, bytes]]:
+        rows_max, bytes_max = self._rows_max, self._bytes_max
         found: list[tuple[bytes, bytes]] = []
         size_bytes = 0
         while len(found) < rows_max and size_bytes < bytes_max and self._state == "open":
@@ -135,7 +105,7 @@ class ChunkScan:
             self._slice_rows = max(1, min(fit, 2 * self._slice_rows, _SLICE_ROWS_MAX))
         return found
 
-    def _take(self, witness: Witness, rows_max: int) -> list[tuple[bytes, bytes]]:
+    def _take(self, witness: rocksdict.RdictIter, rows_max: int) -> list[tuple[bytes, bytes]]:
         found: list[tuple[bytes, bytes]] = list(itertools.islice(self._rows, rows_max))
         if not found:
             self._look_at_end(witness)
@@ -146,8 +116,8 @@ class ChunkScan:
             del found[bisect_left(found, 1, key=lambda row: 0 if row[0].startswith(self._prefix) else 1) :]
         return found
 
-    def _look_at_end(self, witness: Witness) -> None:
-        """Whether this is the end, or a block cannot be read; if neither, the witness goes on from here."""
+    def _look_at_end(self, witness: rocksdict.RdictIter) -> None:
+        """Find out whether this is the end, or a block cannot be read; if neither, go on with the witness from here."""
         witness.seek(self._prefix if self._last is None else self._last)
         if self._last is not None and witness.valid() and witness.key() == self._last:
             witness.next()
@@ -158,8 +128,8 @@ class ChunkScan:
             self._state = "beyond"
 
 
-def _remaining(witness: Witness) -> Iterator[tuple[bytes, bytes]]:
-    """The rows from where an iterator stands, to its end or to a damaged block."""
+def _remaining(witness: rocksdict.RdictIter) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate over the rows from where an iterator is, to its end or to a damaged block."""
     while witness.valid():
         yield witness.key(), witness.value()
         witness.next()
@@ -180,9 +150,9 @@ __all__ = [
 DEFAULT_FAMILY: Final = "default"
 
 _TABLE_PROPERTIES: Final = "rocksdb.aggregated-table-properties"
-# What RocksDB says of this machine, after the name of whatever file it was at.
+# How RocksDB's messages about this machine end, after the name of a file.
 _LACKING: Final = tuple(os.strerror(number) for number in sorted(LACKING))
-# How RocksDB begins where what a directory says of itself is none that we write: its comparator, a column family.
+# How RocksDB begins where a directory has what we do not write: another comparator, a column family.
 _REFUSALS: Final = ("Invalid argument", "Not implemented")
 _OPERANDS: Final = re.compile(r"# merge operands=(\d+);")
 
@@ -220,19 +190,18 @@ class StoreReader:
             DamagedError: Its files contradict each other.
             UsageError: It holds operands, and the settings have no `merge_delimiter`.
         """
-        if not (directory / "CURRENT").is_file():
-            raise NotFoundError("is not a RocksDB directory", operation="open", subject=str(directory))
+        _check_is_store(directory)
         settings = settings or RocksDbSettings()
         access = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
         return cls(directory, _open(directory, settings, access), settings.merge_delimiter)
 
     @property
     def directory(self) -> Path:
-        """Where the store stands."""
+        """The directory of the store."""
         return self._directory
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key; None if there is none."""
+        """Return the value of a key; None if there is none."""
         try:
             value: bytes | None = self._db.get(key)
         except Exception as error:
@@ -240,7 +209,7 @@ class StoreReader:
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values of many keys in their order, None where there is none."""
+        """Return the values of many keys in their order, None where there is none."""
         try:
             values: list[bytes | None] | None = self._db.get(list(keys)) if keys else []
         except Exception as error:
@@ -248,7 +217,7 @@ class StoreReader:
         return values or []
 
     def items(self, prefix: bytes = b"", *, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Every key with this prefix, from `start` on, and its value, in the order of the keys.
+        """Iterate over every key with this prefix, from `start` on, and its value, in the order of the keys.
 
         The rows are those at this call: later writes are not among them. Unlike rocksdict's own iterators it
         does not take a damaged block for the end of the data.
@@ -263,27 +232,26 @@ class StoreReader:
         return scan
 
     def chunks(self, prefix: bytes = b"", *, rows_max: int, bytes_max: int) -> Iterator[list[tuple[bytes, bytes]]]:
-        """What `items` gives, in lists: twice as fast, for those who want everything.
+        """Iterate as `items`, in lists: twice as fast, to read everything.
 
         Args:
             prefix: Of the keys.
-            rows_max: A list has at most so many rows.
-            bytes_max: And about so many bytes; a list ends soon after it has them.
+            rows_max: Maximum number of rows of a list.
+            bytes_max: A list ends soon after it has this number of bytes.
         """
         try:
             witness, rows = self._db.iter(), self._db.items(from_key=prefix)
         except Exception as error:
             raise _typed(error, "scan", self._directory) from error
-        limits = ChunkLimits(rows_max, bytes_max)
-        scan = ChunkScan(rows, witness, prefix, limits, lambda error: _typed(error, "scan", self._directory))
+        scan = ChunkScan(rows, witness, prefix, rows_max=rows_max, bytes_max=bytes_max, directory=self._directory)
         self._scans.add(scan)
         return scan
 
     def count(self, *, prefix_bytes: int = 0) -> dict[bytes, int]:
-        """How many keys there are, by their first bytes: a scan that leaves the values alone.
+        """Count the keys by their first bytes: a scan that leaves the values alone.
 
         Args:
-            prefix_bytes: How many bytes make a group; 0 counts all keys as one, which is the fastest.
+            prefix_bytes: Bytes that make a group; 0 counts all keys as one, which is the fastest.
         """
         counts: dict[bytes, int] = {}
         count, prefix = 0, b""
@@ -304,11 +272,9 @@ class StoreReader:
         return {group: number for group, number in counts.items() if number}
 
     def files(self) -> tuple[StoreFile, ...]:
-        """The live SST files, by name."""
-        try:
+        """Return the live SST files, by name."""
+        with _typing("list files", self._directory):
             live = self._db.live_files()
-        except Exception as error:
-            raise _typed(error, "list files", self._directory) from error
         found = (StoreFile(str(f["name"]).removeprefix("/"), int(f["level"]), int(f["size"])) for f in live)
         return tuple(sorted(found, key=lambda file: file.name))
 
@@ -370,12 +336,12 @@ class _Scan:
         raise StopIteration
 
     def cut_off(self) -> None:
-        """Let go of RocksDB's iterator; a scan that had not ended raises from now on."""
+        """Release RocksDB's iterator; a scan that had not ended raises from now on."""
         self._iterator = None
 
 
 class StoreWriter(StoreReader):
-    """A store open for writing. There is no write-ahead log: what counts is what `checkpoint` has taken down.
+    """A store open for writing. There is no write-ahead log: only what `checkpoint` has captured counts.
 
     A store that is worked on belongs to one attempt, and a crash throws the attempt away; a log would be
     written and never read.
@@ -393,10 +359,10 @@ class StoreWriter(StoreReader):
         """Open a store for writing; it is created if there is none.
 
         Args:
-            directory: Where it stands.
+            directory: Of the store.
             settings: How it is written.
-            compactions_wait: Compact nothing before `begin_compactions`. What a snapshot has due would otherwise begin
-                at once, and take the processor from what is waited for.
+            compactions_wait: Compact nothing before `begin_compactions`. What is due in a snapshot would otherwise
+                begin at once, and take the processor from the replay.
 
         Raises:
             UnsafeSourceError: It is open already, here or in another process.
@@ -415,10 +381,8 @@ class StoreWriter(StoreReader):
         """Let RocksDB compact from now on, if it was opened to wait for this."""
         if not self._compactions_wait:
             return
-        try:
+        with _typing("begin compactions", self._directory):
             self._db.set_options({"disable_auto_compactions": "false"})
-        except Exception as error:
-            raise _typed(error, "begin compactions", self._directory) from error
         self._compactions_wait = False
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -438,7 +402,7 @@ class StoreWriter(StoreReader):
     def merge(self, key: bytes, operand: bytes) -> None:
         """Append to the value of a key, behind the delimiter if there is a value.
 
-        rocksdict cannot write operands, so this reads and sets the whole value; what stands there is the same.
+        rocksdict cannot write operands, so this reads and sets the whole value, with the same result.
 
         Raises:
             UsageError: The store was opened without a delimiter.
@@ -449,11 +413,7 @@ class StoreWriter(StoreReader):
 
     @property
     def merge_delimiter(self) -> bytes:
-        """What stands between two operands.
-
-        Raises:
-            UsageError: The store was opened without one.
-        """
+        """The bytes between two operands; a `UsageError` if the store was opened without one."""
         if self._merge_delimiter is None:
             hint = "open it with a merge_delimiter"
             raise UsageError("has no merge operator", operation="merge", subject=str(self._directory), hint=hint)
@@ -473,7 +433,7 @@ class StoreWriter(StoreReader):
 
         They go in ascending order: RocksDB's table in memory takes them that way several times as fast.
         """
-        try:
+        with _typing("write", self._directory):
             batch = rocksdict.WriteBatch(raw_mode=True)
             put, delete = batch.put, batch.delete
             for key in sorted(changes):
@@ -483,34 +443,26 @@ class StoreWriter(StoreReader):
                 else:
                     put(key, value)
             self._db.write(batch, self._unlogged)
-        except Exception as error:
-            raise _typed(error, "write", self._directory) from error
 
     def write_batch(self, puts: Mapping[bytes, bytes], deletes: Iterable[bytes] = ()) -> None:
         """Remove keys, then set keys, all of it at once: several times as fast as one by one."""
-        try:
+        with _typing("write", self._directory):
             batch = rocksdict.WriteBatch(raw_mode=True)
             for key in deletes:
                 batch.delete(key)
             for key, value in puts.items():
                 batch.put(key, value)
             self._db.write(batch, self._unlogged)
-        except Exception as error:
-            raise _typed(error, "write", self._directory) from error
 
     def flush(self) -> None:
         """Write what is in memory to SST files, and wait for it."""
-        try:
+        with _typing("flush", self._directory):
             self._db.flush()
-        except Exception as error:
-            raise _typed(error, "flush", self._directory) from error
 
     def compact(self) -> None:
         """Merge all files into the last level."""
-        try:
+        with _typing("compact", self._directory):
             self._db.compact_range(None, None)
-        except Exception as error:
-            raise _typed(error, "compact", self._directory) from error
 
     def checkpoint(self, target: Path) -> None:
         """Make a rocksdb_checkpoint: a directory of the same file system with everything written so far.
@@ -523,11 +475,9 @@ class StoreWriter(StoreReader):
         if target.exists():
             raise UsageError("is there already", operation="checkpoint", subject=str(target))
         self.flush()
-        try:
+        with _typing("checkpoint", self._directory):
             # The object keeps the store open while it lives: it must not get a name.
             rocksdict.Checkpoint(self._db).create_checkpoint(str(target))
-        except Exception as error:
-            raise _typed(error, "checkpoint", self._directory) from error
 
 
 def _open(
@@ -557,45 +507,54 @@ def _open(
     try:
         _check_no_operands(db, directory)
     except BaseException:
-        # Nobody else knows of it, and the directory would stay locked.
+        # Otherwise the directory would stay locked.
         db.close()
         raise
     return db
 
 
+@contextmanager
+def _typing(operation: str, directory: Path) -> Iterator[None]:
+    """Raise typed errors instead of rocksdict's; too slow for single rows."""
+    try:
+        yield
+    except Exception as error:
+        raise _typed(error, operation, directory) from error
+
+
+def _check_is_store(directory: Path) -> None:
+    if not (directory / "CURRENT").is_file():
+        raise NotFoundError("is not a RocksDB directory", operation="open", subject=str(directory))
+
+
 def list_families(directory: Path) -> tuple[str, ...]:
-    """The column families of a store, sorted. Its MANIFEST is read, and nothing else.
+    """List the column families of a store, sorted. Only its MANIFEST is read.
 
     Raises:
         NotFoundError: There is no RocksDB store.
         DamagedError: The MANIFEST is damaged.
     """
-    if not (directory / "CURRENT").is_file():
-        raise NotFoundError("is not a RocksDB directory", operation="open", subject=str(directory))
-    try:
+    _check_is_store(directory)
+    with _typing("list column families", directory):
         return tuple(sorted(rocksdict.Rdict.list_cf(str(directory), make_options(RocksDbSettings()))))
-    except Exception as error:
-        raise _typed(error, "list column families", directory) from error
 
 
 def open_family(directory: Path, family: str, settings: RocksDbSettings) -> StoreReader:
     """Open one column family of a store for reading; as `StoreReader.open`, which opens `default`.
 
     Args:
-        directory: Where the store stands.
-        family: One of those that `list_families` tells.
-        settings: How it is read.
+        directory: Of the store.
+        family: One that `list_families` returns.
+        settings: Of the open.
     """
     access = rocksdict.AccessType.read_only(error_if_log_file_exist=False)
     return StoreReader(directory, _open(directory, settings, access, family=family), settings.merge_delimiter)
 
 
 def _check_no_operands(db: rocksdict.Rdict, directory: Path) -> None:
-    """Refuse a store that nobody knows how to read: an operand without an operator would end the process at once."""
-    try:
+    """Refuse a store that cannot be read: an operand without an operator would end the process at once."""
+    with _typing("open", directory):
         properties = db.property_value(_TABLE_PROPERTIES) or ""
-    except Exception as error:
-        raise _typed(error, "open", directory) from error
     operands = _OPERANDS.search(properties)
     if operands is None or int(operands[1]):
         hint = "open it with the merge_delimiter of its writer: Spark's is a comma or nothing"
@@ -603,7 +562,7 @@ def _check_no_operands(db: rocksdict.Rdict, directory: Path) -> None:
 
 
 def _typed(error: Exception, operation: str, directory: Path) -> EngineError:
-    """The error to raise instead of rocksdict's plain `Exception`, by how its message begins."""
+    """Return the error to raise instead of rocksdict's plain `Exception`, by how its message begins."""
     message, subject = str(error), str(directory)
     if isinstance(error, rocksdict.DbClosedError):
         return UsageError("the store is closed", operation=operation, subject=subject)

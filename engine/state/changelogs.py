@@ -1,13 +1,13 @@
 """Changelogs as files of this machine: written record by record, read batch by batch.
 
-Everything here blocks and is made for a thread. A file that is written is private until whoever publishes it has synced
-it; a file that is read is never in memory as a whole (design 0004, L5).
+Readers and writers block and belong in a thread. A file that is written is private until it is published, synced; a
+file that is read is never in memory as a whole (design 0004, L5).
 
 Files with a `.crc` beside them: Spark's file checksums, written and verified (Spark 4.1 and newer).
 
 A file and its checksum are two files, and nothing makes them one. So a checksum is never there while the file beside it
-may be another: it goes before the file is replaced, and a file that has none gets none when it is replaced by somebody
-who cannot know who else writes it.
+may be another: it goes before the file is replaced, and a file that has none gets none when it is replaced by a process
+that cannot know which others write it.
 
 Source:
     Spark `ChecksumCheckpointFileManager` (SPARK-51972, SPARK-54290), which writes and deletes both at once.
@@ -178,7 +178,7 @@ async def outcome_of(
 
 
 def _read_crc32c(path: Path) -> tuple[int, int]:
-    """The CRC32C of a file, and its size. Blocks."""
+    """Return the CRC32C of a file, and its size. Blocks."""
     checksum = size_bytes = 0
     descriptor = os.open(path, READ_FLAGS)
     try:
@@ -198,8 +198,8 @@ _CHUNK_BYTES: Final = 256 * 1024
 class ChangelogWriter:
     """One changelog that is being written. Not for use by two threads at once.
 
-    Keys and values are what stands in RocksDB: with the prefix of their column family, and with row checksums if those
-    are on (design 0004, L4). Until `finish` has returned, what stands at the path is no changelog.
+    Keys and values are as in RocksDB: with the prefix of their column family, and with row checksums if those
+    are on (design 0004, L4). The file is a changelog once `finish` has returned.
 
     Args:
         path: A private file; it is created, or emptied if it is there.
@@ -234,23 +234,23 @@ class ChangelogWriter:
 
     @property
     def records(self) -> int:
-        """How many records were taken so far."""
+        """Number of records so far."""
         return self._records
 
     def put(self, key: bytes, value: bytes) -> None:
-        """A key and its new value."""
+        """Add a key and its new value."""
         self._take(encode_put(self._version, key, value))
 
     def merge(self, key: bytes, operand: bytes) -> None:
-        """A key and what is appended to its value."""
+        """Add a key and what is appended to its value."""
         self._take(encode_merge(self._version, key, operand))
 
     def delete(self, key: bytes) -> None:
-        """A key that goes. With row checksums it begins with that of the key, as Spark has it."""
+        """Add the removal of a key. With row checksums the key begins with its own, as Spark has it."""
         self._take(encode_delete(self._version, key))
 
     def delete_range(self, begin: bytes, end: bytes) -> None:
-        """Every key from `begin` on and before `end` goes."""
+        """Add the removal of every key from `begin` on and before `end`."""
         self._take(encode_delete_range(self._version, begin, end))
 
     def finish(self) -> int:
@@ -327,16 +327,16 @@ class ChangelogReader:
 
     @property
     def header(self) -> ChangelogHeader:
-        """What stands before the records; known as soon as the file is open."""
+        """The part before the records; known as soon as the file is open."""
         header = self._decoder.header
         assert header is not None  # noqa: S101  # a file that ends before its header is known is damaged
         return header
 
     def __iter__(self) -> Iterator[list[Record]]:
-        """The records in order, some thousands at a time, none twice.
+        """Iterate over the records in order, some thousands at a time, none twice.
 
         Raises:
-            DamagedChangelogError: The file is not whole (design 0004, L2): what was handed out before may stand in a
+            DamagedChangelogError: The file is not whole (design 0004, L2): records from before may be those of a
                 file that was cut short.
             DamagedError: A block of it does not decompress or match its checksum.
         """
@@ -349,11 +349,10 @@ class ChangelogReader:
                 yield records
 
     def close(self) -> None:
-        """Close the file; closing twice is fine."""
+        """Close the file, once or twice."""
         self._file.close()
 
     def _next_records(self) -> list[Record]:
-        """The records that come with the next piece; none may."""
         piece = next(self._pieces, None)
         if piece is None:
             self._finished = True
@@ -374,7 +373,7 @@ class ChangelogReader:
 
 
 def _slices(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of bounded size: of the smallest records, a piece becomes thirty times its size."""
+    """Cut bytes into pieces of bounded size: decoded, the smallest records take thirty times their size."""
     for piece in pieces:
         for at in range(0, len(piece), _CHUNK_BYTES):
             yield piece[at : at + _CHUNK_BYTES]
@@ -387,10 +386,10 @@ def open_changelog(path: Path, codec: Codec, of: StateVersion | None = None) -> 
         path: A whole file; errors name it.
         codec: How it is compressed: what the offset log says.
         of: The version that the file's name in the store says, which its content has to go with (design 0004, L6);
-            None: nobody knows.
+            None: unknown.
 
     Raises:
-        DamagedChangelogError: Header or lineage are cut short or none, or go with another kind of name.
+        DamagedChangelogError: Header or lineage are cut short or missing, or go with another kind of name.
         DamagedError: Its beginning does not decompress.
         UnknownFormatError: A newer Spark wrote it.
         OSError: It cannot be read.

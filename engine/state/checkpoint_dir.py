@@ -28,7 +28,7 @@ from blobstore.wrappers.retry import RetryingStore
 from engine.errors import DamagedError, TargetError
 from engine.local.copy import FileBody, copy_file
 
-# What a file read into memory may have, unless the caller knows better.
+# The most bytes of a file that is read into memory, by default.
 READ_BYTES_MAX: Final = 64 * 1024 * 1024
 # A file that is written takes less long than this.
 UNFINISHED_MS: Final = 24 * 3_600_000
@@ -110,11 +110,11 @@ class CheckpointDir:
         return opened._below(prefix, owns_store=opened._owns_store) if prefix else opened
 
     def child(self, path: str) -> "CheckpointDir":
-        """A directory below this one, on the same store; only this one closes it."""
+        """Open a directory below this one, on the same store; only this one closes it."""
         return self._below(path, owns_store=False)
 
     def place(self) -> tuple[str, ...]:
-        """Where it is, as `BlobStore.place`; () if nobody can tell."""
+        """Return its place, as `BlobStore.place`; () if that is unknown."""
         place = self._files.place()
         return (*place, *filter(None, self._path.split("/"))) if place else ()
 
@@ -132,17 +132,13 @@ class CheckpointDir:
         return f"{self._path}/{path}" if self._path and path else self._path or path
 
     def _checked(self, path: str, operation: str) -> str:
-        """The path of a file, before any of it is shown to this machine's file system.
-
-        Raises:
-            InvalidRequestError: It is empty, or a component of it is none that a store takes: it may lead elsewhere.
-        """
+        """Return the path of a file; an `InvalidRequestError` if a component of it may lead elsewhere."""
         if not path:
             raise InvalidRequestError("does not name a file", operation=operation, key=self.location)
         return check_key(self._join(path), operation)
 
     async def list(self, path: str = "") -> tuple[FileStatus, ...]:
-        """Files and directories directly in a directory, sorted by name; none if there is no such directory.
+        """List files and directories directly in a directory, sorted by name; none if there is no such directory.
 
         Args:
             path: Of the directory; "" for this one. Paths in the answer are relative to this one.
@@ -154,7 +150,7 @@ class CheckpointDir:
         return tuple(map(self._relative, found))
 
     async def walk(self, path: str = "") -> tuple[FileStatus, ...]:
-        """Every file in a directory and below, in the order of their keys: one request for each 1,000.
+        """List every file in a directory and below, in the order of their keys: one request for each 1,000.
 
         Args:
             path: Of the directory; "" for this one. Paths in the answer are relative to this one.
@@ -172,11 +168,11 @@ class CheckpointDir:
         )
 
     async def exists(self, path: str) -> bool:
-        """Whether there is a file or a directory of this path."""
+        """Return whether there is a file or a directory of this path."""
         return await self._files.exists(self._join(path))
 
     async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
-        """The content of a small file.
+        """Read a small file.
 
         Raises:
             BlobNotFoundError: There is no such file.
@@ -190,7 +186,7 @@ class CheckpointDir:
     ) -> int:
         """Copy a file to this machine: one request. Nothing of `target` is there before all of it is.
 
-        It is not synced: whoever loses power loses the working directory, and loads again.
+        It is not synced: a machine that loses power loses the working directory, and loads again.
 
         Args:
             path: Of the file.
@@ -217,7 +213,7 @@ class CheckpointDir:
                 raise self._misfit(path, f"has {got} bytes instead of {size_bytes}")
             await run_blocking(temp.replace, target)
         except OSError as error:
-            hint = "make room and see to the permissions; the checkpoint itself is untouched"
+            hint = "free space and check the permissions; the checkpoint itself is untouched"
             raise TargetError(
                 error.strerror or str(error), operation="fetch", subject=str(target), hint=hint
             ) from error
@@ -284,7 +280,7 @@ class CheckpointDir:
             await self._files.delete_files(checked)
 
     async def give_up_unfinished(self) -> None:
-        """Remove what writers that died have left in a directory of this machine; a bucket has rules for that."""
+        """Remove what dead writers have left in a directory of this machine; a bucket has lifecycle rules for that."""
         if self.local_root is not None:
             await self._files.give_up_unfinished(older_than_ms=UNFINISHED_MS)
 
@@ -309,7 +305,7 @@ class CheckpointDir:
 
 
 def store_url(url: str) -> str:
-    """A URL as our stores take it: Spark has other names for `s3:`."""
+    """Return a URL as our stores take it: Spark has other names for `s3:`."""
     return _SPARK_S3.sub("s3", url)
 
 
@@ -318,7 +314,7 @@ def _shown(url: str) -> str:
 
 
 def _copy_within(source: Path, target: Path, at_most: int | None) -> int | None:
-    """Copy a file and count its bytes; None if the store had better be asked, which knows what an error means."""
+    """Copy a file and count its bytes; None if the store is to read it, which knows what an error means."""
     try:
         size_bytes = source.lstat().st_size
         if at_most is not None and size_bytes > at_most:

@@ -32,7 +32,7 @@ ReadHeader = Callable[[StateVersion], Awaitable[Lineage]]
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """What a listing showed, and what is going to be deleted of it."""
+    """A listing, and what is going to be deleted of it."""
 
     statuses: tuple[FileStatus, ...]
     listing: StateListing
@@ -52,7 +52,7 @@ async def delete_old_versions(
     needed: Resolution | None,
     gets_max: int,
 ) -> Deleted:
-    """As `StateFileManager.delete_old_versions`."""
+    """Delete as `StateFileManager.delete_old_versions`."""
     known.retains(retained_min)
     oldest_seen, newest_seen = known.seen
     if not deletion_is_due(
@@ -110,7 +110,7 @@ async def _look(
 
 
 async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListing, read_header: ReadHeader) -> int:
-    """The base of an older version by the headers that lead there (G7); 0, so that nothing goes, if they do not."""
+    """Find the base of an older version by headers (G7); 0, so that nothing goes, if they do not lead there."""
     present = Present(frozenset(listing.snapshots), frozenset(listing.changelogs))
     # What the caller knows needs no reading.
     versions = [StateVersion(item.version, item.unique_id) for item in needed.lineage]
@@ -126,7 +126,7 @@ async def _walk_back(wanted: BaseNeeded, needed: Resolution, listing: StateListi
 async def find_orphans(
     directory: CheckpointDir, known: StateFileMap, read_snapshot: ReadSnapshot, *, gets_max: int
 ) -> tuple[str, ...]:
-    """As `StateFileManager.find_orphan_files`."""
+    """Find what `StateFileManager.find_orphan_files` does."""
     statuses = await directory.list()
     listing = _listing(statuses)
     shared = await _list_shared(directory)
@@ -146,12 +146,12 @@ async def _list_shared(directory: CheckpointDir) -> tuple[SharedStatus, ...]:
 async def _files_of(
     look: _Look, known: StateFileMap, read_snapshot: ReadSnapshot, gets_max: int
 ) -> dict[StateVersion, frozenset[str]]:
-    """The paths that each snapshot names, by what is known and, for the others, by their zips."""
+    """Return the paths that each snapshot names, from memory or from its zip."""
     stamps = {status.name: ZipStamp(status.size_bytes, status.modified_at_ms) for status in look.statuses}
 
     async def read(of: StateVersion) -> tuple[StateVersion, frozenset[str] | None]:
         stamp = stamps[snapshot_name(of)]
-        # The one that stays at the end is read again, as in Spark: some stores tell no more than seconds.
+        # The one that stays at the end is read again, as in Spark: some stores have times in whole seconds.
         is_sure = of.unique_id is not None or of.version != look.oldest_kept
         paths = known.named_by(of, stamp) if is_sure else None
         if paths is not None:
@@ -160,7 +160,7 @@ async def _files_of(
             metadata = (await read_snapshot(of)).metadata
         except (DamagedError, FormatError) as error:
             if of in look.going or isinstance(error, VersionMissingError):
-                # Nobody needs it any more, or somebody else has just deleted it. What it names, nobody else may.
+                # It is not needed any more, or was just deleted by another process. No other snapshot names its files.
                 return of, None
             error.add_note("a snapshot that stays cannot be read, so nothing was deleted: what it names is not known")
             raise

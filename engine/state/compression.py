@@ -1,4 +1,4 @@
-"""The one door to compression: the four streams of Spark's changelogs, as the JVM has them, and the blocks of SSTs.
+"""The only importer of the codecs: the four streams of Spark's changelogs, as the JVM has them, and the blocks of SSTs.
 
 None of the four is the usual file format of its algorithm but zstd's:
 
@@ -20,7 +20,7 @@ A block is a row of commands. A first byte below 32 copies as many bytes and one
 what was written before: its three upper bits are the length less 2, or 7 if the length less 9 stands in a byte of its
 own, and the five lower bits with the last byte are the distance less 1.
 
-No wheel that is kept up has this format. Spark offers it beside three faster ones, so plain Python has to do.
+No maintained wheel has this format. Spark offers it beside three faster ones, so plain Python has to do.
 """
 
 import bz2
@@ -119,7 +119,7 @@ def decompress_block(data: bytes, size: int) -> bytes:
 
 
 def _match_length(data: bytes, earlier: int, at: int, most: int) -> int:
-    """How many bytes from `at` on are those from `earlier` on; at least the three that are known to be."""
+    """Count the bytes from `at` on that equal those from `earlier` on; three are known to."""
     length = _MATCH_MIN
     while length + 8 <= most and data[earlier + length : earlier + length + 8] == data[at + length : at + length + 8]:
         length += 8
@@ -207,11 +207,11 @@ class Compressor:
         self._encoder = _ENCODERS[codec]()
 
     def write(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Take the next bytes; the answer is what of the stream is finished, and may be empty."""
+        """Take the next bytes, and return the part of the stream that is finished, maybe nothing."""
         return self._encoder.write(data)
 
     def finish(self) -> bytes:
-        """The rest of the stream. Nothing may be written after it."""
+        """Return the rest of the stream. Nothing may be written after it."""
         return self._encoder.finish()
 
 
@@ -303,7 +303,7 @@ class _Source:
         self._subject = subject
 
     def is_at_end(self) -> bool:
-        """Whether there is nothing more; reads on to find out."""
+        """Return whether there is nothing more; may read on."""
         while self._at == len(self._chunk):
             chunk = next(self._chunks, None)
             if chunk is None:
@@ -313,7 +313,7 @@ class _Source:
         return False
 
     def rest_of_chunk(self) -> bytes:
-        """What there is of the current chunk, at least a byte unless the stream is at its end."""
+        """Return the rest of the current chunk, at least a byte unless the stream is at its end."""
         if self.is_at_end():
             return b""
         rest = self._chunk[self._at :]
@@ -321,7 +321,7 @@ class _Source:
         return rest
 
     def give_back(self, size: int) -> None:
-        """Stand before the last bytes of the current chunk again."""
+        """Go back by these bytes of the current chunk."""
         self._at -= size
 
     def take(self, size: int, what: str) -> bytes:
@@ -343,7 +343,7 @@ class _Source:
         return b"".join(pieces)
 
     def damaged(self, message: str) -> DamagedError:
-        """The error to raise, with the place that was reached."""
+        """Return the error to raise, with the place that was reached."""
         place = self._before + self._at
         hint = "the file was cut short or altered, or another codec wrote it; fetch it again"
         return DamagedError(f"{message} (byte {place})", operation="decompress", subject=self._subject, hint=hint)
@@ -357,7 +357,7 @@ def _lz4_pieces(source: _Source) -> Iterator[bytes]:
         )
         kind, most = token & 0xF0, 1 << (token & 0x0F) + _LZ4_LEVEL_BASE
         if magic != _LZ4_MAGIC or kind not in (_LZ4_RAW, _LZ4_COMPRESSED):
-            raise source.damaged("is no stream of lz4 blocks")
+            raise source.damaged("is not a stream of lz4 blocks")
         raw = kind == _LZ4_RAW
         if (
             not 0 <= plain_bytes <= most
@@ -385,7 +385,7 @@ def _lz4_plain(source: _Source, block: bytes, plain_bytes: int) -> bytes:
     try:
         size: int = cramjam.lz4.decompress_block_into(block, plain, output_len=plain_bytes)
     except cramjam.DecompressionError as error:
-        raise source.damaged("has a block that is no lz4") from error
+        raise source.damaged("has a block that is not lz4") from error
     if size != plain_bytes:
         raise source.damaged(f"has a block of {size} bytes that says {plain_bytes}")
     return bytes(plain)
@@ -402,7 +402,7 @@ def _zstd_pieces(source: _Source) -> Iterator[bytes]:
             try:
                 piece = frame.decompress(data, max_length=_PIECE_BYTES)
             except zstd.ZstdError as error:
-                raise source.damaged(f"is no zstd: {error}") from error
+                raise source.damaged(f"is not zstd: {error}") from error
             if piece:
                 yield piece
         source.give_back(len(frame.unused_data))
@@ -412,7 +412,7 @@ def _zstd_pieces(source: _Source) -> Iterator[bytes]:
 
 def _snappy_pieces(source: _Source) -> Iterator[bytes]:
     if source.take(len(_SNAPPY_HEAD), "the head")[: len(_SNAPPY_MAGIC)] != _SNAPPY_MAGIC:
-        raise source.damaged("is no stream of snappy-java")
+        raise source.damaged("is not a stream of snappy-java")
     while not source.is_at_end():
         start = source.take(_SNAPPY_LENGTH.size, "the length of a block")
         if start == _SNAPPY_MAGIC[:4]:  # another stream behind the first
@@ -428,14 +428,14 @@ def _snappy_pieces(source: _Source) -> Iterator[bytes]:
                 raise source.damaged(f"has a block for {plain_bytes} bytes, where {BLOCK_BYTES_MAX} are allowed")
             yield bytes(cramjam.snappy.decompress_raw(block))
         except cramjam.DecompressionError as error:
-            raise source.damaged("has a block that is no snappy") from error
+            raise source.damaged("has a block that is not snappy") from error
 
 
 def _lzf_pieces(source: _Source) -> Iterator[bytes]:
     while not source.is_at_end():
         head = source.take(5, "the head of a block")
         if head[:2] != _LZF_MAGIC or head[2] > 1:
-            raise source.damaged("is no stream of lzf blocks")
+            raise source.damaged("is not a stream of lzf blocks")
         (size,) = _LZF_LENGTH.unpack_from(head, 3)
         if head[2] == 0:
             yield source.take(size, "a block")
@@ -444,11 +444,11 @@ def _lzf_pieces(source: _Source) -> Iterator[bytes]:
         try:
             yield decompress_block(source.take(size, "a block"), plain_bytes)
         except ValueError as error:
-            raise source.damaged(f"is no lzf: {error}") from error
+            raise source.damaged(f"is not lzf: {error}") from error
 
 
 def decompress_sst_block(kind: int, block: bytes, *, sized: bool, plain_bytes_max: int) -> bytes:
-    """A compressed block of an SST: raw algorithms, the size before all of them but snappy.
+    """Decompress a block of an SST: raw algorithms, the size before all of them but snappy.
 
     Args:
         kind: RocksDB's number of the algorithm: 1 snappy, 2 zlib, 3 bzip2, 4 and 5 lz4, 7 zstd.
@@ -458,8 +458,8 @@ def decompress_sst_block(kind: int, block: bytes, *, sized: bool, plain_bytes_ma
         plain_bytes_max: What may come of it.
 
     Raises:
-        ValueError: It is no such block, or larger inside.
-        NotImplementedError: Nobody here knows the algorithm.
+        ValueError: It is not such a block, or larger inside.
+        NotImplementedError: The algorithm is unknown.
     """
     if kind not in _SST_BLOCKS:
         raise NotImplementedError(f"blocks of compression {kind}")
@@ -486,7 +486,7 @@ def decompress_sst_block(kind: int, block: bytes, *, sized: bool, plain_bytes_ma
 
 
 def _sst_zlib(block: bytes, plain_bytes: int) -> bytes:
-    # RocksDB writes no header of zlib's, unless it is told to.
+    # RocksDB writes no header of zlib's, by default.
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(block, plain_bytes + 1)
     except zlib.error:
@@ -526,4 +526,4 @@ _DECODERS: Final[dict[str, Callable[[_Source], Iterator[bytes]]]] = {
 
 def _unknown(codec: str) -> UsageError:
     hint = f"one of {', '.join(CODECS)}"
-    return UsageError("is no codec of Spark's", operation="choose a codec", subject=str(codec), hint=hint)
+    return UsageError("is not a codec of Spark's", operation="choose a codec", subject=str(codec), hint=hint)

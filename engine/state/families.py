@@ -1,4 +1,4 @@
-"""Virtual column families: a prefix of two bytes before every key tells whose it is (design 0004, §3 L4).
+"""Virtual column families: a prefix of two bytes before every key is the family (design 0004, §3 L4).
 
 RocksDB itself has one column family. A name gets the next number, and a number is never used twice in the life of a
 store: what an old changelog says of a family that is gone must not reach a new one.
@@ -31,7 +31,7 @@ class ColumnFamily(msgspec.Struct, frozen=True):
 
     @property
     def prefix(self) -> bytes:
-        """What stands before each of its keys: its number, little-endian as the machine that Spark runs on."""
+        """The bytes before each of its keys: its number, little-endian as the machine that Spark runs on."""
         return self.id.to_bytes(PREFIX_BYTES, "little", signed=True) if self.id != NO_ID else b""
 
 
@@ -75,11 +75,7 @@ class ColumnFamilies:
         return tuple((family.name, family.is_internal) for family in self) if self.is_enabled else ()
 
     def prefix(self, name: str) -> bytes:
-        """What stands before the keys of a family.
-
-        Raises:
-            UsageError: There is no such family.
-        """
+        """Return the prefix of the keys of a family; a `UsageError` if there is no such family."""
         try:
             return self._prefixes[name]
         except KeyError:
@@ -101,7 +97,7 @@ class ColumnFamilies:
             raise UsageError("the settings have no column families", operation="add", subject=repr(name), hint=hint)
         if not name or name != name.strip() or len(name) > NAME_CHARACTERS_MAX:
             hint = "a name is not empty, has no space at its ends, and at most 1,024 characters"
-            raise UsageError("is no name of a column family", operation="add", subject=repr(name), hint=hint)
+            raise UsageError("is not a name of a column family", operation="add", subject=repr(name), hint=hint)
         if self.id_max >= ID_MAX:
             hint = "numbers of families that were dropped do not come back: begin a new store"
             raise UsageError(f"all {ID_MAX} numbers are given", operation="add", subject=repr(name), hint=hint)
@@ -116,18 +112,14 @@ class ColumnFamilies:
         self._note_internal()
 
     def is_internal(self, stored_key: bytes) -> bool:
-        """Whether a key, with its prefix, is of an internal family."""
+        """Return whether a key, with its prefix, is of an internal family."""
         return bool(self._internal_prefixes) and stored_key[:PREFIX_BYTES] in self._internal_prefixes
 
     def check_prefix(self, stored_key: bytes, directory: str) -> None:
-        """Refuse a key whose family no snapshot names: its name, and with it its meaning, is lost.
-
-        Raises:
-            DamagedError: It is so.
-        """
+        """Refuse a key whose family no snapshot names, and whose meaning is lost, with a `DamagedError`."""
         if stored_key[:PREFIX_BYTES] not in self._prefixes.values():
             hint = "the snapshot that named the families is needed: load a version that has one"
-            reason = f"keys begin with {stored_key[:PREFIX_BYTES].hex()}, which is no known column family"
+            reason = f"keys begin with {stored_key[:PREFIX_BYTES].hex()}, which is not a known column family"
             raise DamagedError(reason, operation="load", subject=directory, hint=hint)
 
     def _set(self, family: ColumnFamily) -> None:
@@ -141,5 +133,5 @@ class ColumnFamilies:
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """The least key that sorts after every key with this prefix: the end of the range that holds them all."""
+    """Return the least key that sorts after every key with this prefix: the end of their range."""
     return (int.from_bytes(prefix, "big") + 1).to_bytes(len(prefix), "big")

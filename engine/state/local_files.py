@@ -1,14 +1,15 @@
-"""What a file manager knows in memory: which local file stands under which name, and which snapshot names what.
+"""Files of a state store on this machine, and what a file manager knows of them in memory.
 
-One lock guards all of it, held for no longer than a look: a load or a commit and a deletion may be at it from two
-threads with an event loop each.
+A file manager remembers which local file has which name in the store, and which snapshot names what. One lock guards
+all of it, held for no longer than a look-up: a load or a commit and a deletion may use it from two threads with an
+event loop each.
 
-SSTs and archived WALs as they stand in a RocksDB directory of this machine, and what else is there. Blocks.
+A RocksDB directory:
 
 ```
 <directory>/000012.sst           an SST
 <directory>/archive/000008.log   an archived WAL
-<directory>/<anything else>      goes into the zip, or is no part of a snapshot
+<directory>/<anything else>      goes into the zip, or is not part of a snapshot
 ```
 
 The private directory of one state store on this machine.
@@ -20,8 +21,7 @@ The private directory of one state store on this machine.
 <directory>/changelogs       what is being written for the next commit, and what was fetched to be replayed
 ```
 
-Nothing in it outlives the process that holds the lock: whoever takes it next removes all of it. Everything here blocks
-and is made for a thread.
+Nothing in it outlives the process that holds the lock: the next one removes all of it. All functions on files block.
 """
 
 import contextlib
@@ -60,17 +60,17 @@ ARCHIVE: Final = "archive"
 
 
 def local_path(directory: Path, local_name: str) -> Path:
-    """Where a file of this checked local name stands in a RocksDB directory."""
+    """Return the path of a file of this checked local name in a RocksDB directory."""
     return directory / local_name if local_name.endswith(".sst") else directory / ARCHIVE / local_name
 
 
 def shared_path(stored_name: str) -> str:
-    """Where a file of this checked stored name stands in the directory of a state store."""
+    """Return the path of a file of this checked stored name in the directory of a state store."""
     return f"{SSTS if stored_name.endswith('.sst') else LOGS}/{stored_name}"
 
 
 def list_shared(directory: Path) -> tuple[Path, ...]:
-    """SSTs and archived WALs of a RocksDB directory, sorted by name; none if there is no directory.
+    """List SSTs and archived WALs of a RocksDB directory, sorted by name; none if there is no directory.
 
     Raises:
         UnsafeSourceError: The directory cannot be read, or one of them has a name that RocksDB does not give.
@@ -90,10 +90,10 @@ def list_shared(directory: Path) -> tuple[Path, ...]:
 
 
 def look_at(path: Path) -> LocalStateFile:
-    """Name, size, identity and stamp of an SST or an archived WAL: a read of its end, or of all of it if that has none.
+    """Describe an SST or an archived WAL: a read of its end, or of all of it if that has no identity.
 
     Raises:
-        UnsafeSourceError: It is no regular file, or cannot be read.
+        UnsafeSourceError: It is not a regular file, or cannot be read.
     """
     try:
         descriptor = os.open(path, READ_FLAGS)
@@ -117,11 +117,7 @@ def look_at(path: Path) -> LocalStateFile:
 
 
 def is_untouched(path: Path, file: LocalStateFile) -> bool:
-    """Whether a file is still the one that was looked at, by its size and stamp.
-
-    Raises:
-        OSError: It is not there.
-    """
+    """Return whether a file is still the one that was looked at, by its size and stamp; an `OSError` if it is gone."""
     status = path.lstat()
     return status.st_size == file.size_bytes and FileStamp(status.st_ino, status.st_mtime_ns) == file.stamp
 
@@ -132,7 +128,7 @@ def look_at_all(paths: Iterable[Path]) -> tuple[LocalStateFile, ...]:
 
 
 def remove_all_but(directory: Path, kept: Collection[str]) -> None:
-    """Make a directory that holds these SSTs and archived WALs, and nothing else.
+    """Make a directory hold these SSTs and archived WALs, and nothing else.
 
     Args:
         directory: Made if it is not there.
@@ -197,7 +193,7 @@ class WorkingDir:
     """The claim on such a directory, from `open` to `close`."""
 
     def __init__(self, directory: Path, lock: int) -> None:
-        """Prefer `open`."""
+        """Use `open`."""
         self.directory = directory
         self._lock = lock
         self._captured_count = 0
@@ -230,26 +226,26 @@ class WorkingDir:
 
     @property
     def db(self) -> Path:
-        """Where RocksDB is."""
+        """The directory of RocksDB."""
         return self.directory / _DB
 
     @property
     def fetched(self) -> Path:
-        """Where changelogs are fetched to."""
+        """The directory of fetched changelogs."""
         return self.directory / _CHANGELOGS / "fetched"
 
     def new_captured(self) -> Path:
-        """A path, free as yet, for one more rocksdb_checkpoint."""
+        """Return a new path for a rocksdb_checkpoint."""
         self._captured_count += 1
         return self.directory / _CAPTURED / str(self._captured_count)
 
     def new_changelog(self) -> Path:
-        """A path, free as yet, for one more changelog."""
+        """Return a new path for a changelog."""
         self._written_count += 1
         return self.directory / _CHANGELOGS / f"written-{self._written_count}"
 
     def clear(self) -> None:
-        """Remove everything but the lock, and make the directories anew."""
+        """Remove everything but the lock, and make the directories again."""
         for name in (_DB, _CAPTURED, _CHANGELOGS):
             remove_tree(self.directory / name)
             (self.directory / name).mkdir()
@@ -280,7 +276,7 @@ def remove_tree(path: Path) -> None:
         try:
             shutil.rmtree(path)
         except FileNotFoundError:
-            # The directory, or a file in it that somebody else removed first.
+            # The directory, or a file in it that was removed first.
             if not path.exists():
                 return
         except OSError as error:
@@ -327,7 +323,7 @@ def _release(lock: int) -> None:
 
 
 def no_room(operation: str, error: OSError) -> TargetError:
-    """What to raise where the working directory cannot be written."""
+    """Return the error of a working directory that cannot be written."""
     hint = "choose another working directory"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         hint = "free space where the working directory is"
@@ -345,7 +341,7 @@ class CapturedFile(msgspec.Struct, frozen=True):
 
 
 class ZipStamp(msgspec.Struct, frozen=True):
-    """What a listing says of a zip: enough to tell that it was overwritten, for a zip that can be."""
+    """Size and time of a zip in a listing: they show that it was overwritten, if it can be."""
 
     size_bytes: int
     modified_at_ms: int
@@ -370,9 +366,9 @@ class StateFileMap:
         # they put there (S1), and nothing of it may be deleted.
         self._pending: dict[str, frozenset[str]] = {}
         self._named: dict[StateVersion, _Named] = {}
-        # What uploads have named that ended while somebody watches; one list for each who does.
+        # Paths that uploads have named which ended meanwhile; a list for each `watch_uploads`.
         self._watches: list[list[str]] = []
-        # How few versions anybody here has asked a deletion to retain; None: nobody has.
+        # The fewest versions that a deletion here was to retain; None: there was none.
         self._retained_min: int | None = None
         self._oldest_seen = 1
         self._newest_seen: int | None = None
@@ -380,7 +376,7 @@ class StateFileMap:
     # --- the working directory ---
 
     def forget_all(self) -> None:
-        """The working directory is empty, or what stands there is not to be believed."""
+        """Forget the working directory: it is empty, or its files are not to be trusted."""
         with self._lock:
             self._shared = {}
 
@@ -404,7 +400,7 @@ class StateFileMap:
                 )
 
     def capture(self, local: Sequence[LocalStateFile], *, version: int, upload_id: str) -> tuple[CapturedFile, ...]:
-        """Decide under which name each file of a new snapshot stands, once and for all (S1 to S3).
+        """Decide the name of each file of a new snapshot, once and for all (S1 to S3).
 
         Raises:
             DamagedError: A file was altered; nothing is known of any file then (S5).
@@ -431,23 +427,23 @@ class StateFileMap:
                         stored=new, identity=file.identity, stamp=file.stamp, version=version, upload_id=upload_id
                     )
                 files.append(CapturedFile(shared[file.name].stored, file, file.name in reused))
-            # Files that are gone from the working directory go from here: another history may make them anew.
+            # Files that are gone from the working directory go from here: another history may make them again.
             self._shared = shared
             self._pending[upload_id] = _paths(files)
             return tuple(files)
 
     def begin_upload(self, upload_id: str, files: Sequence[CapturedFile]) -> None:
-        """A captured snapshot is about to be uploaded, and names these files."""
+        """Note that a captured snapshot is about to be uploaded, and names these files."""
         with self._lock:
             self._pending[upload_id] = self._pending.get(upload_id, frozenset()) | _paths(files)
 
     def uploaded(self, upload_id: str) -> None:
-        """Everything that an upload was to put there is there, its zip included."""
+        """Note that an upload is complete, its zip included."""
         with self._lock:
             self._end(upload_id)
 
     def discard(self, upload_id: str) -> None:
-        """An upload will never be complete: forget what it was to put there."""
+        """Forget an upload that will never be complete."""
         with self._lock:
             self._shared = {name: file for name, file in self._shared.items() if file.upload_id != upload_id}
             # Its zip may be there all the same, if the store never said.
@@ -459,7 +455,7 @@ class StateFileMap:
             watch.extend(paths)
 
     def rename(self, files: Sequence[CapturedFile], *, version: int, upload_id: str) -> None:
-        """Files that were reused stand under new names now; what was loaded meanwhile is not touched (S4)."""
+        """Note new names of files that were reused; what was loaded meanwhile is not touched (S4)."""
         with self._lock:
             for file in files:
                 known = self._shared.get(file.local.name)
@@ -471,12 +467,12 @@ class StateFileMap:
     # --- what snapshots name ---
 
     def newest_use(self, path: str) -> int:
-        """The newest version known to name a file of `SSTs/` or `logs/`; 0 if none is."""
+        """Return the newest version known to name a file of `SSTs/` or `logs/`; 0 if none is."""
         with self._lock:
             return max((of.version for of, named in self._named.items() if path in named.paths), default=0)
 
     def named_by(self, of: StateVersion, stamp: ZipStamp) -> frozenset[str] | None:
-        """What a snapshot names, if that is known and still true; a name with a unique id is never overwritten."""
+        """Return the paths that a snapshot names, if they are known; a name with an id is never overwritten."""
         with self._lock:
             named = self._named.get(of)
             if named is None or (of.unique_id is None and named.stamp != stamp):
@@ -484,18 +480,18 @@ class StateFileMap:
             return named.paths
 
     def remember_named(self, of: StateVersion, paths: Collection[str], stamp: ZipStamp | None) -> None:
-        """What a snapshot names."""
+        """Note the paths that a snapshot names."""
         with self._lock:
             self._named[of] = _Named(frozenset(paths), stamp)
 
     def forget_named(self, versions: Collection[StateVersion]) -> None:
-        """Snapshots that are gone, or may be overwritten from now on."""
+        """Forget snapshots that are gone, or may be overwritten from now on."""
         with self._lock:
             for of in versions:
                 self._named.pop(of, None)
 
     def forget_named_from(self, version: int) -> None:
-        """Snapshots without ids of this version and later ones: a load of it goes before they are written again."""
+        """Forget snapshots without ids from this version on: after a load of it they are written again."""
         with self._lock:
             self._named = {
                 of: named for of, named in self._named.items() if of.unique_id is not None or of.version < version
@@ -505,7 +501,7 @@ class StateFileMap:
 
     @contextmanager
     def watch_uploads(self) -> Iterator[Collection[str]]:
-        """While the block runs, the paths that uploads have named which ended since it began."""
+        """Collect, while the block runs, the paths named by uploads that ended since it began."""
         watch: list[str] = []
         with self._lock:
             self._watches.append(watch)
@@ -516,7 +512,7 @@ class StateFileMap:
                 self._watches = [other for other in self._watches if other is not watch]
 
     def give_up(self, paths: Collection[str], uploaded: Collection[str]) -> tuple[str, ...]:
-        """Those files that may be deleted, as no upload names them; from now on none that begins will.
+        """Return the files that may be deleted, as no upload names them; from now on none that begins will.
 
         Args:
             paths: Of files in `SSTs/` and `logs/` that no snapshot which stays names.
@@ -532,7 +528,7 @@ class StateFileMap:
             return given_up
 
     def retains(self, versions: int) -> None:
-        """A deletion here is to retain so many versions."""
+        """Note the number of versions that a deletion here retains."""
         with self._lock:
             self._retained_min = versions if self._retained_min is None else min(versions, self._retained_min)
 
@@ -549,18 +545,18 @@ class StateFileMap:
             return self._oldest_seen, self._newest_seen
 
     def saw_snapshot(self, version: int) -> None:
-        """A snapshot was put there."""
+        """Note that a snapshot was put there."""
         with self._lock:
             self._newest_seen = max(version, self._newest_seen or 0)
 
     def deleted_below(self, version: int) -> None:
-        """A deletion kept this version as the oldest."""
+        """Note that a deletion kept this version as the oldest."""
         with self._lock:
             self._oldest_seen = version
 
 
 def known_names(named: Mapping[Any, Collection[str]]) -> frozenset[str]:
-    """All paths that some snapshots or uploads name."""
+    """Return all paths that some snapshots or uploads name."""
     return frozenset(path for paths in named.values() for path in paths)
 
 

@@ -1,6 +1,6 @@
 """What the last load and the last commit of a state store did and what they cost.
 
-Where Spark has a number for it, its name stands beside: a metric of the operator in the query's progress, or a key of
+Where Spark has a number for it, its name is beside it: a metric of the operator in the query's progress, or a key of
 its load and commit latencies.
 
 What the last load and the last save of a file manager moved; Spark's `RocksDBFileManagerMetrics`.
@@ -27,7 +27,7 @@ class SnapshotUploaded(msgspec.Struct, frozen=True, kw_only=True):
 
     files_copied: int = 0
     files_reused: int = 0
-    # Of the files copied, those that had been reused and were copied again, as somebody may have deleted them (S4).
+    # Of the files copied, those that had been reused and were copied again, as they may have been deleted (S4).
     files_renewed: int = 0
     bytes_copied: int = 0
     # What went into the zip, uncompressed; Spark's `zipFileBytesUncompressed`.
@@ -66,7 +66,7 @@ class LoadMetrics(msgspec.Struct, frozen=True, kw_only=True):
     changelogs: int = 0
     records: int = 0
     record_bytes: int = 0
-    # Snapshots that were put aside because they do not open. Spark: rocksdbNumSnapshotsAutoRepaired, which is 0 or 1.
+    # Snapshots that were rejected because they do not open. Spark: rocksdbNumSnapshotsAutoRepaired, which is 0 or 1.
     snapshots_repaired: int = 0
     # Seconds of the whole (Spark: rocksdbLoadLatencyMs), and of its phases; fetches of both kinds overlap.
     total_s: float = 0.0

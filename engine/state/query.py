@@ -2,10 +2,8 @@
 
 The commit log is the root (design 0004, B3): file names alone cannot say which attempt at a version counts.
 
-The offset log and the commit log of a streaming query: one file for each batch, published once and never changed.
-
-What Spark's `HDFSMetadataLog` does for them. That two queries never both think that a batch is theirs is as good as
-what publishes the files: here one atomic request (design 0004, B1).
+The offset log and the commit log have one file for each batch, published once, by one atomic request, and never changed
+(design 0004, B1): two queries never both own a batch. Spark's `HDFSMetadataLog` does the same.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,7 +55,7 @@ class BatchLog(Generic[E]):
         directory: Where the files are; it need not exist.
         name: What to call the log in errors.
         encode: From an entry to the bytes of its file.
-        decode: The way back; told what to call the file in errors.
+        decode: The inverse; its second argument is the name of the file in errors.
     """
 
     def __init__(
@@ -75,12 +73,12 @@ class BatchLog(Generic[E]):
 
         Returns:
             Whether this call wrote it. If not, nothing was changed: another query works on this checkpoint, or an
-            earlier attempt of the caller got further than it knew. `get` tells which.
+            earlier attempt of the caller got further than it knew. `get` shows which.
 
         Raises:
-            CheckpointUnknownError: The store never said; `get` tells, once it answers.
+            CheckpointUnknownError: The store never said; `get` shows it, once it answers.
             StoreError: It was not written.
-            FormatError: The entry cannot be told in its version.
+            FormatError: The entry cannot be written in its version.
         """
         name = self._file_name(batch, "add")
         try:
@@ -90,7 +88,7 @@ class BatchLog(Generic[E]):
         return True
 
     async def get(self, batch: int) -> E | None:
-        """What the file of a batch says; None if there is none. Costs one request.
+        """Read the file of a batch; None if there is none. Costs one request.
 
         Raises:
             BatchLogError: It is not what Spark writes.
@@ -104,12 +102,12 @@ class BatchLog(Generic[E]):
         return self._decode(data, f"{self._name}/{name}")
 
     async def batches(self) -> tuple[int, ...]:
-        """Every batch that has a file, ascending. Costs one list."""
+        """List the batches that have a file, ascending. Costs one list."""
         found = map(_batch_of, await self._directory.list())
         return tuple(sorted(batch for batch in found if batch is not None))
 
     async def latest(self) -> tuple[int, E] | None:
-        """The newest batch and what its file says; None if there is none.
+        """Read the file of the newest batch; None if there is none.
 
         Raises:
             FormatError: As `get`. An older batch is never taken for a newer one that cannot be read.
@@ -123,7 +121,7 @@ class BatchLog(Generic[E]):
 
     def _file_name(self, batch: int, operation: str) -> str:
         if not 0 <= batch < SIZE_BYTES_MAX:
-            raise UsageError(f"{batch} is no batch", operation=operation, subject=self._name)
+            raise UsageError(f"{batch} is not a batch", operation=operation, subject=self._name)
         return str(batch)
 
 
@@ -142,7 +140,7 @@ class CommitLog(BatchLog[BatchCommit]):
 
 
 def _batch_of(status: FileStatus) -> int | None:
-    """The batch that a file is of; None for a directory and for what is none of Spark's."""
+    """Return the batch of a file; None for a directory and for files that are not Spark's."""
     return None if status.is_directory else parse_batch_name(status.name)
 
 
@@ -159,7 +157,7 @@ __all__ = [
 
 _PROVIDER_KEY: Final = "spark.sql.streaming.stateStore.providerClass"
 _PARTITIONS_KEY: Final = "spark.sql.shuffle.partitions"
-# Nobody has more, and each is a directory that is looked for.
+# More than any query has; each is a directory that is looked for.
 _PARTITIONS_MAX: Final = 100_000
 
 _METADATA: Final = "metadata"
@@ -201,7 +199,7 @@ class _OperatorAt(msgspec.Struct, frozen=True):
     operator: StateOperator
 
     def settings(self, base: StateStoreSettings) -> StateStoreSettings:
-        """As `StreamingCheckpoint.settings`."""
+        """Return what `StreamingCheckpoint.settings` does."""
         format_version: Literal[1, 2] = 1 if self.commit.unique_ids is None else 2
         families = self.operator.column_families
         pinned = msgspec.structs.replace(base, format_version=format_version, column_families=families)
@@ -209,7 +207,7 @@ class _OperatorAt(msgspec.Struct, frozen=True):
             return StateStoreSettings.from_conf(self.offsets.conf, pinned)
 
     def version(self, partition: int, store: str) -> StateVersion:
-        """As `StreamingCheckpoint.state_version`."""
+        """Return what `StreamingCheckpoint.state_version` does."""
         found, unique_ids = self.operator, self.commit.unique_ids
         if store not in found.stores:
             have = ", ".join(found.stores)
@@ -275,7 +273,7 @@ class StreamingCheckpoint:
         await self._directory.close()
 
     async def query_id(self) -> str:
-        """The id of the query.
+        """Read the id of the query.
 
         Raises:
             NotFoundError: There is no checkpoint here.
@@ -290,11 +288,11 @@ class StreamingCheckpoint:
         return decode_query_id(data)
 
     async def committed_batches(self) -> tuple[int, ...]:
-        """Every batch that is committed and not purged, ascending. Costs one list."""
+        """List the batches that are committed and not purged, ascending. Costs one list."""
         return await self.commits.batches()
 
     async def at(self, batch: int | None = None, *, base: StateStoreSettings = SPARK_OLD_CHECKPOINT) -> QueryAt:
-        """The whole query as a batch left it: what a backup is made of (design 0005, P1).
+        """Read the whole query as a batch left it, which a backup is made of (design 0005, P1).
 
         Costs a list, and for each operator two or three requests more.
 
@@ -360,12 +358,12 @@ class StreamingCheckpoint:
         return tuple(operators)
 
     async def _numbered(self, path: str) -> list[int]:
-        """The directories in a directory that are called by numbers: operators and partitions."""
+        """List the directories whose names are numbers: operators and partitions."""
         found = [status for status in await self._directory.list(path) if status.is_directory]
         return sorted(number for status in found if (number := parse_batch_name(status.name)) is not None)
 
     async def _is_undescribed(self, operator: int) -> bool:
-        """Whether an operator has state and no metadata, not even of a later batch."""
+        """Return whether an operator has state and no metadata, not even of a later batch."""
         root = f"{_STATE}/{operator}"
         return bool(await self._numbered(root)) and not await self._directory.list(f"{root}/{_OPERATOR_BY_BATCH}")
 
@@ -429,7 +427,7 @@ class StreamingCheckpoint:
         return self._directory.child(_state_path(operator, partition, store))
 
     async def _committed(self, batch: int | None) -> tuple[int, BatchCommit, BatchOffsets]:
-        """A committed batch, and what both logs say of it."""
+        """Read a committed batch from both logs."""
         if batch is None:
             batches = await self.commits.batches()
             if not batches:
@@ -459,7 +457,7 @@ class StreamingCheckpoint:
     async def _operator(
         self, operator: int, batch: int, commit: BatchCommit, offsets: BatchOffsets
     ) -> StateOperator | None:
-        """An operator as the metadata that applies to a batch describes it; None if there is none."""
+        """Read an operator from the metadata that applies to a batch; None if there is none."""
         root = self._directory.child(f"{_STATE}/{operator}")
         statuses = await root.list(_OPERATOR_BY_BATCH)
         by_batch = [found for status in statuses if (found := parse_batch_name(status.name)) is not None]
@@ -492,7 +490,7 @@ async def open_query_state(
     partition: int = 0,
     store: str = DEFAULT_STORE,
 ) -> StateStore:
-    """One store of a query as a batch left it, loaded to be read.
+    """Open one store of a query as a batch left it, loaded to be read.
 
     Args:
         location: The root of the checkpoint: a path, or a URL as `open_store` takes it.
@@ -545,7 +543,7 @@ def check_provider(offsets: BatchOffsets, *, subject: str = OFFSETS) -> None:
 def _state_operator(
     metadata: OperatorMetadata, stores: tuple[str, ...], commit: BatchCommit, offsets: BatchOffsets, batch: int
 ) -> StateOperator:
-    """An operator as a batch left it: the commit knows best how many partitions it has, then the pinned settings."""
+    """Describe an operator as a batch left it, with partitions by the commit, or else by the pinned settings."""
     if commit.unique_ids is not None:
         count = len(commit.unique_ids.get(metadata.id, ()))
     elif metadata.name in _SINGLE_PARTITION:
@@ -571,7 +569,7 @@ def _state_operator(
 
 @contextmanager
 def _of_file(path: str) -> Iterator[None]:
-    """Let what a value is refused for name the file that has it."""
+    """Name the file in errors about a value in it."""
     try:
         yield
     except (FormatError, UsageError) as error:

@@ -24,12 +24,12 @@ _LOOKUP_KEYS: Final = 64
 # A look for one key costs as much as a scan over eight, or over five of large rows. Once the looks have cost what a
 # scan does, a scan it is: at worst the price is twice the least.
 _SCANNED_PER_LOOKUP: Final = 8
-# The column family stands before the key.
+# The prefix of the column family.
 _FAMILY_BYTES: Final = 2
 
 
 class KeyCounts(msgspec.Struct, frozen=True):
-    """How many keys a store has."""
+    """Number of keys of a store."""
 
     keys: int = 0
     # Those of internal column families; `keys` is without them.
@@ -37,7 +37,7 @@ class KeyCounts(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay has done."""
+    """The result of a replay."""
 
     changelogs: int = 0
     records: int = 0
@@ -86,14 +86,14 @@ def replay(
             wait, they begin when this is done, or when so much was written that they are overdue.
         changelogs: One call per changelog that opens it, in the order of their versions. Each is closed when it is
             read.
-        delimiter: What stands between a value and an operand that is appended to it.
+        delimiter: Between a value and an operand that is appended to it.
         count_keys: Whether to find out by how much the number of keys changes, as Spark does. It costs a look for
             every key and a scan of what a DELETE_RANGE removes, or a scan of the store.
         is_internal: Whether a key as stored belongs to an internal column family, which is counted apart. Only the
             first two bytes of the key may decide.
         check_row: Called for each record before it counts; returns the record as it is in RocksDB, or raises.
         counted_before: What the store has now, if it is known. It allows for one scan at the end in place of the looks
-            where so many keys change that the scan is cheaper.
+            where that is cheaper.
 
     Raises:
         DamagedChangelogError: A changelog is not whole (design 0004, L2).
@@ -124,7 +124,7 @@ def replay(
 
 
 class _Counter:
-    """Finds out how the number of keys changes, by looks before every write or by one scan after all of them."""
+    """Counts how the number of keys changes, by look-ups before every write or by one scan after all of them."""
 
     def __init__(self, db: StoreWriter, is_internal: Callable[[bytes], bool] | None, before: KeyCounts | None) -> None:
         self._db = db
@@ -162,14 +162,14 @@ class _Counter:
             self.add(key, -1)
 
     def add(self, key: bytes, count: int) -> None:
-        """A key comes or goes."""
+        """Count a key that comes or goes."""
         if self._is_internal is not None and self._is_internal(key):
             self._internal_keys += count
         else:
             self._keys += count
 
     def delta(self) -> KeyCounts:
-        """By how much the number of keys has changed with everything that was written."""
+        """Return the change of the number of keys by everything that was written."""
         if not self.by_scan or self._before is None:
             return KeyCounts(self._keys, self._internal_keys)
         after = count_store(self._db, self._is_internal)
@@ -186,7 +186,7 @@ class _Counter:
 class _Target:
     """The store behind a batch of changes that are not written yet.
 
-    A key of the batch stands in one of three places: `_values` has what it is set to, `_joined` a value and the
+    A key of the batch is in one of three places: `_values` has what it is set to, `_joined` a value and the
     operands that came after it, `_operands` operands that come after what the store has.
     """
 

@@ -29,7 +29,7 @@ from index.spark.metadata import StateMetadata
 from index.spark.names import StateVersion, snapshot_name
 from index.spark.retention import select_state_files
 
-# Of the commits after a version, whose directories may still hold it, the indexes of so many are read at most.
+# The most indexes that are read of commits after a version, whose directories may still hold it.
 INDEXES_READ_MAX: Final = 8
 
 
@@ -41,7 +41,7 @@ class RestoredState(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChosenState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version is made of, and the snapshot index with nothing but its files."""
+    """What a version is made of, and the snapshot index reduced to its files."""
 
     resolution: Resolution
     index: SnapshotIndex
@@ -115,7 +115,7 @@ async def find_state_commit(
     version: int,
     unique_id: UniqueId | None,
 ) -> Commit:
-    """The commit to restore a version of a state store from.
+    """Find the commit to restore a version of a state store from.
 
     Requests: none if a commit is of the version; else one GET, or a few with deltas, for each index that is read.
 
@@ -165,7 +165,7 @@ async def _resolve(files: IndexStateFiles, version: int | None, unique_id: Uniqu
 
 
 def _known_id(index: SnapshotIndex, version: int) -> UniqueId | None:
-    """The id that the index has for a version; None where it has none."""
+    """Return the id that the index has for a version; None where it has none."""
     metadata = index.metadata
     if version == metadata.version:
         return metadata.unique_id
@@ -173,7 +173,7 @@ def _known_id(index: SnapshotIndex, version: int) -> UniqueId | None:
 
 
 async def _select(files: IndexStateFiles, resolution: Resolution) -> SnapshotIndex:
-    """The snapshot index with nothing but what the version takes."""
+    """Reduce the snapshot index to what the version takes."""
     present = dict(files_of(files.index.dir))
     metadata: StateMetadata | None = None
     if resolution.base is not None:

@@ -1,6 +1,6 @@
 """The directory of a Spark state store as a snapshot index in a repository has it: read, never listed (0004, R6).
 
-What the file manager of a state store reads from: a directory, or a snapshot index of one (design 0004, R6).
+Files of a state store: those of a directory, or of a snapshot index of one (design 0004, R6).
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class StateFiles(Protocol):
 
     @property
     def location(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
         ...
 
     @property
@@ -66,11 +66,11 @@ class StateFiles(Protocol):
         ...
 
     async def names(self) -> tuple[str, ...]:
-        """The names of the files that stand directly in the directory; none if there is no directory."""
+        """List the names of the files directly in the directory; none if there is no directory."""
         ...
 
     async def read(self, path: str, *, size_bytes_max: int = READ_BYTES_MAX) -> bytes:
-        """The content of a small file.
+        """Read a small file.
 
         Raises:
             BlobNotFoundError: There is no such file.
@@ -102,7 +102,7 @@ class StateFiles(Protocol):
         ...
 
     def known_lineage(self, of: StateVersion) -> tuple[LineageItem, ...] | None:
-        """What the header of this changelog says, where that is known without reading it; None where it is not."""
+        """Return the lineage in the header of this changelog, where that is known without reading it; else None."""
         ...
 
     async def close(self) -> None:
@@ -117,7 +117,7 @@ class DirectoryStateFiles(StateFiles):
         directory: Where it is; closed with this object.
 
     Attributes:
-        directory: The same, for whoever writes.
+        directory: As given, for writers.
     """
 
     def __init__(self, directory: CheckpointDir) -> None:
@@ -166,7 +166,7 @@ class DirectoryStateFiles(StateFiles):
 
 
 def as_state_files(files: StateFiles | CheckpointDir) -> StateFiles:
-    """A directory as what it is to a state store; anything else as it is."""
+    """Wrap a directory; anything else is returned as it is."""
     return DirectoryStateFiles(files) if isinstance(files, CheckpointDir) else files
 
 
@@ -193,7 +193,7 @@ class IndexStateFiles(StateFiles):
         self._budget = ByteBudget(settings.memory_bytes_max)
         self._entries = {"/".join(path): (path, entry) for path, entry in files_of(index.dir)}
         self._headers: dict[StateVersion, Lineage] = {}
-        # Of a plain directory, or one of version 0: whoever asks for a version is told.
+        # Not of a plain directory, or one of version 0: a request for a version is refused later.
         with contextlib.suppress(VersionMissingError):
             self._headers = present_in_index(index).headers
 
@@ -232,20 +232,20 @@ class IndexStateFiles(StateFiles):
         if size_bytes_max is not None and found > size_bytes_max:
             raise self._misfit(path, f"has {found} bytes, and at most {size_bytes_max} were expected")
         # Noted in the thread, which makes it even if this is cancelled meanwhile.
-        rooms: list[tempfile.TemporaryDirectory[str]] = []
+        privates: list[tempfile.TemporaryDirectory[str]] = []
 
-        def make_room() -> None:
-            rooms.append(tempfile.TemporaryDirectory(prefix=".tidemark-", dir=target.parent))
+        def make_private() -> None:
+            privates.append(tempfile.TemporaryDirectory(prefix=".tidemark-", dir=target.parent))
 
         try:
             with target_errors(target):
-                await run_blocking(make_room)
-            await self._download(path, Path(rooms[0].name), target)
+                await run_blocking(make_private)
+            await self._download(path, Path(privates[0].name), target)
             with target_errors(target):
-                await run_blocking(Path(rooms[0].name, path).replace, target)
+                await run_blocking(Path(privates[0].name, path).replace, target)
         finally:
-            for room in rooms:
-                await run_blocking(room.cleanup)
+            for private in privates:
+                await run_blocking(private.cleanup)
         return found
 
     @override
@@ -254,20 +254,20 @@ class IndexStateFiles(StateFiles):
 
     @override
     async def close(self) -> None:
-        """The repository closes its store."""
+        """Do nothing: the repository closes its store."""
 
     def _find(self, path: str) -> FileIndex:
         found = self._entries.get(path)
         if found is None:
-            raise BlobNotFoundError("is no file of the snapshot", operation="get", key=f"{self.location}/{path}")
+            raise BlobNotFoundError("is not a file of the snapshot", operation="get", key=f"{self.location}/{path}")
         return found[1]
 
-    async def _download(self, path: str, room: Path, target: Path) -> None:
+    async def _download(self, path: str, private: Path, target: Path) -> None:
         """Restore one file into a directory of its own, as if it were all of the snapshot."""
         index = select_files(self.index, [self._entries[path]])
         plan = plan_restore(index, {}, range_bytes=self._settings.range_bytes, owners_count=False)
         with target_errors(target):
-            root = await run_blocking(_make_root, room, plan.dirs)
+            root = await run_blocking(_make_root, private, plan.dirs)
         try:
             downloader = Downloader(
                 self._store,
@@ -284,8 +284,8 @@ class IndexStateFiles(StateFiles):
         return DamagedError(message, operation="fetch", subject=f"{self.location}/{path}")
 
 
-def _make_root(room: Path, dirs: Sequence[tuple[str, ...]]) -> int:
+def _make_root(private: Path, dirs: Sequence[tuple[str, ...]]) -> int:
     """Make directories, parents first, and open the one that they are in."""
     for path in dirs:
-        room.joinpath(*path).mkdir()
-    return os.open(room, DIR_FLAGS)
+        private.joinpath(*path).mkdir()
+    return os.open(private, DIR_FLAGS)

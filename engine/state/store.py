@@ -72,7 +72,7 @@ class StoreLock:
 
     @property
     def are_rows_usable(self) -> bool:
-        """Whether rows may be read and written."""
+        """Whether rows can be read and written."""
         return not self.is_closed and not self._busy_with
 
     def check_rows_usable(self, operation: str) -> None:
@@ -257,7 +257,7 @@ class StateStore:
                 raise
 
     async def _build(self, target: StateVersion, *, read_only: bool, empty: bool) -> tuple[LoadedState, LoadMetrics]:
-        """Build a version in place of the loaded one, whose lineage may spare the read of a header (C2)."""
+        """Build a version in place of the loaded one, whose lineage may save the read of a header (C2)."""
         lineage = [StateVersion(item.version, item.unique_id) for item in self.lineage]
         at = lineage.index(target) if target in lineage else 0
         known = {target: self.lineage[:at]} if at else {}

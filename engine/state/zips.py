@@ -1,7 +1,7 @@
 """A snapshot as a zip: RocksDB's files but SSTs and archived WALs, and `metadata`, last (design 0004, section 4).
 
 Java reads it entry by entry from the front, so every entry is deflated and followed by a data descriptor, as Java's own
-writer has it. Whoever reads one here believes nothing of it before all of it has been looked at (N4). All of it blocks.
+writer has it. Nothing of a zip is used before all of it has been checked (N4). Everything blocks.
 """
 
 import io
@@ -44,7 +44,7 @@ _COMMENT_BYTES_MAX: Final = 0xFFFF
 _ENCRYPTED: Final = 0x1
 _METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 _UNIX: Final = 3
-# No clock decides about stored bytes, and none is needed: the oldest time that a zip can tell.
+# Stored bytes depend on no clock: the oldest time that a zip can hold.
 _TIME: Final = (1980, 1, 1, 0, 0, 0)
 _HINT: Final = "the snapshot is damaged or hostile, and nothing of it was used; an older one may be whole"
 
@@ -80,7 +80,7 @@ class _Stream(io.RawIOBase):
 
 
 def is_zipped(name: str) -> bool:
-    """Whether a file that stands at the top of a rocksdb_checkpoint goes into the zip (Z3)."""
+    """Return whether a file at the top of a rocksdb_checkpoint goes into the zip (Z3)."""
     return name != METADATA and is_zip_entry(name)
 
 
@@ -95,7 +95,7 @@ def build_state_zip(directory: Path, metadata: StateMetadata) -> tuple[bytes, in
         The zip, and how many bytes went into it.
 
     Raises:
-        UnsafeSourceError: A file is empty that must not be (Z2), is no regular file, or cannot be read; or they are
+        UnsafeSourceError: A file is empty that must not be (Z2), is not a regular file, or cannot be read; or they are
             more than a reader takes.
         FormatError: The metadata breaks a rule of design 0004.
     """
@@ -117,7 +117,7 @@ def build_state_zip(directory: Path, metadata: StateMetadata) -> tuple[bytes, in
             content_bytes += len(data)
             if content_bytes > CONTENT_BYTES_MAX:
                 raise UnsafeSourceError(
-                    f"has more than {CONTENT_BYTES_MAX} bytes beside its SSTs, which nobody would read again",
+                    f"has more than {CONTENT_BYTES_MAX} bytes beside its SSTs, which no reader takes",
                     operation="snapshot",
                     subject=str(directory),
                     hint="open and close the store: RocksDB then writes a new MANIFEST",
@@ -150,9 +150,9 @@ def read_state_zip(data: bytes, *, subject: str) -> StateZip:
         subject: What errors call it.
 
     Raises:
-        DamagedError: It is no zip, is cut short, fails a checksum, lacks `metadata`, or is larger inside than a
+        DamagedError: It is not a zip, is cut short, fails a checksum, lacks `metadata`, or is larger inside than a
             snapshot is; or it has a directory, a symbolic link, an encrypted entry, or a name twice (N4).
-        UnsafeNameError: A name in it is not one safe component, or is one that is no part of a snapshot (Z3).
+        UnsafeNameError: A name in it is not one safe component, or is not part of a snapshot (Z3).
         FormatError: The metadata cannot be read.
     """
     _check_end(data, subject)
@@ -170,7 +170,7 @@ def read_state_zip(data: bytes, *, subject: str) -> StateZip:
 
 
 def _check_end(data: bytes, subject: str) -> None:
-    """Refuse a zip by its last bytes: the library reads the whole list of entries before anybody can count them."""
+    """Refuse a zip by its last bytes: the library reads the whole list of entries before they can be counted."""
     at = len(data) - _END.size
     if at < 0 or data[at : at + 4] != _END_MAGIC or data[-2:] != b"\0\0":
         at = data.rfind(_END_MAGIC, max(0, at - _COMMENT_BYTES_MAX))
@@ -199,7 +199,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], subject: str) -> None:
             raise _refused(f"has the entry {name!r} of compression method {entry.compress_type}", subject)
         mode = entry.external_attr >> 16 if entry.create_system == _UNIX else 0
         if stat.S_IFMT(mode) not in {0, stat.S_IFREG}:
-            raise _refused(f"has the entry {name!r}, which is no regular file", subject)
+            raise _refused(f"has the entry {name!r}, which is not a regular file", subject)
         if name == METADATA and entry.file_size > STATE_METADATA_BYTES_MAX:
             raise _refused(f"has {entry.file_size} bytes of `{METADATA}`", subject)
     if sum(entry.file_size for entry in entries) > CONTENT_BYTES_MAX:
@@ -207,7 +207,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], subject: str) -> None:
 
 
 def _content(source: zipfile.ZipFile, entry: zipfile.ZipInfo, subject: str) -> bytes:
-    """The bytes of an entry: those that it says it has, however many its data would become."""
+    """Read an entry: the bytes that it declares, whatever its data would become."""
     with source.open(entry) as stream:
         content = stream.read(entry.file_size)
         if len(content) != entry.file_size or stream.read(1):

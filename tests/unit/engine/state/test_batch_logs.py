@@ -93,7 +93,7 @@ async def test_each_file_is_read_by_its_own_version(commits: CommitLog) -> None:
 
 async def test_a_number_that_is_no_batch_is_refused(commits: CommitLog) -> None:
     for batch in (-1, 2**63):
-        with pytest.raises(UsageError, match="is no batch"):
+        with pytest.raises(UsageError, match="is not a batch"):
             await commits.add(batch, COMMIT)
 
 

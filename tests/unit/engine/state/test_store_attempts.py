@@ -122,7 +122,7 @@ async def test_rows_of_one_family_never_come_back_under_the_name_of_another(benc
         second = await store.commit()
     bench.file(2, "zip").unlink()
     async with bench.store(column_families=True) as store:
-        with pytest.raises(DamagedError, match="no known column family"):
+        with pytest.raises(DamagedError, match="not a known column family"):
             await store.load(2, second.unique_id)
 
 
