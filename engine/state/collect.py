@@ -31,6 +31,14 @@ ReadSnapshot = Callable[[StateVersion], Awaitable[StateZip]]
 ReadHeader = Callable[[StateVersion], Awaitable[Lineage]]
 
 
+class DeletionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a deletion takes; as the arguments of `StateFileManager.delete_old_versions`."""
+
+    retained_min: int
+    deleted_min: int
+    deleted_max: int
+
+
 class _Look(msgspec.Struct, frozen=True):
     """A listing, and what is going to be deleted of it."""
 
@@ -45,23 +53,24 @@ async def delete_old_versions(
     known: StateFileMap,
     read_snapshot: ReadSnapshot,
     read_header: ReadHeader,
+    limits: DeletionLimits,
     *,
-    retained_min: int,
-    deleted_min: int,
-    deleted_max: int,
     needed: Resolution | None,
     gets_max: int,
 ) -> Deleted:
     """Delete as `StateFileManager.delete_old_versions`."""
-    known.retains(retained_min)
+    known.retains(limits.retained_min)
     oldest_seen, newest_seen = known.seen
     if not deletion_is_due(
-        oldest_seen=oldest_seen, newest_seen=newest_seen, retained_min=retained_min, deleted_min=deleted_min
+        oldest_seen=oldest_seen,
+        newest_seen=newest_seen,
+        retained_min=limits.retained_min,
+        deleted_min=limits.deleted_min,
     ):
         return Deleted()
     # From before the listing on: what an upload has named that ended since is in no zip that is listed.
     with known.watch_uploads() as uploaded_paths:
-        look = await _look(directory, read_header, retained_min=retained_min, deleted_max=deleted_max, needed=needed)
+        look = await _look(directory, read_header, limits, needed)
         if not look.going:
             return Deleted()
         # Before the zips are looked at: an upload that ends in between is of files that are younger than what is
@@ -92,17 +101,14 @@ async def delete_old_versions(
 
 
 async def _look(
-    directory: CheckpointDir,
-    read_header: ReadHeader,
-    *,
-    retained_min: int,
-    deleted_max: int,
-    needed: Resolution | None,
+    directory: CheckpointDir, read_header: ReadHeader, limits: DeletionLimits, needed: Resolution | None
 ) -> _Look:
     """List the directory, and find out which snapshots can go."""
     statuses = await directory.list()
     listing = _listing(statuses)
-    chosen = choose_oldest_kept(listing, retained_min=retained_min, deleted_max=deleted_max, needed=needed)
+    chosen = choose_oldest_kept(
+        listing, retained_min=limits.retained_min, deleted_max=limits.deleted_max, needed=needed
+    )
     if isinstance(chosen, BaseNeeded):
         # It asks for a base only where a caller's version is known.
         chosen = 0 if needed is None else await _walk_back(chosen, needed, listing, read_header)

@@ -25,7 +25,7 @@ from engine.state.changelogs import (
     read_checked,
 )
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.collect import delete_old_versions, find_orphans
+from engine.state.collect import DeletionLimits, delete_old_versions, find_orphans
 from engine.state.local_files import (
     ARCHIVE,
     CapturedFile,
@@ -503,9 +503,9 @@ class StateFileManager:
             self._map,
             self.read_snapshot,
             self._read_header,
-            retained_min=versions_retained_min,
-            deleted_min=versions_deleted_min,
-            deleted_max=versions_deleted_max,
+            DeletionLimits(
+                retained_min=versions_retained_min, deleted_min=versions_deleted_min, deleted_max=versions_deleted_max
+            ),
             needed=needed,
             gets_max=self._settings.fetches_max,
         )
