@@ -249,8 +249,15 @@ class QueryAt(msgspec.Struct, frozen=True, kw_only=True):
 class StreamingCheckpoint:
     """Reads the checkpoint of one query. Nothing is cached: what the query writes meanwhile is seen.
 
+    A batch that is an argument is a committed one, by default the newest.
+
     Args:
         directory: The root of the checkpoint; closed by `close`.
+
+    Raises:
+        NotFoundError: From every method of a batch: it is not committed, or has no such operator, partition or store.
+        ProviderError: Likewise: the state is not RocksDB's (design 0004, B4).
+        BatchLogError: Likewise: a file is not what Spark writes.
     """
 
     def __init__(self, directory: CheckpointDir) -> None:
@@ -297,16 +304,13 @@ class StreamingCheckpoint:
         Costs a list, and for each operator two or three requests more.
 
         Args:
-            batch: A committed one; None: the newest.
+            batch: Which.
             base: As for `settings`.
 
         Raises:
-            NotFoundError: The batch is not committed.
-            ProviderError: The state is not RocksDB's (design 0004, B4).
             DamagedError: There is state of an operator, and no metadata of it.
-            BatchLogError: A file is not what Spark writes.
             UnsafeNameError: An id in the commit log, or the name of a store, cannot be part of a path.
-            UsageError: A pinned setting is none that is known.
+            UsageError: A pinned setting is unknown.
         """
         batch, commit, offsets = await self._committed(batch)
         operators = await self._operators(batch, commit, offsets)
@@ -321,18 +325,12 @@ class StreamingCheckpoint:
         return QueryAt(batch=batch, commit=commit, offsets=offsets, operators=operators, stores=tuple(stores))
 
     async def operators(self, batch: int | None = None) -> tuple[StateOperator, ...]:
-        """The stateful operators of the query at a batch, by id; none for a query without state.
+        """List the stateful operators of the query at a batch, by id; none for a query without state.
 
         Costs a list, and for each operator two or three requests more.
 
-        Args:
-            batch: A committed one; None: the newest.
-
         Raises:
-            NotFoundError: The batch is not committed.
-            ProviderError: The state is not RocksDB's (design 0004, B4).
             DamagedError: There is state of an operator, and no metadata of it.
-            BatchLogError: A file is not what Spark writes.
         """
         return await self._operators(*await self._committed(batch))
 
@@ -368,40 +366,30 @@ class StreamingCheckpoint:
         return bool(await self._numbered(root)) and not await self._directory.list(f"{root}/{_OPERATOR_BY_BATCH}")
 
     async def operator(self, operator: int, batch: int | None = None) -> StateOperator:
-        """One stateful operator of the query at a batch. As `operators`, for one request or two.
-
-        Raises:
-            NotFoundError: The batch is not committed, or has no such operator.
-            ProviderError: The state is not RocksDB's (design 0004, B4).
-            BatchLogError: A file is not what Spark writes.
-        """
+        """Read one stateful operator of the query at a batch. Costs one request or two."""
         return (await self._found(operator, batch)).operator
 
     async def settings(
         self, batch: int | None = None, operator: int = 0, *, base: StateStoreSettings = SPARK_OLD_CHECKPOINT
     ) -> StateStoreSettings:
-        """How the stores of an operator read and write from a batch on: what the query is pinned to.
+        """Read how the stores of an operator read and write from a batch on, as the query is pinned to it.
 
         Args:
-            batch: A committed one; None: the newest.
+            batch: Which.
             operator: Which.
             base: Where neither the offset log nor the commit log says anything, such as whether there are changelogs.
 
         Raises:
-            NotFoundError: The batch is not committed, or has no such operator.
-            ProviderError: The state is not RocksDB's (design 0004, B4).
-            UsageError: A setting is none that is known.
+            UsageError: A pinned setting is unknown.
         """
         return (await self._found(operator, batch)).settings(base)
 
     async def state_version(
         self, batch: int, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE
     ) -> StateVersion:
-        """The state of a store after a batch: what to load (design 0004, N2 and B3).
+        """Find the version of a store to load after a batch (design 0004, N2 and B3).
 
         Raises:
-            NotFoundError: The batch is not committed, or had no such operator, partition or store.
-            ProviderError: The state is not RocksDB's (design 0004, B4).
             UnsafeNameError: The id in the commit log cannot be part of a file name.
         """
         return (await self._found(operator, batch)).version(partition, store)
@@ -409,16 +397,12 @@ class StreamingCheckpoint:
     async def state(
         self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE, *, batch: int | None = None
     ) -> tuple[StateVersion, StateStoreSettings]:
-        """What to load for a store, and how: `state_version` and `settings` for one look at the logs.
-
-        Raises:
-            As these two.
-        """
+        """Find what `state_version` and `settings` do, with one read of the logs."""
         at = await self._found(operator, batch)
         return at.version(partition, store), at.settings(SPARK_OLD_CHECKPOINT)
 
     def state_dir(self, operator: int = 0, partition: int = 0, store: str = DEFAULT_STORE) -> CheckpointDir:
-        """The directory of one store. It is closed with the checkpoint.
+        """Open the directory of one store. It is closed with the checkpoint.
 
         Raises:
             UsageError: A number is negative.
