@@ -149,7 +149,10 @@ class StateLoader:
             except SnapshotUnusableError as failure:
                 failures.append(failure)
             else:
-                break
+                # Until there is a snapshot again, every load has to repair. It also names the families.
+                state.needs_snapshot = state.needs_snapshot or bool(rejected)
+                metrics = self._metrics(candidate, replayed, repaired=len(rejected))
+                return state, msgspec.structs.replace(metrics, **timer.seconds())
             # Without changelogs there is nothing to bring an older snapshot up to date with.
             may_repair = self._settings.snapshot_repair and (self._settings.changelogs or read_only)
             following = next_candidate(
@@ -163,21 +166,20 @@ class StateLoader:
                 rejected.append(candidate.base)
                 candidate = await self._older(target, known, rejected, failures[-1].reason)
                 timer.note("resolve")
-        # Until there is a snapshot again, every load has to repair. It also names the families.
-        state.needs_snapshot = state.needs_snapshot or bool(rejected)
+
+    def _metrics(self, resolution: Resolution, replayed: Replayed, *, repaired: int) -> LoadMetrics:
         fetched = self._manager.last_load
-        metrics = LoadMetrics(
-            of=candidate.target,
-            base=candidate.base,
+        return LoadMetrics(
+            of=resolution.target,
+            base=resolution.base,
             files_fetched=fetched.files_fetched,
             files_reused=fetched.files_reused,
             bytes_fetched=fetched.bytes_fetched,
             changelogs=replayed.changelogs,
             records=replayed.records,
             record_bytes=replayed.size_bytes,
-            snapshots_repaired=len(rejected),
+            snapshots_repaired=repaired,
         )
-        return state, msgspec.structs.replace(metrics, **timer.seconds())
 
     async def _resolve(
         self,
