@@ -573,7 +573,7 @@ def _typed(error: Exception, operation: str, directory: Path) -> EngineError:
         hint = "bring back its last commit: `tidemark restore --replace`, without --trust-stat"
         return DamagedError(message, operation=operation, subject=subject, hint=hint)
     if message.startswith("IO error") and message.endswith(_LACKING):
-        hint = "see to permissions, room and open files on this machine"
+        hint = "check permissions, free space and open files on this machine"
         return TargetError(message, operation=operation, subject=subject, hint=hint)
     if message.startswith("IO error") and "lock" in message.lower():
         hint = "close whatever holds it open"

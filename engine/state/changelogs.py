@@ -229,7 +229,7 @@ class ChangelogWriter:
 
     @property
     def path(self) -> Path:
-        """Where the file stands."""
+        """The path of the file."""
         return self._path
 
     @property
@@ -322,7 +322,7 @@ class ChangelogReader:
 
     @property
     def path(self) -> Path:
-        """Where the file stands."""
+        """The path of the file."""
         return self._path
 
     @property

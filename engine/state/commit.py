@@ -269,9 +269,9 @@ class StateCommits:
                 captured = await self._capture(loaded, of)
             if captured is not None and inline:
                 if of.unique_id is None:
-                    # One that began earlier must not end later: names are all that tells them apart.
+                    # One that began earlier must not end later: only their names differ.
                     await self.uploads.wait()
-                # Before the changelog: a failure is no commit then, and Spark never looks beyond a version's zip.
+                # Before the changelog: a failure leaves no commit, and Spark never looks beyond a version's zip.
                 self._note_uploaded(captured, await self._upload(captured))
             if writer is not None:
                 changelog_began_s = self._runtime.monotonic_s()

@@ -17,7 +17,7 @@ Source:
 Blocks of LZF, as the JVM's compress-lzf writes and reads them.
 
 A block is a row of commands. A first byte below 32 copies as many bytes and one more from the block. Any other repeats
-what was written before: its three upper bits are the length less 2, or 7 if the length less 9 stands in a byte of its
+what was written before: its three upper bits are the length less 2, or 7 if the length less 9 is in a byte of its
 own, and the five lower bits with the last byte are the distance less 1.
 
 No maintained wheel has this format. Spark offers it beside three faster ones, so plain Python has to do.

@@ -478,7 +478,7 @@ class StateFileManager:
 
         Args:
             versions_retained_min: How many versions stay loadable; as the settings say if not given.
-            versions_deleted_min: Nothing happens until so many are stale, by what this process has seen.
+            versions_deleted_min: Nothing happens until this number is stale, by what this process has seen.
             versions_deleted_max: The most that go at once; -1: any number.
             needed: What the newest version that the caller has loaded or committed is made of; it stays, and where
                 newer files are those of a history that was left, so do the versions before it (G4).

@@ -14,7 +14,7 @@ from engine.local.hashing import crc32c
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
 from engine.state.changelogs import ChangelogWriter
 from engine.state.families import DEFAULT_FAMILY, PREFIX_BYTES, ColumnFamilies, after_prefix
-from engine.state.local_files import no_room
+from engine.state.local_files import unwritable_error
 from engine.state.replay import KeyCounts
 from engine.state.settings import StateStoreSettings
 from index.snapshot.model import LineageItem, UniqueId
@@ -409,7 +409,7 @@ class LoadedState:
         try:
             write(*fields)
         except OSError as error:
-            raise no_room("write", error) from error
+            raise unwritable_error("write", error) from error
 
     def _note_new(self, stored_key: bytes) -> None:
         self.is_dirty = self.is_torn = True

@@ -218,7 +218,7 @@ class WorkingDir:
             place.clear()
         except OSError as error:
             _release(lock)
-            raise no_room("open", error) from error
+            raise unwritable_error("open", error) from error
         except BaseException:
             _release(lock)
             raise
@@ -264,7 +264,7 @@ class WorkingDir:
             for name in (_DB, _CAPTURED, _CHANGELOGS):
                 remove_tree(self.directory / name)
         except OSError as error:
-            raise no_room("close", error) from error
+            raise unwritable_error("close", error) from error
         finally:
             lock, self._lock = self._lock, -1
             _release(lock)
@@ -322,7 +322,7 @@ def _release(lock: int) -> None:
             os.close(lock)
 
 
-def no_room(operation: str, error: OSError) -> TargetError:
+def unwritable_error(operation: str, error: OSError) -> TargetError:
     """Return the error of a working directory that cannot be written."""
     hint = "choose another working directory"
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:

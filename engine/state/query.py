@@ -162,7 +162,7 @@ _PARTITIONS_MAX: Final = 100_000
 
 _METADATA: Final = "metadata"
 _STATE: Final = "state"
-_OPERATOR_ROOM: Final = "_metadata"
+_OPERATOR_DIR: Final = "_metadata"
 _OPERATOR: Final = "_metadata/metadata"
 _OPERATOR_BY_BATCH: Final = "_metadata/v2"
 _SCHEMAS: Final = "_stateSchema"
@@ -350,7 +350,7 @@ class StreamingCheckpoint:
                 raise DamagedError(
                     "is not there, and the operator has state",
                     operation="read",
-                    subject=f"{_STATE}/{number}/{_OPERATOR_ROOM}",
+                    subject=f"{_STATE}/{number}/{_OPERATOR_DIR}",
                     hint=_LOST_OR_OLD if ids is None else _LOST,
                 )
         return tuple(operators)

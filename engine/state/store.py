@@ -27,7 +27,7 @@ from engine.state.families import DEFAULT_FAMILY
 from engine.state.files import StateFileManager
 from engine.state.load import StateLoader, check_target
 from engine.state.loaded import UNCOUNTED, LoadedState, rebased
-from engine.state.local_files import WorkingDir, no_room
+from engine.state.local_files import WorkingDir, unwritable_error
 from engine.state.metrics import Deleted, LoadMetrics, SaveMetrics
 from engine.state.settings import StateStoreSettings
 from engine.state.sources import StateFiles, as_state_files
@@ -66,7 +66,7 @@ class StoreLock:
             try:
                 yield
             except OSError as error:
-                raise no_room(operation, error) from error
+                raise unwritable_error(operation, error) from error
             finally:
                 self._busy_with = ""
 
