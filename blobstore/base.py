@@ -52,9 +52,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = True
     # False: `remove_ttl` changes nothing, and a TTL stays until the blob is deleted (design 0003, L5).
     removes_ttl: bool = True
-    # False: a blob whose TTL was removed may tell a later creation time than before (design 0003, C2).
+    # False: a blob whose TTL was removed may show a later creation time than before (design 0003, C2).
     keeps_created_at: bool = True
-    # How much later than `stat` a create may tell its time; what relies on such times keeps a margin above it.
+    # How much later than `stat` shows it a create may give its time; what relies on such times keeps a margin above it.
     created_late_ms: int = 0
 
 
@@ -66,7 +66,7 @@ class BlobInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ms: int
     # When the TTL ends; None once it is removed, or if the blob never had one.
     expires_at_ms: int | None = None
-    # False: the answer does not tell whether there is a TTL; `stat` does.
+    # False: the answer does not say whether there is a TTL; `stat` does.
     ttl_known: bool = True
 
 
@@ -86,21 +86,21 @@ class UnfinishedPut(msgspec.Struct, frozen=True, kw_only=True):
     upload_id: str
     # By the store's clock.
     begun_at_ms: int
-    # What it holds; 0 where the store does not tell.
+    # What it holds; 0 where the store does not say.
     size_bytes: int = 0
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):
     """The blob is durable, and it was this call that created it."""
 
-    # By the store's clock, at or after the `created_at_ms` that `stat` will tell.
+    # By the store's clock, at or after the `created_at_ms` that `stat` will return.
     created_at_ms: int
 
 
 class Lost(msgspec.Struct, frozen=True, kw_only=True):
     """A blob of this key is there already; nothing was written.
 
-    After a broken answer the blob may still be the caller's own, from a request that was sent twice: whoever needs
+    After a broken answer the blob may still be the caller's own, from a request that was sent twice: a caller who needs
     to know compares the content (design 0002, C3).
     """
 
@@ -170,7 +170,7 @@ class BlobStore(ABC):
     def place(self) -> tuple[str, ...]:
         """Return where the blobs are, from the outside in, to see whether two stores overlap: a kind, then components.
 
-        No request is made, but links of a file system are followed. () if nobody can tell.
+        No request is made, but links of a file system are followed. () if that is unknown.
         """
         return ()
 
@@ -190,7 +190,7 @@ class BlobStore(ABC):
         A body that yields another number of bytes than its `size_bytes` raises `InvalidRequestError` and writes
         nothing. `repeatable` is for a blob of which a copy that arrives late does no harm, not even after another put
         of its key: where the answer is late the put may be sent again beside the first (`HedgedStore`), and whichever
-        is given up may still arrive.
+        is cancelled may still arrive.
         """
 
     @abstractmethod
@@ -264,7 +264,7 @@ class BlobStore(ABC):
     async def abort_unfinished(self, puts: Sequence[UnfinishedPut]) -> tuple[DeleteFailure, ...]:
         """Abort puts and free what they hold; one that is not there any more counts as aborted (idempotent).
 
-        A put that was under way fails. Returns those that were not given up, each with its reason.
+        A put that was under way fails. Returns those that were not aborted, each with its reason.
         """
 
     async def check_unused(self, operation: str, *, marker: str = "", prefixes: tuple[str, ...] = ()) -> None:

@@ -34,7 +34,7 @@ from blobstore.errors import (
 from blobstore.local.files import SpooledBody
 from blobstore.sink import Sink
 
-# An empty blob of this name stands in every directory that `mkdirs` made. No file may have it.
+# An empty blob of this name is in every directory that `mkdirs` made. No file may have it.
 DIRECTORY_MARKER: Final = "~directory"
 
 # Sorts after every character that a key can have.
@@ -42,7 +42,7 @@ _AFTER_ALL: Final = "\x7f"
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A file or directory as `list` tells of it."""
+    """A file or directory as `list` shows it."""
 
     # Relative to the root of the `CheckpointFiles`.
     path: str
@@ -269,11 +269,11 @@ class CheckpointFiles:
         `DIRECTORY_MARKER`, that `list` does not show and `delete` removes with the directory.
 
         Raises:
-            CheckpointFileExistsError: A file stands where a directory is to be.
+            CheckpointFileExistsError: A file is where a directory is to be.
             CheckpointUnknownError: The store never said whether it took a marker; do it again.
         """
         prefix = self._prefix(path, "mkdirs")
-        # Markers are put from the top down, so the last one tells of all.
+        # Markers are put from the top down, so the last one implies all.
         if await self._store.stat(prefix + DIRECTORY_MARKER) is not None:
             return
         names = path.split("/") if path else []
@@ -326,7 +326,7 @@ class CheckpointFiles:
                 key=first.key,
             )
 
-    async def give_up_unfinished(self, *, older_than_ms: int) -> None:
+    async def abort_unfinished(self, *, older_than_ms: int) -> None:
         """Remove what writers that died have left unfinished; what cannot be removed is for the next call."""
         now_ms = await self._store.now_ms()
         puts = await self._store.list_unfinished(self._root)

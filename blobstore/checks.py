@@ -10,7 +10,7 @@ from blobstore.errors import InvalidRequestError
 def check_ttl(ttl_ms: int | None, *, operation: str, key: str) -> None:
     """Raise `InvalidRequestError` for a TTL that is not at least a millisecond."""
     if ttl_ms is not None and ttl_ms < 1:
-        raise InvalidRequestError(f"a TTL of {ttl_ms} ms is none", operation=operation, key=key)
+        raise InvalidRequestError(f"invalid TTL: {ttl_ms} ms", operation=operation, key=key)
 
 
 def check_not_within(others: Sequence[str], operation: str) -> None:
@@ -24,7 +24,7 @@ def check_not_within(others: Sequence[str], operation: str) -> None:
             f"lies within {others[0]!r}, which is in use",
             operation=operation,
             key=others[0],
-            hint="choose a place beside it: what stands below it would be taken for its own",
+            hint="choose a place beside it: what is below it would be taken for its own",
         )
 
 
@@ -88,7 +88,7 @@ async def checked_chunks(body: Body, *, operation: str, key: str) -> AsyncGenera
             f"the body yields {'more' if seen > body.size_bytes else seen} instead of {body.size_bytes} bytes",
             operation=operation,
             key=key,
-            hint="what is read changed meanwhile, or its size was told wrong; nothing was written",
+            hint="what is read changed meanwhile, or its size was given wrong; nothing was written",
         )
 
 

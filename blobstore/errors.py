@@ -11,7 +11,7 @@ StoreError
 ├── BlobCorruptError           the bytes are not what was put: fetch again or heal
 ├── CapabilityMissingError     this store cannot do it: choose another store or setting
 ├── InvalidRequestError        a fault of the caller: a bad key, range or body
-├── CheckpointFileExistsError  another's file of this name stands: load again and redo
+├── CheckpointFileExistsError  there is another's file of this name: load again and redo
 └── CheckpointUnknownError     the file may be there, or may yet come: read it before anything is built on it
 ```
 The last two are raised by `checkpoint_files` alone: in the contract itself a race is a return value.

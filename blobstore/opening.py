@@ -52,7 +52,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     # Requests under way at once, while the store does not ask for less.
     in_flight_max: int = 16
-    # Bytes per second, sent and fetched, of all stores of the process that were told the same; 0: no limit.
+    # Bytes per second, sent and fetched, of all stores of the process with the same limit; 0: no limit.
     bytes_per_s_max: int = 0
     retry: RetrySettings = RetrySettings()
     # How long a directory store keeps deleted blobs readable.
@@ -78,7 +78,7 @@ def open_store(
     settings: StoreSettings | None = None,
     *,
     meter: Meter | None = None,
-    chance: Callable[[], float] | None = None,
+    rng: Callable[[], float] | None = None,
     on_silence: Callable[[float], None] | None = None,
 ) -> BlobStore:
     """Open a store in all its wrappers.
@@ -86,14 +86,14 @@ def open_store(
     From the outside in: `PacedStore`, where there is a limit on bytes per second, so that to all others a reader that
     is held up is no slow store; `LimitedStore`, so that a request that waits to be repeated keeps its place and a store
     that asks for less gets less, and so that waiting in the queue is no part of a deadline; `RetryingStore`, which
-    hears what the store asks for and tells the limit; for a server, `HedgedStore`, so that both of two requests are one
+    passes what the store asks for to the limit; for a server, `HedgedStore`, so that both of two requests are one
     attempt; `MeteredStore`, which so counts every request; the store.
 
     Args:
         url: See the grammar above.
         settings: Without them, the defaults.
         meter: Where requests are counted, for a caller that wants to look.
-        chance: As for `RetryingStore`.
+        rng: As for `RetryingStore`.
         on_silence: As for `RetryingStore`.
 
     Raises:
@@ -112,9 +112,7 @@ def open_store(
     limit = InFlightLimit(in_flight_max)
     if is_server and not retry.answers_within_s:
         retry = msgspec.structs.replace(retry, answers_within_s=_SERVER_ANSWERS_WITHIN_S)
-    retrying = RetryingStore(
-        store, retry, limit=limit, chance=chance, on_retry=meter.count_retry, on_silence=on_silence
-    )
+    retrying = RetryingStore(store, retry, limit=limit, rng=rng, on_retry=meter.count_retry, on_silence=on_silence)
     limited = LimitedStore(retrying, limit)
     if not rate:
         return limited
@@ -124,7 +122,7 @@ def open_store(
 def slowed(settings: StoreSettings) -> tuple[int, RetrySettings]:
     """Return the requests in flight and the retry settings under a limit on the bytes per second.
 
-    Each of the requests has to have so much of the limit that it is above the floor which tells a slow store from one
+    Each of the requests needs a share of the limit that is above the floor, which separates a slow store from one
     that does not answer, and the floor is half of that at most.
     """
     floor = settings.retry.bytes_per_s_min
@@ -150,7 +148,7 @@ def open_s3(url: str, settings: StoreSettings | None = None, *, bound_by_profile
     if parts.scheme != "s3":
         raise _refused(parts.scheme, "is no S3 store")
     try:
-        # Here, so that whoever has no S3 need not have its libraries, nor wait for them.
+        # Here: a program without S3 needs none of its libraries, and does not wait for them.
         from blobstore.s3.store import S3Store  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise CapabilityMissingError(

@@ -110,7 +110,7 @@ class StoreDirs:
         with ExitStack() as undo:
             undo.callback(os.close, found)
             if is_made and self.shared_mode:
-                # Not by its name, where by now a link may stand.
+                # Not by its name, which a link may have by now.
                 os.fchmod(found, 0o700 | self.shared_mode)
             if make and not is_durable:
                 sync_dir(above)
@@ -184,7 +184,7 @@ def walk_keys(dirs: ReadDirs, prefix: str, start_after: str, *, links: bool = Fa
     They are those of regular files, or with `links` those of symbolic links. Names that no key has are passed over:
     those with a leading dot, and whatever a person or a file system left there.
     """
-    # A directory stands for all keys that start with its name and `/`, so it sorts as that: `a-b` is before `a/b`,
+    # A directory represents all keys that start with its name and `/`, so it sorts as that: `a-b` is before `a/b`,
     # though `a` is before `a-b`. What is on top of the stack comes next.
     stack = _entries(dirs, prefix[: prefix.rfind("/") + 1], prefix, start_after, links=links)
     while stack:

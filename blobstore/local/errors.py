@@ -22,12 +22,12 @@ TOO_MANY_OPEN_HINT: Final = (
 
 
 @contextmanager
-def telling_failures(told: dict[str, str], keys: Sequence[str]) -> Iterator[None]:
+def noting_failures(failures: dict[str, str], keys: Sequence[str]) -> Iterator[None]:
     """Delete within: a failure is noted with its reason, and raises nothing."""
     try:
         yield
     except OSError as error:
-        told.update({key: str(store_error(error, "delete", key)) for key in keys})
+        failures.update({key: str(store_error(error, "delete", key)) for key in keys})
 
 
 @contextmanager
@@ -75,9 +75,9 @@ _MEANINGS: Final[dict[int, tuple[type[StoreError], str]]] = {
     errno.ENAMETOOLONG: _CLASH,
     errno.ELOOP: (
         BlobCorruptError,
-        "a symbolic link stands at {path}: a directory store follows none below its root; put what it leads to there",
+        "there is a symbolic link at {path}: a directory store follows none below its root; put what it leads to there",
     ),
-    errno.EINVAL: (BlobCorruptError, "something else than a regular file stands at {path}"),
+    errno.EINVAL: (BlobCorruptError, "there is something else than a regular file at {path}"),
     errno.EOPNOTSUPP: _INCAPABLE,
     errno.ENOTSUP: _INCAPABLE,  # the same number on Linux, another one on macOS
     errno.ENOSYS: _INCAPABLE,

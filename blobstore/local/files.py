@@ -1,4 +1,4 @@
-"""Streams of local files, off the event loop: the one door to aiofiles.
+"""Streams of local files, off the event loop: the only module that imports aiofiles.
 
 Everything here raises the plain `OSError`: what it means is for the caller to say. A cancelled call waits for its
 thread (`run_blocking`): no file is written, renamed or closed behind the caller's back.

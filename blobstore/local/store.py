@@ -11,7 +11,7 @@ No key begins with a dot, so these never clash. A blob is written to `.tmp`, syn
 that name synced: `put_if_absent` by link(2), so that of two racers exactly one wins (design 0002, S1), `put` by
 rename(2). Below the root no link is followed, and nothing is removed but what has a name that this store makes
 (design 0002, S2). Files and directories are their owner's alone, unless the root is shared (`StoreDirs.shared_mode`).
-The file system has to know hard links and tell upper from lower case.
+The file system has to know hard links and distinguish upper from lower case.
 
 After the store itself: what it does with deleted blobs, which directory it refuses to begin in, and which file systems
 it takes for consistent.
@@ -59,7 +59,7 @@ from blobstore.errors import (
     InvalidRequestError,
 )
 from blobstore.local.dirs import ReadDirs, StoreDirs, is_component, read_regular, split_key, walk_keys
-from blobstore.local.errors import shortened, store_errors, telling_failures
+from blobstore.local.errors import noting_failures, shortened, store_errors
 from blobstore.local.files import LocalFile, create_to_write, flush, open_to_read, sync_dir
 from blobstore.local.temp import TEMP, TempFiles, is_temp_name
 from blobstore.local.ttl import LINK, TTL, TtlLinks
@@ -251,7 +251,7 @@ class LocalStore(BlobStore):
             there = dirs.find(key)
             if there is None:
                 return None
-            # Who finds it may build on it, and whoever created it may have died before this.
+            # The caller may build on it, and the process that created it may have died before this.
             sync_dir(there[0])
             return Lost()
 
@@ -277,8 +277,8 @@ class LocalStore(BlobStore):
                         raise
                     return lost
             # Where the process was stopped just before the link, the name came far later than the time written so far,
-            # and readers have to see what the writer is told (design 0002, C5), also after a loss of power. Until then
-            # `TempFiles` tells it to them.
+            # and readers have to see what the writer sees (design 0002, C5), also after a loss of power. Until then
+            # `TempFiles` shows it to them.
             os.utime(descriptor)
             try:
                 flush(descriptor)
@@ -324,16 +324,16 @@ class LocalStore(BlobStore):
             directories.setdefault(split_key(key)[0], []).append(key)
         for directory, inside in directories.items():
             with (
-                telling_failures(failures, inside),
+                noting_failures(failures, inside),
                 suppress(FileNotFoundError, NotADirectoryError),
                 self._dirs.opened(directory) as opened,
             ):
                 for key in inside:
-                    with telling_failures(failures, [key]), suppress(FileNotFoundError):
+                    with noting_failures(failures, [key]), suppress(FileNotFoundError):
                         if read_regular(split_key(key)[1], opened) is not None:
                             self._deleted.delete(key, opened)
                 # A deletion that a loss of power undoes could bring a commit back whose blobs are gone (design 0002,
-                # D1). Also for what is gone already: whoever deleted it may have died before this.
+                # D1). Also for what is gone already: the process that deleted it may have died before this.
                 sync_dir(opened)
         for directory, inside in directories.items():
             self._ttl.drop(directory, [split_key(key)[1] for key in inside if key not in failures])
@@ -349,7 +349,7 @@ class LocalStore(BlobStore):
         failures: dict[str, str] = {}
         # Temporary files first: without them no put can finish any more whose TTL goes then.
         for put in sorted(puts, key=lambda put: not put.key.startswith(f"{TEMP}/")):
-            with telling_failures(failures, [put.key]), suppress(FileNotFoundError, NotADirectoryError):
+            with noting_failures(failures, [put.key]), suppress(FileNotFoundError, NotADirectoryError):
                 if put.key == f"{TEMP}/{put.upload_id}" and is_temp_name(put.upload_id):
                     self._temp_files.unlink(put.upload_id)
                 elif put.upload_id == LINK and self._info(check_key(put.key, "abort_unfinished")) is None:
@@ -404,7 +404,7 @@ def _set_creation(descriptor: int) -> None:
 
 def _created(descriptor: int) -> Created:
     # The change time is that of link or rename. Where the process was stopped just before that step, it is far later
-    # than the modification time that `stat` tells, and a writer has to know (design 0002, C5).
+    # than the modification time that `stat` shows, and a writer has to know (design 0002, C5).
     now = os.fstat(descriptor)
     return Created(created_at_ms=max(now.st_mtime_ns, now.st_ctime_ns) // 1_000_000)
 
@@ -458,7 +458,7 @@ class DeletedBlobs:
         """
         below, name = split_key(f"{DELETED}/{key}")
         if self._retention_ms > 0:
-            # An earlier deleted blob may stand where a directory is needed now, or the reverse: then it is not kept.
+            # An earlier deleted blob may be where a directory is needed now, or the reverse: then it is not kept.
             with (
                 suppress(NotADirectoryError, IsADirectoryError, FileExistsError),
                 self._dirs.opened(below, make=True) as kept,

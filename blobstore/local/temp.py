@@ -3,7 +3,7 @@
 A blob is as old as its name. That is its modification time, which `put_if_absent` sets just before link(2) and again
 after it. Where a process is stopped before the link and dies right after it, the blob keeps a time that may be far too
 early; then the temporary name is left, and the change time is that of the link. So as long as a blob has a temporary
-name, the later of the two times counts, and whoever removes that name writes it down as the modification time before.
+name, the later of the two times counts, and before that name is removed it is written down as the modification time.
 
 Writing it down moves the change time, as does chown(1). The temporary name is therefore first changed into one that
 says the time, in one step: a reader meets the old name with the old change time or the new name.
@@ -20,7 +20,7 @@ from blobstore.base import UnfinishedPut
 from blobstore.local.dirs import StoreDirs
 
 TEMP: Final = ".tmp"
-_BORN: Final = ".born-"
+_CREATED: Final = ".born-"
 # The names that this module makes. Whatever else is in the directory is somebody else's.
 _OURS: Final = re.compile(r"[0-9a-f]{32}(?:\.born-[0-9]+)?")
 
@@ -60,9 +60,9 @@ class TempFiles:
         """
         # Other names need not be temporary: a copy of the store may be made of links.
         while found.st_nlink > 1:
-            born_ns = self._kept_time_ns(found)
-            if born_ns is not None:
-                return born_ns // 1_000_000
+            created_ns = self._kept_time_ns(found)
+            if created_ns is not None:
+                return created_ns // 1_000_000
             # The name was removed meanwhile, or changed while the directory was read, or there was none.
             try:
                 again = os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -86,13 +86,13 @@ class TempFiles:
         """
         with self._dirs.opened(TEMP) as temps:
             found = os.stat(name, dir_fd=temps, follow_symlinks=False)
-            born_ns = _creation_ns(name, found)
-            if found.st_nlink > 1 and born_ns != found.st_mtime_ns:
-                if _BORN not in name:
-                    marked = f"{name}{_BORN}{born_ns}"
+            created_ns = _creation_ns(name, found)
+            if found.st_nlink > 1 and created_ns != found.st_mtime_ns:
+                if _CREATED not in name:
+                    marked = f"{name}{_CREATED}{created_ns}"
                     os.replace(name, marked, src_dir_fd=temps, dst_dir_fd=temps)
                     name = marked
-                os.utime(name, ns=(found.st_atime_ns, born_ns), dir_fd=temps, follow_symlinks=False)
+                os.utime(name, ns=(found.st_atime_ns, created_ns), dir_fd=temps, follow_symlinks=False)
             os.unlink(name, dir_fd=temps)
 
     def list_left(self) -> list[UnfinishedPut]:
@@ -134,7 +134,7 @@ def modified_at_ms(found: os.stat_result) -> int:
 
 
 def _creation_ns(name: str, found: os.stat_result) -> int:
-    _, marked, born = name.partition(_BORN)
-    if marked and born.isascii() and born.isdigit():
-        return int(born)
+    _, marked, created = name.partition(_CREATED)
+    if marked and created.isascii() and created.isdigit():
+        return int(created)
     return max(found.st_mtime_ns, found.st_ctime_ns)

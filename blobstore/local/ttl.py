@@ -1,9 +1,9 @@
-"""The TTLs of a directory store: `<root>/.ttl/<key>` is a symbolic link whose text tells the TTL of a blob.
+"""The TTLs of a directory store: `<root>/.ttl/<key>` is a symbolic link whose text is the TTL of a blob.
 
 A link takes text and name in one atomic step and needs no file of its own. Its text is `ttl:<n>ms`, counted from the
 creation of the blob, or `ttl:removed`. Three rules keep it right with several processes at once, and through crashes:
 
-- The link is durable before its blob becomes visible, and is dropped after the blob is. So a blob that was born with
+- The link is durable before its blob becomes visible, and is dropped after the blob is. So a blob that was created with
   a TTL is never seen without one, which a reader would take for a commit's (design 0002, C5).
 - The link stays when the TTL is removed. So a late `put_if_absent` finds one, and cannot put the TTL back (K2). A
   call that makes a link and then loses has nothing to undo; undoing could take the link from under the winner.
@@ -74,7 +74,7 @@ class TtlLinks:
         Args:
             key: Of the blob.
             ttl_ms: Its TTL.
-            is_there: Whether the blob is there, asked anew at each call.
+            is_there: Returns whether the blob is there now.
         """
         directory, name = split_key(f"{TTL}/{key}")
         text = f"ttl:{ttl_ms}ms"

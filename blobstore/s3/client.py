@@ -1,7 +1,7 @@
 """Talking to an S3 server: with `threads` the only importer of aiobotocore, botocore, aiohttp and urllib3.
 
-One client for one event loop, and the bucket that it is asked about. The client signs, sends, and tells refusals and
-broken connections apart. It does not try again, but for the HTTP client, which may repeat a request without a body
+One client for one event loop, and the bucket that it is asked about. The client signs, sends, and separates refusals
+from broken connections. It does not try again, but for the HTTP client, which may repeat a request without a body
 once. And it lets nothing out that could hold a secret: credentials are the standard chain's affair, and the exceptions
 of the libraries, which carry whole requests, end here (design 0003, E5).
 """
@@ -219,7 +219,7 @@ class S3Client:
                         parts.append(part)
                         size_bytes += len(part)
                 except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                    broken = BrokenError(f"the body broke off: {_told(error)}")
+                    broken = BrokenError(f"the body broke off: {_name_of(error)}")
                 if parts:
                     # Also what came before it broke: it need not be fetched again.
                     yield b"".join(parts) if len(parts) > 1 else parts[0]
@@ -297,7 +297,7 @@ class S3Client:
             )
         except (botocore.exceptions.BotoCoreError, ValueError, OSError) as error:
             raise InvalidRequestError(
-                f"no client can be made: {_told(error)}",
+                f"no client can be made: {_name_of(error)}",
                 operation="open",
                 hint="check endpoint_url, region, ca_bundle and the profile in the environment or ~/.aws/config",
             ) from None
@@ -437,7 +437,7 @@ def _failure(error: Exception, body: Any) -> Exception:
         return body.error
     if _was_reading(error):
         # No XML, a number or a time that is none, an element twice. What the SDK says of it quotes the answer.
-        return BrokenError(f"the answer cannot be read: {_told(error)}")
+        return BrokenError(f"the answer cannot be read: {_name_of(error)}")
     return _translated(error)
 
 
@@ -477,7 +477,7 @@ def _translated(error: Exception) -> Exception:
             | TimeoutError()
             | OSError()
         ):
-            return BrokenError(_told(error))
+            return BrokenError(_name_of(error))
         case _:
             return error
 
@@ -502,5 +502,5 @@ def _is_untrusted(error: botocore.exceptions.SSLError) -> bool:
     return any(isinstance(it, aiohttp.ClientConnectorCertificateError | ssl.SSLCertVerificationError) for it in reasons)
 
 
-def _told(error: BaseException) -> str:
+def _name_of(error: BaseException) -> str:
     return type(error).__name__

@@ -123,25 +123,25 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     request_id: str = ""
     retry_after_s: float | None = None
-    # The store's clock, None if it did not tell.
+    # The store's clock, None if it did not say.
     date_ms: int | None = None
     # The host and port that a redirect names.
     location: str = ""
 
     @override
     def __str__(self) -> str:
-        told = f"{self.code} ({self.status})" if self.code != str(self.status) else self.code
+        code = f"{self.code} ({self.status})" if self.code != str(self.status) else self.code
         message = f": {self.message}" if self.message else ""
-        return f"{told}{message}" + (f" [request {self.request_id}]" if self.request_id else "")
+        return f"{code}{message}" + (f" [request {self.request_id}]" if self.request_id else "")
 
 
 def read_refusal(response: Mapping[str, Any]) -> Refusal:
     """Read what the SDK made of a refusal."""
-    told = response.get("Error", {})
+    error = response.get("Error", {})
     answer = response.get("ResponseMetadata", {})
     headers = answer.get("HTTPHeaders", {})
     status = int(answer.get("HTTPStatusCode") or 0)
-    code, message = str(told.get("Code") or status)[:_WORD_LENGTH_MAX], str(told.get("Message") or "")
+    code, message = str(error.get("Code") or status)[:_WORD_LENGTH_MAX], str(error.get("Message") or "")
     date_ms = read_date_ms(headers.get("date"))
     return Refusal(
         status=status,
@@ -150,7 +150,7 @@ def read_refusal(response: Mapping[str, Any]) -> Refusal:
         request_id=str(answer.get("RequestId") or headers.get("x-amz-request-id") or "")[:_WORD_LENGTH_MAX],
         retry_after_s=_retry_after_s(headers.get("retry-after"), date_ms),
         date_ms=date_ms,
-        location=_host(str(told.get("Endpoint") or headers.get("location") or "")),
+        location=_host(str(error.get("Endpoint") or headers.get("location") or "")),
     )
 
 
@@ -262,7 +262,7 @@ def read_created(answer: Answer, operation: str, key: str) -> Created:
     """Return when a PUT was answered: at or after the creation time that the object has."""
     created_at_ms = date_ms(answer)
     if created_at_ms is None:
-        # It was created; without a time nothing can be built on it, and asking again tells the time.
+        # It was created; without a time nothing can be built on it, and asking again shows the time.
         raise StoreUnavailableError("the answer has no date", operation=operation, key=key)
     return Created(created_at_ms=created_at_ms)
 
@@ -293,13 +293,13 @@ def read_promised_bytes(answer: Answer, start: int, size_bytes: int | None, *, k
     length = int(answer["ContentLength"])
     if start == 0 and size_bytes is None:
         return length
-    told = _CONTENT_RANGE.fullmatch(str(answer.get("ContentRange", "")))
-    if told is None:
+    found = _CONTENT_RANGE.fullmatch(str(answer.get("ContentRange", "")))
+    if found is None:
         raise StoreUnavailableError("the answer does not say which range it is", operation="get", key=key)
-    first, last, total = map(int, told.groups())
+    first, last, total = map(int, found.groups())
     end = total if size_bytes is None else min(start + size_bytes, total)
     if first != start or last != end - 1 or length != end - start:
-        raise StoreUnavailableError(f"the answer is another range: {told[0]}", operation="get", key=key)
+        raise StoreUnavailableError(f"the answer is another range: {found[0]}", operation="get", key=key)
     return range_size_bytes(start, size_bytes, blob_size_bytes=total, key=key)
 
 

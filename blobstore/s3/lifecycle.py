@@ -24,7 +24,7 @@ Rule = dict[str, Any]
 
 # S3 allows ids of 255 characters.
 _PREFIX_LENGTH_MAX: Final = 200
-# Where something of a repository stands for longer than a command runs (design 0001, K1).
+# Where something of a repository is kept for longer than a command runs (design 0001, K1).
 PLACES: Final = ("blobs/", "indexes/", "log/", "names/", "pins/", "profile", "repository")
 # From there an object comes back in hours, and only if somebody asks for it.
 _ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
@@ -108,7 +108,7 @@ def plan_lifecycle(existing: Iterable[Rule], wanted: Sequence[Rule] | None, *, p
 
 
 def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: bool = False) -> tuple[str, ...]:
-    """Name the rules of a bucket, anybody's, that delete or archive what a repository needs.
+    """Name the rules of a bucket, of any author, that delete or archive what a repository needs.
 
     Args:
         rules: All rules of the bucket.
@@ -117,7 +117,7 @@ def threats(rules: Iterable[Rule], prefix: str, *, days_min: int, ttls_stay: boo
         ttls_stay: Commits cannot replace the tag that an upload is created with.
 
     Returns:
-        A sentence for each that is enabled, reaches a place where something of the repository stands, and deletes
+        A sentence for each that is enabled, reaches a place where something of the repository is, and deletes
         current versions or moves them to an archive. Not for those that go by a tag that no object of ours has, nor
         those that take only what is tagged `expiring`, late enough. A filter by size is no excuse.
     """

@@ -1,7 +1,7 @@
 """The least rights that each role needs on a bucket, as an IAM policy. Pure.
 
 What each role calls follows from the use cases (design 0002, steps and cost): only a collector deletes, a restorer
-writes nothing but pins, and a TTL is a tag, so whoever uploads or commits sets tags.
+writes nothing but pins, and a TTL is a tag, so who uploads or commits sets tags.
 """
 
 import enum
@@ -11,7 +11,7 @@ from typing import Any, Final
 Policy = dict[str, Any]
 
 VERSION: Final = "2012-10-17"
-# Where uploads, which have TTLs and may go in parts, stand (design 0001, K1).
+# Where uploads, which have TTLs and may go in parts, are (design 0001, K1).
 _UPLOADS: Final = ("blobs/*", "indexes/*")
 
 
@@ -76,7 +76,7 @@ def role_policy(role: Role, *, bucket: str, prefix: str = "", kms_key_id: str = 
 
     lists: list[Policy] = [{"Sid": "List", "Effect": "Allow", "Action": ["s3:ListBucket"], "Resource": [arn]}]
     if root:
-        # A GET names no prefix. Who may not list is told "denied" of what is missing, and "missing" is what a reader
+        # A GET names no prefix. Who may not list gets "denied" for what is missing, and "missing" is what a reader
         # that was overtaken by a collection has to hear.
         lists = [
             {**lists[0], "Condition": {"StringLike": {"s3:prefix": [f"{root}*"]}}},
@@ -139,7 +139,7 @@ def _kms(key_id: str, partition: str) -> Policy:
         "Resource": [key_id],
     }
     if ":alias/" in key_id or key_id.startswith("alias/"):
-        # An alias is no resource of these actions; it stands in a condition on the keys that have it.
+        # An alias is not a resource of these actions; it goes into a condition on the keys that have it.
         statement["Resource"] = [f"arn:{partition}:kms:*:*:key/*"]
         statement["Condition"] = {
             "ForAnyValue:StringEquals": {"kms:ResourceAliases": [f"alias/{key_id.partition('alias/')[2]}"]}

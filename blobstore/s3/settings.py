@@ -1,7 +1,7 @@
 """What is known of an S3 store before it is asked: what can be set, and what `doctor` has seen it do.
 
 Settings hold no credentials: the standard chain finds them on the machine that uses them. What `doctor` has seen is
-kept in the store itself for everybody who opens it (design 0003, P1 to P3).
+kept in the store itself for all who open it (design 0003, P1 to P3).
 """
 
 import math
@@ -109,13 +109,13 @@ def decode_profile(data: bytes) -> StoreProfile:
 
     Raises:
         CapabilityMissingError: A newer release wrote it, which may have seen something that this one would use.
-        InvalidRequestError: It is no profile.
+        InvalidRequestError: It is not a valid profile.
     """
     try:
         profile = msgspec.json.decode(data, type=StoreProfile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(
-            f"is no profile of a store: {error}",
+            f"is not a valid profile of a store: {error}",
             operation="open",
             key=PROFILE_KEY,
             hint="`tidemark doctor` writes a new one",
@@ -125,6 +125,6 @@ def decode_profile(data: bytes) -> StoreProfile:
             f"has schema {profile.schema}, this release knows {PROFILE_SCHEMA}",
             operation="open",
             key=PROFILE_KEY,
-            hint="upgrade tidemark, or write the profile anew with this release's `tidemark doctor`",
+            hint="upgrade tidemark, or write a new profile with this release's `tidemark doctor`",
         )
     return profile

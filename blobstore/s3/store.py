@@ -5,7 +5,6 @@ After the store itself: how objects and unfinished uploads leave the bucket, in 
 
 import asyncio
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final
@@ -51,14 +50,14 @@ from blobstore.s3.errors import (
 from blobstore.s3.lifecycle import KEPT, TTL_TAG
 from blobstore.s3.reader import S3Reader
 from blobstore.s3.settings import PROFILE_BYTES_MAX, PROFILE_KEY, S3Settings, StoreProfile, decode_profile
-from blobstore.s3.writer import SLOW_PUT_S, S3Writer
+from blobstore.s3.writer import SLOW_PUT_S, S3Writer, new_write_id
 from blobstore.sink import Sink
 from blobstore.wrappers.hedge import Hedge, HedgeSettings
 from blobstore.wrappers.throttle import Bandwidth
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _OBJECT_KEY_BYTES_MAX: Final = 1024
-# Forgotten uploads are told so many at a time: whoever gives these up sees the next.
+# Forgotten uploads are listed up to this number: who aborts these sees the next.
 _UNFINISHED_MAX: Final = 10_000
 
 _SINGLE_REQUESTS_IN_FLIGHT_MAX: Final = 16
@@ -345,8 +344,8 @@ class S3Store(BlobStore):
             StoreError: As the store says.
         """
         name = self._object(key, "begin_upload")
-        birth = self._writer.birth(secrets.token_hex(16), None, tagged=False)
-        answer = await self._bucket.ask("create_multipart_upload", "begin_upload", key, Key=name, **birth)
+        creation = self._writer.created_with(new_write_id(), None, tagged=False)
+        answer = await self._bucket.ask("create_multipart_upload", "begin_upload", key, Key=name, **creation)
         with answers("begin_upload", key):
             return UnfinishedPut(key=key, upload_id=str(answer["UploadId"]), begun_at_ms=date_ms(answer) or 0)
 
@@ -392,8 +391,8 @@ class S3Store(BlobStore):
     def _multipart_is_conditional(self) -> bool:
         # What is not known counts as absent (P2); settings may say that it is there, a profile that it is not.
         profile = None if self._profile is None else self._profile.conditional_multipart
-        told = self.settings.conditional_multipart
-        return (profile if told is None else told and profile is not False) or False
+        is_set = self.settings.conditional_multipart
+        return (profile if is_set is None else is_set and profile is not False) or False
 
     def _object(self, key: str, operation: str) -> str:
         name = self._root + check_key(key, operation)
@@ -433,7 +432,7 @@ class S3Store(BlobStore):
             raise store_error(error, "open", PROFILE_KEY) from None
         except RefusedError as error:
             status, code = error.refusal.status, error.refusal.code
-            # Who may not list is told "denied" of what is not there; what really is denied shows with the next request.
+            # Who may not list gets "denied" for what is not there; what really is denied shows with the next request.
             if (status == NOT_FOUND and code != "NoSuchBucket") or (status == FORBIDDEN and code == "AccessDenied"):
                 return None
             raise store_error(error, "open", PROFILE_KEY) from None

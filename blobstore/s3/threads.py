@@ -38,7 +38,7 @@ _REFUSAL_S_MAX: Final = 60.0
 # What is read at first; more at a time while that comes fast, so that of a slow body the sink hears in time.
 _FIRST_BYTES: Final = 64 * 1024
 _FAST_S: Final = HELD_S / 8
-# Connections that nobody used for so long are not trusted: what stands between may have forgotten them.
+# Connections that nobody used for so long are not trusted: what is between may have forgotten them.
 _IDLE_MAX_S: Final = 12.0
 
 
@@ -161,7 +161,7 @@ async def read_into(body: urllib3.HTTPResponse, sink: Sink, *, size_bytes: int) 
     timeout. (Closing its socket from here would, over TLS, give it the ciphertext to read.)
 
     Args:
-        body: Not read yet; given up if it is not read to its end.
+        body: Not read yet; closed if it is not read to its end.
         sink: For the bytes.
         size_bytes: How many were announced.
 
@@ -218,7 +218,7 @@ async def _in_thread(work: Callable[[], T], undo: Callable[["Future[T]"], None] 
     def run() -> None:
         try:
             result = work()
-        except BaseException as error:  # noqa: BLE001 - whoever waits has it
+        except BaseException as error:  # noqa: BLE001 - the caller has it
             future.set_exception(error)
         else:
             future.set_result(result)

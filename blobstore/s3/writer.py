@@ -123,14 +123,14 @@ class MultipartUpload:
         self._condition = condition
         self.is_completing = False
 
-    async def put(self, body: Body, birth: Answer) -> Created:
+    async def put(self, body: Body, creation: Answer) -> Created:
         """Begin, send the parts, complete.
 
         Raises:
             RefusedError: As the store says.
             BrokenError: As the store does not say.
         """
-        upload = await self._begin(birth)
+        upload = await self._begin(creation)
         try:
             parts = await self._send(body, upload)
             completed = await self._complete(upload, parts)
@@ -141,8 +141,8 @@ class MultipartUpload:
             raise
         return read_created(completed, self._operation, self._key)
 
-    async def _begin(self, birth: Answer) -> dict[str, Any]:
-        begun = asyncio.ensure_future(self._bucket.call("create_multipart_upload", **self._target, **birth))
+    async def _begin(self, creation: Answer) -> dict[str, Any]:
+        begun = asyncio.ensure_future(self._bucket.call("create_multipart_upload", **self._target, **creation))
 
         def name(answer: Answer) -> dict[str, Any]:
             return {**self._target, "UploadId": answer["UploadId"]}
@@ -267,18 +267,18 @@ class S3Writer:
         Args:
             name: The object.
             key: What it is called in errors.
-            ttl_ms: The TTL that it is born with.
-            tagged: Whether the TTL stands in a tag, too.
+            ttl_ms: The TTL that it is created with.
+            tagged: Whether the TTL is in a tag, too.
         """
-        birth = self.birth(secrets.token_hex(16), ttl_ms, tagged=tagged)
+        creation = self.created_with(new_write_id(), ttl_ms, tagged=tagged)
         if body.size_bytes > self._settings.single_put_bytes_max:
             upload = self._upload(key, name, "put", condition=None)
             try:
-                return await upload.put(body, birth)
+                return await upload.put(body, creation)
             except (RefusedError, BrokenError) as error:
                 raise _upload_error(error, "put", key) from None
         sent = await hash_body(self._bucket.client, body, operation="put", key=key)
-        answer = await self._bucket.ask("put_object", "put", key, Key=name, **_content(sent), **birth)
+        answer = await self._bucket.ask("put_object", "put", key, Key=name, **_content(sent), **creation)
         return read_created(answer, "put", key)
 
     async def create(
@@ -302,7 +302,7 @@ class S3Writer:
         create = (name, sent.sha256)
         # A create that is sent again after an unknown outcome says the same as before, so that it knows itself.
         known_id = self._unsettled.pop(create, "")
-        write_id = known_id or secrets.token_hex(16)
+        write_id = known_id or new_write_id()
         try:
             if is_multipart:
                 own = await self._find_own(key, name, write_id) if known_id else None
@@ -312,7 +312,9 @@ class S3Writer:
                     name, body, key=key, ttl_ms=ttl_ms, tagged=tagged, write_id=write_id
                 )
             else:
-                outcome = await self._create(key, name, sent, self.birth(write_id, ttl_ms, tagged=tagged), write_id)
+                outcome = await self._create(
+                    key, name, sent, self.created_with(write_id, ttl_ms, tagged=tagged), write_id
+                )
         except BaseException:
             self._remember(create, write_id)
             raise
@@ -333,22 +335,24 @@ class S3Writer:
     ) -> CreateOutcome:
         """Write as `create`, by a multipart upload whatever the size."""
         operation = "put_if_absent"
-        write_id = write_id or secrets.token_hex(16)
+        write_id = write_id or new_write_id()
         upload = self._upload(key, name, operation, condition="*", part_bytes=part_bytes)
         try:
-            await upload.put(body, self.birth(write_id, ttl_ms, tagged=tagged))
-            # Its birth may be that of its first request, long ago.
+            await upload.put(body, self.created_with(write_id, ttl_ms, tagged=tagged))
+            # It may be dated by its first request, long ago.
             return await self._found(key, name)
         except (RefusedError, BrokenError) as error:
             if upload.is_completing:
                 return await self._settle(error, key, name, write_id)
             raise _upload_error(error, operation, key) from None
 
-    async def _create(self, key: str, name: str, sent: SentBody, birth: dict[str, Any], write_id: str) -> CreateOutcome:
+    async def _create(
+        self, key: str, name: str, sent: SentBody, creation: dict[str, Any], write_id: str
+    ) -> CreateOutcome:
         clock = asyncio.get_running_loop().time
         began_s = clock()
         try:
-            answer = await self._bucket.call("put_object", Key=name, IfNoneMatch="*", **_content(sent), **birth)
+            answer = await self._bucket.call("put_object", Key=name, IfNoneMatch="*", **_content(sent), **creation)
         except (RefusedError, BrokenError) as error:
             return await self._settle(error, key, name, write_id)
         if clock() - began_s > SLOW_PUT_S:
@@ -359,7 +363,7 @@ class S3Writer:
         """Ask for the time of a blob that was just created: a store may date it by the start of its PUT.
 
         Returns:
-            Unknown if it is gone, because whoever asks was away for longer than its TTL: it is to be sent again.
+            Unknown if it is gone, because the caller was away for longer than its TTL: it is to be sent again.
 
         Raises:
             StoreError: As the store says.
@@ -401,7 +405,7 @@ class S3Writer:
             del self._unsettled[next(iter(self._unsettled))]
         self._unsettled[create] = write_id
 
-    def birth(self, write_id: str, ttl_ms: int | None, *, tagged: bool) -> dict[str, Any]:
+    def created_with(self, write_id: str, ttl_ms: int | None, *, tagged: bool) -> dict[str, Any]:
         """Return what an object is created with beside its content."""
         metadata = {WRITE_ID: write_id}
         if ttl_ms is not None:
@@ -427,6 +431,11 @@ class S3Writer:
         )
 
 
+def new_write_id() -> str:
+    """Return an id that only one create has."""
+    return secrets.token_hex(16)
+
+
 def _content(sent: SentBody) -> dict[str, Any]:
     """Pass a body as `put_object` takes it; a store that keeps checksums keeps the one that the signature covers."""
     checksum = base64.b64encode(bytes.fromhex(sent.sha256)).decode()
@@ -442,8 +451,8 @@ def _own(answer: Answer, key: str, write_id: str) -> Created | None:
 
 def _upload_error(error: RefusedError | BrokenError, operation: str, key: str) -> StoreError:
     """Return the error of an upload that was not completed; one that a collector aborted is begun again."""
-    told = store_error(error, operation, key)
-    return as_unavailable(told, operation, key) if isinstance(told, BlobNotFoundError) else told
+    raised = store_error(error, operation, key)
+    return as_unavailable(raised, operation, key) if isinstance(raised, BlobNotFoundError) else raised
 
 
 def _status(error: RefusedError | BrokenError) -> int:

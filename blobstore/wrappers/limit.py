@@ -21,7 +21,7 @@ class InFlightLimit:
 
     One object is given to the store that keeps the limit and to the one that hears the answers. Sixteen requests that
     are refused together are one piece of news, not sixteen: as long as more are under way than are allowed, the last
-    halving has not come into force, and no answer tells whether it was right.
+    halving has not come into force, and no answer shows whether it was right.
 
     Requests get their slot in the order in which they came. None that is under way is ever taken back.
 
@@ -41,7 +41,7 @@ class InFlightLimit:
             raise InvalidRequestError(f"in_flight_max is {in_flight_max}, which lets nothing through", operation="open")
         self._in_flight_max = in_flight_max
         self._successes = 0
-        # Who waits while there is no room; whenever there is room, nobody does.
+        # Requests that wait while there is no slot; empty whenever there is one.
         self._queue: deque[asyncio.Future[None]] = deque()
         self.allowed = in_flight_max
         self.under_way = 0

@@ -39,14 +39,14 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     first_wait_s: float = 0.2
     factor: float = 2.0
     wait_max_s: float = 20.0
-    # Up to which part a wait is shortened by chance, so that clients that failed together do not return together.
+    # Up to which part a wait is shortened at random, so that clients that failed together do not return together.
     jitter: float = 0.5
     # A store that asks for a longer wait is obeyed up to here.
     retry_after_max_s: float = 120.0
     # An attempt without an answer for this long has failed; so has a read without more bytes for this long.
     deadline_s: float = 60.0
     # How long the first attempts wait for a read to be answered, if not so long; an operation without an answer within
-    # so many attempts, of whatever kind, has failed. Empty: as long as that, as often as any other.
+    # that many attempts, of whatever kind, has failed. Empty: as long as that, as often as any other.
     answers_within_s: tuple[float, ...] = ()
     # The floor under every transfer: 16 of them on a line of 10 Mbit/s are above it. The deadline of a put is longer by
     # the time that its body takes at this rate; a read that falls behind it by more than is held for a sink is cut
@@ -116,8 +116,8 @@ class RetryingStore(ForwardingStore):
     Args:
         inner: The store; it does not retry by itself.
         settings: How often and how long.
-        limit: Is told when the store asks for less, and when it does what it was asked to do.
-        chance: Gives numbers from 0 up to 1 for the jitter; a seeded one in tests.
+        limit: Shrinks when the store asks for less, and grows when it does what it was asked to do.
+        rng: Returns random numbers from 0 up to 1 for the jitter; a seeded one in tests.
         on_retry: Called before each attempt that is not the first.
         on_silence: Called with the seconds that an attempt waited in vain, once in a while.
     """
@@ -128,7 +128,7 @@ class RetryingStore(ForwardingStore):
         settings: RetrySettings | None = None,
         *,
         limit: InFlightLimit | None = None,
-        chance: Callable[[], float] | None = None,
+        rng: Callable[[], float] | None = None,
         on_retry: Callable[[], None] | None = None,
         on_silence: Callable[[float], None] | None = None,
     ) -> None:
@@ -138,9 +138,9 @@ class RetryingStore(ForwardingStore):
         self._limit = InFlightLimit(1) if limit is None else limit
         self._on_retry = on_retry
         self._on_silence = on_silence
-        # Until when nobody is told of another one.
+        # Until when no other silence is reported.
         self._quiet_until_s = 0.0
-        self._chance = Random().random if chance is None else chance  # noqa: S311 - see the import
+        self._rng = Random().random if rng is None else rng  # noqa: S311 - see the import
 
     @override
     async def put(self, key: str, body: Body, *, ttl_ms: int | None = None, repeatable: bool = False) -> Created:
@@ -173,7 +173,7 @@ class RetryingStore(ForwardingStore):
             if not unknown:
                 raise
             # Whatever the store said to a later attempt, an earlier one may have written the blob, or may yet
-            # (design 0002, C3). Only Created and Lost tell what is there.
+            # (design 0002, C3). Only Created and Lost say what is there.
             return Unknown(reason=f"{unknown}; after {error.attempts} attempts: {error}")
 
     @override
@@ -238,8 +238,7 @@ class RetryingStore(ForwardingStore):
                 if came_bytes:
                     has_begun, deadline_s = True, settings.deadline_s
         finally:
-            if not reading.done():
-                await give_up(reading)
+            await give_up(reading)
 
     @override
     async def close(self) -> None:
@@ -268,7 +267,7 @@ class RetryingStore(ForwardingStore):
         """Await attempts until one does not raise `StoreUnavailableError`, or no more are allowed.
 
         Raises:
-            StoreError: That of the last attempt; it tells how many there were.
+            StoreError: That of the last attempt, with the number of attempts.
         """
         clock = asyncio.get_running_loop().time
 
@@ -280,7 +279,7 @@ class RetryingStore(ForwardingStore):
                 tries.failed += 1
                 tries.unanswered += isinstance(error, _NoAnswerError)
                 if isinstance(error, StoreUnavailableError):
-                    self._tell_of_silence(began_s, clock())
+                    self._report_silence(began_s, clock())
                 if isinstance(error, StoreUnavailableError) and error.asks_for_less:
                     self._limit.shrink()
                 raise
@@ -335,7 +334,7 @@ class RetryingStore(ForwardingStore):
                 raise  # another's, such as the body's
             raise _NoAnswerError(f"no answer within {deadline_s:g} s", operation=operation, key=key) from error
 
-    def _tell_of_silence(self, began_s: float, now_s: float) -> None:
+    def _report_silence(self, began_s: float, now_s: float) -> None:
         if self._on_silence is not None and now_s - began_s >= _SILENCE_S and now_s >= self._quiet_until_s:
             self._quiet_until_s = now_s + _SILENCE_S
             self._on_silence(now_s - began_s)
@@ -361,7 +360,7 @@ class RetryingStore(ForwardingStore):
     def _wait_s(self, tries: _Tries, state: RetryCallState) -> float:
         settings = self._settings
         wait_s = min(settings.wait_max_s, settings.first_wait_s * settings.factor ** (tries.failed - 1))
-        wait_s *= 1 - settings.jitter * self._chance()
+        wait_s *= 1 - settings.jitter * self._rng()
         error = _error(state)
         asked_s = error.retry_after_s if isinstance(error, StoreUnavailableError) else None
         return wait_s if asked_s is None else max(wait_s, min(asked_s, settings.retry_after_max_s))
@@ -372,7 +371,7 @@ def _too_slow(bytes_per_s: float, settings: RetrySettings, key: str) -> _TooSlow
         f"came at {bytes_per_s:.0f} bytes/s, which is less than {settings.bytes_per_s_min}",
         operation="get",
         key=key,
-        hint="the store, or the way to it, is too slow for so many requests at once",
+        hint="the store, or the way to it, is too slow for this many requests at once",
         asks_for_less=True,
     )
 

@@ -282,7 +282,7 @@ class CheckpointDir:
     async def give_up_unfinished(self) -> None:
         """Remove what dead writers have left in a directory of this machine; a bucket has lifecycle rules for that."""
         if self.local_root is not None:
-            await self._files.give_up_unfinished(older_than_ms=UNFINISHED_MS)
+            await self._files.abort_unfinished(older_than_ms=UNFINISHED_MS)
 
     async def close(self) -> None:
         """Close the store, if this object opened it."""

@@ -201,7 +201,7 @@ class Bench:
             in_flight_max=in_flight_max,
             hedge=hedge or HedgeSettings(),
         )
-        return self._closed(open_store(self.url, settings, chance=Random(1).random))
+        return self._closed(open_store(self.url, settings, rng=Random(1).random))
 
     def _closed(self, store: BlobStore) -> BlobStore:
         self._stack.push_async_callback(store.close)

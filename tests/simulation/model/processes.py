@@ -124,7 +124,7 @@ class SimProcess:
         # As `open_store` stacks them.
         bare = HedgedStore(_bare_store(server, name, kind, s3))
         chance = Random(f"jitter {seed} {name}").random
-        self.store: BlobStore = LimitedStore(RetryingStore(bare, retry, limit=limit, chance=chance), limit)
+        self.store: BlobStore = LimitedStore(RetryingStore(bare, retry, limit=limit, rng=chance), limit)
 
     @property
     def is_alive(self) -> bool:

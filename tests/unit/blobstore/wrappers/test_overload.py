@@ -51,7 +51,7 @@ class Crowd:
     def __init__(self, inner: FaultyStore, settings: RetrySettings | None = None, *, adapts: bool = True) -> None:
         self.inner = inner
         self.limit = InFlightLimit(IN_FLIGHT)
-        retrying = RetryingStore(inner, settings, limit=self.limit if adapts else None, chance=Random(1).random)
+        retrying = RetryingStore(inner, settings, limit=self.limit if adapts else None, rng=Random(1).random)
         self._store = LimitedStore(retrying, self.limit)
         self.errors: list[StoreUnavailableError] = []
 
@@ -166,7 +166,7 @@ def test_an_opened_store_is_sent_what_it_can_take(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(opening, "_open_bare", lambda *_: inner)
 
     async def main() -> None:
-        store = opening.open_store("memory://busy", chance=Random(1).random)
+        store = opening.open_store("memory://busy", rng=Random(1).random)
         await asyncio.gather(*(store.stat("k") for _ in range(1000)))
 
     run_jumping(main())

@@ -243,7 +243,7 @@ def test_jitter_shortens_waits_and_repeats_with_its_seed() -> None:
     async def main(seed: int) -> None:
         inner = ScriptedStore(*(unavailable() for _ in range(5)))
         settings = RetrySettings(first_wait_s=1, wait_max_s=8, jitter=0.5)
-        await RetryingStore(inner, settings, chance=Random(seed).random).now_ms()
+        await RetryingStore(inner, settings, rng=Random(seed).random).now_ms()
 
     waits_s = [run_jumping(main(seed))[1] for seed in (1, 1, 2)]
     assert waits_s[0] == waits_s[1] != waits_s[2]
