@@ -91,7 +91,11 @@ async def give_up(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks, all of them first, and wait until they have ended even if this call is cancelled meanwhile."""
     for task in tasks:
         task.cancel()
-    await shielded(asyncio.gather(*tasks, return_exceptions=True))
+    if not all(task.done() for task in tasks):
+        await shielded(asyncio.gather(*tasks, return_exceptions=True))
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen
 
 
 async def run_blocking(
