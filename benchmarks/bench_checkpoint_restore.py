@@ -42,6 +42,7 @@ from benchmarks.bench_state_load import (
     write_state,
 )
 from engine.checkpoint.backup import CheckpointBackupResult, backup_checkpoint
+from engine.checkpoint.restore import RestoreChoice
 from engine.repository.sync import SyncRepository
 from engine.spark import restore_checkpoint
 
@@ -112,7 +113,7 @@ def one_round(spark: SparkSession, root: Path, url: str, scratch: Path, number: 
     places = {"restore": scratch / "restored", "restore, replayed": scratch / "replayed"}
     for step, place in places.items():
         began = time.perf_counter()
-        restored = restore_checkpoint(spark, url, place, replayed=step != "restore")
+        restored = restore_checkpoint(spark, url, place, RestoreChoice(replayed=step != "restore"))
         taken[step] = time.perf_counter() - began
         assert (restored.records > 0) == (step != "restore")
     link_checkpoint(root / "checkpoint", scratch / "original")

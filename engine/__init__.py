@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.backup.backup import BackupOptions, BackupResult
-    from engine.checkpoint.backup import backup_checkpoint
+    from engine.checkpoint.backup import BackupChoice, backup_checkpoint
     from engine.checkpoint.check.check import check_checkpoint
-    from engine.checkpoint.restore import restore_checkpoint
+    from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
     from engine.collect.report import CollectReport
     from engine.inspect.history import History
     from engine.inspect.verify import VerifyReport
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from index.snapshot.delta import IndexDifference
 
 __all__ = [
+    "BackupChoice",
     "BackupOptions",
     "BackupResult",
     "CollectReport",
@@ -53,6 +54,7 @@ __all__ = [
     "History",
     "IndexDifference",
     "Repository",
+    "RestoreChoice",
     "RestoreOptions",
     "RestoreResult",
     "Restored",
@@ -72,6 +74,7 @@ __all__ = [
 # Where each name is defined: it is imported when somebody asks for it (PEP 562), so that a use of one loads no other.
 _MODULES = {
     "BackupOptions": "engine.backup.backup",
+    "BackupChoice": "engine.checkpoint.backup",
     "BackupResult": "engine.backup.backup",
     "CollectReport": "engine.collect.report",
     "Commit": "index.plan.commits",
@@ -79,6 +82,7 @@ _MODULES = {
     "IndexDifference": "index.snapshot.delta",
     "Repository": "engine.repository.repository",
     "RestoreOptions": "engine.restore.restore",
+    "RestoreChoice": "engine.checkpoint.restore",
     "RestoreResult": "engine.restore.restore",
     "Restored": "engine.restore.restore",
     "StateRestoreOptions": "engine.state.restore",

@@ -17,6 +17,8 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from engine.checkpoint.backup import BackupChoice
+from engine.checkpoint.restore import RestoreChoice
 from engine.repository.sync import SyncRepository
 from engine.spark import (
     backup_checkpoint,
@@ -62,14 +64,14 @@ def tell(spark: SparkSession, root: Path) -> bool:
     for batch in range(BATCHES):
         arrive(spark, batch, root)
         run_query(spark, root, checkpoint=lost)
-        backup = backup_checkpoint(spark, repository, lost, job="words")
+        backup = backup_checkpoint(spark, repository, lost, BackupChoice(job="words"))
         state = backup.state
         print(f"batch {backup.backup.batch}: {state.files} files of {state.stores} stores, {state.files_added} new")
     changed = spark.read.format("tidemark_state_diff").options(from_batch=0, to_batch=BATCHES - 1).load(str(lost))
     print("changed since batch 0:", {row.change: row[1] for row in changed.groupBy("change").count().collect()})
 
     shutil.rmtree(lost)
-    back = restore_checkpoint(spark, repository, restored, job="words", replayed=True)
+    back = restore_checkpoint(spark, repository, restored, RestoreChoice(job="words", replayed=True))
     report = check_checkpoint(spark, restored)
     print(f"restored after batch {back.batch}: {back.files} files, {len(report.findings)} findings")
     arrive(spark, BATCHES, root)

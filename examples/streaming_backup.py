@@ -25,6 +25,7 @@ import pyarrow.parquet
 import pyspark.sql.functions as F  # noqa: N812 (as all of Spark's documentation has it)
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from engine.checkpoint.restore import RestoreChoice
 from engine.repository.sync import SyncRepository
 from engine.spark import BackupListener, restore_checkpoint
 
@@ -82,7 +83,7 @@ def tell(spark: SparkSession, root: Path, *, months: int = MONTHS, lost_after: i
     print(f"{lost_after} months are in, and {listener.backups} backups were made; now the checkpoint is lost")
     shutil.rmtree(lost)
 
-    backup = restore_checkpoint(spark, repository, restored, replayed=True)
+    backup = restore_checkpoint(spark, repository, restored, RestoreChoice(replayed=True))
     print(f"restored after batch {backup.batch}: {backup.files} files, {backup.size_bytes:,} bytes")
     for month in range(lost_after + 1, months + 1):
         arrive(arrivals, month, root)

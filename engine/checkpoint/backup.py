@@ -1,67 +1,184 @@
 """Back up a streaming query's checkpoint while the query goes on (design 0005, section 2).
 
-`backup_checkpoint` does it all here; `run_backup` lets the caller say where the stores are backed up.
+`backup_checkpoint` does all of it on this machine. `run_backup` is the same flow for any backend: `begin_backup` on one
+machine, `backup_store` wherever the backend runs it, `finish_backup` on the first machine again. Nothing is visible
+before that one has made the commit.
 """
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
 from blobstore.base import BlobStore
 from blobstore.concurrency import map_bounded
+from blobstore.errors import BlobNotFoundError
 from blobstore.opening import StoreSettings
-from engine.checkpoint.backup_steps import (
-    OPERATION,
-    BackupTotals,
-    CheckpointBackupPlan,
-    CheckpointBackupResult,
-    StoreBackup,
-    backup_store,
-    begin_backup,
-    finish_backup,
-)
-from engine.checkpoint.errors import QueryMovedOnError
+from engine.backup.backup import BackupOptions, BackupResult, BackupStats
+from engine.checkpoint.errors import QueryMovedOnError, error_context, redact_paths
+from engine.checkpoint.live import LiveStore, QueryFiles
+from engine.checkpoint.live_files import live_files
 from engine.clock import Runtime, SystemRuntime
-from engine.errors import SourceChangedError, UnsafeSourceError
+from engine.errors import CommitUnknownError, DamagedError, SourceChangedError, UnsafeSourceError, UsageError
+from engine.local.hashing import hash_content
 from engine.progress import NO_PROGRESS, Progress, SummedProgress
+from engine.records.indexes import read_index
+from engine.records.missing import find_complete
 from engine.repository.repository import Repository
-from engine.settings import STORES_AT_ONCE, share_among
+from engine.settings import STORES_AT_ONCE, TransferSettings, share_among
 from engine.state.checkpoint_dir import CheckpointDir
-from engine.state.query import StoreAt
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt, StreamingCheckpoint
+from index.display import DisplayMixin
 from index.errors import VersionMissingError
+from index.plan.commits import Commit
+from index.snapshot.contents import files_of
+from index.snapshot.model import Scope
+from index.snapshot.records import StoreReference
+from index.spark.checkpoint import QUERY_STORE, QUERY_TASK, CheckpointBackup, StoreId, decode_checkpoint_backup
+from index.spark.lineage import Lineage
+from index.text import count
 
-__all__ = [
-    "BackupTotals",
-    "CheckpointBackupPlan",
-    "CheckpointBackupResult",
-    "StoreBackup",
-    "backup_checkpoint",
-    "run_backup",
-]
-
+OPERATION: Final = "backup checkpoint"
 ATTEMPTS_MAX: Final = 3
 # What the query may have done to what was being read (P6).
 MOVED: Final = (UnsafeSourceError, VersionMissingError)
+# The writer that got no answer is the only one that can find out at once what happened.
+COMMIT_ATTEMPTS_MAX: Final = 3
 
 
+class BackupChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What to back up, and how."""
+
+    # The job that the backups belong to; `spark-<query id>` if not given.
+    job: str | None = None
+    # Whether what is new is checked before it is taken over (P5).
+    verify: bool = True
+    # Whether what the newest backup has is looked for, and sent again where it is missing, also if that backup is of
+    # this batch already (design 0006, M1); a STAT for each blob.
+    check_retained: bool = False
+    # Go on with the job also if its newest backup is of another place, whose batch this checkpoint lacks (P9).
+    moved: bool = False
+    # Number of stores worked on at once on this machine.
+    stores_at_once: int = STORES_AT_ONCE
+    # Where files of a checkpoint on another store are fetched to; the system's place if not given.
+    scratch: Path | None = None
+    # How the checkpoint's store is asked; ignored where it is given as a store.
+    checkpoint_settings: StoreSettings | None = None
+
+
+class StoreToBackUp(msgspec.Struct, frozen=True, kw_only=True):
+    """One state store at the version to back up, and what the newest backup has of it."""
+
+    store: StoreAt
+    base: StoreReference | None
+
+
+class CheckpointBackupPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch to back up, and what it is compared with."""
+
+    scope: Scope
+    query_id: str
+    location: str
+    at: QueryAt
+    # The newest commit of the job, the parent of the one to come.
+    parent: Commit | None
+    # What that commit holds if it is of this very batch (P11): then there is nothing to do.
+    taken: CheckpointBackup | None = None
+
+    def base(self, task: str, store: str) -> StoreReference | None:
+        """Return what the newest commit has of a store."""
+        return None if self.parent is None else self.parent.store(task, store)
+
+    @property
+    def stores(self) -> tuple[StoreToBackUp, ...]:
+        """The state stores of the batch."""
+        return tuple(StoreToBackUp(store=s, base=self.base(s.id.task, s.id.store)) for s in self.at.stores)
+
+
+class StoreBackup(msgspec.Struct, frozen=True, kw_only=True):
+    """The result for one state store, or for the query's own files."""
+
+    # None: the query's own files.
+    id: StoreId | None
+    result: BackupResult
+    # Of the snapshot that it begins with.
+    base_version: int = 0
+    # The versions with ids that it grew from.
+    lineage: Lineage = ()
+    # How many were made of the checkpoint's store.
+    source_requests: int = 0
+    # SSTs that could not be checked, and why.
+    unchecked: tuple[str, ...] = ()
+
+
+class BackupTotals(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of a backup, and what was sent for it."""
+
+    stores: int = 0
+    files: int = 0
+    size_bytes: int = 0
+    files_added: int = 0
+    bytes_added: int = 0
+    # With what was packed again.
+    bytes_uploaded: int = 0
+    # Of the repository, and of the checkpoint if that is on another store than a file system.
+    requests: int = 0
+    source_requests: int = 0
+
+
+class CheckpointBackupResult(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint backup, and what it cost."""
+
+    commit: Commit
+    backup: CheckpointBackup
+    # False: the newest backup is of this batch already, and nothing was done.
+    is_new: bool
+    # The state, and the query's own files.
+    state: BackupTotals = BackupTotals()
+    query: BackupTotals = BackupTotals()
+    unchecked: tuple[str, ...] = ()
+    attempts: int = 1
+    seconds: float = 0.0
+
+    json_properties: ClassVar = {
+        "job": "commit.record.scope.job",
+        "query_id": "backup.query_id",
+        "batch": "backup.batch",
+        "oldest_batch": "backup.oldest_batch",
+        "location": "backup.location",
+    }
+    json_omitted: ClassVar = ("backup",)
+
+
+class BackupPreview(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known before any file but zips and a few changelogs is read."""
+
+    job: str
+    query_id: str
+    batch: int
+    # The newest backup is of this batch already.
+    is_taken: bool
+    stores: int
+    # The state; the query's own files are few and small.
+    files: int
+    size_bytes: int
+    # Of these, what the newest backup does not have by name: an upper bound of what would be uploaded.
+    files_new: int
+    bytes_new: int
+
+
+# A backend: backs up the stores of a plan, all of them, here or on executors.
 BackUpStores = Callable[[CheckpointBackupPlan], Awaitable[Sequence[StoreBackup]]]
 
 
 async def backup_checkpoint(
     repository: Repository,
     location: str | Path | BlobStore,
+    choice: BackupChoice | None = None,
     *,
-    job: str | None = None,
-    stores_at_once: int = STORES_AT_ONCE,
-    verify: bool = True,
-    check_retained: bool = False,
-    moved: bool = False,
-    scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
-    store_settings: StoreSettings | None = None,
     runtime: Runtime | None = None,
 ) -> CheckpointBackupResult:
     """Back up a query's newest committed batch. The query may run meanwhile.
@@ -71,17 +188,9 @@ async def backup_checkpoint(
     Args:
         repository: Where to.
         location: The checkpointLocation: a path, a URL as `open_store` takes it, or a store that has it as its root.
-        job: Which job has the backups of this query; `spark-<query id>` if not given.
-        stores_at_once: So many stores are worked on at once.
-        verify: Whether what is new is checked before it is taken over (P5).
-        check_retained: Whether what the newest backup has is looked for, and sent again where it is missing, also if
-            the backup is of this batch already (design 0006, M1); a STAT for each blob.
-        moved: Go on with the job also if the newest backup is of another place, and this checkpoint does not have its
-            batch (P9).
-        scratch: Where files of a checkpoint on another store are fetched to; the system's place if not given.
-        progress: Told what there is to do and what is done.
-        store_settings: How the checkpoint's store is asked.
-        runtime: Tells how long it took.
+        choice: What, and how.
+        progress: Receives what there is to do and what is done.
+        runtime: The clock that measures the time.
 
     Raises:
         NotFoundError: There is no checkpoint, or no batch is committed.
@@ -93,38 +202,21 @@ async def backup_checkpoint(
         ConflictError: Another backup of the query was committed meanwhile.
         StoreError: As the stores say.
     """
-    async with opened_checkpoint(location, store_settings) as root:
-        at_once, share = share_among(repository.settings, stores_at_once)
+    choice = choice or BackupChoice()
+    async with opened_checkpoint(location, choice.checkpoint_settings) as root:
+        at_once, share = share_among(repository.settings, choice.stores_at_once)
         sums = SummedProgress(progress)
 
-        async def back_up_stores(begun: CheckpointBackupPlan) -> Sequence[StoreBackup]:
-            async def back_up(store: StoreAt) -> StoreBackup:
+        async def back_up_stores(plan: CheckpointBackupPlan) -> Sequence[StoreBackup]:
+            async def back_up(work: StoreToBackUp) -> StoreBackup:
                 return await backup_store(
-                    repository,
-                    root,
-                    begun.scope,
-                    store,
-                    begun.base(store.id),
-                    verify=verify,
-                    check_retained=check_retained,
-                    scratch=scratch,
-                    settings=share,
-                    progress=sums.part(),
+                    repository, root, plan.scope, work, choice, settings=share, progress=sums.part()
                 )
 
-            return await map_bounded(back_up, begun.at.stores, in_flight_max=at_once)
+            return await map_bounded(back_up, plan.stores, in_flight_max=at_once)
 
         return await run_backup(
-            repository,
-            root,
-            back_up_stores,
-            job=job,
-            verify=verify,
-            check_retained=check_retained,
-            moved=moved,
-            scratch=scratch,
-            progress=sums.part(),
-            runtime=runtime,
+            repository, root, back_up_stores, choice, progress=sums.part(), runtime=runtime or SystemRuntime()
         )
 
 
@@ -132,7 +224,7 @@ async def backup_checkpoint(
 async def opened_checkpoint(
     location: str | Path | BlobStore, settings: StoreSettings | None = None
 ) -> AsyncIterator[CheckpointDir]:
-    """The root of a checkpoint, for a block."""
+    """Open the root of a checkpoint for a block."""
     root = await CheckpointDir.open(location, settings=settings)
     try:
         yield root
@@ -144,43 +236,30 @@ async def run_backup(
     repository: Repository,
     root: CheckpointDir,
     back_up_stores: BackUpStores,
+    choice: BackupChoice,
     *,
-    job: str | None = None,
-    verify: bool = True,
-    check_retained: bool = False,
-    moved: bool = False,
-    scratch: Path | None = None,
     progress: Progress = NO_PROGRESS,
-    runtime: Runtime | None = None,
+    runtime: Runtime,
 ) -> CheckpointBackupResult:
-    """All steps, the stores being backed up as the caller says; again if the query moves on under it (P6).
+    """Carry out all steps with a backend for the stores; again if the query moves on under it (P6).
 
-    Arguments and errors otherwise as `backup_checkpoint`.
+    Raises:
+        As `backup_checkpoint`.
     """
-    runtime = runtime or SystemRuntime()
     began_s = runtime.monotonic_s()
     failed: tuple[int, Exception] | None = None
     for attempt in range(1, ATTEMPTS_MAX + 1):
-        begun = await begin_backup(repository, root, job=job, check_retained=check_retained, moved=moved)
-        if begun.parent is not None and begun.taken is not None:
-            return CheckpointBackupResult(commit=begun.parent, backup=begun.taken, is_new=False, attempts=attempt)
+        plan = await begin_backup(repository, root, choice)
+        if plan.parent is not None and plan.taken is not None:
+            return CheckpointBackupResult(commit=plan.parent, backup=plan.taken, is_new=False, attempts=attempt)
         try:
-            stores = await back_up_stores(begun)
-            done = await finish_backup(
-                repository,
-                root,
-                begun,
-                stores,
-                verify=verify,
-                check_retained=check_retained,
-                scratch=scratch,
-                progress=progress,
-            )
+            stores = await back_up_stores(plan)
+            done = await finish_backup(repository, root, plan, stores, choice, progress=progress)
         except MOVED as error:
             # What is missing at a batch is missing: only a query that goes on is worth another look.
-            if failed is not None and failed[0] == begun.at.batch and not isinstance(error, SourceChangedError):
+            if failed is not None and failed[0] == plan.at.batch and not isinstance(error, SourceChangedError):
                 raise
-            failed = begun.at.batch, error
+            failed = plan.at.batch, error
             continue
         return msgspec.structs.replace(done, attempts=attempt, seconds=runtime.monotonic_s() - began_s)
     assert failed is not None  # noqa: S101  # every other end of an attempt leaves the loop
@@ -190,3 +269,301 @@ async def run_backup(
         operation=OPERATION,
         subject=root.location,
     ) from failed[1]
+
+
+async def preview_backup(
+    repository: Repository, location: str | Path | BlobStore, choice: BackupChoice | None = None
+) -> BackupPreview:
+    """Find out what `backup_checkpoint` would do; nothing is written. Arguments and errors as there."""
+    choice = choice or BackupChoice()
+    async with opened_checkpoint(location, choice.checkpoint_settings) as root:
+        plan = await begin_backup(repository, root, msgspec.structs.replace(choice, check_retained=False))
+
+        async def look(work: StoreToBackUp) -> tuple[int, int, int, int]:
+            previous = None if work.base is None else await read_index(repository.store, work.base.index)
+            async with live_files(root.child(work.store.id.path), choice.scratch) as files:
+                with error_context(files.location, private=files.directory):
+                    chosen, known = await LiveStore(files, work.store).choose(previous)
+            new = [file.metadata.size_bytes for path, file in chosen.items() if path not in known]
+            return len(chosen), sum(file.metadata.size_bytes for file in chosen.values()), len(new), sum(new)
+
+        found = await map_bounded(look, plan.stores, in_flight_max=choice.stores_at_once)
+    files, size_bytes, files_new, bytes_new = (sum(row[at] for row in found) for at in range(4))
+    return BackupPreview(
+        job=plan.scope.job,
+        query_id=plan.query_id,
+        batch=plan.at.batch,
+        is_taken=plan.taken is not None,
+        stores=len(plan.at.stores),
+        files=files,
+        size_bytes=size_bytes,
+        files_new=files_new,
+        bytes_new=bytes_new,
+    )
+
+
+async def begin_backup(repository: Repository, root: CheckpointDir, choice: BackupChoice) -> CheckpointBackupPlan:
+    """Find out which batch is to be backed up, and what it is compared with (P1, P2).
+
+    Costs a list of `commits/`, two GETs of logs, one of `metadata`, a list and two or three requests for each operator,
+    three GETs more if the newest backup is of the same batch, two if it is of another place; of the repository a list,
+    and a GET or two, and a STAT for each index that is new in that backup if it is of the same batch.
+
+    Raises:
+        As `backup_checkpoint`.
+    """
+    checkpoint = StreamingCheckpoint(root)
+    with error_context(root.location, None):
+        query_id = await checkpoint.query_id()
+    scope = Scope(choice.job or f"spark-{query_id}")
+    parent = await repository.head(scope)
+    newest = None if parent is None else _backup_of(parent, query_id)
+    with error_context(root.location, None):
+        at = await checkpoint.at()
+        if parent is not None and not at.stores:
+            _check_stateless(parent)
+    location = root.location if root.local_root is None else str(root.local_root.absolute())
+    plan = CheckpointBackupPlan(scope=scope, query_id=query_id, location=location, at=at, parent=parent)
+    if newest is not None and newest.location != plan.location and not choice.moved:
+        await _check_continues(repository, root, plan, newest)
+    if parent is None or newest is None or newest.batch != at.batch or not await _is_taken(repository, root, plan):
+        return plan
+    try:
+        # A commit of which something is gone does not count: another one sends it again.
+        await repository.settle(parent)
+    except DamagedError:
+        return plan
+    if choice.check_retained and await find_complete(repository.store, [parent]) is None:
+        return plan
+    return msgspec.structs.replace(plan, taken=newest)
+
+
+async def _is_taken(repository: Repository, root: CheckpointDir, plan: CheckpointBackupPlan) -> bool:
+    """Return whether the newest backup, of this batch number, is of this very batch and what has begun since.
+
+    A query may have been taken back and come to this number again, which its logs say; and the offsets of the batch
+    that follows are part of the backup (P7).
+    """
+    batch = plan.at.batch
+    return await _has_logs(repository, root, plan, ((COMMITS, batch), (OFFSETS, batch), (OFFSETS, batch + 1)))
+
+
+async def _check_continues(
+    repository: Repository, root: CheckpointDir, plan: CheckpointBackupPlan, newest: CheckpointBackup
+) -> None:
+    """Refuse a checkpoint at another place that does not have the newest backed-up batch: two copies share a job (P9).
+
+    Raises:
+        UsageError: It lacks the batch, or has run another one under its number.
+    """
+    if not await _has_logs(repository, root, plan, ((COMMITS, newest.batch), (OFFSETS, newest.batch))):
+        raise UsageError(
+            f"{plan.location} does not have batch {newest.batch} that was backed up from {newest.location}",
+            operation=OPERATION,
+            subject=str(plan.scope),
+            hint="give each copy of a checkpoint a job of its own (--job); to go on with this one alone, say --moved",
+        )
+
+
+async def _has_logs(
+    repository: Repository, root: CheckpointDir, plan: CheckpointBackupPlan, entries: Sequence[tuple[str, int]]
+) -> bool:
+    """Compare entries of the checkpoint's logs with those of the newest backup; absent on both sides is equal."""
+    reference = plan.base(QUERY_TASK, QUERY_STORE)
+    if reference is None:
+        return False
+    try:
+        index = await read_index(repository.store, reference.index)
+    except DamagedError:
+        # The next backup heals it, if it is missing, or says what is wrong (design 0006, M1).
+        return False
+    there = {path: file.blake3 for path, file in files_of(index.dir)}
+    for log, number in entries:
+        try:
+            data = await root.read(f"{log}/{number}", size_bytes_max=ENTRY_BYTES_MAX)
+        except BlobNotFoundError:
+            now = None
+        else:
+            now = hash_content(data)
+        if now != there.get((log, str(number))):
+            return False
+    return True
+
+
+def _check_stateless(parent: Commit) -> None:
+    """Refuse a query whose state has vanished: in version 1 its logs do not say whether it has any."""
+    stores = [store for store in parent.record.stores if StoreId.parse(store.task, store.store) is not None]
+    had = sum(store.version == parent.record.version for store in stores)
+    if had:
+        raise DamagedError(
+            f"has no state, and the newest backup has {count(had, 'store')}", operation=OPERATION, subject="state"
+        )
+
+
+async def backup_store(
+    repository: Repository,
+    root: CheckpointDir,
+    scope: Scope,
+    work: StoreToBackUp,
+    choice: BackupChoice,
+    *,
+    settings: TransferSettings | None = None,
+    progress: Progress = NO_PROGRESS,
+) -> StoreBackup:
+    """Upload what one store of a batch has and the newest backup lacks (P3 to P6).
+
+    Costs of the checkpoint's store a list, a GET of the zip and of each file that is new; of the repository as any
+    backup.
+
+    Args:
+        repository: Where to.
+        root: The checkpoint.
+        scope: Of the backup.
+        work: What to take.
+        choice: As for `backup_checkpoint`.
+        settings: How bytes are moved, in place of the repository's own.
+        progress: As for `backup_checkpoint`.
+
+    Raises:
+        UnsafeSourceError, VersionMissingError: The query has taken away a part, or it was never there.
+        DamagedError, FormatError: A file is not whole.
+        StaleResultError: Another backup was committed meanwhile.
+        StoreError: As the stores say.
+    """
+    store = work.store
+    async with live_files(root.child(store.id.path), choice.scratch) as files:
+        live = LiveStore(files, store, verify=choice.verify)
+        with redact_paths(files.location, files.directory):
+            result = await repository.backup(
+                scope,
+                live,
+                task=store.id.task,
+                store=store.id.store,
+                options=BackupOptions(
+                    version=store.at.version,
+                    unique_id=store.at.unique_id,
+                    base=work.base,
+                    check_retained=choice.check_retained,
+                    settings=settings,
+                ),
+                progress=progress,
+            )
+    return StoreBackup(
+        id=store.id,
+        result=result,
+        base_version=live.base_version,
+        lineage=live.lineage,
+        source_requests=live.requests,
+        unchecked=tuple(live.unchecked),
+    )
+
+
+async def finish_backup(
+    repository: Repository,
+    root: CheckpointDir,
+    plan: CheckpointBackupPlan,
+    stores: Sequence[StoreBackup],
+    choice: BackupChoice,
+    *,
+    progress: Progress = NO_PROGRESS,
+) -> CheckpointBackupResult:
+    """Back up the files of the query, and make the commit (P2, P7, P8).
+
+    Raises:
+        UsageError: The result of a store is missing.
+        As `backup_checkpoint`.
+    """
+    at = plan.at
+    missing = {store.id for store in at.stores} - {store.id for store in stores}
+    if missing:
+        raise UsageError(f"has no result for {min(missing)}", operation=OPERATION, subject=root.location)
+    async with live_files(root, choice.scratch) as found:
+        files = QueryFiles(
+            found,
+            at=at,
+            base_version_max=max((store.base_version for store in stores), default=None),
+            lineages={store.id: store.lineage for store in stores if store.id is not None},
+            verify=choice.verify,
+        )
+        with redact_paths(found.location, found.directory):
+            base = plan.base(QUERY_TASK, QUERY_STORE)
+            result = await repository.backup(
+                plan.scope,
+                files,
+                task=QUERY_TASK,
+                store=QUERY_STORE,
+                options=BackupOptions(
+                    version=at.batch + 1, base=base, lineage=(), check_retained=choice.check_retained
+                ),
+                progress=progress,
+            )
+    query = StoreBackup(id=None, result=result, source_requests=files.requests)
+    backup = CheckpointBackup(
+        query_id=plan.query_id, batch=at.batch, oldest_batch=files.oldest_batch, location=plan.location
+    )
+    commit = await _commit(repository, plan, [store.result for store in (*stores, query)], backup)
+    return CheckpointBackupResult(
+        commit=commit,
+        backup=backup,
+        is_new=True,
+        state=_totals(stores),
+        query=_totals([query]),
+        unchecked=tuple(name for store in stores for name in store.unchecked),
+    )
+
+
+async def _commit(
+    repository: Repository, plan: CheckpointBackupPlan, results: Sequence[BackupResult], backup: CheckpointBackup
+) -> Commit:
+    """Commit; while the outcome is unknown ask again with the same writer, which finds out (design 0002, C3)."""
+    parent = plan.parent.pointer if plan.parent else None
+    taken = {(result.reference.task, result.reference.store) for result in results}
+    had = plan.parent.record.stores if plan.parent else ()
+    # A state store that the query has no longer is in no backup from here on (design 0006, F3). What is named as no
+    # query names its stores belongs to another writer.
+    dropped = [
+        (s.task, s.store) for s in had if (s.task, s.store) not in taken and StoreId.parse(s.task, s.store) is not None
+    ]
+    left = COMMIT_ATTEMPTS_MAX
+    while True:
+        left -= 1
+        try:
+            return await repository.commit(
+                plan.scope,
+                results,
+                version=backup.batch + 1,
+                offsets=backup.encode(),
+                parent=parent,
+                dropped=dropped,
+            )
+        except CommitUnknownError:
+            if not left:
+                raise
+
+
+def _backup_of(parent: Commit, query_id: str) -> CheckpointBackup:
+    """Decode the backup of the newest commit of the job; a job of something else is refused (P9)."""
+    backup = decode_checkpoint_backup(parent.record.offsets)
+    if backup is None or backup.query_id != query_id:
+        has = "no checkpoint backup" if backup is None else f"one of query {backup.query_id}"
+        raise UsageError(
+            f"the newest commit is {has}, and this is query {query_id}",
+            operation=OPERATION,
+            subject=str(parent.scope),
+            hint="give each query a job of its own",
+        )
+    return backup
+
+
+def _totals(stores: Sequence[StoreBackup]) -> BackupTotals:
+    stats: list[BackupStats] = [store.result.stats for store in stores]
+    return BackupTotals(
+        stores=len(stores),
+        files=sum(item.files_total for item in stats),
+        size_bytes=sum(item.bytes_total for item in stats),
+        files_added=sum(item.files_added for item in stats),
+        bytes_added=sum(item.bytes_added for item in stats),
+        bytes_uploaded=sum(item.bytes_uploaded for item in stats),
+        requests=sum(item.requests for item in stats),
+        source_requests=sum(store.source_requests for store in stores),
+    )

@@ -19,7 +19,7 @@ _HINT: Final = "take one with `tidemark spark backup`"
 
 
 async def find_job(repository: Repository) -> str:
-    """The only job of a repository that has backups.
+    """Return the only job of a repository that has backups.
 
     Costs a list, and for each job two requests or three.
 
@@ -42,7 +42,7 @@ async def find_job(repository: Repository) -> str:
 
 
 async def list_checkpoint_backups(repository: Repository, job: str) -> tuple[StoredBackup, ...]:
-    """Every backup of a job, newest first: one GET for each commit."""
+    """List every backup of a job, newest first: one GET for each commit."""
     commits = await repository.commits(Scope(job))
     return tuple((c, backup) for c in commits if (backup := decode_checkpoint_backup(c.record.offsets)) is not None)
 
@@ -50,7 +50,7 @@ async def list_checkpoint_backups(repository: Repository, job: str) -> tuple[Sto
 async def find_checkpoint_backup(
     repository: Repository, job: str, *, batch: int | None = None, at_ms: int | None = None
 ) -> StoredBackup:
-    """The backup that a batch, or a time, is restored from; the newest if neither is given (R1).
+    """Find the backup that a batch, or a time, is restored from; the newest if neither is given (R1).
 
     Raises:
         NotFoundError: There is none; it says which there are.
@@ -70,13 +70,15 @@ async def find_checkpoint_backup(
     if not backups:
         raise NotFoundError("the job has no checkpoint backup", operation=_FIND, subject=job, hint=_HINT)
     wanted = f"batch {batch}" if at_ms is None else iso_time(at_ms)
-    raise NotFoundError(f"no backup has {wanted}", operation=_FIND, subject=job, hint=f"there is {_told(backups)}")
+    raise NotFoundError(
+        f"no backup has {wanted}", operation=_FIND, subject=job, hint=f"there is {_list_batches(backups)}"
+    )
 
 
 async def find_complete_checkpoint_backup(
     repository: Repository, job: str, *, batch: int | None, at_ms: int | None
 ) -> StoredBackup:
-    """`find_checkpoint_backup` if everything of it is there, else the newest of which everything is (design 0006, M2).
+    """Find as `find_checkpoint_backup` does; if something of it is missing, the newest backup that is whole (0006, M2).
 
     Raises:
         IncompleteError: No backup is whole.
@@ -106,7 +108,7 @@ async def pinned_checkpoint_backup(
     purpose: str,
     or_newest_complete: bool = False,
 ) -> AsyncIterator[tuple[Commit, CheckpointBackup, PinLease]]:
-    """`find_checkpoint_backup`, kept from being collected while the block runs (R9, and design 0002, D5).
+    """Find a backup and keep it from being collected while the block runs (R9, and design 0002, D5).
 
     Args:
         or_newest_complete: Use `find_complete_checkpoint_backup` instead.
@@ -129,8 +131,8 @@ async def pinned_checkpoint_backup(
             return
 
 
-def _told(backups: tuple[StoredBackup, ...]) -> str:
-    """Which batches can be had, for a hint."""
+def _list_batches(backups: tuple[StoredBackup, ...]) -> str:
+    """Format the batches that can be restored, for a hint."""
     oldest, newest = backups[-1], backups[0]
     batches = sorted({p.batch for _, p in backups})
     few = ", ".join(map(str, batches[-8:]))

@@ -1,12 +1,24 @@
-"""What can go wrong with a backup of a checkpoint beyond what `engine.errors` names."""
+"""Name what can go wrong with a checkpoint beyond `engine.errors`, and its files as the checkpoint has them.
 
+An error about a copy on this machine names the file of the checkpoint instead.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from engine.errors import DamagedError, EngineError, TargetError
+from engine.errors import DamagedError, E, EngineError, TargetError, UnsafeSourceError, bare_message, restated
 from engine.local.scan import LACKING
+from index.errors import FormatError, UnknownFormatError
 
-LACKING_HINT: Final = "see to permissions, room, memory and open files on this machine; nothing is known of the file"
+LACKING_HINT: Final = (
+    "check permissions, free space, memory and open files on this machine; nothing is known of the file"
+)
+DAMAGE_HINT: Final = (
+    "nothing was backed up; `tidemark spark check` lists all that is damaged, and an older backup may have it whole"
+)
+MOVED_HINT: Final = "back up again; if it ends in the same way, see what `tidemark spark check` says"
 
 
 class QueryMovedOnError(EngineError):
@@ -16,7 +28,7 @@ class QueryMovedOnError(EngineError):
 
 
 def unreadable(path: Path, error: OSError, hint: str) -> EngineError:
-    """What to raise for a file that cannot be read: damage, unless it is this machine that lacks something."""
+    """Make the error for a file that cannot be read: damage, unless this machine lacks something."""
     if error.errno in LACKING:
         return TargetError(
             f"cannot be read here: {error.strerror}", operation="check", subject=str(path), hint=LACKING_HINT
@@ -25,9 +37,70 @@ def unreadable(path: Path, error: OSError, hint: str) -> EngineError:
 
 
 def lacks(error: BaseException | None) -> bool:
-    """Whether it comes of what this machine lacks, not of what a file says."""
+    """Return whether the cause is that this machine lacks something, not the content of a file."""
     while error is not None:
         if isinstance(error, TargetError) or (isinstance(error, OSError) and error.errno in LACKING):
             return True
         error = error.__cause__
     return False
+
+
+@contextmanager
+def error_context(location: str, path: str | None = "", *, private: Path | None = None) -> Iterator[None]:
+    """Let the errors of a block name files of the checkpoint, as `with_subject` does.
+
+    Args:
+        location: As for `with_subject`.
+        path: As for `with_subject`; None: errors name files from `location` on already.
+        private: As for `with_subject`.
+    """
+    try:
+        yield
+    except (EngineError, FormatError) as error:
+        raise with_subject(
+            error, location, error.subject if path is None else path, private=private
+        ) from error.__cause__
+
+
+@contextmanager
+def redact_paths(location: str, private: Path) -> Iterator[None]:
+    """Let only errors that name something below a private directory name the checkpoint instead."""
+    try:
+        yield
+    except (EngineError, FormatError) as error:
+        if str(private) not in str(error):
+            raise
+        raise with_subject(error, location, private=private) from error.__cause__
+
+
+def with_subject(error: E, location: str, path: str = "", *, private: Path | None = None) -> E:
+    """Restate an error so that it names the file of the checkpoint, with a hint for a backup.
+
+    Args:
+        error: What was raised of a file, or of a copy of it on this machine.
+        location: A directory of the checkpoint.
+        path: Of the file from there; "": the error names a file in there, or the directory is all that is known.
+        private: Where this machine has the files; never shown.
+    """
+    if isinstance(error, TargetError):
+        return error  # of this machine's own directories
+    subject, message = (_shown(text, location, private) for text in (error.subject, bare_message(error)))
+    whole = f"{location}/{path}" if path else location
+    if path or not subject.startswith(location):
+        if subject and not whole.endswith(subject) and subject.rpartition("/")[2] != whole.rpartition("/")[2]:
+            message = f"{subject}: {message}"
+        subject = whole
+    return restated(error, subject=subject, message=message, hint=_hint(error, private))
+
+
+def _shown(text: str, location: str, private: Path | None) -> str:
+    return text if private is None or location in text else text.replace(str(private), location)
+
+
+def _hint(error: EngineError | FormatError, private: Path | None) -> str:
+    if isinstance(error, DamagedError) and private is None and error.hint != DamagedError.default_hint:
+        return ""  # it was made for the checkpoint
+    if isinstance(error, UnsafeSourceError):
+        return MOVED_HINT if error.hint == UnsafeSourceError.default_hint else ""
+    is_damage = isinstance(error, DamagedError | FormatError) and not isinstance(error, UnknownFormatError)
+    return DAMAGE_HINT if is_damage else ""

@@ -8,15 +8,15 @@ from engine.errors import DamagedError, EngineError, UsageError, bare_message
 from index.display import DisplayMixin
 from index.errors import FormatError
 
-# Damage: something committed cannot be had, or is not what was written. A warning: it will become that, or nobody can
-# tell. Waste: bytes that nobody needs.
+# Damage: something committed is missing, or not what was written. A warning: it will become that, or it cannot be
+# decided. Waste: bytes that are not needed.
 FindingKind = Literal["damage", "warning", "waste"]
 CheckLevel = Literal["quick", "full"]
 # What to do with waste. A query that runs may just be writing it.
 DELETE: Final = "it may be deleted while no query runs here"
 
 MEND_HINT: Final = "take the file from a backup, or restore the checkpoint"
-# What errors say to whoever has a repository before them, or a cause below.
+# Hints that fit a repository, or an error with a cause.
 _OF_A_REPOSITORY: Final = frozenset(
     {EngineError.default_hint, DamagedError.default_hint, UsageError.default_hint, FormatError("").hint}
 )
@@ -50,7 +50,7 @@ class StoreChecked(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
     ssts: int = 0
     blocks: int = 0
-    # Of the newest version's base, counted; -1 where nobody counted.
+    # Of the newest version's base, counted; -1 if not counted.
     keys: int = -1
 
 
@@ -79,7 +79,7 @@ class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
     def of_kind(self, kind: FindingKind) -> tuple[Finding, ...]:
-        """The findings of one kind."""
+        """Return the findings of one kind."""
         return tuple(finding for finding in self.findings if finding.kind == kind)
 
     @property
@@ -89,12 +89,12 @@ class CheckReport(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waste_bytes(self) -> int:
-        """How much nobody needs."""
+        """Bytes of waste."""
         return sum(finding.size_bytes for finding in self.of_kind("waste"))
 
 
 def damage(path: str, error: EngineError | FormatError, rule: str, *, note: str = "") -> Finding:
-    """An error that a file has raised, as a finding about it.
+    """Make a finding of an error that a file has raised.
 
     Args:
         path: Of the file in the checkpoint: what the error names may be a copy on this machine.

@@ -1,6 +1,6 @@
-"""One state store of a query that runs, as a batch left it: what of its directory a backup takes (design 0005, P3)."""
+"""Choose what a backup takes of a running query: of each state store (design 0005, P3) and of its own files (P7)."""
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -10,20 +10,21 @@ from typing_extensions import override
 
 from blobstore.concurrency import run_all, run_blocking
 from engine.backup.source import BackupSource
+from engine.checkpoint.errors import DAMAGE_HINT, error_context, with_subject
+from engine.checkpoint.file_check import check_changelog_file, check_hidden, check_zip_file
 from engine.checkpoint.live_files import LiveFiles, read_small
-from engine.checkpoint.naming import located, told_of
 from engine.checkpoint.sst_check import check_sst
-from engine.checkpoint.state_files import check_changelog_file, check_zip_file
-from engine.errors import EngineError
+from engine.errors import DamagedError, EngineError
 from engine.local.scan import changed_error, refusing
 from engine.state.changelogs import open_changelog
-from engine.state.query import StoreAt
+from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StoreAt
 from engine.state.sources import resolve_with
 from index.errors import FileChecksumError, FormatError
 from index.plan.backup import PlannedFile
 from index.snapshot.contents import files_of
 from index.snapshot.dir_diff import LocalDir, LocalFile, local_dir_of
-from index.snapshot.model import FileIndex, FilePath, SnapshotIndex
+from index.snapshot.model import FileIndex, FilePath, SnapshotIndex, UniqueId
+from index.spark.checkpoint import QUERY_ID, SOURCES, STATE, StoreId, belongs
 from index.spark.checksums import FILE_CHECKSUM_BYTES_MAX
 from index.spark.lineage import Lineage, Present, Resolution, resolve
 from index.spark.metadata import StateMetadata
@@ -31,43 +32,30 @@ from index.spark.names import (
     SSTS,
     StateVersion,
     changelog_name,
+    check_unique_id,
     checksum_name,
     is_shared_path,
     parse_state_name,
     snapshot_name,
 )
+from index.spark.query_logs import BatchCommit, decode_commit, decode_offsets, decode_operator, decode_query_id
 from index.spark.retention import select_state_files
 
 # Files of one store that are checked at once: each is a thread that reads and sums up.
 _CHECKS_MAX: Final = 2
+_METADATA: Final = "_metadata"
+_SCHEMA: Final = "_stateSchema"
+# The store of an id that no store of the backup has: the batch cannot be restored from it.
+_NO_STORE: Final = ("",)
 
 Result = TypeVar("Result")
 
 
-class LiveStore(BackupSource):
-    """What a backup takes of one store. Made for one backup.
+class _LiveSource(BackupSource):
+    """A directory of a checkpoint that may change while it is read."""
 
-    Args:
-        files: The directory of the store.
-        store: Which version of it, and how it is written.
-        verify: Whether what is new is checked before it counts (P5).
-
-    Attributes:
-        unchecked: SSTs of which nobody can tell whether they are whole.
-    """
-
-    def __init__(self, files: LiveFiles, store: StoreAt, *, verify: bool = True) -> None:
-        self.unchecked: list[str] = []
+    def __init__(self, files: LiveFiles) -> None:
         self._files = files
-        self._store = store
-        self._verify = verify
-        self._resolution = Resolution(store.at, None)
-        # All that the version takes, as it is in the checkpoint.
-        self._chosen: dict[FilePath, LocalFile] = {}
-        # What of it the previous backup has under a name that is given once.
-        self._known: dict[FilePath, FileIndex] = {}
-        self._brought: dict[FilePath, LocalFile] = {}
-        self._reads_mutable = False
 
     @property
     @override
@@ -81,12 +69,45 @@ class LiveStore(BackupSource):
 
     @property
     def requests(self) -> int:
-        """How many were made of the checkpoint's store."""
+        """Number of requests made of the checkpoint's store."""
         return self._files.requests
+
+    def _path(self, path: FilePath) -> Path:
+        return self._files.directory.joinpath(*path)
+
+    def _named(self, path: FilePath) -> AbstractContextManager[None]:
+        """Let errors of a block name a file as it is in the checkpoint."""
+        return error_context(self._files.location, "/".join(path), private=self._files.directory)
+
+
+class LiveStore(_LiveSource):
+    """The files of one store that a version takes. Made for one backup.
+
+    Args:
+        files: The directory of the store.
+        store: Which version of it, and how it is written.
+        verify: Whether what is new is checked before it counts (P5).
+
+    Attributes:
+        unchecked: SSTs that could not be checked, and why.
+    """
+
+    def __init__(self, files: LiveFiles, store: StoreAt, *, verify: bool = True) -> None:
+        super().__init__(files)
+        self.unchecked: list[str] = []
+        self._store = store
+        self._verify = verify
+        self._resolution = Resolution(store.at, None)
+        # All that the version takes, as it is in the checkpoint.
+        self._chosen: dict[FilePath, LocalFile] = {}
+        # What of it the previous backup has under a name that is given once.
+        self._known: dict[FilePath, FileIndex] = {}
+        self._brought: dict[FilePath, LocalFile] = {}
+        self._reads_mutable = False
 
     @property
     def base_version(self) -> int:
-        """Of the snapshot that the version begins with; 0 if it begins with nothing. Known once it was looked at."""
+        """Version of the snapshot that it begins with; 0 if it begins with nothing. Known once it was looked at."""
         return 0 if self._resolution.base is None else self._resolution.base.version
 
     @property
@@ -170,7 +191,7 @@ class LiveStore(BackupSource):
         return zipped.metadata
 
     async def _checksum(self, path: FilePath, of: StateVersion, listed: Mapping[FilePath, LocalFile]) -> bytes | None:
-        """The checksum of a zip or a changelog; None if it has none.
+        """Read the checksum of a zip or a changelog; None if it has none.
 
         One of a name without an id may be that of a file that was overwritten since (0004, section 10).
         """
@@ -183,7 +204,7 @@ class LiveStore(BackupSource):
     @override
     async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
         self._reads_mutable = any(not _has_name_once(item.path) for item in planned)
-        # A pack that is filled anew may take what is known.
+        # A pack that is filled again may take what is known.
         missing = [item.path for item in planned if item.path not in self._brought]
         self._brought |= await self._files.bring(missing)
         if self._verify:
@@ -208,7 +229,7 @@ class LiveStore(BackupSource):
 
     @override
     async def check_held_still(self) -> None:
-        """What has its name once was looked at while it was read; all the rest was there at one time.
+        """Check that all that was read was there at one time; names that are given once need no second look.
 
         With ids a file that is gone by now is none that another one has taken the place of: the query goes on, and a
         first backup may take longer than Spark keeps a zip.
@@ -223,12 +244,12 @@ class LiveStore(BackupSource):
             raise changed_error(f"{self._files.location}/{'/'.join(changed)}")
 
     async def _unless_changed(self, work: Awaitable[Result]) -> Result:
-        """The result, or what is wrong, unless that is of a file that the query has taken away meanwhile (P6)."""
+        """Await the work; an error about a file that the query has taken away meanwhile is another one (P6)."""
         try:
             return await work
         except (EngineError, FormatError) as error:
             await self._check_same([path for path in (*self._brought, *self._chosen) if path not in self._known])
-            raise told_of(error, self._files.location, private=self._files.directory) from error.__cause__
+            raise with_subject(error, self._files.location, private=self._files.directory) from error.__cause__
 
     def _tree(self) -> LocalDir:
         files = dict(self._chosen)
@@ -241,20 +262,171 @@ class LiveStore(BackupSource):
             files[path] = self._brought[path]
         return local_dir_of(files)
 
-    def _named(self, path: FilePath) -> AbstractContextManager[None]:
-        """Lets errors of a block name a file as it is in the checkpoint."""
-        return located(self._files.location, "/".join(path), private=self._files.directory)
 
-    def _path(self, path: FilePath) -> Path:
-        return self._files.directory.joinpath(*path)
+class QueryFiles(_LiveSource):
+    """The files of a query at a batch. They are small, and all are read. Made for one backup, after the stores.
+
+    Args:
+        files: The checkpoint.
+        at: The newest batch of the backup, as its logs were when its stores were taken.
+        base_version_max: The greatest version that a store of the backup begins with, 0 being nothing; None if the
+            query has no state.
+        lineages: Of every store of the backup, the versions with ids that it grew from.
+        verify: Whether what is new is checked before it counts (P5).
+
+    Attributes:
+        oldest_batch: The oldest one that can be restored. Known once it was looked at.
+    """
+
+    def __init__(
+        self,
+        files: LiveFiles,
+        *,
+        at: QueryAt,
+        base_version_max: int | None,
+        lineages: Mapping[StoreId, Lineage],
+        verify: bool = True,
+    ) -> None:
+        super().__init__(files)
+        self.oldest_batch = at.batch
+        self._at = at
+        self._batch = at.batch
+        # Without state, nothing is left of older batches.
+        self._first = at.batch if base_version_max is None else max(0, base_version_max - 1)
+        self._ids = _ids_by_version(lineages)
+        self._verify = verify
+
+    @override
+    async def look(self, previous: SnapshotIndex | None) -> LocalDir:
+        dirs = [f"{STATE}/{operator.id}/{name}" for operator in self._at.operators for name in (_METADATA, _SCHEMA)]
+        listed = await self._files.list((COMMITS, OFFSETS, SOURCES, *dirs))
+        self._check_needed(listed)
+        before = _batches_before(self._batch, self._first, listed)
+        own_logs: tuple[FilePath, FilePath] = ((COMMITS, str(self._batch)), (OFFSETS, str(self._batch)))
+        await self._files.bring([*own_logs, *((COMMITS, str(batch)) for batch in before)])
+        await run_blocking(self._check_batch)
+        self.oldest_batch = await run_blocking(self._oldest_batch, before)
+        return local_dir_of(await self._files.bring({QUERY_ID, *own_logs, *filter(self._is_taken, listed)}))
+
+    def _check_needed(self, listed: Collection[FilePath]) -> None:
+        """Refuse a checkpoint from whose newest batch no query goes on.
+
+        Spark reads the offsets of the newest batch that has some, and of the one before it.
+        """
+        if self._batch and not {(OFFSETS, str(self._batch + at)) for at in (-1, 1)} & set(listed):
+            raise self._missing((OFFSETS, str(self._batch - 1)), "the query does not go on")
+        for operator in self._at.operators:
+            for schema in operator.schemas:
+                path = (STATE, str(operator.id), _SCHEMA, *schema.split("/"))
+                if path not in listed:
+                    raise self._missing(path, f"no reader knows the rows of operator {operator.id}")
+
+    def _missing(self, path: FilePath, without: str) -> DamagedError:
+        subject = f"{self._files.location}/{'/'.join(path)}"
+        message = f"is not there, and without it {without}"
+        return DamagedError(message, operation="backup", subject=subject, hint=DAMAGE_HINT)
+
+    def _check_batch(self) -> None:
+        """Refuse the logs of another run of the batch than the one whose stores were taken."""
+        offsets = self._read((OFFSETS, str(self._batch)), decode_offsets)
+        if offsets != self._at.offsets or self._commit(self._batch) != self._at.commit:
+            raise changed_error(f"{self._files.location}/{COMMITS}/{self._batch}")
+
+    def _oldest_batch(self, before: Sequence[int]) -> int:
+        """Return the oldest of these batches from which on every commit names the state that the backup has."""
+        oldest = self._batch
+        for batch in before:
+            if self._ids_of(batch) != self._ids.get(batch + 1, {}):
+                break
+            oldest = batch
+        return oldest
+
+    def _ids_of(self, batch: int) -> dict[StoreId, UniqueId]:
+        """Read from a commit the ids of the stores of the backup's operators."""
+        path = (COMMITS, str(batch))
+        stores = {operator.id: operator.stores for operator in self._at.operators}
+        with self._named(path):
+            if self._verify:
+                check_hidden(self._path(path))
+            found = self._commit(batch).unique_ids or {}
+            return {
+                StoreId(operator, partition, store): check_unique_id(unique_id)
+                for operator, partitions in found.items()
+                for partition, ids in enumerate(partitions)
+                for store, unique_id in zip(stores.get(operator, ()) + _NO_STORE * len(ids), ids, strict=False)
+            }
+
+    def _commit(self, batch: int) -> BatchCommit:
+        return self._read((COMMITS, str(batch)), decode_commit)
+
+    def _read(self, path: FilePath, decode: Callable[..., Result]) -> Result:
+        with self._named(path):
+            return decode(read_small(self._path(path), ENTRY_BYTES_MAX), subject="/".join(path))
+
+    def _is_taken(self, path: FilePath) -> bool:
+        return belongs(path, self.oldest_batch, self._batch)
+
+    @override
+    async def prepare(self, planned: Sequence[PlannedFile]) -> LocalDir | None:
+        if self._verify:
+            await run_blocking(self._check, [item.path for item in planned if item.expected is None])
+        return None
+
+    def _check(self, paths: Sequence[FilePath]) -> None:
+        """Refuse what Spark could not read (P5)."""
+        for path in paths:
+            with self._named(path):
+                # Of a log one byte may be another, and the rest can still be read.
+                check_hidden(self._path(path))
+            decode = _decoder(path)
+            if decode is not None:
+                self._read(path, decode)
+
+    @override
+    async def check_held_still(self) -> None:
+        """Check nothing: no file is written twice, and each was looked at while it was read."""
 
 
 def _has_name_once(path: FilePath) -> bool:
-    """Whether nothing else ever gets this name (P4).
+    """Return whether nothing else ever gets this name (P4).
 
-    A zip with an id is none of them: one attempt may upload it twice, and its checksum with it.
+    A zip with an id is not such a file: one attempt may upload it twice, and its checksum with it.
     """
     if len(path) > 1:
         return is_shared_path("/".join(path))
     parsed = parse_state_name(path[0])
     return parsed is not None and parsed.kind == "changelog" and parsed.of.unique_id is not None
+
+
+def _batches_before(batch: int, first: int, listed: Collection[FilePath]) -> tuple[int, ...]:
+    """List the batches before one, newest first, whose logs are all there, and the offsets before the last of them."""
+    found = []
+    for before in range(batch - 1, first - 1, -1):
+        if any((log, str(before)) not in listed for log in (COMMITS, OFFSETS)):
+            break
+        if before and (OFFSETS, str(before - 1)) not in listed:
+            break
+        found.append(before)
+    return tuple(found)
+
+
+def _ids_by_version(lineages: Mapping[StoreId, Lineage]) -> dict[int, dict[StoreId, UniqueId]]:
+    found: dict[int, dict[StoreId, UniqueId]] = {}
+    for store, lineage in lineages.items():
+        for item in lineage:
+            found.setdefault(item.version, {})[store] = item.unique_id
+    return found
+
+
+def _decoder(path: FilePath) -> Callable[..., object] | None:
+    match path:
+        case ("metadata",):
+            return decode_query_id
+        case ("commits", _):
+            return decode_commit
+        case ("offsets", _):
+            return decode_offsets
+        case ("state", _, "_metadata", *_):
+            return decode_operator
+        case _:
+            return None

@@ -1,6 +1,6 @@
 """Files of a checkpoint whose query goes on: where this machine reads them, and whether they are still the same.
 
-On a local file system they are read where they stand, and nothing is made there. From another store those that are
+On a local file system they are read in place, and nothing is made there. From another store those that are
 wanted are fetched into a scratch directory, each with one GET (design 0005, P6).
 """
 
@@ -8,9 +8,10 @@ import contextlib
 import os
 import stat
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from typing_extensions import override
 
@@ -32,64 +33,57 @@ _MODE: Final = 0o644
 _LEFT_OVER: Final = ".tmp"
 
 
-class LiveFiles(Protocol):
-    """Files below one directory of a checkpoint. Paths are components from there."""
+class LiveFiles(ABC):
+    """Files below one directory of a checkpoint. Paths are components from there.
 
-    @property
-    def location(self) -> str:
-        """What errors call it."""
-        ...
+    Attributes:
+        location: What errors call it.
+        directory: Where `bring` leaves files to be read.
+        is_lasting: Whether that is the checkpoint itself.
+        requests: Number of requests made of a store so far; none of a local file system.
+    """
 
-    @property
-    def directory(self) -> Path:
-        """Where `bring` leaves files to be read."""
-        ...
+    def __init__(self, location: str, directory: Path, *, is_lasting: bool) -> None:
+        self.location = location
+        self.directory = directory
+        self.is_lasting = is_lasting
+        self.requests = 0
 
-    @property
-    def is_lasting(self) -> bool:
-        """Whether that is the checkpoint itself."""
-        ...
-
-    @property
-    def requests(self) -> int:
-        """How many were made of a store so far; none of a local file system."""
-        ...
-
+    @abstractmethod
     async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
-        """Every file in these directories and below, without those of Hadoop and left-overs (P7).
+        """List every file in these directories and below, without those of Hadoop and left-overs (P7).
 
-        Costs a list for each. A directory that is not there has no files. What was brought before is brought anew.
+        Costs a list for each. A directory that is not there has no files. What was brought before is brought again.
 
         Raises:
             UnsafeSourceError: What has a name that is kept is neither a file nor a directory.
             StoreError: As the store says.
         """
-        ...
 
+    @abstractmethod
     async def bring(self, paths: Collection[FilePath]) -> dict[FilePath, LocalFile]:
-        """Have files where they can be read, with the stat that they have there. Costs a GET for each.
+        """Bring files to where they can be read, and return their stat there. Costs a GET for each.
 
         Raises:
             UnsafeSourceError: One is not there any more, or not what was listed.
             StoreError: As the store says.
         """
-        ...
 
+    @abstractmethod
     async def find_changed(self, paths: Collection[FilePath], *, gone: bool = True) -> FilePath | None:
-        """The first of these files that is not the one any more that was listed or brought.
+        """Return the first of these files that is no longer the one that was listed or brought.
 
         Costs a list of each directory that was listed.
 
         Args:
             paths: Of the files.
-            gone: Whether one that is not there any more counts.
+            gone: Whether a missing one counts.
         """
-        ...
 
 
 @contextlib.asynccontextmanager
 async def live_files(directory: CheckpointDir, scratch: Path | None = None) -> AsyncIterator[LiveFiles]:
-    """The files of a directory of a checkpoint, for a block.
+    """Open the files of a directory of a checkpoint for a block.
 
     Args:
         directory: Which; it stays the caller's.
@@ -110,36 +104,15 @@ class FilesInPlace(LiveFiles):
     """Files on a file system of this machine."""
 
     def __init__(self, directory: CheckpointDir) -> None:
-        self._location = directory.location
-        # Real: whoever reads below it follows no links.
-        self._directory = (directory.local_root or Path()).resolve()
+        # Resolved: a reader below it follows no links.
+        super().__init__(directory.location, (directory.local_root or Path()).resolve(), is_lasting=True)
         self._seen: dict[FilePath, LocalFile] = {}
-
-    @property
-    @override
-    def location(self) -> str:
-        return self._location
-
-    @property
-    @override
-    def directory(self) -> Path:
-        return self._directory
-
-    @property
-    @override
-    def is_lasting(self) -> bool:
-        return True
-
-    @property
-    @override
-    def requests(self) -> int:
-        return 0
 
     @override
     async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
         found: dict[FilePath, LocalFile] = {}
         for path in below:
-            found |= await run_blocking(lambda parts: dict(_walk(self._directory, parts)), _components(path))
+            found |= await run_blocking(lambda parts: dict(_walk(self.directory, parts)), _components(path))
         self._seen |= found
         return found
 
@@ -150,7 +123,7 @@ class FilesInPlace(LiveFiles):
         return {path: self._seen[path] for path in paths}
 
     def _stat(self, path: FilePath) -> LocalFile:
-        at = self._directory.joinpath(*path)
+        at = self.directory.joinpath(*path)
         with refusing(at):
             status = at.lstat()
         if not stat.S_ISREG(status.st_mode):
@@ -162,7 +135,7 @@ class FilesInPlace(LiveFiles):
         return await run_blocking(lambda: next((path for path in paths if self._is_changed(path, gone=gone)), None))
 
     def _is_changed(self, path: FilePath, *, gone: bool) -> bool:
-        if not self._directory.joinpath(*path).exists():
+        if not self.directory.joinpath(*path).exists():
             return gone
         try:
             return not is_unchanged(self._seen[path], self._stat(path))
@@ -174,32 +147,11 @@ class FetchedFiles(LiveFiles):
     """Files on another store."""
 
     def __init__(self, source: CheckpointDir, scratch: Path) -> None:
+        super().__init__(source.location, scratch.resolve(), is_lasting=False)
         self._source = source
-        self._scratch = scratch.resolve()
         self._listed: dict[FilePath, LocalFile] = {}
         self._brought: dict[FilePath, LocalFile] = {}
         self._below: tuple[str, ...] = ()
-        self._requests = 0
-
-    @property
-    @override
-    def location(self) -> str:
-        return self._source.location
-
-    @property
-    @override
-    def directory(self) -> Path:
-        return self._scratch
-
-    @property
-    @override
-    def is_lasting(self) -> bool:
-        return False
-
-    @property
-    @override
-    def requests(self) -> int:
-        return self._requests
 
     @override
     async def list(self, below: Iterable[str] = ("",)) -> dict[FilePath, LocalFile]:
@@ -212,7 +164,7 @@ class FetchedFiles(LiveFiles):
         found: dict[FilePath, LocalFile] = {}
         for below in self._below:
             statuses = await self._source.walk(below)
-            self._requests += 1 + len(statuses) // 1000
+            self.requests += 1 + len(statuses) // 1000
             for status in statuses:
                 path = _components(status.path)
                 if path and all(map(_is_kept, path)):
@@ -228,10 +180,10 @@ class FetchedFiles(LiveFiles):
         return {path: self._brought[path] for path in paths}
 
     async def _fetch(self, path: FilePath) -> None:
-        target = self._scratch.joinpath(*path)
+        target = self.directory.joinpath(*path)
         listed = self._listed.get(path)
         await run_blocking(lambda: target.parent.mkdir(parents=True, exist_ok=True))
-        self._requests += 1
+        self.requests += 1
         size_bytes = FETCHED_BYTES_MAX if listed is None else listed.metadata.size_bytes
         try:
             got_bytes = await self._source.fetch("/".join(path), target, size_bytes_max=size_bytes)
@@ -260,7 +212,7 @@ class FetchedFiles(LiveFiles):
 
 
 def read_small(path: Path, size_bytes_max: int) -> bytes:
-    """The content of a file that can be held in memory. Blocks.
+    """Read the content of a file that can be held in memory. Blocks.
 
     Raises:
         UnsafeSourceError: It is not there any more.
@@ -309,7 +261,7 @@ def _components(path: str) -> FilePath:
 
 
 def _is_kept(name: str) -> bool:
-    """Whether a name may be Spark's: not hidden, not a left-over, and one that a backup can hold."""
+    """Return whether a name may be Spark's: not hidden, not a left-over, and one that a backup can hold."""
     if name.startswith(".") or name.endswith(_LEFT_OVER):
         return False
     try:

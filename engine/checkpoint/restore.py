@@ -1,119 +1,206 @@
-"""Bringing a streaming checkpoint back as one of its batches left it (design 0005, section 3).
+"""Restore a streaming checkpoint as one of its batches left it (design 0005, section 3).
 
 First the files of the query, which say what its stores are; then every store, several at once, here or on Spark; then
 all of it is put in its place. Until then the target is as it was.
 """
 
+import contextlib
+import os
+import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar, Final
+
+import msgspec
 
 from blobstore.concurrency import map_bounded, run_blocking
+from blobstore.errors import StoreError
+from blobstore.local.files import flush
 from blobstore.opening import StoreSettings, local_path_of
-from engine.checkpoint.object_target import ObjectTarget, directory_of
-from engine.checkpoint.restore_run import CheckpointRestore, CheckpointRestorePlan, RestoreChoice, RestoredCheckpoint
+from engine.checkpoint.catalog import find_job, pinned_checkpoint_backup
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
-from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget
+from engine.checkpoint.targets import CheckpointTarget, DirectoryTarget, ObjectTarget, check_apart, directory_of
 from engine.clock import Runtime, SystemRuntime
-from engine.errors import TargetError
+from engine.errors import DamagedError, EngineError, TargetError, UsageError
+from engine.local.scan import DIR_FLAGS
 from engine.progress import NO_PROGRESS, Progress
+from engine.records.find import require_store
+from engine.records.missing import name_commit, naming_complete
 from engine.repository.repository import Repository
+from engine.restore.download import Downloader, DownloadPlace
+from engine.restore.restore import read_index_of
+from engine.restore.staging import target_errors
 from engine.settings import STORES_AT_ONCE, share_among
 from engine.state.checkpoint_dir import store_url
+from engine.state.query import StreamingCheckpoint
 from engine.state.restore import StateRestoreOptions, choose_state
-from index.snapshot.contents import files_of
+from index.display import DisplayMixin
+from index.errors import FormatError
+from index.plan.commits import Commit
+from index.plan.restore import plan_restore
+from index.snapshot.contents import files_of, select_files
+from index.snapshot.keys import check_file_name
+from index.snapshot.model import FilePath, Scope, SnapshotIndex
+from index.spark.checkpoint import (
+    OFFSETS,
+    QUERY_STORE,
+    QUERY_TASK,
+    SOURCES,
+    CheckpointBackup,
+    StoreId,
+    decode_checkpoint_backup,
+    select_query_files,
+)
+from index.spark.query_logs import decode_offsets
+from index.spark.sources import PathMap, join_entries, newest_entry, plan_cut, relocate_operator
 
-__all__ = [
-    "CheckpointRestorePlan",
-    "RestoreChoice",
-    "RestoredCheckpoint",
-    "make_target",
-    "plan_checkpoint_restore",
-    "restore_checkpoint",
-]
+_PURPOSE: Final = "restore checkpoint"
+_SPARK_LOCATION: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*:)?/")
+
+
+class RestoreChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """What to restore, and how."""
+
+    # None: the only job of the repository that has backups.
+    job: str | None = None
+    # At most one of these two; the newest backup if neither is given (R1).
+    batch: int | None = None
+    at_ms: int | None = None
+    # Whether changelogs are applied here (R7).
+    replayed: bool = False
+    # Whether a target with content may be moved aside (R3, R4).
+    move_aside: bool = False
+    # Of the inputs of file sources, old prefix to new (R5).
+    map_paths: Mapping[str, str] = {}
+    # What Spark calls the target, if it is not to follow from it and from the checkpoint (R5).
+    spark_location: str | None = None
+    # Where something of the backup is missing, take the newest of which everything is there (design 0006, M2).
+    or_newest_complete: bool = False
+    # Number of stores worked on at once on this machine.
+    stores_at_once: int = STORES_AT_ONCE
+    # How a target that is a URL is asked.
+    target_settings: StoreSettings | None = None
+
+
+class RestoredCheckpoint(DisplayMixin, msgspec.Struct, frozen=True, kw_only=True):
+    """What was restored, from which backup, and what it cost."""
+
+    job: str
+    commit: Commit
+    backup: CheckpointBackup
+    # The batch that the query goes on after, and the oldest one that is in its logs.
+    batch: int
+    oldest_batch: int
+    location: str
+    # Where the former content of the target is now; "" if there was none.
+    moved_aside: str
+    stores: int
+    # Of the stores and of the query.
+    files: int
+    size_bytes: int
+    bytes_fetched: int
+    # GETs of indexes and blobs.
+    requests: int
+    # What was replayed.
+    changelogs: int = msgspec.field(name="changelogs_replayed")
+    records: int = msgspec.field(name="records_replayed")
+    seconds: float
+    # False: no pin could be written, so that nothing protected the restore from a collection.
+    pinned: bool
+    # Paths that could not be removed.
+    leftovers: tuple[str, ...] = ()
+
+    json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location"}
+    json_omitted: ClassVar = ("backup",)
+
+
+class CheckpointRestorePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore would write."""
+
+    job: str
+    commit: Commit
+    backup: CheckpointBackup
+    batch: int
+    oldest_batch: int
+    location: str
+    stores: int
+    files: int
+    size_bytes: int
+    # Changelogs that would be applied with `replayed`, or are left for Spark to apply.
+    changelogs: int
+
+    json_properties: ClassVar = {"query_id": "backup.query_id", "source": "backup.location"}
+    json_omitted: ClassVar = ("backup",)
+
+
+# A backend: restores the stores, all of them, here or on executors.
+RestoreStores = Callable[["CheckpointRestore", tuple[StoreToRestore, ...]], Awaitable[Sequence[StoreRestored]]]
 
 
 async def restore_checkpoint(
     repository: Repository,
     target: str | Path | CheckpointTarget,
+    choice: RestoreChoice | None = None,
     *,
-    job: str | None = None,
-    batch: int | None = None,
-    at_ms: int | None = None,
-    replayed: bool = False,
-    move_aside: bool = False,
-    map_paths: Mapping[str, str] | None = None,
-    spark_location: str | None = None,
-    or_newest_complete: bool = False,
-    stores_at_once: int = STORES_AT_ONCE,
     progress: Progress = NO_PROGRESS,
-    store_settings: StoreSettings | None = None,
     runtime: Runtime | None = None,
 ) -> RestoredCheckpoint:
-    """Bring a checkpoint back; a query that is started on it goes on after the batch.
+    """Restore a checkpoint; a query that is started on it goes on after the batch.
 
     Args:
         repository: Where its backups are.
         target: A directory, or the URL of a prefix of an object store. With the latter everything is gathered on this
             machine first, in the system's place for temporary files; on Spark it is not.
-        job: Whose backups; the only job that has any, if not given.
-        batch: The batch to restore; the newest backup's if neither this nor `at_ms` is given.
-        at_ms: A time by the store's clock: the backup that was the newest then.
-        replayed: Apply changelogs here, so that the query starts at once.
-        move_aside: A target that has content is moved aside first, and never deleted.
-        map_paths: Where the files of file sources stand now: old prefixes to new ones.
-        spark_location: What Spark calls the target; a URL, or an absolute path.
-        or_newest_complete: Where something of the backup is missing, take the newest of which everything is there
-            (design 0006, M2); found out beforehand, with a STAT for each blob of the backup.
-        stores_at_once: So many stores are worked on at once.
-        progress: Told of files and bytes.
-        store_settings: How a target that is a URL is asked.
+        choice: What, and how; the newest backup of the only job that has any, if not given.
+        progress: Receives files and bytes.
         runtime: Clock and random numbers.
 
     Raises:
         NotFoundError: There is no such job, backup or batch.
-        UsageError: The arguments do not fit together, or a mapping of paths matches nothing.
+        UsageError: The choice does not fit together, or a mapping of paths matches nothing.
         InvalidRequestError: The target does not follow the grammar of `open_store`.
         TargetError: The target may not be written, has content that may not be moved aside, or is the repository's
             place, above it or below it.
         DamagedError, FormatError: Something is missing or altered; the error names the file, and the blob.
         StoreError: As a store says. After any error the target is as it was, or, on an object store, lacks `commits/`;
-            if what stood there is aside already, the error's hint and a note say where.
+            if what was there is aside already, the error's hint and a note say where.
     """
-    runtime = runtime or SystemRuntime()
-    choice = RestoreChoice(
-        job=job,
-        batch=batch,
-        at_ms=at_ms,
-        replayed=replayed,
-        move_aside=move_aside,
-        map_paths=map_paths or {},
-        spark_location=spark_location,
-        or_newest_complete=or_newest_complete,
-    )
-    place = _place(target, runtime, choice, store_settings)
-    restore = CheckpointRestore(repository, place, choice, runtime)
-    at_once, transfer = share_among(repository.settings, stores_at_once)
-    quiet = _StoresProgress(progress)
+    choice, runtime = choice or RestoreChoice(), runtime or SystemRuntime()
+    at_once, transfer = share_among(repository.settings, choice.stores_at_once)
+    stores_progress = _StoresProgress(progress)
 
-    async def one(item: StoreToRestore) -> StoreRestored:
-        return await restore_store(
-            repository,
-            item,
-            restore.directory / item.id.path,
-            replayed=replayed,
-            transfer=transfer,
-            runtime=runtime,
-            progress=quiet,
-        )
+    async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
+        async def one(item: StoreToRestore) -> StoreRestored:
+            directory = restore.directory / item.id.path
+            return await restore_store(
+                repository, item, directory, transfer=transfer, runtime=runtime, progress=stores_progress
+            )
 
+        files = sum(item.reference.files_count for item in work)
+        progress.total(files=files, bytes_=sum(item.reference.size_bytes for item in work))
+        return await map_bounded(one, work, in_flight_max=at_once)
+
+    return await run_restore(repository, _place(target, runtime, choice), choice, restore_stores, runtime)
+
+
+async def run_restore(
+    repository: Repository,
+    target: CheckpointTarget,
+    choice: RestoreChoice,
+    restore_stores: RestoreStores,
+    runtime: Runtime,
+) -> RestoredCheckpoint:
+    """Carry out all steps with a backend for the stores.
+
+    Raises:
+        As `restore_checkpoint`.
+    """
+    restore = CheckpointRestore(repository, target, choice, runtime)
     try:
-        with restore.telling():
+        with restore.naming_aside():
             async with restore.naming_complete():
-                work = await restore.begin()
-                files = sum(item.reference.files_count for item in work)
-                progress.total(files=files, bytes_=sum(item.reference.size_bytes for item in work))
-                restored = await map_bounded(one, work, in_flight_max=at_once)
+                restored = await restore_stores(restore, await restore.begin())
             return await restore.finish(restored)
     finally:
         await restore.close()
@@ -124,21 +211,17 @@ async def plan_checkpoint_restore(
     target: str | Path | CheckpointTarget,
     choice: RestoreChoice,
     *,
-    stores_at_once: int = STORES_AT_ONCE,
-    store_settings: StoreSettings | None = None,
     runtime: Runtime | None = None,
 ) -> CheckpointRestorePlan:
-    """What `restore_checkpoint` would bring back. Nothing is written but a pin, and files that are gone afterwards.
+    """Find out what `restore_checkpoint` would restore. Nothing is written but a pin, and files that are deleted again.
 
-    Args:
-        target: Looked at, to say whether it would be refused.
+    The target is looked at, to say whether it would be refused.
 
     Raises:
         As `restore_checkpoint`.
     """
     runtime = runtime or SystemRuntime()
-    place = _place(target, runtime, choice, store_settings)
-    restore = CheckpointRestore(repository, _Unwritten(place), choice, runtime)
+    restore = CheckpointRestore(repository, _Unwritten(_place(target, runtime, choice)), choice, runtime)
     try:
         work = await restore.begin()
 
@@ -149,14 +232,288 @@ async def plan_checkpoint_restore(
             sizes = [entry.metadata.size_bytes for _, entry in files_of(chosen.index.dir)]
             return len(sizes), sum(sizes), len(chosen.resolution.changelogs)
 
-        found = await map_bounded(look, work, in_flight_max=stores_at_once)
+        found = await map_bounded(look, work, in_flight_max=choice.stores_at_once)
         return restore.planned(found)
     finally:
         await restore.close()
 
 
+class CheckpointRestore:
+    """One restore, from the choice of the backup to the last file; `close` ends it, and closes the target."""
+
+    def __init__(
+        self, repository: Repository, target: CheckpointTarget, choice: RestoreChoice, runtime: Runtime
+    ) -> None:
+        self._repository = repository
+        self._target = target
+        self._choice = choice
+        self._runtime = runtime
+        self._begun_s = runtime.monotonic_s()
+        self._resources = contextlib.AsyncExitStack()
+        self._wanted: set[StoreId] = set()
+        self._requests = self._files = self._size_bytes = self._bytes_fetched = 0
+
+    @property
+    def directory(self) -> Path:
+        """Where the checkpoint is gathered; a store belongs to `StoreId.path` below it."""
+        return self._target.directory
+
+    def naming_complete(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """Let an error of a block that something is missing say which backup is whole (design 0006, M2)."""
+        return naming_complete(
+            self._repository.store, lambda: self._repository.commits(Scope(self.job)), name=_name_backup
+        )
+
+    @contextlib.contextmanager
+    def naming_aside(self) -> Iterator[None]:
+        """Let an error of a block say where the former content of the target is, if it was moved aside by then."""
+        try:
+            yield
+        except BaseException as error:
+            if aside := self._target.moved_aside:
+                error.add_note(f"what stood at {self._target.location} is at {aside}, whole")
+                if isinstance(error, EngineError | StoreError | FormatError):
+                    error.hint = f"what stood there is at {aside}: keep it, and restore again; {error.hint}"
+            raise
+
+    async def begin(self) -> tuple[StoreToRestore, ...]:
+        """Choose and pin the backup, claim the target, and restore the files of the query.
+
+        Returns:
+            The stores that are to be restored.
+
+        Raises:
+            As `restore_checkpoint`.
+        """
+        choice = self._choice
+        if choice.spark_location is not None and not _SPARK_LOCATION.match(choice.spark_location):
+            hint = "give a URL such as s3a://bucket/prefix, or an absolute path"
+            raise UsageError(
+                "Spark would take it for a relative path", operation="restore", subject=choice.spark_location, hint=hint
+            )
+        await check_apart(self._target, self._repository.store)
+        self.job = choice.job or await find_job(self._repository)
+        self.commit, self.backup, self._lease = await self._resources.enter_async_context(
+            pinned_checkpoint_backup(
+                self._repository,
+                self.job,
+                batch=choice.batch,
+                at_ms=choice.at_ms,
+                purpose=_PURPOSE,
+                or_newest_complete=choice.or_newest_complete,
+            )
+        )
+        # Another backup than the one that was asked for need not have the batch.
+        has_batch = choice.batch is not None and self.backup.oldest_batch <= choice.batch <= self.backup.batch
+        self.batch = choice.batch if choice.batch is not None and has_batch else self.backup.batch
+        self.oldest_batch = self.batch if choice.replayed else self.backup.oldest_batch
+        reference = require_store(self.commit, QUERY_TASK, QUERY_STORE)
+        index, self._requests = await read_index_of(self._repository.store, reference)
+        entries = dict(files_of(index.dir))
+        chosen = select_query_files(entries, oldest_batch=self.oldest_batch, batch=self.batch)
+        selected = select_files(index, [(path, entries[path]) for path in chosen])
+        await self._target.open(self.backup.query_id, self.batch)
+        await self._fetch_query(selected)
+        work = await self._stores()
+        self._wanted = {item.id for item in work}
+        await run_blocking(self._adapt)
+        return work
+
+    async def finish(self, restored: Sequence[StoreRestored]) -> RestoredCheckpoint:
+        """Put everything in its place.
+
+        Raises:
+            TargetError: The target has changed meanwhile, or cannot be written.
+            StoreError: As the store says.
+            UsageError: A store is missing, and the checkpoint would not be whole.
+        """
+        if missing := self._wanted - {store.id for store in restored}:
+            names = ", ".join(map(str, sorted(missing)))
+            raise UsageError(f"stores were not restored: {names}", operation="restore", subject=self._target.location)
+        await self._target.publish([path for store in restored for path in store.published])
+        leftovers = await self._target.close()
+        return RestoredCheckpoint(
+            job=self.job,
+            commit=self.commit,
+            backup=self.backup,
+            batch=self.batch,
+            oldest_batch=self.oldest_batch,
+            location=self._target.location,
+            moved_aside=self._target.moved_aside,
+            stores=len(restored),
+            files=self._files + sum(store.files for store in restored),
+            size_bytes=self._size_bytes + sum(store.size_bytes for store in restored),
+            bytes_fetched=self._bytes_fetched + sum(store.bytes_fetched for store in restored),
+            requests=self._requests + sum(store.requests for store in restored),
+            changelogs=sum(store.changelogs for store in restored),
+            records=sum(store.records for store in restored),
+            seconds=self._runtime.monotonic_s() - self._begun_s,
+            pinned=self._lease.pinned,
+            leftovers=leftovers,
+        )
+
+    def planned(self, stores: Sequence[tuple[int, int, int]]) -> CheckpointRestorePlan:
+        """Sum up what would be restored, from each store's number of files, their bytes, and its changelogs."""
+        return CheckpointRestorePlan(
+            job=self.job,
+            commit=self.commit,
+            backup=self.backup,
+            batch=self.batch,
+            oldest_batch=self.oldest_batch,
+            location=self._target.location,
+            stores=len(stores),
+            files=self._files + sum(files for files, _, _ in stores),
+            size_bytes=self._size_bytes + sum(size_bytes for _, size_bytes, _ in stores),
+            changelogs=sum(changelogs for _, _, changelogs in stores),
+        )
+
+    async def close(self) -> None:
+        """Remove what was gathered, and release the pin."""
+        try:
+            await self._target.close()
+        finally:
+            await self._resources.aclose()
+
+    async def _fetch_query(self, index: SnapshotIndex) -> None:
+        """Download the files of the query to the directory, synced."""
+        repository = self._repository
+        plan = plan_restore(index, {}, range_bytes=repository.settings.range_bytes, owners_count=False)
+        root = await run_blocking(_open_with_dirs, self.directory, plan.dirs)
+        try:
+            done = await Downloader(
+                repository.store,
+                index.metadata,
+                DownloadPlace(self.directory, root),
+                settings=repository.settings,
+            ).download(plan)
+        finally:
+            os.close(root)
+        self._requests += done.requests
+        self._bytes_fetched += done.bytes_fetched
+
+    async def _stores(self) -> tuple[StoreToRestore, ...]:
+        """List the stores of the batch, as the files of the query say, and where the backup has them."""
+        checkpoint = await StreamingCheckpoint.open(self.directory)
+        try:
+            query_id = await checkpoint.query_id()
+            if query_id != self.backup.query_id:
+                raise self._damaged(f"is of query {query_id}, not of {self.backup.query_id}", "metadata")
+            query = await checkpoint.at(self.batch)
+        finally:
+            await checkpoint.close()
+        references = {(r.task, r.store): r for r in self.commit.record.stores if r.version == self.backup.batch + 1}
+        work = []
+        for store in query.stores:
+            reference = references.get((store.id.task, store.id.store))
+            if reference is None:
+                raise self._damaged("is not in the backup, and the query has it", f"store {store.id}")
+            work.append(StoreToRestore(store=store, reference=reference, replayed=self._choice.replayed))
+        return tuple(work)
+
+    def _adapt(self) -> None:
+        """Change the files of the query to fit their batch and their place (R2, R5). Blocks."""
+        for log in self._source_logs():
+            _cut_source_log(*log)
+        _relocate(
+            self.directory,
+            self._choice.spark_location or self._target.root,
+            exact=self._choice.spark_location is not None,
+            map_paths=self._choice.map_paths,
+        )
+        sizes = [path.stat().st_size for path in self.directory.rglob("*") if path.is_file()]
+        self._files, self._size_bytes = len(sizes), sum(sizes)
+
+    def _source_logs(self) -> Iterator[tuple[Path, int]]:
+        """List the logs of file sources, and the entry that each is to end with."""
+        newest = max(int(path.name) for path in (self.directory / OFFSETS).iterdir())
+        name = f"{OFFSETS}/{newest}"
+        for offset in decode_offsets((self.directory / name).read_bytes(), subject=name).offsets:
+            entry = newest_entry(offset)
+            log = self.directory / SOURCES / check_file_name(offset.source)
+            if entry is not None and log.is_dir():
+                yield log, entry
+
+    def _damaged(self, reason: str, subject: str) -> DamagedError:
+        hint = "the backup is not whole; restore from another one"
+        where = f"commit {self.commit.pointer.number} of {self.job}: {subject}"
+        return DamagedError(reason, operation="restore", subject=where, hint=hint)
+
+
+def _name_backup(commit: Commit) -> str:
+    backup = decode_checkpoint_backup(commit.record.offsets)
+    return name_commit(commit) if backup is None else f"the backup of batch {backup.batch}"
+
+
+def _open_with_dirs(directory: Path, dirs: Sequence[FilePath]) -> int:
+    with target_errors(directory):
+        for path in dirs:
+            directory.joinpath(*path).mkdir()
+        return os.open(directory, DIR_FLAGS)
+
+
+def _cut_source_log(log: Path, newest: int) -> None:
+    """Cut the log of a file source so that it ends with an entry (R2). Blocks.
+
+    Raises:
+        BatchLogError: An entry is not what Spark writes.
+    """
+    cut = plan_cut([path.name for path in log.iterdir()], newest)
+    if cut.written:
+        files = [(f"{SOURCES}/{log.name}/{name}", (log / name).read_bytes()) for name in cut.joined]
+        _write(log / cut.written, join_entries(files, newest), (log / cut.joined[-1]).stat())
+    for name in cut.dropped:
+        (log / name).unlink()
+
+
+def _relocate(checkpoint: Path, root: str, *, exact: bool, map_paths: Mapping[str, str]) -> None:
+    """Rewrite what names an absolute path (R5). Blocks.
+
+    Args:
+        checkpoint: Where the files are.
+        root: Where they will be, as `relocate_operator` takes it.
+        exact: As there.
+        map_paths: Of inputs, old prefix to new.
+
+    Raises:
+        UsageError: A mapping matches nothing.
+        FormatError: A file is not what Spark writes.
+    """
+    for file in sorted(checkpoint.glob("state/*/_metadata/v2/*")):
+        data = file.read_bytes()
+        subject = file.relative_to(checkpoint).as_posix()
+        _rewrite(file, data, relocate_operator(data, root, exact=exact, subject=subject))
+    if not map_paths:
+        return
+    inputs = PathMap(map_paths)
+    for file in sorted(checkpoint.glob(f"{SOURCES}/**/*")):
+        if file.is_file():
+            data = file.read_bytes()
+            _rewrite(file, data, inputs.relocate_log(data))
+    if inputs.unused:
+        raise UsageError(
+            f"nothing in {SOURCES}/ begins with {', '.join(sorted(inputs.unused))}",
+            operation="map paths",
+            hint="give the old prefix as the query had it; only file sources name paths",
+        )
+
+
+def _rewrite(file: Path, before: bytes, after: bytes) -> None:
+    if after != before:
+        _write(file, after, file.stat())
+
+
+def _write(file: Path, data: bytes, like: os.stat_result) -> None:
+    """Write a file, synced, with the time and permissions of another one (R8)."""
+    with file.open("wb") as opened:
+        opened.write(data)
+        opened.flush()
+        os.fchmod(opened.fileno(), like.st_mode & 0o777)
+        os.utime(opened.fileno(), ns=(like.st_atime_ns, like.st_mtime_ns))
+        flush(opened.fileno())
+
+
 class _Unwritten:
-    """A target that is looked at, and a place of the system's that is gathered in instead."""
+    """A target that is only looked at; files are gathered in a temporary directory instead."""
 
     def __init__(self, target: CheckpointTarget) -> None:
         self._target = target
@@ -187,37 +544,29 @@ class _Unwritten:
 
 
 class _StoresProgress:
-    """Many stores that each tell what they have: the whole is told once, before them."""
+    """Progress of many stores whose total was reported once, before them."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def total(self, *, files: int, bytes_: int) -> None:
-        """Known already."""
+        """Ignore it: the total is known."""
 
     def add(self, *, files: int = 0, bytes_: int = 0) -> None:
         self._progress.add(files=files, bytes_=bytes_)
 
 
-def _place(
-    target: str | Path | CheckpointTarget, runtime: Runtime, choice: RestoreChoice, settings: StoreSettings | None
-) -> CheckpointTarget:
-    if isinstance(target, str | Path):
-        return make_target(target, runtime, move_aside=choice.move_aside, settings=settings)
-    return target
+def _place(target: str | Path | CheckpointTarget, runtime: Runtime, choice: RestoreChoice) -> CheckpointTarget:
+    return make_target(target, runtime, choice) if isinstance(target, str | Path) else target
 
 
-def make_target(
-    target: str | Path,
-    runtime: Runtime,
-    *,
-    move_aside: bool,
-    settings: StoreSettings | None = None,
-) -> DirectoryTarget | ObjectTarget:
-    """The place that a path or a URL stands for. Nothing is asked of it.
+def make_target(target: str | Path, runtime: Runtime, choice: RestoreChoice) -> DirectoryTarget | ObjectTarget:
+    """Make the target that a path or a URL names. No request is made.
 
     Args:
-        target: Of `s3a:` and `s3n:` as Spark has them the same is meant as of `s3:`.
+        target: `s3a:` and `s3n:`, as Spark has them, mean the same as `s3:`.
+        runtime: Names what is moved aside by the time.
+        choice: Whether content may be moved aside, and how a store is asked.
 
     Raises:
         InvalidRequestError: It does not follow the grammar of `open_store`.
@@ -225,17 +574,17 @@ def make_target(
     """
     path = local_path_of(target)
     if path is not None:
-        return DirectoryTarget(path, runtime, move_aside=move_aside)
+        return DirectoryTarget(path, runtime, move_aside=choice.move_aside)
     location = str(target).rstrip("/")
     parent, _, name = store_url(location).rpartition("/")
     if not name or parent.endswith("/"):
         hint = "restore to s3://bucket/prefix"
-        raise TargetError("is no prefix of a store", operation="restore", subject=location, hint=hint)
+        raise TargetError("not a prefix of a store", operation="restore", subject=location, hint=hint)
     return ObjectTarget(
         parent,
         name,
         location=location,
         runtime=runtime,
-        move_aside=move_aside,
-        settings=settings,
+        move_aside=choice.move_aside,
+        settings=choice.target_settings,
     )

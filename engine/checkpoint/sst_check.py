@@ -41,7 +41,7 @@ from index.rocksdb.sst import (
 _WINDOW_BYTES: Final = 1024 * 1024
 # What is parsed is held in memory: an index of a file of several gigabytes. Data blocks and filters are only summed up.
 _PARSED_BYTES_MAX: Final = 256 * 1024 * 1024
-# All of them together, beyond that: so many times the size of the file. No index is packed so well.
+# All of them together, beyond that: a multiple of the size of the file. No index is packed so well.
 _RATIO_MAX: Final = 32
 _UINT32: Final = 0xFFFFFFFF
 _HINT: Final = "the file was altered or cut short; take it from a backup, or restore the checkpoint"
@@ -51,7 +51,7 @@ class SstReport(msgspec.Struct, frozen=True, kw_only=True):
     """What was looked at of an SST in which nothing is wrong."""
 
     size_bytes: int
-    # False: nobody can tell whether it is whole, and `reason` says why.
+    # False: it could not be checked, and `reason` says why.
     checked: bool = True
     reason: str = ""
     format_version: int = 0
@@ -74,7 +74,7 @@ def check_sst(path: Path) -> SstReport:
 
     Returns:
         What there was; `checked` is False for a table without checksums, and for one of a kind, version, checksum or
-        compression of its index that nobody here knows.
+        compression of its index that is unknown here.
 
     Raises:
         DamagedError: A block does not fit its checksum, or does not lead to where blocks are; bytes belong to no block;
@@ -146,7 +146,7 @@ class _Walk:
         )
 
     def _walk(self, footer: SstFooter) -> tuple[IndexForm, int]:
-        """Every block; and how many there are of data."""
+        """Check every block; return the number of data blocks."""
         meta = dict(self._entries(self._contents("metaindex", footer.metaindex), "metaindex", footer.metaindex))
         handles = {name: self._handle(name, value) for name, value in meta.items()}
         form = IndexForm()
@@ -173,7 +173,7 @@ class _Walk:
         return form, data_blocks
 
     def _check_partitions(self, index: BlockHandle, form: IndexForm) -> int:
-        """Every block that an index of two levels leads to; how many they are of data."""
+        """Check every block that an index of two levels leads to; return the number of data blocks."""
         data_blocks = above = reached = 0
         for partition in self._index("index", index, form):
             block = BlockHandle(*partition)
@@ -194,7 +194,7 @@ class _Walk:
     def _check_index(
         self, of: str, handle: BlockHandle, form: IndexForm, kind: str = "index", reached: int = 0
     ) -> tuple[int, int]:
-        """Every block that a block of an index leads to, ascending; how many, and where they end. The hot loop."""
+        """Check every block of an index block, ascending; return their number, and where they end. The hot loop."""
         kind = f"{of} {kind}" if of == "filter" else kind
         count = 0
         block_sum, base = self._sum, self._footer.base_context_checksum
@@ -238,7 +238,7 @@ class _Walk:
             raise self._unusable(kind, handle, error) from error
 
     def _contents(self, kind: str, handle: BlockHandle) -> bytes:
-        """What is in a block, once it fits its checksum."""
+        """Return the content of a block, once it fits its checksum."""
         if handle.size_bytes > _PARSED_BYTES_MAX:
             self._check(kind, handle)
             raise NotImplementedError(f"a {kind} block of {handle.size_bytes} bytes")
@@ -308,7 +308,7 @@ class _Walk:
             runs.append([offset, end])
 
     def _check_coverage(self, footer_offset: int) -> int:
-        """That blocks and zeros between them are all that there is; how many zeros."""
+        """Check that there are only blocks, and zeros between them; return the number of zeros."""
         padding_bytes = reached = 0
         for offset, end in [*sorted(self._runs), [footer_offset, footer_offset]]:
             if offset < reached:
@@ -321,7 +321,7 @@ class _Walk:
         return padding_bytes
 
     def _without_sums(self, footer: SstFooter) -> SstReport:
-        """A checksum that is none, or unknown: the byte that says so may be what is damaged."""
+        """Report a checksum type that is none or unknown: the byte that says so may be what is damaged."""
         self._footer = footer
         handle = footer.metaindex
         name = CHECKSUM_NAMES.get(footer.checksum, f"{footer.checksum}")

@@ -1,8 +1,8 @@
 """Samples of the results of use cases, and of the state stores that a process has open."""
 
 from engine.backup.backup import BackupResult
-from engine.checkpoint.backup_steps import CheckpointBackupResult
-from engine.checkpoint.restore_run import RestoredCheckpoint
+from engine.checkpoint.backup import CheckpointBackupResult
+from engine.checkpoint.restore import RestoredCheckpoint
 from engine.collect.report import CollectReport
 from engine.inspect.verify import ProblemKind, VerifyReport
 from engine.metrics.names import LOAD_METRICS, PREFIX, SAVE_METRICS, UPLOADED, Sample, Samples

@@ -1,5 +1,7 @@
 """Stateful jobs, streaming checkpoints and collections on Spark: the only package that imports PySpark and pyarrow."""
 
+from engine.checkpoint.backup import BackupChoice
+from engine.checkpoint.restore import RestoreChoice
 from engine.spark.access import SparkOptions
 from engine.spark.checkpoint.backup import backup_checkpoint
 from engine.spark.checkpoint.check import check_checkpoint
@@ -11,9 +13,11 @@ from engine.spark.stateful_job import JobCommit, JobOptions, StatefulJob
 from engine.spark.tasks import backup_results, backup_stores, restore_stores
 
 __all__ = [
+    "BackupChoice",
     "BackupListener",
     "JobCommit",
     "JobOptions",
+    "RestoreChoice",
     "SparkOptions",
     "StatefulJob",
     "backup_checkpoint",

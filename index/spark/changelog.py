@@ -51,7 +51,7 @@ _HINT: Final = (
 
 
 class ChangelogHeader(msgspec.Struct, frozen=True):
-    """What stands before the records of a changelog."""
+    """The part of a changelog before its records."""
 
     version: ChangelogVersion
     # As the file has it; empty in versions 1 and 2, which have no unique ids.
@@ -61,7 +61,7 @@ class ChangelogHeader(msgspec.Struct, frozen=True):
 
 
 def changelog_version(*, column_families: bool, unique_ids: bool) -> ChangelogVersion:
-    """The version in which Spark writes the changelogs of a store (design 0004, 3)."""
+    """Return the version in which Spark writes the changelogs of a store (design 0004, 3)."""
     if unique_ids:
         return 4 if column_families else 3
     return 2 if column_families else 1
@@ -71,8 +71,8 @@ def check_header(header: ChangelogHeader, of: StateVersion, *, subject: str = "c
     """Refuse a changelog that is of another kind than its name says (design 0004, L6).
 
     Args:
-        header: What stands in the file.
-        of: What stands in its name.
+        header: Of the file.
+        of: The version and id of its name.
         subject: The name, for errors.
 
     Raises:
@@ -113,7 +113,7 @@ def check_leads_back(header: ChangelogHeader, of: StateVersion, before: StateVer
 
 
 def decode_header(start: bytes, *, complete: bool, subject: str = "changelog") -> ChangelogHeader | None:
-    """The header of a changelog, from its first bytes.
+    """Decode the header of a changelog from its first bytes.
 
     Version 1 has none, and its first bytes are the length of a key. Whatever does not read as a version is of version
     1, however it fails to.
@@ -129,7 +129,7 @@ def decode_header(start: bytes, *, complete: bool, subject: str = "changelog") -
     Raises:
         UnknownFormatError: The file is of a version above 4.
         DamagedChangelogError: The lineage is cut short or is no lineage.
-        UnsafeNameError: An id in the lineage cannot stand in a file name.
+        UnsafeNameError: An id in the lineage cannot be part of a file name.
 
     Source:
         Design 0004, L1; Spark's `StateStoreChangelogReaderFactory`, SPARK-51922 and SPARK-52553.
@@ -200,7 +200,7 @@ class ChangelogDecoder:
         return self._pending_bytes
 
     def feed(self, chunk: bytes) -> list[Record]:
-        """The records that are whole with this chunk, in order; it may be of any size, empty too.
+        """Return the records that are whole with this chunk, in order; it may be of any size, empty too.
 
         Raises:
             DamagedChangelogError: The bytes break design 0004, L2. The decoder is of no use after that.
@@ -334,7 +334,7 @@ class ChangelogDecoder:
         return self._decode_what_is_no_record(buffer, at)
 
     def _decode_what_is_no_record(self, buffer: bytes, at: int) -> int:
-        """The end mark, the beginning of a record that is not whole, or damage."""
+        """Decode the end mark, or the beginning of a record that is not whole; anything else is damage."""
         if at == len(buffer):
             return at
         if buffer[at] == _END:
@@ -348,7 +348,7 @@ class ChangelogDecoder:
 
 
 def encode_header(version: ChangelogVersion, lineage: Iterable[LineageItem] = ()) -> bytes:
-    """What stands before the records.
+    """Encode what comes before the records.
 
     Args:
         version: From `changelog_version`.
@@ -383,7 +383,7 @@ def encode_header(version: ChangelogVersion, lineage: Iterable[LineageItem] = ()
 
 
 def encode_put(version: ChangelogVersion, key: bytes, value: bytes) -> bytes:
-    """A key and its new value.
+    """Encode a key and its new value.
 
     Raises:
         UnsupportedRecordError: Key or value is above FIELD_BYTES_MAX.
@@ -395,7 +395,7 @@ def encode_put(version: ChangelogVersion, key: bytes, value: bytes) -> bytes:
 
 
 def encode_merge(version: ChangelogVersion, key: bytes, value: bytes) -> bytes:
-    """A key and what is appended to its value.
+    """Encode a key and what is appended to its value.
 
     Raises:
         UnsupportedRecordError: The version is 1 or 3 (design 0004, L3), or key or value is above FIELD_BYTES_MAX.
@@ -404,7 +404,7 @@ def encode_merge(version: ChangelogVersion, key: bytes, value: bytes) -> bytes:
 
 
 def encode_delete(version: ChangelogVersion, key: bytes) -> bytes:
-    """A key that goes.
+    """Encode a key that is deleted.
 
     Raises:
         UnsupportedRecordError: The key is above FIELD_BYTES_MAX.
@@ -416,7 +416,7 @@ def encode_delete(version: ChangelogVersion, key: bytes) -> bytes:
 
 
 def encode_delete_range(version: ChangelogVersion, begin: bytes, end: bytes) -> bytes:
-    """Every key from `begin` to before `end` goes. Spark reads this from 4.2 on.
+    """Encode the deletion of every key from `begin` to before `end`. Spark reads this from 4.2 on.
 
     Raises:
         UnsupportedRecordError: The version is 1 or 3 (design 0004, L3), or a key is above FIELD_BYTES_MAX.
@@ -425,7 +425,7 @@ def encode_delete_range(version: ChangelogVersion, begin: bytes, end: bytes) -> 
 
 
 def encode_end(version: ChangelogVersion) -> bytes:
-    """The end mark, without which a changelog is damaged (design 0004, L2)."""
+    """Encode the end mark, without which a changelog is damaged (design 0004, L2)."""
     return bytes([_END]) if version in _TYPED else _INT.pack(_END_V1)
 
 

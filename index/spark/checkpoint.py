@@ -54,12 +54,12 @@ class StoreId(msgspec.Struct, frozen=True, order=True):
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]
-        """As people read it: `0/3` or `0/3/left-keyToNumValues`."""
+        """Format as `0/3` or `0/3/left-keyToNumValues`."""
         return self.path.removeprefix(f"{STATE}/")
 
     @classmethod
     def parse(cls, task: str, store: str) -> Self | None:
-        """The state store that a task and a store of a commit stand for; None if they stand for something else."""
+        """Return the state store that a task and a store of a commit mean; None if they mean something else."""
         operator, dash, partition = task.partition("-")
         if not dash or not _is_number(operator) or not _is_number(partition):
             return None
@@ -78,12 +78,12 @@ class CheckpointBackup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     location: str = ""
 
     def encode(self) -> str:
-        """As it stands in a commit record."""
+        """Encode as a commit record has it."""
         return msgspec.json.encode(self).decode()
 
 
 def decode_checkpoint_backup(offsets: str) -> CheckpointBackup | None:
-    """What a commit's offsets say; None if the commit is no backup.
+    """Decode a commit's offsets; None if the commit is not a checkpoint backup.
 
     Raises:
         UnknownFormatError: A newer tidemark made it.
@@ -124,7 +124,7 @@ StoredBackup = tuple[Commit, CheckpointBackup]
 def choose_checkpoint_backup(
     backups: Sequence[StoredBackup], *, batch: int | None = None, at_ms: int | None = None
 ) -> StoredBackup | None:
-    """The backup to restore from (R1); None if there is none that fits.
+    """Choose the backup to restore from (R1); None if there is none that fits.
 
     Where a query was taken back and went on, there are two of some batches: those that led to the newest backup come
     first, as far as the numbers tell.
@@ -146,7 +146,7 @@ def _choose(backups: Sequence[StoredBackup], batch: int) -> StoredBackup | None:
 
 
 def _current(backups: Sequence[StoredBackup]) -> list[StoredBackup]:
-    """Those whose batch is none that was given up later: going back in time, batches never rise."""
+    """Leave out backups of batches that were given up later: going back in time, batches never rise."""
     kept: list[StoredBackup] = []
     for taken in backups:
         if not kept or taken[1].batch <= kept[-1][1].batch:
@@ -155,7 +155,7 @@ def _current(backups: Sequence[StoredBackup]) -> list[StoredBackup]:
 
 
 def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: int) -> tuple[FilePath, ...]:
-    """Which files of the query belong to a batch and nothing newer (R2).
+    """Select the files of the query that belong to a batch and nothing newer (R2).
 
     Args:
         paths: Of the files that the backup has of the query.
@@ -178,7 +178,7 @@ def select_query_files(paths: Iterable[FilePath], *, oldest_batch: int, batch: i
 
 
 def belongs(path: FilePath, oldest_batch: int, batch: int) -> bool:
-    """Whether a file of a query is of these batches, or of all (P7, R2)."""
+    """Return whether a file of a query is of these batches, or of all (P7, R2)."""
     match path:
         case ("commits", name):
             return _is_within(name, oldest_batch, batch)

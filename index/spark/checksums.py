@@ -1,10 +1,10 @@
 """Check what Spark and Hadoop have written with checksums: rows, files, and the blocks of files.
 
 - *Row checksums* (Spark 4.2): a CRC32C in front of every value, and of every key that a changelog deletes. A value is
-  stored as `checksum, length, value`, both numbers little-endian; values that were merged stand one after the other
+  stored as `checksum, length, value`, both numbers little-endian; values that were merged follow each other
   with the delimiter of the merge operator between them. The checksum is over the key as it is in RocksDB, with the
   prefix of its column family, and the value. Off unless the query's offset log says otherwise (design 0004, L4).
-- *File checksums* (Spark 4.1): what stands in `<name>.crc` beside a snapshot or a changelog. A file without one is read
+- *File checksums* (Spark 4.1): the content of `<name>.crc` beside a snapshot or a changelog. A file without one is read
   without verification, as Spark does: the two are published one after the other.
 - *Hadoop's hidden checksum files*: `.<name>.crc` beside every file that its local file system has written. Numbers are
   big-endian, and the CRC is the one of zip files. Hadoop refuses a file that does not fit; where there is no such file,
@@ -56,17 +56,17 @@ _HADOOP_HINT: Final = (
 
 
 def wrap_value(key: bytes, value: bytes, crc32c: Crc32c) -> bytes:
-    """A value as it is stored under `key`, put or merged; also the end of a DELETE_RANGE, whose key is its begin."""
+    """Wrap a value as it is stored under `key`, put or merged; also the end of a DELETE_RANGE, under its begin."""
     return _CHECKSUM_AND_LENGTH.pack(crc32c(value, crc32c(key, 0)), len(value)) + value
 
 
 def wrap_deleted_key(key: bytes, crc32c: Crc32c) -> bytes:
-    """A key as it stands in the DELETE of a changelog."""
+    """Wrap a key as it is in the DELETE of a changelog."""
     return _CHECKSUM.pack(crc32c(key, 0)) + key
 
 
 def split_values(key: bytes, stored: bytes, *, delimiter: bytes, crc32c: Crc32c | None) -> list[bytes]:
-    """The values that stand under a key: one that was put, and those that were merged to it, in order.
+    """Split what is stored under a key: the value that was put, and those merged to it, in order.
 
     Args:
         key: With the prefix of its column family.
@@ -101,7 +101,7 @@ def split_values(key: bytes, stored: bytes, *, delimiter: bytes, crc32c: Crc32c 
 
 
 def unwrap_value(key: bytes, stored: bytes, *, delimiter: bytes, crc32c: Crc32c | None) -> bytes:
-    """The value as it would be without row checksums: merged values joined by the delimiter.
+    """Return the value as it would be without row checksums: merged values joined by the delimiter.
 
     Raises:
         RowChecksumError: As for `split_values`.
@@ -110,7 +110,7 @@ def unwrap_value(key: bytes, stored: bytes, *, delimiter: bytes, crc32c: Crc32c 
 
 
 def unwrap_deleted_key(stored: bytes, crc32c: Crc32c | None) -> bytes:
-    """The key that a DELETE of a changelog is about.
+    """Return the key that a DELETE of a changelog is about.
 
     Args:
         stored: The key of the record.
@@ -129,7 +129,7 @@ def unwrap_deleted_key(stored: bytes, crc32c: Crc32c | None) -> bytes:
 
 
 def unwrap_record(record: Record, *, delimiter: bytes, crc32c: Crc32c | None) -> Record:
-    """A record of a changelog as it is replayed: keys without checksums, and values with them, as RocksDB holds them.
+    """Return a record of a changelog as it is replayed: the key without checksum, and the value with it.
 
     Args:
         record: From the decoder, of a store with row checksums.
@@ -175,7 +175,7 @@ class FileChecksum(msgspec.Struct, frozen=True, kw_only=True):
     def of_file(
         cls, *, crc32c: int, size_bytes: int, timestamp_ms: int, executor_id: str = "", task_info: str = ""
     ) -> "FileChecksum":
-        """The checksum of a file with this unsigned CRC32C and size."""
+        """Make the checksum of a file from its unsigned CRC32C and size."""
         return cls(
             value=crc32c if crc32c <= _INT32_MAX else crc32c - _UINT32,
             main_file_size_bytes=size_bytes,
@@ -202,7 +202,7 @@ _decoder = msgspec.json.Decoder(_SparkChecksum)
 
 
 def encode_file_checksum(checksum: FileChecksum) -> bytes:
-    """The `.crc` file as Spark writes it, for every value that `decode_file_checksum` gives."""
+    """Encode the `.crc` file as Spark writes it, for every value that `decode_file_checksum` returns."""
     creator = _SparkCreator(executor_id=checksum.executor_id, task_info=checksum.task_info)
     return encode_jackson(
         _SparkChecksum(
@@ -216,7 +216,7 @@ def encode_file_checksum(checksum: FileChecksum) -> bytes:
 
 
 def decode_file_checksum(data: bytes, *, subject: str) -> FileChecksum:
-    """The inverse of `encode_file_checksum`; unknown fields are ignored.
+    """Decode what `encode_file_checksum` encodes; unknown fields are ignored.
 
     Args:
         data: The whole `.crc` file.
@@ -272,12 +272,12 @@ def check_file_checksum(expected: FileChecksum, *, crc32c: int, size_bytes: int,
 
 
 def hadoop_checksum_name(name: str) -> str:
-    """The name of the hidden file beside a file."""
+    """Return the name of the hidden file beside a file."""
     return f".{name}.crc"
 
 
 def hadoop_checksum_bytes(size_bytes: int, chunk_bytes: int = 512) -> int:
-    """How large the hidden file of a file of this size is."""
+    """Return the size of the hidden file of a file of this size."""
     return _HEAD_BYTES + _CRC_BYTES * -(-size_bytes // chunk_bytes)
 
 
@@ -307,7 +307,7 @@ class HadoopSums:
             raise self._misfit("has a hidden .crc that is none of Hadoop's")
 
     def update(self, data: bytes) -> None:
-        """The next bytes of the file."""
+        """Add the next bytes of the file."""
         view = memoryview(self._rest + data)
         size, stored, at, crc32 = self._chunk_bytes, self._stored, self._at, zlib.crc32
         whole = len(view) // size * size

@@ -49,12 +49,12 @@ class Present(msgspec.Struct, frozen=True):
 
     snapshots: frozenset[StateVersion] = frozenset()
     changelogs: frozenset[StateVersion] = frozenset()
-    # By the changelog in whose header it stands; as for `ChangelogHeader.lineage`.
+    # By the changelog in whose header it is; as for `ChangelogHeader.lineage`.
     headers: dict[StateVersion, Lineage] = {}
 
     @classmethod
     def of_names(cls, names: Iterable[str]) -> "Present":
-        """What a listing or an index holds; foreign names and checksums are passed over (design 0004, N1)."""
+        """Parse what a listing or an index has; foreign names and checksums are passed over (design 0004, N1)."""
         found: dict[str, set[StateVersion]] = {"snapshot": set(), "changelog": set()}
         for name in names:
             parsed = parse_state_name(name)
@@ -63,15 +63,15 @@ class Present(msgspec.Struct, frozen=True):
         return cls(frozenset(found["snapshot"]), frozenset(found["changelog"]))
 
     def with_header(self, of: StateVersion, lineage: Iterable[LineageItem]) -> "Present":
-        """The same, once the header of the changelog of `of` is known."""
+        """Return the same with the header of the changelog of `of`."""
         return self.with_headers({of: tuple(lineage)})
 
     def with_headers(self, headers: Mapping[StateVersion, Lineage]) -> "Present":
-        """The same, once the headers of these changelogs are known: one copy, however many they are."""
+        """Return the same with the headers of these changelogs: one copy for all of them."""
         return Present(self.snapshots, self.changelogs, {**self.headers, **headers})
 
     def without_snapshot(self, of: StateVersion) -> "Present":
-        """The same without a snapshot that does not open (design 0004, R7)."""
+        """Return the same without a snapshot that does not open (design 0004, R7)."""
         return Present(self.snapshots - {of}, self.changelogs, self.headers)
 
 
@@ -94,21 +94,21 @@ class HeaderNeeded(msgspec.Struct, frozen=True):
 
 
 def encode_lineage(items: Sequence[LineageItem]) -> str:
-    """A lineage as Spark writes it into a header: `[{"version":3,"checkpointUniqueId":"…"}]`.
+    """Encode a lineage as Spark writes it into a header: `[{"version":3,"checkpointUniqueId":"…"}]`.
 
     Raises:
-        UnsafeNameError: An id cannot stand in a file name.
+        UnsafeNameError: An id cannot be part of a file name.
     """
     wire = [_SparkItem(item.version, check_unique_id(item.unique_id)) for item in items]
     return encode_jackson(wire).decode()
 
 
 def decode_lineage(text: str) -> Lineage:
-    """The inverse of `encode_lineage`; items in the order of the text, unknown fields ignored.
+    """Decode what `encode_lineage` encodes; items in the order of the text, unknown fields ignored.
 
     Raises:
         LineageError: It is not such a list, or a version is not a positive number of 63 bits.
-        UnsafeNameError: An id cannot stand in a file name.
+        UnsafeNameError: An id cannot be part of a file name.
     """
     try:
         wire = _decoder.decode(text)
@@ -123,12 +123,12 @@ def decode_lineage(text: str) -> Lineage:
 
 
 def lineage_fits(items: Sequence[LineageItem]) -> bool:
-    """Whether a header can hold this lineage; if not, a snapshot is due first (design 0004, C6)."""
+    """Return whether a header can hold this lineage; if not, a snapshot is due first (design 0004, C6)."""
     return len(encode_modified_utf8(encode_lineage(items))) <= LINEAGE_BYTES_MAX
 
 
 def resolve(version: int, unique_id: UniqueId | None, present: Present) -> Resolution | HeaderNeeded:
-    """The base snapshot and the changelogs that make a version, or the header that has to be known to tell.
+    """Find the base snapshot and the changelogs that make a version, or the header that has to be read first.
 
     With an id only files of that id and of its lineage count, and the base is the newest snapshot among them. Where the
     lineage begins above version 1 with nothing before it, the query ran without ids before, and its base is found by
@@ -146,7 +146,7 @@ def resolve(version: int, unique_id: UniqueId | None, present: Present) -> Resol
     Raises:
         VersionMissingError: A snapshot or changelog that it takes is not there; the error names it.
         LineageError: A header has a gap, or does not lead back; or version 0 is asked for with an id.
-        UnsafeNameError: The id cannot stand in a file name.
+        UnsafeNameError: The id cannot be part of a file name.
 
     Source:
         Design 0004, R1 to R5; Spark's `RocksDB.load` and `getFullLineage`.
@@ -197,7 +197,7 @@ def _resolve_by_lineage(target: StateVersion, present: Present) -> Resolution | 
 
 
 def _check_header(of: StateVersion, header: Lineage) -> tuple[StateVersion, ...]:
-    """The versions in a header, newest first, once they are known to lead from `of` down by ones (design 0004, R5)."""
+    """Return the versions in a header, newest first, once they lead from `of` down by ones (design 0004, R5)."""
     items = sorted((StateVersion(item.version, item.unique_id) for item in header), key=by_version, reverse=True)
     expected = of.version - 1
     for item in items:
@@ -221,7 +221,7 @@ def _check_header(of: StateVersion, header: Lineage) -> tuple[StateVersion, ...]
 def _resolve_by_number(
     upper: StateVersion, target: StateVersion, present: Present
 ) -> tuple[StateVersion | None, tuple[StateVersion, ...]]:
-    """The newest snapshot without an id at or below `upper`, and every changelog after it (0004, R3 i.b, ii.b)."""
+    """Find the newest snapshot without an id at or below `upper`, and every changelog after it (0004, R3 i.b, ii.b)."""
     snapshots = (s for s in present.snapshots if s.unique_id is None and 0 < s.version <= upper.version)
     base = max(snapshots, key=by_version, default=None)
     first = 1 if base is None else base.version + 1
@@ -251,7 +251,7 @@ def _missing_by_number(
     first = gaps[0][0]
     hint = _COLLECTED_HINT
     if upper == target and any(o.version == target.version for o in present.changelogs | present.snapshots):
-        hint = "the directory has this version with unique ids only: pass the one that stands in the commit log"
+        hint = "the directory has this version with unique ids only: pass the one in the commit log"
     return VersionMissingError(
         f"cannot be put together: {changelog_name(StateVersion(first))} is not there, nor a later snapshot to start "
         f"from; missing are the changelogs of {_spell(gaps)}",
@@ -261,7 +261,7 @@ def _missing_by_number(
 
 
 def _gaps(found: Iterable[int], first: int, last: int) -> list[tuple[int, int]]:
-    """The runs of versions between `first` and `last`, both counted, that are not in `found`; never enumerated."""
+    """List the runs of versions from `first` to `last`, inclusive, that are not in `found`; never enumerated."""
     gaps: list[tuple[int, int]] = []
     for version in sorted(set(found)):
         if version > first:
@@ -286,7 +286,7 @@ def _lineage_of(chain: Sequence[StateVersion]) -> Lineage:
 def full_lineage(
     start_version: int, end: LineageItem, headers: Mapping[StateVersion, Lineage]
 ) -> Lineage | HeaderNeeded:
-    """The lineage from `start_version` to `end`, both counted, by following headers back from `end`.
+    """Return the lineage from `start_version` to `end`, inclusive, by following headers back from `end`.
 
     Args:
         start_version: At least 1 and at most the version of `end`.
@@ -327,7 +327,7 @@ def full_lineage(
 
 
 def present_in_index(index: SnapshotIndex) -> Present:
-    """What a snapshot index knows of a state directory: its files, and its lineage in place of headers (0004, R6).
+    """Return what a snapshot index has of a state directory: its files, and its lineage for headers (0004, R6).
 
     Only what ascends by one without a gap is taken for a header. A version with nothing known right below it gets none,
     because an empty header has a meaning of its own (R4).
@@ -356,11 +356,11 @@ def present_in_index(index: SnapshotIndex) -> Present:
 
 
 def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> Resolution | HeaderNeeded:
-    """As `resolve`, from a snapshot index alone: no listing, and no header where the index has the lineage.
+    """Resolve from a snapshot index alone: no listing, and no header where the index has the lineage.
 
     Args:
         version: The version of the index, or an older one that its directory still holds.
-        unique_id: The id of that version; None for a directory of checkpoint format V1. The index's own id also stands
+        unique_id: The id of that version; None for a directory of checkpoint format V1. The index's own id is also
             for its own version in a directory without ids, because a backup always has one.
         index: Of the directory of a state store.
 
@@ -380,7 +380,7 @@ def resolve_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex
 
 
 def target_in_index(version: int, unique_id: UniqueId | None, index: SnapshotIndex) -> UniqueId | None:
-    """The id to resolve by: the one that was asked for, or None where it is only the backup's own (design 0004, R6)."""
+    """Return the id to resolve by: the one asked for, or None where it is only the backup's own (design 0004, R6)."""
     metadata = index.metadata
     if unique_id is None or (version, unique_id) != (metadata.version, metadata.unique_id):
         return unique_id

@@ -35,7 +35,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 class StateMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What a snapshot says of itself.
 
-    The three fields of column families stand together: all of a store that was written by Spark 4 or by us, None in
+    The three fields of column families come together: all of a store that was written by Spark 4 or by us, None in
     files of Spark 3, where the mapping and the greatest id are both absent.
     """
 
@@ -82,7 +82,7 @@ _decoder = msgspec.json.Decoder(_SparkMetadata)
 
 
 def encode_state_metadata(metadata: StateMetadata) -> bytes:
-    """The entry as Spark 4.3 writes it.
+    """Encode the entry as Spark 4.3 writes it.
 
     Raises:
         StateMetadataError: A value is out of range, a local name occurs twice, or one of the mapping of column families
@@ -108,11 +108,11 @@ def encode_state_metadata(metadata: StateMetadata) -> bytes:
 
 
 def decode_state_metadata(data: bytes, *, subject: str = "metadata") -> StateMetadata:
-    """The entry of a snapshot that Spark 3.2 or newer, or tidemark, has written; unknown fields are ignored.
+    """Decode the entry of a snapshot of Spark 3.2 or newer, or of tidemark; unknown fields are ignored.
 
     Args:
         data: The whole entry.
-        subject: Where it stands, for errors; for example `3.zip/metadata`.
+        subject: Where it is, for errors; for example `3.zip/metadata`.
 
     Raises:
         UnknownFormatError: The first line is not `v1`.

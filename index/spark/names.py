@@ -48,7 +48,7 @@ class StateVersion(msgspec.Struct, frozen=True):
 
     # `override` is in no standard library before 3.12, and this package has no other dependency.
     def __str__(self) -> str:  # type: ignore[explicit-override]
-        """As it stands in a file name: `3` or `3_<uid>`."""
+        """Format as in a file name: `3` or `3_<uid>`."""
         return str(self.version) if self.unique_id is None else f"{self.version}_{self.unique_id}"
 
     def __lt__(self, other: "StateVersion") -> bool:
@@ -65,12 +65,12 @@ class StateFileName(msgspec.Struct, frozen=True):
 
 
 def by_version(of: StateVersion) -> tuple[int, str]:
-    """The key to sort versions by: number first, then id, none before any."""
+    """Return the key to sort versions by: number first, then id, none before any."""
     return of.version, of.unique_id or ""
 
 
 def parse_state_name(name: str) -> StateFileName | None:
-    """What a file in the directory of a state store is; None if the name is foreign.
+    """Parse the name of a file in the directory of a state store; None if it is foreign.
 
     Hadoop's hidden `.1.zip.crc`, left-overs of Spark's (`.<name>.<uuid>.tmp`) and directories are foreign.
 
@@ -100,17 +100,17 @@ def changelog_name(of: StateVersion) -> str:
 
 
 def state_name(kind: StateFileKind, of: StateVersion) -> str:
-    """The name of a snapshot or a changelog; the inverse of `parse_state_name` without a checksum."""
+    """Return the name of a snapshot or a changelog; the inverse of `parse_state_name` without a checksum."""
     return f"{of}{_SUFFIXES[kind]}"
 
 
 def checksum_name(name: str) -> str:
-    """The name of the file that holds the checksum of the file `name`."""
+    """Return the name of the file that holds the checksum of the file `name`."""
     return name + CHECKSUM_SUFFIX
 
 
 def stored_name(local_name: str, upload_id: str) -> str:
-    """The name under which a local SST or log is stored: `000008.sst` becomes `000008-<upload id>.sst`.
+    """Return the name that a local SST or log is stored under: `000008.sst` becomes `000008-<upload id>.sst`.
 
     Args:
         local_name: A checked local name (`check_sst_name`, `check_log_name`).
@@ -124,18 +124,18 @@ def stored_name(local_name: str, upload_id: str) -> str:
 
 
 def is_shared_path(path: str) -> bool:
-    """Whether a path is one that Spark or tidemark gives a file in `SSTs/` or `logs/` (design 0004, N3)."""
+    """Return whether Spark or tidemark gives a file in `SSTs/` or `logs/` this path (design 0004, N3)."""
     return _SHARED.fullmatch(path) is not None
 
 
 def check_unique_id(unique_id: str) -> UniqueId:
-    """An id from outside, once it is known to make a safe file name that parses back to it (design 0004, N1).
+    """Check that an id from outside makes a safe file name that parses back to it (design 0004, N1).
 
     Raises:
         UnsafeNameError: It is empty, has a character that no key of a store has, or `_`, or makes a name of over 255
             bytes.
     """
-    hint = "unique ids are UUIDs; take the one that stands in the commit log"
+    hint = "unique ids are UUIDs; take the one in the commit log"
     if _UNIQUE_ID.fullmatch(unique_id) is None:
         raise UnsafeNameError("cannot stand in the name of a state file", subject=f"unique id {unique_id!r}", hint=hint)
     check_file_name(checksum_name(changelog_name(StateVersion(STATE_VERSION_MAX, UniqueId(unique_id)))))
@@ -143,7 +143,7 @@ def check_unique_id(unique_id: str) -> UniqueId:
 
 
 def check_sst_name(name: str) -> str:
-    """The local name of an SST from outside, once it is known to be `<digits>.sst` (design 0004, N4).
+    """Check that the local name of an SST from outside is `<digits>.sst` (design 0004, N4).
 
     Raises:
         UnsafeNameError: It is anything else.
@@ -152,7 +152,7 @@ def check_sst_name(name: str) -> str:
 
 
 def check_log_name(name: str) -> str:
-    """The local name of an archived WAL from outside, once it is known to be `<digits>.log` (design 0004, N4).
+    """Check that the local name of an archived WAL from outside is `<digits>.log` (design 0004, N4).
 
     Raises:
         UnsafeNameError: It is anything else.
@@ -161,10 +161,10 @@ def check_log_name(name: str) -> str:
 
 
 def check_stored_name(name: str, extension: str) -> str:
-    """A name in `SSTs/` or `logs/` from outside, once it is one component of a key with this extension (0004, N4).
+    """Check that a name in `SSTs/` or `logs/` from outside is one component with this extension (0004, N4).
 
     Args:
-        name: For example `000008-<uuid>.sst`. What stands before the extension is up to its writer.
+        name: For example `000008-<uuid>.sst`. What is before the extension is up to its writer.
         extension: `.sst` or `.log`.
 
     Raises:
@@ -179,7 +179,7 @@ def check_stored_name(name: str, extension: str) -> str:
 
 
 def is_zip_entry(name: str) -> bool:
-    """Whether a file at the top of a RocksDB directory is part of a snapshot's zip (design 0004, Z3).
+    """Return whether a file at the top of a RocksDB directory is part of a snapshot's zip (design 0004, Z3).
 
     Not so: SSTs, what RocksDB and rocksdict leave beside the files that matter, leftovers of ours, and what would take
     the place of the directory of archived WALs.
@@ -188,10 +188,10 @@ def is_zip_entry(name: str) -> bool:
 
 
 def check_zip_entry(name: str) -> str:
-    """The name of an entry of a snapshot, once it is one safe component that belongs there (design 0004, N4).
+    """Check that the name of an entry of a snapshot is one safe component that belongs there (design 0004, N4).
 
     Raises:
-        UnsafeNameError: It is not a single path component, or names what never stands in a snapshot: an SST for one.
+        UnsafeNameError: It is not a single path component, or names what is never in a snapshot: an SST for one.
     """
     check_file_name(name)
     if not is_zip_entry(name):
@@ -200,7 +200,7 @@ def check_zip_entry(name: str) -> str:
 
 
 def check_store_dir(name: str) -> str:
-    """The name of a state store from outside, once it is one component of a key (design 0004, N4).
+    """Check that the name of a state store from outside is one component of a key (design 0004, N4).
 
     Raises:
         UnsafeNameError: It is anything else.

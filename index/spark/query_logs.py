@@ -74,7 +74,7 @@ class BatchOffsets(msgspec.Struct, frozen=True, kw_only=True):
     watermark_ms: int = 0
     # By the clock of the driver.
     timestamp_ms: int = 0
-    # The settings that the query is pinned to, in the order in which they stand there.
+    # The settings that the query is pinned to, in the order of the file.
     conf: dict[str, str] = msgspec.field(default_factory=dict)
     # Of version 2 only.
     sources: dict[str, SourceMetadata] = msgspec.field(default_factory=dict)
@@ -165,7 +165,7 @@ class _QueryWire(msgspec.Struct):
 
 
 def parse_batch_name(name: str) -> int | None:
-    """The batch of a file in `offsets/`, `commits/` or `_metadata/v2/`; None for what is none of Spark's."""
+    """Parse the batch of a file in `offsets/`, `commits/` or `_metadata/v2/`; None for a foreign name."""
     if _BATCH_NAME.fullmatch(name) is None:
         return None
     batch = int(name)
@@ -173,10 +173,10 @@ def parse_batch_name(name: str) -> int | None:
 
 
 def encode_offsets(offsets: BatchOffsets) -> bytes:
-    """A file of `offsets/`, byte for byte as Spark writes it.
+    """Encode a file of `offsets/`, byte for byte as Spark writes it.
 
     Raises:
-        BatchLogError: Something in it cannot be told in its version, or an offset is more than one line.
+        BatchLogError: Something in it cannot be written in its version, or an offset is more than one line.
         UnknownFormatError: There is no such version.
     """
     _check_version(offsets.version, OFFSETS_VERSION_MAX, "offsets")
@@ -195,13 +195,13 @@ def encode_offsets(offsets: BatchOffsets) -> bytes:
         if not named and item.source != str(at):
             raise BatchLogError("version 1 has no room for the name of a source", subject=f"source {item.source}")
         if named and (not item.source or any(c in item.source for c in ":\n\r")):
-            raise BatchLogError("cannot be told from its offset", subject=f"source {item.source!r}")
+            raise BatchLogError("cannot be distinguished from its offset", subject=f"source {item.source!r}")
         lines.append(f"{item.source}:{text}" if named else text)
     return _join(offsets.version, lines)
 
 
 def decode_offsets(data: bytes, *, subject: str = "offsets") -> BatchOffsets:
-    """What a file of `offsets/` says.
+    """Decode a file of `offsets/`.
 
     Args:
         data: The file.
@@ -244,10 +244,10 @@ def decode_offsets(data: bytes, *, subject: str = "offsets") -> BatchOffsets:
 
 
 def encode_commit(commit: BatchCommit) -> bytes:
-    """A file of `commits/`, byte for byte as Spark writes it.
+    """Encode a file of `commits/`, byte for byte as Spark writes it.
 
     Raises:
-        BatchLogError: Something in it cannot be told in its version, or not exactly one sink is active.
+        BatchLogError: Something in it cannot be written in its version, or not exactly one sink is active.
         UnknownFormatError: There is no such version.
     """
     _check_version(commit.version, COMMITS_VERSION_MAX, "commit")
@@ -265,7 +265,7 @@ def encode_commit(commit: BatchCommit) -> bytes:
 
 
 def decode_commit(data: bytes, *, subject: str = "commit") -> BatchCommit:
-    """What a file of `commits/` says. A file of its version line alone, as Spark 2.1 wrote it, is one of version 1.
+    """Decode a file of `commits/`. A version line alone, as Spark 2.1 wrote it, is of version 1.
 
     Args:
         data: The file.
@@ -279,7 +279,7 @@ def decode_commit(data: bytes, *, subject: str = "commit") -> BatchCommit:
     wire = _parse(lines[0] if lines else "{}", _CommitWire, subject)
     ids = None if wire.state_unique_ids is msgspec.UNSET else wire.state_unique_ids
     if version < UNIQUE_IDS_VERSION:
-        # Spark reads no such field in version 1, so nobody meant anything by it.
+        # Spark reads no such field in version 1, so it means nothing.
         ids = None
     sinks = {} if wire.sink_metadata_map is msgspec.UNSET else wire.sink_metadata_map
     if version >= SINKS_VERSION:
@@ -290,12 +290,12 @@ def decode_commit(data: bytes, *, subject: str = "commit") -> BatchCommit:
 
 
 def encode_query_id(query_id: str) -> bytes:
-    """The file `metadata` at the root of a checkpoint."""
+    """Encode the file `metadata` at the root of a checkpoint."""
     return encode_jackson(_QueryWire(query_id))
 
 
 def decode_query_id(data: bytes, *, subject: str = "metadata") -> str:
-    """The id of the query whose checkpoint it is.
+    """Decode the id of the query whose checkpoint it is.
 
     Raises:
         BatchLogError: It is not what Spark writes.
@@ -304,10 +304,10 @@ def decode_query_id(data: bytes, *, subject: str = "metadata") -> str:
 
 
 def encode_operator(operator: OperatorMetadata) -> bytes:
-    """The metadata of an operator, byte for byte as Spark writes it.
+    """Encode the metadata of an operator, byte for byte as Spark writes it.
 
     Raises:
-        BatchLogError: Something in it cannot be told in its version.
+        BatchLogError: Something in it cannot be written in its version.
         UnknownFormatError: There is no such version.
     """
     _check_version(operator.version, OPERATOR_VERSION_MAX, "operator metadata")
@@ -331,7 +331,7 @@ def encode_operator(operator: OperatorMetadata) -> bytes:
 
 
 def decode_operator(data: bytes, *, subject: str = "operator metadata") -> OperatorMetadata:
-    """What the metadata of an operator says.
+    """Decode the metadata of an operator.
 
     Args:
         data: The file.
@@ -361,13 +361,13 @@ def decode_operator(data: bytes, *, subject: str = "operator metadata") -> Opera
 
 
 def order_stores(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of an operator's stores in the order in which a commit has their ids.
+    """Return the names of an operator's stores in the order in which a commit has their ids.
 
     Args:
-        names: As its metadata tells them.
+        names: As its metadata has them.
 
     Raises:
-        BatchLogError: An operator of several stores is none that is known: nobody knows which id is whose.
+        BatchLogError: An operator of several stores is unknown: which id belongs to which is not known.
     """
     found = tuple(names)
     if len(found) <= 1:
@@ -390,7 +390,7 @@ def _check_version(version: int, version_max: int, subject: str) -> None:
 
 
 def _split(data: bytes, version_max: int, subject: str) -> tuple[int, list[str]]:
-    """The version of a file and the lines after it, without what ends them."""
+    """Split a file into its version and the lines after it, without line ends."""
     first, *lines = _text(data, subject).replace("\r\n", "\n").removesuffix("\n").split("\n")
     m = _VERSION_LINE.fullmatch(first.strip())
     if m is None:
@@ -408,7 +408,7 @@ def _text(data: bytes, subject: str) -> str:
 
 
 def _join(version: int, lines: Iterable[str]) -> bytes:
-    """A file: Spark ends none of them with a newline."""
+    """Join lines to a file: Spark ends none of them with a newline."""
     return "\n".join([f"v{version}", *lines]).encode()
 
 

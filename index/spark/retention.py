@@ -40,7 +40,7 @@ _HINT = "the directory was not whole when it was backed up; restore another vers
 def select_state_files(
     resolution: Resolution, metadata: StateMetadata | None, present: Mapping[FilePath, _Present]
 ) -> dict[FilePath, _Present]:
-    """The files that it takes so that Spark, or our state store, can load a version from a directory with nothing else.
+    """Select the files from which Spark, or our state store, can load a version, and nothing else.
 
     Args:
         resolution: What the version is made of.
@@ -77,9 +77,9 @@ def select_state_files(
 
 def _shared(metadata: StateMetadata | None) -> Iterator[tuple[FilePath, StoredFile]]:
     if metadata is not None:
-        for room, files in ((SSTS, metadata.sst_files), (LOGS, metadata.log_files)):
+        for directory, files in ((SSTS, metadata.sst_files), (LOGS, metadata.log_files)):
             for stored in files:
-                yield (room, stored.stored_name), stored
+                yield (directory, stored.stored_name), stored
 
 
 def _need(resolution: Resolution, path: FilePath, present: Mapping[FilePath, _Present]) -> _Present:
@@ -122,7 +122,7 @@ class StateListing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedStatus(msgspec.Struct, frozen=True):
-    """A file in `SSTs/` or `logs/`, as a listing tells of it."""
+    """A file in `SSTs/` or `logs/`, as a listing has it."""
 
     # Relative to the directory of the state store.
     path: str
@@ -145,7 +145,7 @@ class Deletion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def deletion_is_due(*, oldest_seen: int, newest_seen: int | None, retained_min: int, deleted_min: int) -> bool:
-    """Whether a listing is worth its price: so many versions have to be stale, by what this process has seen (G1).
+    """Return whether a listing is worth its price: a number of versions are stale, by what this process saw (G1).
 
     Args:
         oldest_seen: The oldest version kept by the last deletion; 1 before it.
@@ -170,7 +170,7 @@ class BaseNeeded(msgspec.Struct, frozen=True):
 def choose_oldest_kept(
     listing: StateListing, *, retained_min: int, deleted_max: int = -1, needed: Resolution | None = None
 ) -> int | BaseNeeded:
-    """The oldest snapshot that stays: the newest one from which the oldest version to retain can be put together (G1).
+    """Choose the oldest snapshot to keep: the newest that the oldest version to retain can be made from (G1).
 
     Numbers alone tell that only where one history is there. A snapshot of an attempt that lost, or of a history that
     was left, is no base of anything that is to be retained (G7).
@@ -178,8 +178,8 @@ def choose_oldest_kept(
     Args:
         listing: All that is there, of every unique id.
         retained_min: How many versions stay loadable.
-        deleted_max: The oldest that stays is at most so many versions above the oldest there is; -1: any number.
-        needed: What the version that the caller stands at is made of. If newer snapshots are there, of a history that
+        deleted_max: The oldest that stays is at most this number of versions above the oldest there is; -1: any number.
+        needed: What the version of the caller is made of. If newer snapshots are there, of a history that
             was left, the versions to retain are counted from this one (G4). None: the caller does not know; then they
             are counted from where the first two histories part.
 
@@ -210,13 +210,13 @@ def choose_oldest_kept(
 
 
 def _forks(listing: StateListing) -> list[int]:
-    """The versions of which more than one attempt is there."""
+    """List the versions of which more than one attempt is there."""
     counts = Counter(of.version for of in {*listing.snapshots, *listing.changelogs})
     return [version for version, count in counts.items() if count > 1]
 
 
 def _is_certain(version: int, listing: StateListing, needed: Resolution | None) -> bool:
-    """Whether every history that goes through this version has a snapshot of it.
+    """Return whether every history that goes through this version has a snapshot of it.
 
     Of each version between its base and its end a history has a file. So where all files of a version are snapshots or
     lie beside one, the one that counts has one too, whichever it is.
@@ -231,11 +231,11 @@ def _is_certain(version: int, listing: StateListing, needed: Resolution | None) 
 
 
 def find_base(needed: BaseNeeded, target: StateVersion, present: Present) -> Resolution | HeaderNeeded:
-    """What an older version of the history that leads to `target` is made of.
+    """Find what an older version of the history that leads to `target` is made of.
 
     Args:
         needed: The older version; if it is below 1, version 1 is meant.
-        target: Where the caller stands, with its id.
+        target: The version of the caller, with its id.
         present: What is there, and the headers that are known.
 
     Returns:
@@ -256,7 +256,7 @@ def find_base(needed: BaseNeeded, target: StateVersion, present: Present) -> Res
 def snapshots_to_delete(
     snapshots: Iterable[StateVersion], oldest_kept: int, needed: Resolution | None
 ) -> tuple[StateVersion, ...]:
-    """The snapshots below the oldest that stays, but for the one that the caller's version stands on (G4)."""
+    """List the snapshots below the oldest to keep, but for the one that the caller's version is based on (G4)."""
     base = None if needed is None else needed.base
     return tuple(of for of in snapshots if of.version < oldest_kept and of != base)
 
@@ -269,7 +269,7 @@ def plan_deletion(
     oldest_kept: int,
     needed: Resolution | None = None,
 ) -> Deletion | None:
-    """What goes once the oldest snapshot that stays is known.
+    """Plan what is deleted once the oldest snapshot to keep is known.
 
     Args:
         listing: The directory.
@@ -308,7 +308,7 @@ def find_orphan_files(named: Collection[str], shared: Sequence[SharedStatus], *,
     """SSTs and logs that no snapshot names and that no upload under way can be about to name (G3).
 
     An upload puts its files before its snapshot, so what no snapshot names may be of one that is not there yet. What is
-    older than every file that is named is not. What has not the form of such a name is somebody else's (G5).
+    older than every file that is named is not. A name of another form is a foreign file (G5).
 
     Args:
         named: Paths that snapshots name, those included that are about to go.

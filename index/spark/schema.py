@@ -1,7 +1,7 @@
 """The schema that Spark stores beside the rows of a state: what the fields of keys and values are.
 
 `_metadata/schema` of a store's partition 0 is of version 1 or 2 and of the one table of the store; the files in
-`_stateSchema/` are of version 3 and name every column family. Types stand in them as Spark's JSON.
+`_stateSchema/` are of version 3 and name every column family. Types are in them as Spark's JSON.
 """
 
 import re
@@ -17,7 +17,7 @@ from index.java_text import decode_utf
 from index.spark.query_logs import DEFAULT_STORE
 
 VERSION_MAX: Final = 3
-# Texts over 65,535 bytes are told in pieces; nobody has a schema of so many.
+# Texts over 65,535 bytes are written in pieces; no schema is that long.
 CHUNKS_MAX: Final = 1024
 FAMILIES_MAX: Final = 32_768
 # What a schema file may have.
@@ -40,7 +40,7 @@ class AtomType(msgspec.Struct, frozen=True):
 
 
 class DecimalType(msgspec.Struct, frozen=True):
-    """A number with so many digits, of which so many stand behind the point."""
+    """A decimal number: its digits in all, and those after the point."""
 
     precision: int
     scale: int
@@ -89,7 +89,7 @@ class StateSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decode_state_schema(data: bytes, *, subject: str = "schema") -> tuple[StateSchema, ...]:
-    """What a schema file says: one table up to version 2, and in version 3 one for each column family.
+    """Decode a schema file: one table up to version 2, and in version 3 one for each column family.
 
     Args:
         data: The file.
@@ -123,7 +123,7 @@ def decode_state_schema(data: bytes, *, subject: str = "schema") -> tuple[StateS
 
 
 def decode_type(json: str, *, subject: str = "schema") -> DataType:
-    """A type as Spark's JSON tells it.
+    """Decode a type from Spark's JSON.
 
     Raises:
         BatchLogError: It is none.
@@ -135,9 +135,9 @@ def decode_type(json: str, *, subject: str = "schema") -> DataType:
 
 
 def with_unique_names(of: DataType) -> DataType:
-    """The same type with fields of one name numbered: `sum` and `sum` become `sum_0` and `sum_1`.
+    """Return the type with fields of one name numbered: `sum` and `sum` become `sum_0` and `sum_1`.
 
-    The buffers of an aggregation have many fields of one name, and Arrow tells the fields of a struct by their names.
+    The buffers of an aggregation have many fields of one name, and Arrow needs them to be unique.
     """
     match of:
         case StructType(fields=fields):
@@ -157,7 +157,7 @@ def with_unique_names(of: DataType) -> DataType:
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Names that are there once as they are, others with a number that makes them unique."""
+    """Return names as they are where they are unique, others with a number that makes them so."""
     counts = Counter(names)
     taken = {name for name, count in counts.items() if count == 1}
     numbers = dict.fromkeys(counts, 0)
@@ -221,7 +221,7 @@ def _read_family(reader: _Reader, subject: str) -> StateSchema:
     reader.number(_SHORT)
     value = reader.chunks()
     encoder = reader.chunks()
-    reader.chunks()  # of the part of the key that is the user's own: it stands in the key's schema
+    reader.chunks()  # of the part of the key that is the user's own: it is in the key's schema
     found = _schema(key, value, subject)
     return msgspec.structs.replace(found, family=family, key_encoder=encoder)
 

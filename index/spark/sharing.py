@@ -2,7 +2,7 @@
 
 Spark goes by name and size along one RocksDB history, which has failed it eight times (SPARK-43404 to SPARK-52637).
 Here a file also has to be what it was when it was put there or fetched: by the identity that RocksDB wrote into it, or
-by its hash if it has none. An identity says which file it was, not that nobody has altered it since: for that it also
+by its hash if it has none. An identity says which file it was, not that it is unaltered since: for that it also
 has to be the same inode with the same time of its last change (S5).
 """
 
@@ -25,13 +25,13 @@ class FileStamp(msgspec.Struct, frozen=True):
 
 
 class LocalStateFile(msgspec.Struct, frozen=True):
-    """An SST or an archived WAL as it stands on this machine."""
+    """An SST or an archived WAL as it is on this machine."""
 
     # `<digits>.sst` or `<digits>.log`, whatever directory it is in.
     name: str
     size_bytes: int
     identity: FileIdentity
-    # None: nobody has looked, and it counts as altered.
+    # None: unknown, and it counts as altered.
     stamp: FileStamp | None = None
     # Whether it has other names: as a file of a rocksdb_checkpoint has, unless the file system knows no hard links.
     is_linked: bool = False
@@ -55,7 +55,7 @@ SharedFiles = Mapping[str, SharedFile]
 
 
 def as_fetched(shared: SharedFiles, kept: Collection[str], version: int) -> dict[str, SharedFile]:
-    """What is known of local files when a version is loaded: of those that stay, what would be if they were fetched.
+    """Return what is known of local files when a version is loaded: of those that stay, as if they were fetched.
 
     The snapshot names them, and no stored name ever gets other bytes: so it does not matter which version, of which
     history, has put them there, and the next snapshot may name them as well (S1). Everything else goes.
@@ -82,7 +82,7 @@ def choose_kept(
     shared: SharedFiles,
     pending: Collection[str],
 ) -> frozenset[str]:
-    """The local files that need not be fetched, as they are exactly what a snapshot wants.
+    """Choose the local files that need not be fetched, as they are exactly what a snapshot wants.
 
     Args:
         local: What is there.
@@ -110,7 +110,7 @@ def choose_kept(
 def choose_reused(
     local: Sequence[LocalStateFile], shared: SharedFiles, *, version: int, pending: Collection[str]
 ) -> frozenset[str]:
-    """The local files of a new snapshot whose copies in the store can be named again (S1, S2).
+    """Choose the local files of a new snapshot whose copies in the store can be named again (S1, S2).
 
     Args:
         local: SSTs and archived WALs of the snapshot.
@@ -132,9 +132,9 @@ def choose_reused(
 
 
 def find_altered(local: Iterable[LocalStateFile], shared: SharedFiles) -> tuple[str, ...]:
-    """The local names of files that somebody has written to since they were put there or fetched (S5).
+    """Find the local names of files that were written to since they were put there or fetched (S5).
 
-    RocksDB never writes to an SST again. Another inode of the same identity is no proof, but a copy that somebody made:
+    RocksDB never writes to an SST again. Another inode of the same identity is no proof, but a copy:
     the file system, if it knows no hard links, and that may use an inode again.
     """
     return tuple(
@@ -153,7 +153,7 @@ def _has_changed(now: FileStamp | None, then: FileStamp | None) -> bool:
 
 
 def is_stale(newest_use: int, newest_snapshot: int, versions_retained: int) -> bool:
-    """Whether somebody who retains so many versions may have deleted a file that was last used by `newest_use` (S4).
+    """Return whether a file last used by `newest_use` may have been deleted, if so many versions are retained (S4).
 
     Args:
         newest_use: The newest version known to name the file.

@@ -8,7 +8,7 @@ rows under the numbers of batches that a sink has seen already.
 Spark keeps one file per entry, and now and then an `<entry>.compact` that has the lines of all before it, which then
 go. It takes the number of entries between two of those from their names, and fails where it then misses one.
 
-Paths in the files of a checkpoint that stands somewhere else now are written anew (R5). Spark writes two kinds of
+Paths in the files of a checkpoint that is at another place now are rewritten (R5). Spark writes two kinds of
 absolute paths into a checkpoint: those of schema files, in the metadata of operators, and those of the files that a
 file source has seen. Everything here is pure.
 
@@ -64,7 +64,7 @@ class _Line(msgspec.Struct, rename="camel"):
 
 
 def newest_entry(offset: SourceOffset) -> int | None:
-    """The newest log entry that an offset of a file source names, -1 for none; None for an offset of anything else."""
+    """Return the newest log entry that an offset of a file source names, -1 for none; None for any other offset."""
     try:
         return msgspec.json.decode(offset.offset or "", type=_FileOffset).log_offset
     except (*UNDECODABLE, UnicodeEncodeError):
@@ -72,14 +72,14 @@ def newest_entry(offset: SourceOffset) -> int | None:
 
 
 def plan_cut(names: Collection[str], newest: int) -> LogCut:
-    """How a log is made to end with an entry.
+    """Plan how a log is made to end with an entry.
 
     Args:
         names: Of the files in its directory; others than entries are passed over.
         newest: The entry; -1 or less: no entry stays.
 
     Returns:
-        Nothing to do, if nothing stands beyond the entry, or if not all before it is there: then the log is not what
+        Nothing to do, if nothing is beyond the entry, or if not all before it is there: then the log is not what
         it seems.
     """
     plain, compacts = _sort(names)
@@ -106,7 +106,7 @@ def plan_cut(names: Collection[str], newest: int) -> LogCut:
 
 
 def join_entries(files: Iterable[tuple[str, bytes]], newest: int) -> bytes:
-    """The compact entry that has the lines of some files up to an entry.
+    """Make the compact entry that has the lines of some files up to an entry.
 
     Args:
         files: Names and contents, as `LogCut.joined` has them.
@@ -125,7 +125,7 @@ def join_entries(files: Iterable[tuple[str, bytes]], newest: int) -> bytes:
 
 
 def missing_entries(names: Collection[str], newest: int) -> tuple[str, ...]:
-    """The first entries that a log lacks to be whole up to one.
+    """List the first entries that a log lacks to be whole up to one.
 
     Args:
         names: Of the files in its directory; others than entries are passed over.
@@ -140,7 +140,7 @@ def missing_entries(names: Collection[str], newest: int) -> tuple[str, ...]:
 
 
 def is_entry(name: str) -> bool:
-    """Whether a file in the directory of a log is an entry, compacted or not."""
+    """Return whether a file in the directory of a log is an entry, compacted or not."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -187,7 +187,7 @@ def _names(plain: set[int], compacts: set[int], *, above: int) -> tuple[str, ...
 
 
 def relocate_operator(data: bytes, target: str, *, exact: bool = False, subject: str) -> bytes:
-    """The metadata of an operator in a checkpoint whose root is `target`.
+    """Rewrite the metadata of an operator in a checkpoint whose root is `target`.
 
     Args:
         data: `_metadata/v2/<batch>`, as Spark wrote it.
@@ -224,7 +224,7 @@ def _relocate_schema(path: str, target: str, *, exact: bool, subject: str) -> st
 
 
 def _as_spark_writes(target: str, before: str) -> str:
-    """The root of a checkpoint in the form that another root has, as far as both are of the same kind of store."""
+    """Write the root of a checkpoint in the form of another root, as far as both are of the same kind of store."""
     target = target.rstrip("/")
     old, new = _SCHEME.fullmatch(before), _SCHEME.fullmatch(target)
     if new is None:
@@ -240,7 +240,7 @@ def _as_spark_writes(target: str, before: str) -> str:
 
 
 class PathMap:
-    """Where the inputs of a query stand now: prefixes of paths, by prefixes of paths, at whole components.
+    """Where the inputs of a query are now: prefixes of paths, by prefixes of paths, at whole components.
 
     Args:
         prefixes: From old to new. Without a scheme each is a path of a local file system, as people write it; with
@@ -256,7 +256,7 @@ class PathMap:
         self.unused = set(prefixes)
 
     def relocate(self, path: str) -> str:
-        """The path of an input file, where it is now."""
+        """Return the path of an input file, where it is now."""
         found = _canonical_url(path)
         for old, (given, new) in self._prefixes:
             if found == old or found.startswith(f"{old}/"):
@@ -265,7 +265,7 @@ class PathMap:
         return path
 
     def relocate_log(self, data: bytes) -> bytes:
-        """An entry of a file source's log, `sources/<n>/<k>` or `<k>.compact`; what is none comes back as it is."""
+        """Rewrite an entry of a file source's log, `sources/<n>/<k>` or `<k>.compact`; anything else is unchanged."""
         if not self._prefixes or _VERSION_LINE.match(data) is None:
             return data
         first, *lines = data.split(b"\n")
@@ -283,7 +283,7 @@ class PathMap:
 
 
 def _written(path: str) -> str:
-    """A prefix as Spark writes it: a URL, percent-encoded if it was a local path."""
+    """Write a prefix as Spark does: a URL, percent-encoded if it was a local path."""
     path = path.rstrip("/")
     return path if _SCHEME.fullmatch(path) else f"{_FILE}://{_quoted(path)}"
 
@@ -293,7 +293,7 @@ def _canonical(path: str) -> str:
 
 
 def _canonical_url(url: str) -> str:
-    """The same for `file:/a` and `file:///a`."""
+    """Return the same URL for `file:/a` and `file:///a`."""
     m = _SCHEME.fullmatch(url)
     if m is None or m["scheme"] != _FILE:
         return url

@@ -5,9 +5,9 @@ from typing import Any, Final
 
 import msgspec
 
-from engine.checkpoint.check.entries import entry_fields, is_cut_json
+from engine.checkpoint.check.logs import entry_fields, is_cut_json
+from engine.checkpoint.file_check import check_zip_file
 from engine.checkpoint.sst_check import check_sst
-from engine.checkpoint.state_files import check_zip_file
 from engine.local.hashing import crc32c
 from engine.state.compression import (
     CODECS,

@@ -14,7 +14,7 @@ from blobstore.base import BytesBody, list_blobs, read_blob
 from blobstore.local.store import LocalStore
 from blobstore.memory import MemoryStore
 from engine.checkpoint.backup import backup_checkpoint
-from engine.checkpoint.restore import restore_checkpoint
+from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.inspect.verify import Level
 from engine.records.missing import find_complete
 from engine.repository.repository import Repository
@@ -146,7 +146,7 @@ async def test_a_backup_of_a_checkpoint_comes_back_and_goes_on(repository: Repos
     assert backup.batch == BATCHES - 1
     for replayed in (False, True):
         target = tmp_path / f"replayed-{replayed}"
-        await restore_checkpoint(repository, target, job=commit.scope.job, replayed=replayed)
+        await restore_checkpoint(repository, target, RestoreChoice(job=commit.scope.job, replayed=replayed))
         await check_rows(target, tmp_path / f"work-{replayed}", batch=BATCHES - 1, partitions=1)
     done = await backup_checkpoint(repository, tmp_path / "replayed-False")
     assert not done.is_new

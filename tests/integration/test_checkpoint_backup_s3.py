@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.opening import open_store
-from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.repository.repository import Repository
 from tests.servers.s3_server import S3Server
 from tests.unit.engine.checkpoint.live_query import LiveQuery, check_rows, names_below, restore_backup
@@ -23,7 +23,7 @@ async def test_a_query_on_s3_is_backed_up_while_it_goes_on(s3_bucket: str, tmp_p
         async with await Repository.init(f"s3://{s3_bucket}/backups", margin_ms=3_600_000) as repository:
             await query.run(4)
             # As Spark calls it.
-            first = await backup_checkpoint(repository, url.replace("s3:", "s3a:", 1), scratch=tmp_path)
+            first = await backup_checkpoint(repository, url.replace("s3:", "s3a:", 1), BackupChoice(scratch=tmp_path))
             assert (first.backup.batch, first.is_new) == (3, True)
             assert not (await backup_checkpoint(repository, url)).is_new
             running = asyncio.create_task(query.run(8))

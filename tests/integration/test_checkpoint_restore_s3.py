@@ -10,10 +10,15 @@ from pyspark.sql import SparkSession
 
 from blobstore.opening import StoreSettings
 from engine.checkpoint.backup import backup_checkpoint
-from engine.checkpoint.object_target import ObjectTarget
-from engine.checkpoint.restore import make_target, restore_checkpoint
-from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice, RestoredCheckpoint
+from engine.checkpoint.restore import (
+    CheckpointRestore,
+    RestoreChoice,
+    RestoredCheckpoint,
+    make_target,
+    restore_checkpoint,
+)
 from engine.checkpoint.store import StoreRestored, StoreToRestore
+from engine.checkpoint.targets import ObjectTarget
 from engine.clock import SystemRuntime
 from engine.errors import DamagedError, TargetError
 from engine.repository.repository import Repository
@@ -49,7 +54,7 @@ class World:
 
     async def restore(self, **choice: Any) -> RestoredCheckpoint:
         async with await Repository.open(f"{self.bucket}/repository") as repository:
-            return await restore_checkpoint(repository, f"{self.bucket}/checkpoints/here", **choice)
+            return await restore_checkpoint(repository, f"{self.bucket}/checkpoints/here", RestoreChoice(**choice))
 
     async def copy(self, prefix: str = "checkpoints/here") -> Path:
         """What is in the bucket, on this disk."""
@@ -102,12 +107,13 @@ async def test_executors_publish_their_stores_and_may_be_repeated(world: World, 
     """What `engine.spark.checkpoint.restore` does, without Spark."""
     target = f"{world.bucket}/checkpoints/here"
     async with await Repository.open(f"{world.bucket}/repository") as repository:
-        place = make_target(target, SystemRuntime(), move_aside=False)
-        restore = CheckpointRestore(repository, place, RestoreChoice(replayed=replayed), SystemRuntime())
+        choice = RestoreChoice(replayed=replayed)
+        place = make_target(target, SystemRuntime(), choice)
+        restore = CheckpointRestore(repository, place, choice, SystemRuntime())
         stores = await restore.begin()
         assert isinstance(place, ObjectTarget)
         await place.clear()
-        task = _task(repository, world, target, stores, replayed=replayed)
+        task = _task(repository, world, target, stores)
         outcomes = []
         for item in stores:
             work = _work(item)
@@ -126,11 +132,11 @@ def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
 ) -> None:
     """The driver's part; the stores, which Spark would spread, are carried out here."""
     world = asyncio.run(World(s3_bucket, tmp_path).begin())
-    rehearsals: list[bool] = []
+    trials: list[bool] = []
     indexes: list[str] = []
 
     def carry_out(_: object, task: RestoreCheckpointStores, __: object) -> tuple[StoreRestored, ...]:
-        rehearsals.append(task.rehearses)
+        trials.append(task.is_trial)
         indexes.extend(item.reference.index.key for item in task.wanted.values())
         with task.access.borrow() as repository:
 
@@ -141,13 +147,12 @@ def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
             return tuple(map(one, task.wanted.values()))
 
     def restore() -> RestoredCheckpoint:
-        rehearsals.clear()
+        trials.clear()
         return restore_on_spark(
             cast("SparkSession", None),
             f"{world.bucket}/repository",
             f"{world.bucket}/checkpoints/here",
-            move_aside=True,
-            replayed=replayed,
+            RestoreChoice(move_aside=True, replayed=replayed),
         )
 
     def names(prefix: str) -> set[str]:
@@ -155,16 +160,16 @@ def test_on_spark_nothing_is_moved_aside_before_every_store_was_seen(
 
     monkeypatch.setattr(checkpoint_restore, "_carry_out", carry_out)
     assert restore().moved_aside == ""
-    assert rehearsals == [False]
+    assert trials == [False]
     assert restore().moved_aside.startswith(f"{world.bucket}/checkpoints/here.aside-")
-    assert rehearsals == [True, False]
+    assert trials == [True, False]
     asyncio.run(_check_newest(world))
 
     before = names("checkpoints/")
     s3_server.client.put_object(Bucket=s3_bucket, Key=f"repository/{indexes[-1]}", Body=b"altered")
     with pytest.raises((DamagedError, FormatError)):
         restore()
-    assert rehearsals == [True]
+    assert trials == [True]
     assert names("checkpoints/") == before
 
 
@@ -176,7 +181,9 @@ async def test_the_prefix_of_the_repository_is_no_target(world: World) -> None:
     async with await Repository.open(f"{world.bucket}/repository") as repository:
         for target in ("repository", "repository/blobs"):
             with pytest.raises(TargetError, match="the place of the repository itself"):
-                await restore_checkpoint(repository, f"s3a://{world.bucket[5:]}/{target}", move_aside=True)
+                await restore_checkpoint(
+                    repository, f"s3a://{world.bucket[5:]}/{target}", RestoreChoice(move_aside=True)
+                )
 
 
 def _work(item: StoreToRestore) -> StoreWork:
@@ -184,7 +191,7 @@ def _work(item: StoreToRestore) -> StoreWork:
 
 
 def _task(
-    repository: Repository, world: World, target: str, stores: tuple[StoreToRestore, ...], *, replayed: bool
+    repository: Repository, world: World, target: str, stores: tuple[StoreToRestore, ...]
 ) -> RestoreCheckpointStores:
     settings = repository.settings
     return RestoreCheckpointStores(
@@ -192,7 +199,6 @@ def _task(
             url=f"{world.bucket}/repository", record=repository.record, store=StoreSettings(), transfer=settings
         ),
         scope=Scope("query"),
-        replayed=replayed,
         root=target,
         is_directory=False,
         target_settings=StoreSettings(),

@@ -18,6 +18,7 @@ from pyspark.errors.exceptions.base import PySparkPicklingError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from engine.checkpoint.backup import BackupChoice
 from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
 from engine.rocksdb.store import RocksDbSettings, StoreReader, StoreWriter
@@ -181,7 +182,7 @@ def tell_of_a_listener_and_the_sources(spark: SparkSession, root: Path) -> None:
     url, checkpoint = new_repository(root), root / "checkpoint"
     for key, value in spark_connect.CONF.items():
         spark.conf.set(key, value)
-    with BackupListener(checkpoint, url, job="words") as listener:
+    with BackupListener(checkpoint, url, BackupChoice(job="words")) as listener:
         spark.streams.addListener(listener)
         for batch in range(2):
             spark_connect.arrive(spark, batch, root)

@@ -13,14 +13,13 @@ from pyspark.sql import SparkSession
 from blobstore.checkpoint_files import CheckpointFiles
 from blobstore.errors import StoreUnavailableError
 from blobstore.memory import MemoryStore
-from blobstore.opening import StoreSettings
 from engine.checkpoint import backup as live
-from engine.checkpoint.backup import CheckpointBackupResult
-from engine.checkpoint.backup_steps import begin_backup
+from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, begin_backup
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.errors import ConflictError, DamagedError, NotFoundError, StaleResultError, UnsafeSourceError
 from engine.repository.repository import Repository
-from engine.spark.checkpoint.backup import BackupLiveStores, _results, _told, backup_checkpoint
+from engine.spark.access import SparkOptions
+from engine.spark.checkpoint.backup import BackupLiveStores, _message, _results, backup_checkpoint
 from engine.spark.spread import StoreOutcome, StoreWork
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint, open_query_state
@@ -68,7 +67,7 @@ def test_executors_take_the_backup_that_one_machine_takes(
     assert not backup_checkpoint(spark, url, checkpoint).is_new
     shutil.rmtree(checkpoint)
     shutil.copytree(checkpoints[6], checkpoint)
-    second = backup_checkpoint(spark, url, f"file://{checkpoint}", partitions_max=2)
+    second = backup_checkpoint(spark, url, f"file://{checkpoint}", options=SparkOptions(partitions_max=2))
     assert second.commit.record.predecessor == first.commit.pointer
     assert 0 < second.state.files_added < second.state.files
     target = run(restored(url, second.commit, tmp_path / "restored"))
@@ -93,15 +92,13 @@ async def outcomes_of(kind: str, scratch: Path) -> list[StoreOutcome]:
     await query.close()
     root = CheckpointDir(CheckpointFiles(query.files or MemoryStore()), location="s3://bucket/query")
     repository = await Repository.init(MemoryStore())
-    begun = await begin_backup(repository, root)
+    begun = await begin_backup(repository, root, BackupChoice())
     task = BackupLiveStores(
         access=None,  # type: ignore[arg-type]  # nothing is opened
         scope=begun.scope,
         checkpoint="",
-        checkpoint_settings=StoreSettings(),
-        stores={(store.id.task, store.id.store): store for store in begun.at.stores},
-        verify=True,
-        scratch=str(scratch),
+        stores={(item.store.id.task, item.store.id.store): item for item in begun.stores},
+        choice=BackupChoice(scratch=scratch),
     )
     for status in await root.walk("state"):
         if status.path.endswith(kind):
@@ -145,7 +142,7 @@ def test_what_executors_refuse_names_store_and_file(
 def test_notes_of_an_error_come_with_it() -> None:
     error = DamagedError("is cut short", operation="check", subject="s3://b/q/state/0/0/1.zip")
     error.add_note("and more")
-    assert _told(error, "state/0/0", "s3://b/q") == "check state/0/0/1.zip: is cut short; and more"
+    assert _message(error, "state/0/0", "s3://b/q") == "check state/0/0/1.zip: is cut short; and more"
 
 
 Rows = dict[str, dict[tuple[str, bytes], bytes]]

@@ -16,8 +16,8 @@ from blobstore.opening import StoreSettings
 from engine.checkpoint.check.contents import StoreWork
 from engine.checkpoint.check.logs import LogsChecked, check_logs
 from engine.checkpoint.check.stores import check_store
+from engine.checkpoint.file_check import find_left_overs
 from engine.checkpoint.findings import CheckLevel, CheckReport, Finding, StoreChecked
-from engine.checkpoint.hidden import find_left_overs
 from engine.clock import Runtime, SystemRuntime
 from engine.progress import NO_PROGRESS, Progress
 from engine.state.checkpoint_dir import CheckpointDir
@@ -59,7 +59,7 @@ async def check_checkpoint(
         store_settings: Of the store that is opened.
         scratch: Where private directories are made, of the size of `stores_at_once` stores; None: where this machine
             keeps such files.
-        level: `quick` leaves out what stands in SSTs, and loading the newest version.
+        level: `quick` leaves out the content of SSTs, and loading the newest version.
         stores_at_once: How many.
         progress: Hears of stores, as files, and of bytes.
         runtime: The clock.

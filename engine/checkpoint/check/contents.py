@@ -8,10 +8,9 @@ import msgspec
 
 from blobstore.concurrency import run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
+from engine.checkpoint.file_check import ChangelogReport, check_changelog_file, check_hidden, check_zip_file
 from engine.checkpoint.findings import CheckLevel, Finding, damage
-from engine.checkpoint.hidden import check_hidden
 from engine.checkpoint.sst_check import check_sst
-from engine.checkpoint.state_files import ChangelogReport, check_changelog_file, check_zip_file
 from engine.errors import DamagedError, EngineError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.local_files import shared_path
@@ -42,7 +41,7 @@ class StoreContents:
     """The files of one store, while it is checked.
 
     Attributes:
-        sizes: Of every file of the store by its path, once somebody has listed them; in bytes.
+        sizes: Of every file of the store by its path, once they are listed; in bytes.
         findings: What was found so far.
         damaged: The paths that a finding of damage is about.
         changelogs: What was read; None for what is damaged.
@@ -67,7 +66,7 @@ class StoreContents:
         self.counts = {"files": 0, "size_bytes": 0, "ssts": 0, "blocks": 0}
 
     async def changelog(self, of: StateVersion) -> ChangelogReport | None:
-        """A changelog, read whole, once (K4); None if it is damaged."""
+        """Read a changelog whole, once (K4); None if it is damaged."""
         if of not in self.changelogs:
             name = changelog_name(of)
             checksum = await self._checksum(name, of)
@@ -95,7 +94,7 @@ class StoreContents:
         return self.changelogs[of]
 
     async def zip(self, of: StateVersion) -> StateMetadata | None:
-        """What a snapshot's zip names, all of it read once (K4); None if it is damaged."""
+        """Read a snapshot's zip whole, once (K4); None if it is damaged."""
         if of not in self.zips:
             name = snapshot_name(of)
             checksum = await self._checksum(name, of)
@@ -111,7 +110,7 @@ class StoreContents:
         return self.zips[of]
 
     async def _checksum(self, name: str, of: StateVersion) -> bytes | None:
-        """The `.crc` beside a file; beside a name without an id it may be of a file that was overwritten (0004, N5)."""
+        """Read the `.crc` beside a file; without an id it may be of a file that was overwritten (0004, N5)."""
         path = checksum_name(name)
         if of.unique_id is None or path not in self.sizes:
             return None
@@ -121,10 +120,10 @@ class StoreContents:
         except BlobNotFoundError:
             return None
         except InvalidRequestError:
-            return b""  # larger than any: it is refused by whoever reads it
+            return b""  # larger than any: its reader refuses it
 
     async def check_shared(self) -> None:
-        """Every SST and log that a needed snapshot names: there, of its size, and sound (K3, K4)."""
+        """Check every SST and log that a needed snapshot names: there, of its size, and sound (K3, K4)."""
         seen: set[str] = set()
         for of, state in sorted(self.zips.items(), key=lambda item: by_version(item[0]), reverse=True):
             if state is None:
@@ -163,7 +162,7 @@ class StoreContents:
                 Finding(
                     kind="warning",
                     path=f"{self._work.id.path}/{path}",
-                    message=f"{report.reason}: nobody can tell whether it is whole",
+                    message=f"{report.reason}: it cannot be decided whether it is whole",
                     hint="only a comparison with a backup can tell",
                     rule="K3",
                 )
@@ -194,7 +193,7 @@ class StoreContents:
         return found
 
     async def _check_hidden(self, path: str, place: Path) -> None:
-        """That Hadoop would give the file (K2). If each of its bytes was proved, it is the hidden one that is wrong."""
+        """Check that Hadoop would read the file (K2). If its bytes were proved, the hidden file is the wrong one."""
         proved = path.endswith(".sst") or path in self._summed
         for name, file in ((path, place), (checksum_name(path), place.with_name(checksum_name(place.name)))):
             try:
@@ -204,12 +203,12 @@ class StoreContents:
                 if not proved:
                     self.note(name, error, "K2")
                     continue
-                room, _, last = name.rpartition("/")
-                hidden = f"{room}/{hadoop_checksum_name(last)}" if room else hadoop_checksum_name(last)
+                parent, _, last = name.rpartition("/")
+                hidden = f"{parent}/{hadoop_checksum_name(last)}" if parent else hadoop_checksum_name(last)
                 self.note(hidden, error, "K2", note=f"{last} itself is sound: delete the hidden file")
 
     def _codec(self, of: StateVersion) -> CodecName:
-        """How a changelog is compressed; one that is older than every commit record, as the oldest of these."""
+        """Return how a changelog is compressed; before every commit record, as the oldest of these."""
         codecs: Mapping[int, CodecName] = self._codecs
         return codecs.get(of.version) or codecs[min(codecs)]
 

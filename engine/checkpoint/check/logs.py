@@ -1,6 +1,6 @@
-"""Checks what the logs and the metadata of a query say, one by one and together (design 0005, K1, K2, K7 and K8)."""
+"""Check what the logs and the metadata of a query say, one by one and together (design 0005, K1, K2, K7 and K8)."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -9,20 +9,13 @@ from blobstore.checkpoint_files import FileStatus
 from blobstore.concurrency import map_bounded, run_blocking
 from blobstore.errors import BlobCorruptError, BlobNotFoundError, InvalidRequestError
 from engine.checkpoint.check.contents import StoreWork
-from engine.checkpoint.check.entries import (
-    EntryFields,
-    entry_fields,
-    find_altered,
-    find_odd_settings,
-    is_cut_json,
-    judge_watermarks,
-)
+from engine.checkpoint.file_check import find_hidden_misfits
 from engine.checkpoint.findings import DELETE, MEND_HINT, Finding, damage
-from engine.checkpoint.hidden import find_hidden_misfits
 from engine.errors import DamagedError, EngineError, NotFoundError, ProviderError, UsageError
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import COMMITS, ENTRY_BYTES_MAX, OFFSETS, QueryAt, StreamingCheckpoint
 from engine.state.settings import CodecName, StateStoreSettings
+from index.decoding import UNDECODABLE
 from index.errors import BatchLogError, FormatError
 from index.spark.checkpoint import StoreId
 from index.spark.names import StateVersion, parse_state_name
@@ -46,12 +39,15 @@ _OPERATOR: Final = "_metadata"
 _SCHEMA: Final = "_stateSchema"
 _ROW_SCHEMA: Final = "_metadata/schema"
 _READS_MAX: Final = 16
+_JSON_STARTS: Final = ("{", "[")
+# With fewer entries it is not certain which one is altered.
+_ENTRIES_MIN: Final = 3
 
 T = TypeVar("T")
 
 
 class LogsChecked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the logs say, and what is wrong with them."""
+    """The content of the logs, and what is wrong with them."""
 
     query_id: str
     batches: tuple[int, ...]
@@ -99,9 +95,7 @@ class _LogsCheck:
             if not statuses and not offset_batches:
                 hint = "name the checkpointLocation of a query"
                 raise NotFoundError("there is no checkpoint here", operation="check", hint=hint)
-            self._note(
-                _METADATA, BatchLogError("is not there, and without it the query does not start", hint=MEND_HINT)
-            )
+            self._damaged(_METADATA, "is not there, and without it the query does not start")
         commits = await self._read_all(COMMITS, statuses, decode_commit)
         offsets = await self._read_all(OFFSETS, offset_batches, decode_offsets)
         self._check_offsets(offsets)
@@ -131,7 +125,7 @@ class _LogsCheck:
 
     # ------------------------------------------------------------------ one by one
 
-    async def _read_all(self, room: str, batches: Iterable[int], decode: Callable[..., T]) -> dict[int, T]:
+    async def _read_all(self, log: str, batches: Iterable[int], decode: Callable[..., T]) -> dict[int, T]:
         fields: dict[int, EntryFields] = {}
 
         async def read(batch: int) -> tuple[int, T | None]:
@@ -140,21 +134,18 @@ class _LogsCheck:
                 fields[batch] = entry_fields(data)
                 return entry
 
-            return batch, await self._read(f"{room}/{batch}", look)
+            return batch, await self._read(f"{log}/{batch}", look)
 
         found = await map_bounded(read, sorted(batches), in_flight_max=_READS_MAX)
         for batch, message in find_altered(fields):
             if batch == max(fields):
-                self._warn(f"{room}/{batch}", message, "a newer Spark wrote it, or it was altered")
+                self._warn(f"{log}/{batch}", message, "a newer Spark wrote it, or it was altered")
             else:
-                self._note(f"{room}/{batch}", BatchLogError(message, hint=MEND_HINT))
-        for batch, names in find_odd_settings(fields):
-            hint = "compare it with a backup: rows may be read in another way than they were written"
-            self._warn(f"{room}/{batch}", f"has other settings than the batches beside it: {names}", hint)
+                self._damaged(f"{log}/{batch}", message)
         return {batch: entry for batch, entry in found if entry is not None}
 
     async def _read(self, path: str, decode: Callable[..., T]) -> T | None:
-        """What a file says; None if it is damaged, which is noted, or has just been purged."""
+        """Read and decode a file; None if it is damaged, which is noted, or has just been purged."""
         try:
             entry = decode(await self._root.read(path, size_bytes_max=ENTRY_BYTES_MAX), subject=path)
         except BlobNotFoundError:
@@ -163,43 +154,42 @@ class _LogsCheck:
             self._note(path, error)
             return None
         except (InvalidRequestError, BlobCorruptError) as error:
-            self._note(path, BatchLogError(f"cannot be read: {error}", hint=MEND_HINT))
+            self._damaged(path, f"cannot be read: {error}")
             return None
         self._sound.append(path)
         return entry
 
     async def _check_sources(self, newest: BatchOffsets, paths: list[str]) -> None:
-        """That the log of each file source has every entry up to that of the newest committed batch (K2)."""
+        """Check that the log of each file source has every entry up to that of the newest committed batch (K2)."""
         for offset in newest.offsets:
             entry = newest_entry(offset)
             if entry is None:
                 continue
-            room = f"{_SOURCES}/{offset.source}/"
-            names = [path.removeprefix(room) for path in paths if path.startswith(room)]
+            prefix = f"{_SOURCES}/{offset.source}/"
+            names = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
             for name in missing_entries(names, entry):
                 message = f"is not there, and the newest committed batch has read up to entry {entry}"
-                self._note(f"{room}{name}", BatchLogError(message, hint=MEND_HINT))
-            entries = [f"{room}{name}" for name in names if is_entry(name)]
+                self._damaged(f"{prefix}{name}", message)
+            entries = [f"{prefix}{name}" for name in names if is_entry(name)]
             await map_bounded(lambda path: self._read(path, check_entry), entries, in_flight_max=_READS_MAX)
 
     async def _check_row_schemas(self, query: QueryAt) -> None:
-        """The schemas beside the rows of each store's first partition, where there are any (K2)."""
+        """Check the schemas beside the rows of each store's first partition, where there are any (K2)."""
         paths = [f"{store.id.path}/{_ROW_SCHEMA}" for store in query.stores if store.id.partition == 0]
         await map_bounded(lambda path: self._read(path, decode_state_schema), paths, in_flight_max=_READS_MAX)
 
     async def _check_operators(self) -> tuple[int, ...]:
-        """The operators that have metadata, each file of which is read (K2)."""
+        """Read all files of the operators' metadata; return the operators that have some (K2)."""
         found = []
         for status in await self._root.list(_STATE):
             operator = parse_batch_name(status.name) if status.is_directory else None
             if operator is None:
-                self._waste(status.path, "is no operator of a query", status.size_bytes)
+                self._waste(status.path, "is not an operator of a query", status.size_bytes)
                 continue
-            room = f"{status.path}/{_OPERATOR}"
             schemas = [entry.path for entry in await self._root.walk(f"{status.path}/{_SCHEMA}")]
             await map_bounded(lambda path: self._read(path, decode_state_schema), schemas, in_flight_max=_READS_MAX)
             newest: tuple[int, OperatorMetadata] | None = None
-            for entry in await self._root.walk(room):
+            for entry in await self._root.walk(f"{status.path}/{_OPERATOR}"):
                 metadata = await self._read(entry.path, decode_operator)
                 if metadata is not None:
                     newest = max((parse_batch_name(entry.name) or 0, metadata), newest or (-1, metadata), key=_first)
@@ -209,13 +199,13 @@ class _LogsCheck:
         return tuple(dict.fromkeys(found))
 
     def _check_schemas(self, path: str, metadata: OperatorMetadata, schemas: list[str]) -> None:
-        """That the schemas are there that an operator's newest metadata names, by paths of wherever it was made."""
+        """Check that the schemas are there that an operator's newest metadata names, by paths of where it was made."""
         for store in metadata.stores:
             for named in store.schema_paths:
                 wanted = f"{path}/{_SCHEMA}/{named.rpartition(f'/{_SCHEMA}/')[2]}"
                 if wanted not in schemas:
                     message = "is not there, and without it no reader knows the rows"
-                    self._note(wanted, BatchLogError(message, hint=MEND_HINT))
+                    self._damaged(wanted, message)
 
     # ------------------------------------------------------------------ together
 
@@ -223,20 +213,14 @@ class _LogsCheck:
         if not commits:
             if len(offsets) > 1:
                 message = f"has no batch, and offsets/ has {len(offsets)}"
-                self._note(
-                    COMMITS, BatchLogError(message, hint="restore the checkpoint: which state counts is not known")
-                )
+                self._damaged(COMMITS, message, "restore the checkpoint: which state counts is not known")
             return
         known, oldest, newest = set(commits), min(commits), max(commits)
         for batch in range(oldest, newest + 1):
             if batch not in known:
-                self._note(
-                    f"{COMMITS}/{batch}", BatchLogError("is not there, and later batches are committed", hint=MEND_HINT)
-                )
+                self._damaged(f"{COMMITS}/{batch}", "is not there, and later batches are committed")
             if batch not in offsets:
-                self._note(
-                    f"{OFFSETS}/{batch}", BatchLogError("is not there, and its batch is committed", hint=MEND_HINT)
-                )
+                self._damaged(f"{OFFSETS}/{batch}", "is not there, and its batch is committed")
         if max(offsets, default=newest) > newest + 1:
             self._warn(
                 f"{OFFSETS}/{max(offsets)}",
@@ -253,11 +237,11 @@ class _LogsCheck:
             altered = judge_watermarks(batch, commit.next_watermark_ms, begun)
             if altered == "commits":
                 message = f"announces the watermark {commit.next_watermark_ms}, and the batches beside it have {after}"
-                self._note(f"{COMMITS}/{batch}", BatchLogError(message, hint=MEND_HINT))
+                self._damaged(f"{COMMITS}/{batch}", message)
                 continue
             message = f"begins with the watermark {after}, and {COMMITS}/{batch} announces {commit.next_watermark_ms}"
             if altered:
-                self._note(f"{OFFSETS}/{batch + 1}", BatchLogError(message, hint=MEND_HINT))
+                self._damaged(f"{OFFSETS}/{batch + 1}", message)
             else:
                 self._warn(f"{OFFSETS}/{batch + 1}", message, "one of the two is of another history; compare a backup")
 
@@ -265,11 +249,11 @@ class _LogsCheck:
         for batch, entry in offsets.items():
             for source in entry.offsets:
                 if is_cut_json(source.offset):
-                    message = f"has an offset of source {source.source} that is no JSON"
-                    self._note(f"{OFFSETS}/{batch}", BatchLogError(message, hint=MEND_HINT))
+                    message = f"has an offset of source {source.source} that is not JSON"
+                    self._damaged(f"{OFFSETS}/{batch}", message)
 
     async def _queries(self, batches: list[int]) -> list[QueryAt]:
-        """The whole query at each committed batch whose logs can be read.
+        """Read the whole query at each committed batch whose logs can be read.
 
         Raises:
             ProviderError: The state of all of them is not RocksDB's (K8).
@@ -298,7 +282,7 @@ class _LogsCheck:
         return queries
 
     async def _find_unknown_state(self, operators: tuple[int, ...], stores: set[StoreId], newest: QueryAt) -> None:
-        """Operators, partitions and stores that no committed batch has (K7).
+        """Find operators, partitions and stores that no committed batch has (K7).
 
         What is said of an operator whose metadata was not read would be a guess; and what has just been begun, a batch
         that is under way may be the first to have.
@@ -325,7 +309,7 @@ class _LogsCheck:
                         for store in await self._root.list(path)
                         if store.path not in known
                     ]
-        # Offsets are written before state: whatever was seen above without them is nobody's.
+        # Offsets are written before state: what was seen above without them belongs to no batch.
         if unknown and max(await self._checkpoint.offsets.batches(), default=-1) <= newest.batch:
             for path, message in unknown:
                 await self._judge_unknown(path, message, newest)
@@ -336,14 +320,14 @@ class _LogsCheck:
         if newest.commit.unique_ids is None and any(name and name.of.version == newest.batch + 1 for name in written):
             # Without ids only the offsets say how many partitions there are.
             message = f"does not count {path}, which was written by its batch"
-            self._note(f"{OFFSETS}/{newest.batch}", BatchLogError(message, hint=MEND_HINT))
+            self._damaged(f"{OFFSETS}/{newest.batch}", message)
             return
         size_bytes = sum(status.size_bytes for status in statuses)
         if size_bytes:
             self._waste(path, message, size_bytes)
 
     async def _numbered(self, path: str) -> list[FileStatus]:
-        """The directories in a directory that are called by numbers: operators and partitions."""
+        """List the directories with a number as their name: operators and partitions."""
         return [
             status
             for status in await self._root.list(path)
@@ -351,6 +335,9 @@ class _LogsCheck:
         ]
 
     # ------------------------------------------------------------------ what was found
+
+    def _damaged(self, path: str, message: str, hint: str = MEND_HINT) -> None:
+        self._note(path, BatchLogError(message, hint=hint))
 
     def _note(self, path: str, error: FormatError | EngineError) -> None:
         if all(finding.path != path for finding in self._findings):
@@ -370,7 +357,7 @@ def _first(pair: tuple[int, OperatorMetadata]) -> int:
 
 
 def _work(queries: list[QueryAt], *, newest_batch: int) -> tuple[StoreWork, ...]:
-    """What there is to check of each store that a committed batch has."""
+    """Make the work for each store that a committed batch has."""
     versions: dict[StoreId, list[StateVersion]] = {}
     codecs: dict[StoreId, list[CodecName]] = {}
     settings: dict[StoreId, StateStoreSettings] = {}
@@ -389,3 +376,81 @@ def _work(queries: list[QueryAt], *, newest_batch: int) -> tuple[StoreWork, ...]
         )
         for id_ in sorted(versions)
     )
+
+
+class EntryFields(msgspec.Struct, frozen=True):
+    """Names in a file of `offsets/` or `commits/`, known or not."""
+
+    names: frozenset[str]
+    # Of the settings that the query is pinned to; none in a commit.
+    conf: frozenset[str]
+
+
+def entry_fields(data: bytes) -> EntryFields:
+    """Read the names of the fields of an entry; none where there is no JSON."""
+    lines = data.split(b"\n", 2)
+    try:
+        fields = msgspec.json.decode(lines[1]) if len(lines) > 1 else {}
+    except UNDECODABLE:
+        fields = {}
+    if not isinstance(fields, dict):
+        fields = {}
+    conf = fields.get("conf")
+    return EntryFields(frozenset(fields), frozenset(conf) if isinstance(conf, dict) else frozenset())
+
+
+def find_altered(entries: Mapping[int, EntryFields]) -> Iterator[tuple[int, str]]:
+    """Find batches whose entry has a name that no other has in the place of one that all others have (K2).
+
+    An altered name still parses: JSON has no checksum, and Spark passes over fields that it does not know. But the
+    entries of a log are written by one query.
+
+    Args:
+        entries: By batch.
+    """
+    if len(entries) < _ENTRIES_MIN:
+        return
+    for batch, entry in entries.items():
+        others = [other for number, other in entries.items() if number != batch]
+        for own, theirs in (
+            (entry.names, [other.names for other in others]),
+            (entry.conf, [other.conf for other in others]),
+        ):
+            lacking = frozenset.intersection(*theirs) - own
+            alone = own - frozenset.union(*theirs)
+            if lacking and alone:
+                yield batch, f"has {', '.join(sorted(alone))!r} where all others have {', '.join(sorted(lacking))!r}"
+
+
+def is_cut_json(text: str | None) -> bool:
+    """Return whether the offset of a source begins as JSON and is not: not every source writes JSON, but none half."""
+    if text is None or not text.startswith(_JSON_STARTS):
+        return False
+    try:
+        msgspec.json.decode(text)
+    except (*UNDECODABLE, UnicodeEncodeError):
+        return True
+    return False
+
+
+def judge_watermarks(batch: int, announced: int, begun: Mapping[int, int]) -> str:
+    """Decide which file is altered, where `commits/<batch>` announces another watermark than the next batch has.
+
+    Watermarks never go back: one that is below that of the batch itself, or above that of the batch after the next, was
+    not written by a query.
+
+    Args:
+        batch: The committed one.
+        announced: By its commit.
+        begun: What each batch in `offsets/` begins with.
+
+    Returns:
+        "commits" or "offsets", or "" if that is not certain.
+    """
+    if batch not in begun or batch + 2 not in begun:
+        return ""
+    least, most = begun[batch], begun[batch + 2]
+    fits = [least <= watermark <= most for watermark in (announced, begun[batch + 1])]
+    if least > most or fits[0] == fits[1]:
+        return ""
+    return "offsets" if fits[0] else "commits"

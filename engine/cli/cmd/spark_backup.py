@@ -11,8 +11,14 @@ import click
 import msgspec
 
 from blobstore.errors import StoreUnavailableError
-from engine.checkpoint.backup import MOVED, CheckpointBackupResult, backup_checkpoint
-from engine.checkpoint.backup_preview import BackupPreview, preview_backup
+from engine.checkpoint.backup import (
+    MOVED,
+    BackupChoice,
+    BackupPreview,
+    CheckpointBackupResult,
+    backup_checkpoint,
+    preview_backup,
+)
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.cli.errors import describe
 from engine.cli.exit_codes import ExitCode
@@ -70,12 +76,12 @@ class SparkBackupOptions(msgspec.Struct, frozen=True, kw_only=True):
     "backup",
     cls=Verb,
     group="spark",
-    short_help="Back a checkpoint up while its query runs.",
+    short_help="Back up a checkpoint while its query runs.",
     prints=(CheckpointBackupResult, SparkBackupPlanView),
     example="tidemark spark backup /checkpoints/flights file:///backups",
 )
 @checkpoint_and_repository
-@click.option("--job", "-j", cls=Setting, metavar="JOB", help="Whose backups they are.  [default: spark-<query id>]")
+@click.option("--job", "-j", cls=Setting, metavar="JOB", help="Job of the backups.  [default: spark-<query id>]")
 @click.option("--watch", type=DURATION, metavar="TIME", help="Look again after each TIME, until interrupted.")
 @click.option(
     "--scratch",
@@ -86,7 +92,7 @@ class SparkBackupOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--check-retained", is_flag=True, help=CHECK_RETAINED_HELP)
 @click.option("--moved", is_flag=True, help="Go on with a job whose last backup is of another place and a later batch.")
 @on_spark_option
-@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would be uploaded.")
+@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be uploaded.")
 @figures_option
 @transfer_options
 @common_options
@@ -99,30 +105,37 @@ def spark_backup(session: Session, options: SparkBackupOptions) -> ExitCode:
     """
     if options.dry_run and options.watch is not None:
         raise UsageError("--dry-run and --watch", operation="spark backup", hint="give one of them")
+    choice = BackupChoice(
+        job=options.job,
+        check_retained=options.check_retained,
+        moved=options.moved,
+        scratch=options.scratch,
+        checkpoint_settings=session.store_settings(),
+    )
     with session.open() as repository, contextlib.ExitStack() as open_for_all:
         if options.dry_run:
-            _preview(session, repository, options)
+            _preview(session, repository, options.checkpoint, choice)
             return ExitCode.OK
-        take = functools.partial(_take, session, repository, options)
+        back_up = functools.partial(_back_up, session, repository, options.checkpoint, choice)
         if options.on_spark:
             spark = open_for_all.enter_context(spark_session())
-            take = functools.partial(_take_on_spark, session, spark, options)
+            back_up = functools.partial(_back_up_on_spark, session, spark, options.checkpoint, choice)
         if options.watch is None:
-            _show(session, take())
+            _show(session, back_up())
         else:
             watch_s = options.watch / 1000
-            _watch(session, take, options.watch, lambda: repository.loop.run(asyncio.sleep(watch_s)))
+            _watch(session, back_up, options.watch, lambda: repository.loop.run(asyncio.sleep(watch_s)))
     return ExitCode.OK
 
 
 def _watch(
-    session: Session, take: Callable[[], CheckpointBackupResult], watch_ms: int, wait: Callable[[], None]
+    session: Session, back_up: Callable[[], CheckpointBackupResult], watch_ms: int, wait: Callable[[], None]
 ) -> None:
-    """Take backups until interrupted, or until one fails with what does not pass by itself."""
+    """Back up until interrupted, or until an error that does not pass by itself."""
     is_first = True
     while True:
         try:
-            done = take()
+            done = back_up()
         except PASSING as error:
             session.write_figures(describe(error, session.verb).code, error)
             session.warn(f"trying again in {human_duration(watch_ms)}: {error}")
@@ -134,51 +147,26 @@ def _watch(
         wait()
 
 
-def _take(session: Session, repository: SyncRepository, options: SparkBackupOptions) -> CheckpointBackupResult:
+def _back_up(
+    session: Session, repository: SyncRepository, checkpoint: str, choice: BackupChoice
+) -> CheckpointBackupResult:
     with session.progress("backup") as progress:
-        return repository.loop.run(
-            backup_checkpoint(
-                repository.asynchronous,
-                options.checkpoint,
-                job=options.job,
-                check_retained=options.check_retained,
-                moved=options.moved,
-                scratch=options.scratch,
-                progress=progress,
-                store_settings=session.store_settings(),
-            )
-        )
+        return repository.loop.run(backup_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress))
 
 
-def _take_on_spark(session: Session, spark: "SparkSession", options: SparkBackupOptions) -> CheckpointBackupResult:
+def _back_up_on_spark(
+    session: Session, spark: "SparkSession", checkpoint: str, choice: BackupChoice
+) -> CheckpointBackupResult:
     # With PySpark and a JVM, for those who asked for them.
+    from engine.spark.access import SparkOptions  # noqa: PLC0415
     from engine.spark.checkpoint import backup as checkpoint_backup  # noqa: PLC0415
 
-    return checkpoint_backup.backup_checkpoint(
-        spark,
-        session.common.repository,
-        options.checkpoint,
-        job=options.job,
-        check_retained=options.check_retained,
-        moved=options.moved,
-        scratch=options.scratch,
-        transfer=session.common.transfer,
-        store_settings=session.store_settings(),
-        checkpoint_settings=session.store_settings(),
-    )
+    options = SparkOptions(transfer=session.common.transfer, store=session.store_settings())
+    return checkpoint_backup.backup_checkpoint(spark, session.common.repository, checkpoint, choice, options=options)
 
 
-def _preview(session: Session, repository: SyncRepository, options: SparkBackupOptions) -> None:
-    found = repository.loop.run(
-        preview_backup(
-            repository.asynchronous,
-            options.checkpoint,
-            job=options.job,
-            moved=options.moved,
-            scratch=options.scratch,
-            store_settings=session.store_settings(),
-        )
-    )
+def _preview(session: Session, repository: SyncRepository, checkpoint: str, choice: BackupChoice) -> None:
+    found = repository.loop.run(preview_backup(repository.asynchronous, checkpoint, choice))
     lines = [f"batch {found.batch} of query {printable(found.query_id)}, as job {printable(found.job)}"]
     if found.is_taken:
         lines.append("is backed up already")

@@ -34,7 +34,7 @@ class SparkCheckView(CheckReport, frozen=True, kw_only=True):
     cls=Verb,
     group="spark",
     needs_repository=False,
-    short_help="Find out whether all that is committed is there and whole.",
+    short_help="Check that all committed state is there and whole.",
     prints=(SparkCheckView,),
     example="tidemark spark check /checkpoints/flights --json",
 )

@@ -1,7 +1,6 @@
 """`tidemark spark restore`: a streaming checkpoint, as one of its batches left it (design 0005, section 3)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 import msgspec
@@ -62,12 +61,12 @@ class SparkRestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     "restore",
     cls=Verb,
     group="spark",
-    short_help="Bring a checkpoint back as one of its batches left it.",
+    short_help="Restore a checkpoint as one of its batches left it.",
     prints=(RestoredCheckpoint, SparkRestorePlanView),
     example="tidemark spark restore file:///backups /checkpoints/new --batch 41",
 )
 @repository_and_checkpoint
-@click.option("--job", "-j", cls=Setting, metavar="JOB", help="Whose.  [default: the only job with checkpoints]")
+@click.option("--job", "-j", cls=Setting, metavar="JOB", help="Job name.  [default: the only job with checkpoints]")
 @click.option("--batch", type=click.IntRange(min=0), metavar="N", help="As batch N left it.  [default: the newest]")
 @click.option("--at", type=MOMENT, metavar="TIME", help="The newest then: 2026-05-01, 36h, 'yesterday 18:00' (UTC).")
 @click.option("--replayed", is_flag=True, help="Apply changelogs here: the query then starts at once.")
@@ -76,13 +75,13 @@ class SparkRestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--spark-location", metavar="URL", help="What Spark calls CHECKPOINT, if not file: or s3a:.")
 @click.option("--or-newest-complete", is_flag=True, help=OR_NEWEST_COMPLETE_HELP)
 @on_spark_option
-@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; say what would come back.")
+@click.option("-n", "--dry-run", is_flag=True, help="Write nothing; show what would be restored.")
 @figures_option
 @transfer_options
 @common_options
 @with_session
 def spark_restore(session: Session, options: SparkRestoreOptions) -> ExitCode:
-    """Bring a checkpoint back to CHECKPOINT, a directory or s3://bucket/prefix, whole or not at all.
+    """Restore a checkpoint to CHECKPOINT, a directory or s3://bucket/prefix, whole or not at all.
 
     A query that is started there goes on after the batch. On an object store an older batch needs a new prefix.
     """
@@ -96,6 +95,7 @@ def spark_restore(session: Session, options: SparkRestoreOptions) -> ExitCode:
         map_paths=_mappings(options.map_path),
         spark_location=options.spark_location,
         or_newest_complete=options.or_newest_complete,
+        target_settings=session.store_settings(),
     )
     with session.open() as repository:
         if options.at is not None:
@@ -124,34 +124,19 @@ def _restore(
     session: Session, repository: SyncRepository, checkpoint: str, choice: RestoreChoice
 ) -> RestoredCheckpoint:
     with session.progress("restore") as progress:
-        return repository.loop.run(
-            restore_checkpoint(
-                repository.asynchronous,
-                checkpoint,
-                **_arguments(choice),
-                progress=progress,
-                store_settings=session.store_settings(),
-            )
-        )
+        return repository.loop.run(restore_checkpoint(repository.asynchronous, checkpoint, choice, progress=progress))
 
 
 def _restore_on_spark(session: Session, checkpoint: str, choice: RestoreChoice) -> RestoredCheckpoint:
     with spark_session() as spark:
         # With PySpark and a JVM, for those who asked for them.
+        from engine.spark.access import SparkOptions  # noqa: PLC0415
         from engine.spark.checkpoint import restore as checkpoint_restore  # noqa: PLC0415
 
+        options = SparkOptions(transfer=session.common.transfer, store=session.store_settings())
         return checkpoint_restore.restore_checkpoint(
-            spark,
-            session.common.repository,
-            checkpoint,
-            **_arguments(choice),
-            transfer=session.common.transfer,
-            store_settings=session.store_settings(),
+            spark, session.common.repository, checkpoint, choice, options=options
         )
-
-
-def _arguments(choice: RestoreChoice) -> dict[str, Any]:
-    return {field: getattr(choice, field) for field in choice.__struct_fields__}
 
 
 def _show(session: Session, restored: RestoredCheckpoint) -> None:
@@ -183,9 +168,7 @@ def _sizes(found: RestoredCheckpoint | CheckpointRestorePlan) -> str:
 
 
 def _preview(session: Session, repository: SyncRepository, checkpoint: str, choice: RestoreChoice) -> None:
-    plan = repository.loop.run(
-        plan_checkpoint_restore(repository.asynchronous, checkpoint, choice, store_settings=session.store_settings())
-    )
+    plan = repository.loop.run(plan_checkpoint_restore(repository.asynchronous, checkpoint, choice))
     session.show(
         extend(SparkRestorePlanView, plan),
         [

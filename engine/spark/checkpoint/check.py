@@ -28,7 +28,7 @@ from engine.state.checkpoint_dir import CheckpointDir
 
 _WORK: Final = pa.schema([pa.field("partition", pa.int32()), pa.field("work", pa.binary())])
 _CHECKED: Final = pa.schema([pa.field("checked", pa.binary())])
-# So many stores of a partition at once: one waits for its store while another one reads.
+# Number of stores of a partition at once: one waits for its store while another one reads.
 _STORES_AT_ONCE: Final = 2
 
 
@@ -41,7 +41,7 @@ class CheckStores(msgspec.Struct, frozen=True, kw_only=True):
     scratch: str | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row out for each row in."""
+        """Check each row of work; return one row for each."""
         work = [
             msgspec.msgpack.decode(data, type=StoreWork)
             for batch in batches
@@ -80,7 +80,7 @@ def check_checkpoint(
         location: A directory that every executor sees under this path, or a URL.
         level: As `engine.checkpoint.check.check.check_checkpoint`.
         scratch: As there, on each executor.
-        partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
+        partitions_max: Maximum number of partitions of the work; see `default_partitions` if not given.
         store_settings: How the checkpoint's store is asked.
 
     Raises:

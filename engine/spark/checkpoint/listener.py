@@ -18,10 +18,10 @@ from typing_extensions import override
 
 from blobstore.base import BlobStore
 from blobstore.opening import StoreSettings, open_store
-from engine.checkpoint.backup import CheckpointBackupResult, backup_checkpoint
+from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, backup_checkpoint
 from engine.errors import NotFoundError, UsageError
 from engine.repository.repository import Repository
-from engine.settings import STORES_AT_ONCE, TransferSettings
+from engine.settings import TransferSettings
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.query import StreamingCheckpoint
 from index.snapshot.model import Scope
@@ -30,17 +30,17 @@ from index.spark.checkpoint import decode_checkpoint_backup
 _LOG: Final = logging.getLogger(__name__)
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What Spark told of a query, the newest of each kind."""
+class _Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Events of a query, merged: the newest of each kind."""
 
     query_id: str
     batch: int | None = None
     has_started: bool = False
     has_ended: bool = False
 
-    def after(self, earlier: "_Told") -> "_Told":
+    def after(self, earlier: "_Event") -> "_Event":
         """Both in one."""
-        return _Told(
+        return _Event(
             query_id=self.query_id,
             batch=earlier.batch if self.batch is None else self.batch,
             has_started=self.has_started or earlier.has_started,
@@ -54,7 +54,7 @@ class BackupListener(StreamingQueryListener):
     Spark's calls only leave a note, so the query never waits, and nothing that fails here reaches it: the error is
     logged, kept as `last_error`, and the backup is tried again after the next `every` batches (L1, L2). Batches that
     are committed while a backup runs count for the next one; so do those since the newest backup of an earlier run.
-    A query that is started anew in the same place, with another id, is followed from then on.
+    A query that is started again in the same place, with another id, is followed from then on.
 
     The thread ends with the process, whatever it is doing: call `close`, or use the listener as a context manager,
     where the last backup is wanted.
@@ -72,27 +72,23 @@ class BackupListener(StreamingQueryListener):
         self,
         checkpoint: str | Path,
         repository: str | BlobStore,
+        choice: BackupChoice | None = None,
         *,
-        job: str | None = None,
         every: int = 1,
         at_end: bool = True,
-        stores_at_once: int = STORES_AT_ONCE,
         transfer: TransferSettings | None = None,
         repository_settings: StoreSettings | None = None,
-        checkpoint_settings: StoreSettings | None = None,
     ) -> None:
-        """Start the thread; nothing is opened before Spark tells of a query.
+        """Start the thread; nothing is opened before the first event of a query.
 
         Args:
             checkpoint: The query's `checkpointLocation`: a path, or a URL as `open_store` takes it.
             repository: A URL, or an open store, which is closed with the listener.
-            job: As for `backup_checkpoint`.
-            every: So many batches are committed between two backups, at least.
+            choice: As for `backup_checkpoint`.
+            every: Minimum number of batches that are committed between two backups.
             at_end: Whether a last backup is made when the query ends, with an error or without.
-            stores_at_once: As for `backup_checkpoint`.
             transfer: How bytes are moved.
             repository_settings: How the repository's store is asked, if `repository` is a URL.
-            checkpoint_settings: How the checkpoint's store is asked.
 
         Raises:
             UsageError: `every` is less than 1.
@@ -100,35 +96,33 @@ class BackupListener(StreamingQueryListener):
         if every < 1:
             raise UsageError(f"every {every} batches", operation="listen", hint="use 1 or more")
         self._checkpoint = checkpoint
-        self._checkpoint_settings = checkpoint_settings
+        self._choice = choice or BackupChoice()
         self._store = repository
         self._repository_settings = repository_settings
         self._transfer = transfer
-        self._job = job
         self._every = every
         self._at_end = at_end
-        self._stores_at_once = stores_at_once
 
         # What is not judged yet, by query: whose it is could not be found out, or not how old the newest backup is.
-        self._unjudged: dict[str, _Told] = {}
+        self._unjudged: dict[str, _Event] = {}
         self._query_id = ""
         # Queries that have their checkpoints elsewhere, until they are started again.
         self._others: set[str] = set()
         self._repository: Repository | None = None
-        # The newest batch that was told of; and the one of the last backup, of whoever took it, -1 if there is none.
+        # The newest batch of an event; and the batch of the last backup by any writer, -1 if there is none.
         self._newest = -1
         self._backed_up: int | None = None
         self._is_due = False
 
         self._changed = threading.Condition()
-        self._told_count = 0
+        self._events_count = 0
         self._handled_count = 0
         self._closed = False
         self._backups = 0
         self._last_backup: CheckpointBackupResult | None = None
         self._last_error: Exception | None = None
 
-        self._notes: asyncio.Queue[_Told | None] = asyncio.Queue()
+        self._notes: asyncio.Queue[_Event | None] = asyncio.Queue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="tidemark-backup", daemon=True)
         self._thread.start()
@@ -154,9 +148,9 @@ class BackupListener(StreamingQueryListener):
             return self._last_error
 
     def wait(self, timeout_s: float | None = None, *, batch: int | None = None) -> bool:
-        """Wait until nothing is under way of all that Spark has told so far.
+        """Wait until all events so far are handled.
 
-        Spark tells of a batch a moment after it is committed: whoever wants the backup of a batch names it.
+        Spark reports a batch a moment after its commit: to wait for the backup of a batch, name it.
 
         Args:
             timeout_s: For so long at the most; None: for ever.
@@ -168,7 +162,7 @@ class BackupListener(StreamingQueryListener):
         """
 
         def is_handled() -> bool:
-            return self._handled_count == self._told_count
+            return self._handled_count == self._events_count
 
         def has_batch() -> bool:
             last = self._last_backup
@@ -184,7 +178,7 @@ class BackupListener(StreamingQueryListener):
             return is_handled() and has_batch()
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Listen no more; what Spark has told so far is still seen to.
+        """Stop listening; events so far are still handled.
 
         Args:
             timeout_s: Wait for so long at the most; None: for ever.
@@ -195,19 +189,17 @@ class BackupListener(StreamingQueryListener):
         with self._changed:
             if not self._closed:
                 self._closed = True
-                self._told_count += 1
+                self._events_count += 1
                 self._loop.call_soon_threadsafe(self._notes.put_nowait, None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def __enter__(self) -> Self:
-        """The listener itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
         self.close()
 
     # ------------------------------------------------------------------ what Spark calls
@@ -215,23 +207,23 @@ class BackupListener(StreamingQueryListener):
     @override
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Note that a query may have another checkpoint from now on. The query's start waits for this call."""
-        self._tell(_Told(query_id=str(event.id), has_started=True))
+        self._put(_Event(query_id=str(event.id), has_started=True))
 
     @override
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Note that a batch is committed."""
-        self._tell(_Told(query_id=str(event.progress.id), batch=event.progress.batchId))
+        self._put(_Event(query_id=str(event.progress.id), batch=event.progress.batchId))
 
     @override
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Note that the query ended."""
-        self._tell(_Told(query_id=str(event.id), has_ended=True))
+        self._put(_Event(query_id=str(event.id), has_ended=True))
 
-    def _tell(self, told: _Told) -> None:
+    def _put(self, event: _Event) -> None:
         with self._changed:
             if not self._closed:
-                self._told_count += 1
-                self._loop.call_soon_threadsafe(self._notes.put_nowait, told)
+                self._events_count += 1
+                self._loop.call_soon_threadsafe(self._notes.put_nowait, event)
 
     # ------------------------------------------------------------------ the thread
 
@@ -249,7 +241,7 @@ class BackupListener(StreamingQueryListener):
                 is_open = None not in notes
                 for note in notes:
                     if note is not None:
-                        # Taken out first, so that the one that was told of last comes last.
+                        # Taken out first, so that the newest comes last.
                         earlier = self._unjudged.pop(note.query_id, note)
                         self._unjudged[note.query_id] = note.after(earlier)
                 await self._see_to_notes()
@@ -280,25 +272,25 @@ class BackupListener(StreamingQueryListener):
     async def _judge(self) -> None:
         """Find out whether the notes make a backup due."""
         while self._unjudged:
-            told = next(iter(self._unjudged.values()))
-            if await self._is_of_query(told):
-                batch = told.batch
+            event = next(iter(self._unjudged.values()))
+            if await self._is_of_query(event):
+                batch = event.batch
                 if self._backed_up is None:
                     self._backed_up = await self._newest_backup()
                 if batch is not None and (batch < self._newest or (self._newest < 0 and batch < self._backed_up)):
                     # The query was taken back, and goes on from there.
                     self._backed_up = batch - 1
                 self._newest = self._newest if batch is None else batch
-                self._is_due |= self._newest - self._backed_up >= self._every or (told.has_ended and self._at_end)
+                self._is_due |= self._newest - self._backed_up >= self._every or (event.has_ended and self._at_end)
             # Only now: what went wrong before is tried again with the next note.
-            del self._unjudged[told.query_id]
+            del self._unjudged[event.query_id]
 
-    async def _is_of_query(self, told: _Told) -> bool:
-        """Whether a query is the one whose checkpoint this is (L3): by now, if another one was before."""
-        if told.has_started:
-            self._others.discard(told.query_id)
-        if told.query_id != self._query_id and told.query_id not in self._others:
-            directory = await CheckpointDir.open(self._checkpoint, settings=self._checkpoint_settings)
+    async def _is_of_query(self, event: _Event) -> bool:
+        """Return whether the checkpoint is of this query (L3): by now, if another one was before."""
+        if event.has_started:
+            self._others.discard(event.query_id)
+        if event.query_id != self._query_id and event.query_id not in self._others:
+            directory = await CheckpointDir.open(self._checkpoint, settings=self._choice.checkpoint_settings)
             try:
                 found = await StreamingCheckpoint(directory).query_id()
             except NotFoundError:
@@ -310,14 +302,14 @@ class BackupListener(StreamingQueryListener):
                 with self._changed:
                     self._query_id = found
                 self._newest, self._backed_up = -1, None
-            if found != told.query_id:
-                self._others.add(told.query_id)
-        return told.query_id == self._query_id
+            if found != event.query_id:
+                self._others.add(event.query_id)
+        return event.query_id == self._query_id
 
     async def _newest_backup(self) -> int:
-        """The batch of the newest backup of the query, of whoever took it; -1 if there is none."""
+        """Return the batch of the newest backup of the query, by any writer; -1 if there is none."""
         repository = await self._opened()
-        newest = await repository.latest(Scope(self._job or f"spark-{self._query_id}"))
+        newest = await repository.latest(Scope(self._choice.job or f"spark-{self._query_id}"))
         backup = None if newest is None else decode_checkpoint_backup(newest.record.offsets)
         return backup.batch if backup is not None and backup.query_id == self._query_id else -1
 
@@ -333,13 +325,7 @@ class BackupListener(StreamingQueryListener):
         return self._repository
 
     async def _back_up(self) -> CheckpointBackupResult:
-        return await backup_checkpoint(
-            await self._opened(),
-            self._checkpoint,
-            job=self._job,
-            stores_at_once=self._stores_at_once,
-            store_settings=self._checkpoint_settings,
-        )
+        return await backup_checkpoint(await self._opened(), self._checkpoint, self._choice)
 
     def _note(
         self, *, handled: int = 0, made: CheckpointBackupResult | None = None, error: Exception | None = None

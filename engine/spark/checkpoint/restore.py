@@ -1,18 +1,18 @@
-"""Restoring a streaming checkpoint in parallel on Spark: the stores on the executors, the rest on the driver (0005, 3).
+"""Restore a streaming checkpoint in parallel on Spark: the stores on the executors, the rest on the driver (0005, 3).
 
 A directory has to be one that every executor sees and, as the same user, may write beside. To an object store each task
 publishes its stores itself, and what makes a checkpoint of them, `commits/` above all, comes from the driver when all
-are there. What stands at a prefix is moved aside only after a rehearsal: every store is fetched, verified and, if that
-is asked for, replayed once, and thrown away; so it is read twice then.
+are there. What a prefix holds is moved aside only after a trial: every store is fetched, verified and, if that is asked
+for, replayed once, and thrown away; so it is read twice then.
 
-A task that Spark repeats finds what an earlier attempt left, and takes its place; of a lost attempt at a replayed
-store, SSTs may stay that nothing names, as Spark's own lost attempts leave them.
+A task that Spark repeats finds what an earlier attempt left, and replaces it; of a lost attempt at a replayed store,
+SSTs may stay that nothing names, as Spark's own lost attempts leave them.
 """
 
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +22,13 @@ from typing_extensions import override
 
 from blobstore.concurrency import run_blocking
 from blobstore.opening import StoreSettings
-from engine.checkpoint.object_target import ObjectTarget, files_below, publish_files
-from engine.checkpoint.restore import make_target
-from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice, RestoredCheckpoint
+from engine.checkpoint.restore import CheckpointRestore, RestoreChoice, RestoredCheckpoint, make_target, run_restore
 from engine.checkpoint.store import StoreRestored, StoreToRestore, restore_store
-from engine.checkpoint.targets import DirectoryTarget
+from engine.checkpoint.targets import DirectoryTarget, ObjectTarget, files_below, publish_files
 from engine.clock import SystemRuntime
 from engine.errors import DamagedError, TargetBusyError
 from engine.repository.repository import Repository
-from engine.settings import TransferSettings
-from engine.spark.access import open_on_driver
+from engine.spark.access import SparkOptions, open_on_driver
 from engine.spark.errors import TaskFailedError
 from engine.spark.spread import StoreOutcome, StoresTask, StoreWork, spread
 from engine.spark.tasks import BUSY_WAIT_S, BUSY_WAITS_MAX
@@ -39,8 +36,8 @@ from engine.state.checkpoint_dir import CheckpointDir, store_url
 from index.errors import FormatError
 from index.snapshot.model import Scope
 
-# So many of the stores that failed are told of.
-FAILURES_TOLD_MAX: Final = 3
+# Number of failed stores whose errors are shown.
+FAILURES_SHOWN_MAX: Final = 3
 _DAMAGE_HINT: Final = "where something is missing, `--or-newest-complete` takes the newest backup that is whole"
 # What a store's failure begins with if stored data is missing or altered.
 _DAMAGE: Final = frozenset({DamagedError.__name__, *(kind.__name__ for kind in FormatError.__subclasses__())})
@@ -49,13 +46,12 @@ _DAMAGE: Final = frozenset({DamagedError.__name__, *(kind.__name__ for kind in F
 class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
     """Restores the stores of a partition, each below a directory or below the URL of a prefix."""
 
-    replayed: bool
     # Where the checkpoint is gathered if that is a directory, else where it is published.
     root: str
     is_directory: bool
     target_settings: StoreSettings
-    # Publish nothing: only see that every store can be had.
-    rehearses: bool = False
+    # Publish nothing: only see that every store can be fetched.
+    is_trial: bool = False
     # By task and store.
     wanted: dict[tuple[str, str], StoreToRestore]
 
@@ -85,7 +81,6 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
                     repository,
                     item,
                     target,
-                    replayed=self.replayed,
                     transfer=repository.settings,
                     runtime=SystemRuntime(),
                     replace=True,
@@ -94,8 +89,8 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
         raise TargetBusyError("another attempt does not end", operation="restore", subject=str(target))
 
     async def _publish(self, repository: Repository, item: StoreToRestore) -> StoreRestored:
-        if self.replayed:
-            # Two attempts make two zips of one name: the checksum of the one must never stand beside the other.
+        if item.replayed:
+            # Two attempts make two zips of one name: the checksum of the one must never be beside the other.
             unsummed = msgspec.structs.replace(item.store.settings, file_checksums=False)
             item = msgspec.structs.replace(item, store=msgspec.structs.replace(item.store, settings=unsummed))
         scratch = await run_blocking(lambda: tempfile.TemporaryDirectory(prefix="tidemark-"))
@@ -103,7 +98,7 @@ class RestoreCheckpointStores(StoresTask, frozen=True, kw_only=True):
         try:
             local = Path(scratch.name, item.id.path)
             restored = await self._restore(repository, item, local)
-            if not self.rehearses:
+            if not self.is_trial:
                 files = await run_blocking(files_below, Path(scratch.name))
                 await publish_files(directory, Path(scratch.name), files)
                 restored = msgspec.structs.replace(restored, published=tuple(files))
@@ -117,21 +112,11 @@ def restore_checkpoint(
     spark: SparkSession,
     url: str,
     target: str | Path,
+    choice: RestoreChoice | None = None,
     *,
-    job: str | None = None,
-    batch: int | None = None,
-    at_ms: int | None = None,
-    replayed: bool = False,
-    move_aside: bool = False,
-    map_paths: Mapping[str, str] | None = None,
-    spark_location: str | None = None,
-    or_newest_complete: bool = False,
-    partitions_max: int | None = None,
-    transfer: TransferSettings | None = None,
-    store_settings: StoreSettings | None = None,
-    target_settings: StoreSettings | None = None,
+    options: SparkOptions | None = None,
 ) -> RestoredCheckpoint:
-    """Bring a checkpoint back, its stores on the executors.
+    """Restore a checkpoint, its stores on the executors.
 
     Args:
         spark: The session.
@@ -139,60 +124,46 @@ def restore_checkpoint(
         target: A directory that every executor sees under this path, or the URL of a prefix of an object store. Content
             of a prefix that is moved aside goes before the first store comes, and after all of them were fetched once,
             to see that they can be: they are read twice then.
-        job: As `engine.checkpoint.restore.restore_checkpoint`, as are the next seven.
-        partitions_max: Work is spread over at most so many; see `default_partitions` if not given.
-        transfer: How bytes are moved.
-        store_settings: How the repository's store is asked.
-        target_settings: How a target that is a URL is asked; as the repository's if not given.
+        choice: What, and how. A target that is a URL is asked as the repository's store if `target_settings` is None.
+        options: How the repository is reached, and the work spread.
 
     Raises:
         DamagedError: Something of a store is missing or altered; the first few are named.
         TaskFailedError: A store could not be restored otherwise, or Spark itself gave up.
         As `engine.checkpoint.restore.restore_checkpoint`.
     """
-    choice = RestoreChoice(
-        job=job,
-        batch=batch,
-        at_ms=at_ms,
-        replayed=replayed,
-        move_aside=move_aside,
-        map_paths=map_paths or {},
-        spark_location=spark_location,
-        or_newest_complete=or_newest_complete,
-    )
-    settings = target_settings or store_settings or StoreSettings()
+    choice, options = choice or RestoreChoice(), options or SparkOptions()
+    settings, partitions_max = choice.target_settings or options.store, options.partitions_max
+    choice = msgspec.structs.replace(choice, target_settings=settings)
     runtime = SystemRuntime()
-    repository, access = open_on_driver(url, store=store_settings, transfer=transfer)
+    repository, access = open_on_driver(url, store=options.store, transfer=options.transfer)
+    place = make_target(target, runtime, choice)
+
+    async def restore_stores(restore: CheckpointRestore, work: tuple[StoreToRestore, ...]) -> Sequence[StoreRestored]:
+        is_directory = isinstance(place, DirectoryTarget)
+        task = RestoreCheckpointStores(
+            access=access,
+            scope=Scope(restore.job),
+            root=str(restore.directory) if is_directory else store_url(str(target)),
+            is_directory=is_directory,
+            target_settings=settings,
+            wanted={(item.id.task, item.id.store): item for item in work},
+        )
+        if isinstance(place, ObjectTarget):
+            if place.has_content:
+                trial = msgspec.structs.replace(task, is_trial=True)
+                await asyncio.to_thread(_carry_out, spark, trial, partitions_max)
+            await place.clear()
+        return await asyncio.to_thread(_carry_out, spark, task, partitions_max)
+
     with repository:
-        place = make_target(target, runtime, move_aside=move_aside, settings=settings)
-        restore = CheckpointRestore(repository.asynchronous, place, choice, runtime)
-        try:
-            with restore.telling():
-                wanted = repository.loop.run(restore.begin())
-                is_directory = isinstance(place, DirectoryTarget)
-                task = RestoreCheckpointStores(
-                    access=access,
-                    scope=Scope(restore.job),
-                    replayed=replayed,
-                    root=str(restore.directory) if is_directory else store_url(str(target)),
-                    is_directory=is_directory,
-                    target_settings=settings,
-                    wanted={(item.id.task, item.id.store): item for item in wanted},
-                )
-                if isinstance(place, ObjectTarget):
-                    if place.has_content:
-                        _carry_out(spark, msgspec.structs.replace(task, rehearses=True), partitions_max)
-                    repository.loop.run(place.clear())
-                restored = _carry_out(spark, task, partitions_max)
-                return repository.loop.run(restore.finish(restored))
-        finally:
-            repository.loop.run(restore.close())
+        return repository.loop.run(run_restore(repository.asynchronous, place, choice, restore_stores, runtime))
 
 
 def _carry_out(
     spark: SparkSession, task: RestoreCheckpointStores, partitions_max: int | None
 ) -> tuple[StoreRestored, ...]:
-    """What became of the stores, all of them.
+    """Restore all stores on the executors.
 
     Raises:
         DamagedError, TaskFailedError: One could not be restored; the first few are named.
@@ -206,10 +177,10 @@ def _carry_out(
     rows = spread(spark, task, work, partitions_max).select("path", "ok", "error", "result").toArrow().to_pylist()
     failed = [f"{row['path']}: {row['error']}" for row in rows if not row["ok"]]
     if failed:
-        told = "; ".join(failed[:FAILURES_TOLD_MAX])
+        errors = "; ".join(failed[:FAILURES_SHOWN_MAX])
         is_damage = any(row["error"].partition(":")[0] in _DAMAGE for row in rows)
         raise (DamagedError if is_damage else TaskFailedError)(
-            f"{len(failed)} of {len(rows)} stores were not restored: {told}",
+            f"{len(failed)} of {len(rows)} stores were not restored: {errors}",
             operation="restore checkpoint",
             subject=str(task.scope),
             hint=_DAMAGE_HINT if is_damage else "",
@@ -218,5 +189,5 @@ def _carry_out(
 
 
 def restored_of(result: bytes) -> StoreRestored:
-    """What an outcome says of its store."""
+    """Decode the result of a store from its outcome."""
     return msgspec.msgpack.decode(result, type=StoreRestored)

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from blobstore.local.store import LocalStore
 from blobstore.wrappers.forwarding import ForwardingStore
+from engine.checkpoint.backup import BackupChoice
 from engine.spark.checkpoint.listener import BackupListener
 from tests.spark.checkpoint.shows import Show
 from tests.spark.short_lived import SHORT_LIVED
@@ -85,7 +86,7 @@ def main(settings: Settings) -> None:
     conf = {FORMAT: settings.state_format}
     show = Show(spark, query, Path(settings.root), conf, batches=settings.batches, is_fed=True)
     store = HangingStore(Path(settings.repository), records=settings.hangs_after_backups)
-    listener = BackupListener(show.checkpoint, store, job="show")
+    listener = BackupListener(show.checkpoint, store, BackupChoice(job="show"))
     show.start("sink", listener=listener, before=hang).awaitTermination()
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import pytest
 from pyspark.sql import SparkSession
 
-from engine.checkpoint.backup import backup_checkpoint
-from engine.checkpoint.restore import restore_checkpoint
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint
+from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.repository.sync import SyncRepository
 from engine.spark import backup_checkpoint as backup_on_spark
 from engine.spark import restore_checkpoint as restore_on_spark
@@ -33,11 +33,11 @@ class Repo:
 
     def backup(self, checkpoint: Path, **options: Any) -> Any:
         with SyncRepository.open(self.url) as repository:
-            return repository.loop.run(backup_checkpoint(repository.asynchronous, checkpoint, **options))
+            return repository.loop.run(backup_checkpoint(repository.asynchronous, checkpoint, BackupChoice(**options)))
 
     def restore(self, target: Path, **options: Any) -> Any:
         with SyncRepository.open(self.url) as repository:
-            return repository.loop.run(restore_checkpoint(repository.asynchronous, target, **options))
+            return repository.loop.run(restore_checkpoint(repository.asynchronous, target, RestoreChoice(**options)))
 
 
 @pytest.fixture(params=["directory", pytest.param("s3", marks=pytest.mark.s3)])
@@ -111,7 +111,7 @@ def test_a_lost_query_goes_on_from_a_backup_taken_while_it_ran(
     restored = restore_on_spark(spark, url, tmp_path / "elsewhere" / "plain")
     assert restored.batch == 1
     assert_resumes(show, tmp_path / "elsewhere" / "plain", expected, "plain")
-    restore_on_spark(spark, url, tmp_path / "elsewhere" / "replayed", replayed=True)
+    restore_on_spark(spark, url, tmp_path / "elsewhere" / "replayed", RestoreChoice(replayed=True))
     assert not list((tmp_path / "elsewhere" / "replayed").glob("state/**/*.changelog"))
     assert_resumes(show, tmp_path / "elsewhere" / "replayed", expected, "replayed")
 
@@ -152,7 +152,9 @@ def test_what_a_source_knows_of_later_batches_does_not_make_one_of_them(
         assert made.backup.batch == batch
         for replayed in (False, True):
             name = "replayed" if replayed else "plain"
-            repository.loop.run(restore_checkpoint(repository.asynchronous, tmp_path / name, replayed=replayed))
+            repository.loop.run(
+                restore_checkpoint(repository.asynchronous, tmp_path / name, RestoreChoice(replayed=replayed))
+            )
             assert_resumes(show, tmp_path / name, expected, name)
 
 
@@ -173,5 +175,7 @@ def test_a_restored_query_is_backed_up_in_turn(
         shutil.rmtree(checkpoint)
         checkpoint = tmp_path / f"turn-{turn}"
         with SyncRepository.open(url) as repository:
-            repository.loop.run(restore_checkpoint(repository.asynchronous, checkpoint, replayed=turn == 1))
+            repository.loop.run(
+                restore_checkpoint(repository.asynchronous, checkpoint, RestoreChoice(replayed=turn == 1))
+            )
     assert_resumes(show, checkpoint, expected, "last")

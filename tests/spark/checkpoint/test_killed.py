@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from blobstore.local.store import LocalStore
-from engine.checkpoint.backup import backup_checkpoint
-from engine.checkpoint.restore import restore_checkpoint
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint
+from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.repository.sync import SyncRepository
 from index.snapshot.model import Scope
 from index.spark.checkpoint import decode_checkpoint_backup
@@ -82,7 +82,9 @@ def test_a_query_that_was_killed_in_a_batch_during_a_backup_goes_on(
 
             store.before("put_if_absent", "indexes/", kill)
             with SyncRepository.open(store) as repository:
-                made = repository.loop.run(backup_checkpoint(repository.asynchronous, show.checkpoint, job="show"))
+                made = repository.loop.run(
+                    backup_checkpoint(repository.asynchronous, show.checkpoint, BackupChoice(job="show"))
+                )
         finally:
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
@@ -96,7 +98,9 @@ def test_a_query_that_was_killed_in_a_batch_during_a_backup_goes_on(
         for batch in batches:
             name = f"from-{batch}"
             target = tmp_path / name
-            restored = repository.loop.run(restore_checkpoint(repository.asynchronous, target, batch=batch))
+            restored = repository.loop.run(
+                restore_checkpoint(repository.asynchronous, target, RestoreChoice(batch=batch))
+            )
             assert restored.batch == batch
             show.copy_results("sink", name)
             assert show.run(name, target) == expected

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from blobstore.errors import StoreFullError
 from blobstore.local.store import LocalStore
+from engine.checkpoint.backup import BackupChoice
 from engine.errors import UsageError
 from engine.repository.sync import SyncRepository
 from engine.spark.checkpoint.listener import BackupListener
@@ -169,7 +170,7 @@ def test_without_at_end_the_end_is_no_reason(query: Query, url: str) -> None:
 
 def test_batches_that_come_during_a_backup_count_for_the_next_one(query: Query, url: str, store: SlowStore) -> None:
     store.may_go_on.clear()
-    with BackupListener(query.checkpoint, store, every=2, job="slow") as listener:
+    with BackupListener(query.checkpoint, store, BackupChoice(job="slow"), every=2) as listener:
         query.commit(0, 1, tell=listener)
         assert store.is_asked.wait(LONG_S)
         query.commit(2, 3, 4, 5, 6, tell=listener)
@@ -361,7 +362,7 @@ def test_a_query_goes_on_while_a_backup_is_slow(
 ) -> None:
     show = Show(spark, AGGREGATION, tmp_path / "show", {FORMAT: "2"}, batches=4)
     store.may_go_on.clear()
-    with BackupListener(show.checkpoint, store, job="show") as listener:
+    with BackupListener(show.checkpoint, store, BackupChoice(job="show")) as listener:
         running = show.start("sink", listener=listener)
         try:
             assert store.is_asked.wait(LONG_S)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.repository.repository import Repository
 from engine.state.files import StateFileManager
 from engine.state.query import StreamingCheckpoint
@@ -119,7 +119,7 @@ def test_files_of_a_chosen_store_alone_and_null_where_it_is_damaged(counted: Sta
 def test_the_files_of_a_backup_are_told_with_their_hashes(counted: StatefulQuery, tmp_path: Path, url: str) -> None:
     async def backup() -> None:
         async with await Repository.open(url) as repository:
-            await backup_checkpoint(repository, counted.checkpoint, job="query")
+            await backup_checkpoint(repository, counted.checkpoint, BackupChoice(job="query"))
 
     asyncio.run(backup())
     session = reading_session(counted)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
 from engine.state.checkpoint_dir import CheckpointDir
@@ -40,7 +40,7 @@ def test_state_on_s3_is_read_as_on_a_disk(
     async def backup() -> None:
         await copy_checkpoint({str(file.relative_to(still)): file for file in below}, checkpoint)
         async with await Repository.open(repository_url) as repository:
-            await backup_checkpoint(repository, made.checkpoint, job="query")
+            await backup_checkpoint(repository, made.checkpoint, BackupChoice(job="query"))
 
     SyncRepository.init(repository_url).close()
     asyncio.run(backup())

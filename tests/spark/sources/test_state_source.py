@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.repository.repository import Repository
 from engine.spark.sources.sources import register_sources
 from index.spark.checkpoint import decode_checkpoint_backup
@@ -78,7 +78,7 @@ def test_each_store_of_a_join_is_a_table_and_all_together_are_bytes(joined: Stat
 def test_a_backup_is_read_as_the_checkpoint_it_is_of(counted: StatefulQuery, tmp_path: Path, url: str) -> None:
     async def backup() -> int:
         async with await Repository.open(url) as repository:
-            commit = (await backup_checkpoint(repository, counted.checkpoint, job="query")).commit
+            commit = (await backup_checkpoint(repository, counted.checkpoint, BackupChoice(job="query"))).commit
         backup = decode_checkpoint_backup(commit.record.offsets)
         assert backup is not None
         return backup.oldest_batch

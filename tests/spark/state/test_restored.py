@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from engine.checkpoint.backup import backup_checkpoint
-from engine.checkpoint.restore import RestoredCheckpoint, restore_checkpoint
+from engine.checkpoint.restore import RestoreChoice, RestoredCheckpoint, restore_checkpoint
 from engine.errors import DamagedError
 from engine.repository.repository import Repository
 from engine.repository.sync import SyncRepository
@@ -40,7 +40,7 @@ async def back_up(url: str, query: StatefulQuery) -> None:
 
 async def restore(url: str, target: Path, *, replayed: bool = False, batch: int | None = None) -> RestoredCheckpoint:
     async with await Repository.open(url) as repository:
-        return await restore_checkpoint(repository, target, replayed=replayed, batch=batch)
+        return await restore_checkpoint(repository, target, RestoreChoice(replayed=replayed, batch=batch))
 
 
 def grown(spark: SparkSession, query: Query, root: Path, conf: Mapping[str, str], batches: int = 5) -> StatefulQuery:
@@ -152,11 +152,11 @@ def test_stores_are_restored_on_the_executors(spark: SparkSession, tmp_path: Pat
     data = index.read_bytes()
     index.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(DamagedError, match="state/0/1: DamagedError"):
-        restore_on_spark(spark, url, tmp_path / "elsewhere", move_aside=True)
+        restore_on_spark(spark, url, tmp_path / "elsewhere", RestoreChoice(move_aside=True))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "query", "repository"]
     index.write_bytes(data)
 
-    found = restore_on_spark(spark, url, tmp_path / "elsewhere", replayed=True, move_aside=True)
+    found = restore_on_spark(spark, url, tmp_path / "elsewhere", RestoreChoice(replayed=True, move_aside=True))
 
     assert found.stores == 2
     assert Path(found.moved_aside).name.startswith("elsewhere.aside-")

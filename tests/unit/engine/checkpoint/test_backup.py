@@ -9,9 +9,8 @@ import pytest
 
 from blobstore.base import BytesBody
 from blobstore.memory import MemoryStore
-from engine.checkpoint.backup import CheckpointBackupResult, backup_checkpoint
-from engine.checkpoint.backup_preview import preview_backup
-from engine.checkpoint.naming import DAMAGE_HINT
+from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, backup_checkpoint, preview_backup
+from engine.checkpoint.errors import DAMAGE_HINT
 from engine.errors import DamagedError, EngineError, NotFoundError, UnsafeSourceError, UsageError
 from engine.records.indexes import read_index
 from engine.repository.repository import Repository
@@ -280,7 +279,7 @@ class TestRefused:
         query, other = new_query(partitions=1), new_query(name="other", partitions=1)
         await query.run()
         await other.run()
-        await backup_checkpoint(repository, query.root, job="flights")
+        await backup_checkpoint(repository, query.root, BackupChoice(job="flights"))
         (tmp_path / "plain").mkdir()
         await repository.commit(Scope("plain"), [await repository.backup(Scope("plain"), tmp_path / "plain")])
         store = repository.store
@@ -288,7 +287,7 @@ class TestRefused:
         store.requests.clear()
         for job, message in (("flights", f"query {query.query_id}, and this is"), ("plain", "no checkpoint backup")):
             with pytest.raises(UsageError, match=message):
-                await backup_checkpoint(repository, other.root, job=job)
+                await backup_checkpoint(repository, other.root, BackupChoice(job=job))
         assert not [request for request in store.requests if request[0].startswith("put")]
 
 
@@ -321,9 +320,9 @@ class TestCopies:
         newest = await repository.latest(production.commit.scope)
         assert newest is not None
         assert newest.pointer == production.commit.pointer
-        assert (await backup_checkpoint(repository, copy, job="test")).is_new
-        assert (await preview_backup(repository, copy, moved=True)).batch == 4
-        assert (await backup_checkpoint(repository, copy, moved=True)).is_new
+        assert (await backup_checkpoint(repository, copy, BackupChoice(job="test"))).is_new
+        assert (await preview_backup(repository, copy, BackupChoice(moved=True))).batch == 4
+        assert (await backup_checkpoint(repository, copy, BackupChoice(moved=True))).is_new
         # From here on it is the other one that is elsewhere.
         with pytest.raises(UsageError):
             await backup_checkpoint(repository, query.root)
@@ -388,7 +387,7 @@ class TestDamage:
         flip(newest, at)
         for location in (query, await in_memory(query)):
             with pytest.raises((EngineError, FormatError)) as caught:
-                await backup_checkpoint(repository, location, job=older.commit.scope.job)
+                await backup_checkpoint(repository, location, BackupChoice(job=older.commit.scope.job))
             assert newest.name.removesuffix(".crc") in str(caught.value)
         newest_commit = await repository.latest(older.commit.scope)
         assert newest_commit is not None
@@ -408,7 +407,7 @@ class TestDamage:
         # A letter of the name of a field, which a reader passes over.
         flip(commit, commit.read_bytes().index(b"Watermark"))
         with pytest.raises(FileChecksumError, match="commits/3"):
-            await backup_checkpoint(repository, query, job="another")
+            await backup_checkpoint(repository, query, BackupChoice(job="another"))
 
     @pytest.mark.parametrize(
         "pattern, at",
@@ -438,7 +437,7 @@ class TestDamage:
         path = str(damaged.relative_to(query))
         for location in (query, await in_memory(query)):
             with pytest.raises((EngineError, FormatError)) as caught:
-                await backup_checkpoint(repository, location, scratch=scratch)
+                await backup_checkpoint(repository, location, BackupChoice(scratch=scratch))
             error = caught.value
             assert isinstance(error, EngineError | FormatError)
             told = str(error)
@@ -456,7 +455,7 @@ class TestDamage:
         shutil.copytree(checkpoints[8], query)
         for path in query.glob("state/0/*/SSTs/*.sst"):
             flip(path, 12)
-        assert (await backup_checkpoint(repository, query, verify=False)).is_new
+        assert (await backup_checkpoint(repository, query, BackupChoice(verify=False))).is_new
 
 
 class TestStateThatIsGone:
@@ -474,7 +473,7 @@ class TestStateThatIsGone:
         jobs = (None,) if (format_version, gone) == (1, "state") else (None, "fresh")
         for job in jobs:
             with pytest.raises(DamagedError, match="has no state, and" if len(jobs) == 1 else "state/0/_metadata"):
-                await backup_checkpoint(repository, query.root, job=job)
+                await backup_checkpoint(repository, query.root, BackupChoice(job=job))
 
     async def test_schemas_that_the_metadata_names_have_to_be_there(
         self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path]
@@ -510,7 +509,7 @@ class TestOldestBatch:
         shutil.copytree(checkpoints[8], query)
         assert (await backup_checkpoint(repository, query)).backup.oldest_batch == 5
         (query / missing).unlink()
-        assert (await backup_checkpoint(repository, query, job="another")).backup.oldest_batch == oldest
+        assert (await backup_checkpoint(repository, query, BackupChoice(job="another"))).backup.oldest_batch == oldest
 
     async def test_the_newest_batch_goes_on(
         self, tmp_path: Path, repository: Repository, checkpoints: dict[int, Path]
@@ -538,7 +537,7 @@ class TestOldestBatch:
         assert "commits/5" not in await files_in(repository, done, QUERY_TASK, QUERY_STORE)
         commit.write_bytes(data.replace(b"-4", b"/4"))
         with pytest.raises(UnsafeNameError, match="commits/5: unique id"):
-            await backup_checkpoint(repository, query, job="another")
+            await backup_checkpoint(repository, query, BackupChoice(job="another"))
 
 
 @pytest.mark.parametrize("linked", ["sources/0/0", "sources/0", "commits/5"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import StoreUnavailableError
-from engine.checkpoint.backup import ATTEMPTS_MAX, backup_checkpoint
+from engine.checkpoint.backup import ATTEMPTS_MAX, BackupChoice, backup_checkpoint
 from engine.checkpoint.errors import QueryMovedOnError
 from engine.checkpoint.live import LiveStore
 from engine.errors import ConflictError, UnsafeSourceError
@@ -66,7 +66,7 @@ async def test_files_that_vanish_make_it_begin_again_at_the_newest_batch(
         query.files.before("get", "state/0/0/", go_on)
     else:
         at_upload(repository, go_on)
-    done = await backup_checkpoint(repository, query.location, stores_at_once=1)
+    done = await backup_checkpoint(repository, query.location, BackupChoice(stores_at_once=1))
     assert (done.backup.batch, done.attempts) == (9, 2)
     target = await restore_backup(repository, done.commit, tmp_path / "restored")
     await check_rows(target, tmp_path, batch=9)
@@ -126,7 +126,7 @@ async def test_a_query_that_is_always_faster_is_told_after_three_times(
 
     at_upload(repository, go_on, times=ATTEMPTS_MAX)
     with pytest.raises(QueryMovedOnError, match="read 3 times") as caught:
-        await backup_checkpoint(repository, query.root, stores_at_once=1)
+        await backup_checkpoint(repository, query.root, BackupChoice(stores_at_once=1))
     assert isinstance(caught.value.__cause__, UnsafeSourceError | VersionMissingError)
     assert not await repository.scopes()
 
@@ -200,12 +200,12 @@ async def test_no_scratch_file_is_left(new_query: NewQuery, tmp_path: Path, repo
     scratch.mkdir()
     query = new_query(remote=True)
     await query.run(4)
-    await backup_checkpoint(repository, query.location, scratch=scratch)
+    await backup_checkpoint(repository, query.location, BackupChoice(scratch=scratch))
     await query.run()
     assert isinstance(query.files, InterposedStore)
     query.files.fail("get", ".changelog", StoreUnavailableError("injected", operation="get", key="x"))
     with pytest.raises(StoreUnavailableError):
-        await backup_checkpoint(repository, query.location, scratch=scratch)
+        await backup_checkpoint(repository, query.location, BackupChoice(scratch=scratch))
     assert not list(scratch.iterdir())
 
 

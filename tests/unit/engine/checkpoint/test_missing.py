@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from blobstore.base import list_blobs
-from engine.checkpoint.backup import CheckpointBackupResult, backup_checkpoint
-from engine.checkpoint.restore import restore_checkpoint
+from engine.checkpoint.backup import BackupChoice, CheckpointBackupResult, backup_checkpoint
+from engine.checkpoint.restore import RestoreChoice, restore_checkpoint
 from engine.errors import CommitDamagedError, DamagedError, IncompleteError
 from engine.repository.repository import Repository
 from engine.settings import TransferSettings
@@ -67,9 +67,9 @@ async def test_a_backup_of_the_same_batch_is_taken_again_where_something_is_miss
     await store.inner.delete(sorted(gone))
     repository = await another_process(store, pack_file_bytes_max)
     assert not (await backup_checkpoint(repository, query.location)).is_new
-    healed = await backup_checkpoint(repository, query.location, check_retained=True)
+    healed = await backup_checkpoint(repository, query.location, BackupChoice(check_retained=True))
     assert (healed.is_new, healed.backup.batch) == (True, 6)
-    assert not (await backup_checkpoint(repository, query.location, check_retained=True)).is_new
+    assert not (await backup_checkpoint(repository, query.location, BackupChoice(check_retained=True))).is_new
     await check_whole(repository, healed, query, tmp_path)
 
 
@@ -83,7 +83,7 @@ async def test_what_the_next_batch_retains_is_sent_again(
     await store.inner.delete(sorted(await blobs_of(repository, first)))
     await query.run(1)
     repository = await another_process(store, pack_file_bytes_max)
-    healed = await backup_checkpoint(repository, query.location, check_retained=True)
+    healed = await backup_checkpoint(repository, query.location, BackupChoice(check_retained=True))
     assert healed.backup.batch == 7
     await check_whole(repository, healed, query, tmp_path)
 
@@ -115,7 +115,7 @@ async def test_a_restore_names_the_backup_that_is_whole_and_takes_it_when_it_is_
         await restore_checkpoint(repository, target)
     assert "the backup of batch 3 is the newest of which everything is there" in refused.value.hint
     assert not target.exists()
-    restored = await restore_checkpoint(repository, target, or_newest_complete=True)
+    restored = await restore_checkpoint(repository, target, RestoreChoice(or_newest_complete=True))
     assert (restored.batch, restored.commit.pointer) == (3, first.commit.pointer)
     await check_rows(target, tmp_path, batch=3)
 
@@ -127,7 +127,9 @@ async def test_told_to_take_a_whole_one_it_takes_the_one_that_was_asked_for_if_i
     repository, _ = await backed_up(store, query, 4)
     await query.run(4)
     await backup_checkpoint(repository, query.location)
-    restored = await restore_checkpoint(repository, tmp_path / "target", batch=3, or_newest_complete=True)
+    restored = await restore_checkpoint(
+        repository, tmp_path / "target", RestoreChoice(batch=3, or_newest_complete=True)
+    )
     assert restored.batch == 3
 
 
@@ -138,7 +140,7 @@ async def test_where_no_backup_is_whole_it_says_so(new_query: NewQuery, tmp_path
     files = dict(files_of((await repository.read_index(reference.index)).dir))
     await store.inner.delete([blob.key for file in files.values() for blob in file.blobs])
     with pytest.raises(IncompleteError, match="every other one"):
-        await restore_checkpoint(repository, tmp_path / "target", or_newest_complete=True)
+        await restore_checkpoint(repository, tmp_path / "target", RestoreChoice(or_newest_complete=True))
     with pytest.raises(DamagedError) as refused:
         await restore_checkpoint(repository, tmp_path / "target")
     assert "no commit of the job is whole" in refused.value.hint

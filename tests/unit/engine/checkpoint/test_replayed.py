@@ -8,7 +8,7 @@ import pytest
 from blobstore.memory import MemoryStore
 from engine import StateStore
 from engine.checkpoint.backup import backup_checkpoint
-from engine.checkpoint.restore import RestoredCheckpoint, restore_checkpoint
+from engine.checkpoint.restore import RestoreChoice, RestoredCheckpoint, restore_checkpoint
 from engine.repository.repository import Repository
 from engine.state.checkpoint_dir import CheckpointDir
 from engine.state.files import StateFileManager
@@ -49,7 +49,7 @@ async def restored(tmp_path: Path, batches: int, **settings: Any) -> Restored:
     await query.run(batches)
     repository = await Repository.init(MemoryStore())
     await backup_checkpoint(repository, query.root)
-    result = await restore_checkpoint(repository, tmp_path / "target", replayed=True)
+    result = await restore_checkpoint(repository, tmp_path / "target", RestoreChoice(replayed=True))
     return Restored(query, tmp_path / "target", result)
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from blobstore.base import BytesBody
 from blobstore.errors import InvalidRequestError, StoreUnavailableError
 from blobstore.memory import MemoryStore
-from engine.checkpoint.backup import backup_checkpoint
+from engine.checkpoint.backup import BackupChoice, backup_checkpoint
 from engine.checkpoint.restore import RestoreChoice, plan_checkpoint_restore, restore_checkpoint
 from engine.cli import tidemark
 from engine.errors import DamagedError, NotFoundError, TargetError, UsageError
@@ -54,7 +54,7 @@ class World:
         return query
 
     async def back_up(self, query: WrittenQuery, job: str = "query") -> Commit:
-        return (await backup_checkpoint(await self.repository(), query.root, job=job)).commit
+        return (await backup_checkpoint(await self.repository(), query.root, BackupChoice(job=job))).commit
 
     async def rows(self, checkpoint: Path, batch: int | None = None) -> Any:
         return await rows_of(checkpoint, self.new_path("rows"), batch=batch)
@@ -87,7 +87,7 @@ async def test_a_restored_checkpoint_holds_the_newest_batch(
     expected = await world.rows(query.root)
     target = world.new_path()
 
-    restored = await restore_checkpoint(await world.repository(), target, replayed=replayed)
+    restored = await restore_checkpoint(await world.repository(), target, RestoreChoice(replayed=replayed))
 
     assert (restored.batch, restored.stores, restored.pinned) == (5, 2, True)
     assert await world.rows(target) == expected
@@ -106,7 +106,7 @@ async def test_a_query_goes_on_where_it_was_restored(
     query = await world.query(6, format_version=format_version)
     await world.back_up(query)
     other = world.new_path()
-    await restore_checkpoint(await world.repository(), other, replayed=replayed)
+    await restore_checkpoint(await world.repository(), other, RestoreChoice(replayed=replayed))
 
     await query.run(3)
     expected = await world.rows(query.root)
@@ -123,7 +123,7 @@ async def test_a_batch_in_the_middle_comes_back_with_nothing_newer(world: World,
     await world.back_up(query)
     target = world.new_path()
 
-    restored = await restore_checkpoint(await world.repository(), target, batch=3)
+    restored = await restore_checkpoint(await world.repository(), target, RestoreChoice(batch=3))
 
     assert (restored.batch, restored.oldest_batch, restored.backup.batch) == (3, 2, 4)
     assert await world.rows(target) == expected
@@ -138,7 +138,7 @@ async def test_the_logs_of_a_replayed_one_have_its_batch_alone(world: World) -> 
     query = await world.query(5)
     await world.back_up(query)
     target = world.new_path()
-    restored = await restore_checkpoint(await world.repository(), target, replayed=True)
+    restored = await restore_checkpoint(await world.repository(), target, RestoreChoice(replayed=True))
     assert (restored.oldest_batch, batches_in(target, "commits"), batches_in(target, "offsets")) == (4, [4], [3, 4])
 
 
@@ -150,7 +150,7 @@ async def test_the_backup_of_a_batch_or_the_oldest_later_one_is_used(
     for _ in range(3):
         await query.run(2)
         await world.back_up(query)
-    restored = await restore_checkpoint(await world.repository(), world.new_path(), batch=batch)
+    restored = await restore_checkpoint(await world.repository(), world.new_path(), RestoreChoice(batch=batch))
     assert restored.backup.batch == backup
     assert restored.batch == (6 if batch is None else batch)
 
@@ -162,17 +162,17 @@ async def test_a_time_finds_the_backup_that_was_the_newest_then(world: World) ->
     world.clock.now_ms += 1000
     await query.run(1)
     await world.back_up(query)
-    found = await restore_checkpoint(repository, world.new_path(), at_ms=first.committed_at_ms + 999)
+    found = await restore_checkpoint(repository, world.new_path(), RestoreChoice(at_ms=first.committed_at_ms + 999))
     assert (found.commit.pointer, found.batch) == (first.pointer, 1)
     with pytest.raises(NotFoundError, match="no backup has"):
-        await restore_checkpoint(repository, world.new_path(), at_ms=1)
+        await restore_checkpoint(repository, world.new_path(), RestoreChoice(at_ms=1))
 
 
 async def test_a_batch_that_no_backup_has_is_told_with_those_that_there_are(world: World) -> None:
     query = await world.query(7)
     await world.back_up(query)
     with pytest.raises(NotFoundError, match="no backup has batch 2") as caught:
-        await restore_checkpoint(await world.repository(), world.new_path(), batch=2)
+        await restore_checkpoint(await world.repository(), world.new_path(), RestoreChoice(batch=2))
     assert "6" in caught.value.hint
 
 
@@ -187,7 +187,7 @@ async def test_the_only_job_need_not_be_named(world: World) -> None:
     with pytest.raises(UsageError, match="more than one job") as caught:
         await restore_checkpoint(repository, world.new_path())
     assert f"one: {query.root}, batch 1" in caught.value.hint
-    assert (await restore_checkpoint(repository, world.new_path(), job="two")).job == "two"
+    assert (await restore_checkpoint(repository, world.new_path(), RestoreChoice(job="two"))).job == "two"
 
 
 async def test_schema_files_are_named_where_they_are_now(world: World) -> None:
@@ -215,10 +215,10 @@ async def test_inputs_that_moved_are_mapped(world: World) -> None:
     query = await world.query(2)
     await world.back_up(query)
     target = world.new_path()
-    await restore_checkpoint(await world.repository(), target, map_paths={"/in": "/new place"})
+    await restore_checkpoint(await world.repository(), target, RestoreChoice(map_paths={"/in": "/new place"}))
     assert b'"path":"file:///new%20place/1.json","timestamp":1' in (target / "sources/0/1").read_bytes()
     with pytest.raises(UsageError, match="nothing in sources/ begins with /i"):
-        await restore_checkpoint(await world.repository(), world.new_path(), map_paths={"/i": "/other"})
+        await restore_checkpoint(await world.repository(), world.new_path(), RestoreChoice(map_paths={"/i": "/other"}))
 
 
 async def test_a_target_with_content_is_refused_or_moved_aside(world: World) -> None:
@@ -230,14 +230,14 @@ async def test_a_target_with_content_is_refused_or_moved_aside(world: World) -> 
         await restore_checkpoint(repository, query.root)
     assert tree(query.root) == before
 
-    restored = await restore_checkpoint(repository, query.root, move_aside=True)
+    restored = await restore_checkpoint(repository, query.root, RestoreChoice(move_aside=True))
 
     aside = Path(restored.moved_aside)
     assert aside.parent == query.root.parent
     assert aside.name.startswith(f"{query.root.name}.aside-2")
     assert tree(aside) == before
     assert await world.rows(query.root) == await world.rows(aside)
-    again = await restore_checkpoint(repository, query.root, move_aside=True)
+    again = await restore_checkpoint(repository, query.root, RestoreChoice(move_aside=True))
     assert again.moved_aside not in {"", restored.moved_aside}
     assert tree(aside) == before
 
@@ -253,7 +253,7 @@ async def test_the_place_of_the_repository_is_no_target(world: World, where: str
         before = tree(here)
         target = world.tmp_path / name / below
         with pytest.raises(TargetError, match=f"is {where} the place of the repository itself"):
-            await restore_checkpoint(repository, target, move_aside=True)
+            await restore_checkpoint(repository, target, RestoreChoice(move_aside=True))
         with pytest.raises(TargetError, match=f"is {where} the place of the repository itself"):
             await plan_checkpoint_restore(repository, f"file://{target}", RestoreChoice(move_aside=True))
         assert tree(here) == before
@@ -271,7 +271,7 @@ async def test_a_target_that_cannot_come_back_is_told(world: World, monkeypatch:
     monkeypatch.setattr(Staging, "_check_moved_aside", fail)
     monkeypatch.setattr(Staging, "_swap_back", fail)
     with pytest.raises(TargetError) as caught:
-        await restore_checkpoint(await world.repository(), query.root, move_aside=True)
+        await restore_checkpoint(await world.repository(), query.root, RestoreChoice(move_aside=True))
     (aside,) = query.root.parent.glob("*.aside-*")
     assert tree(aside) == before
     assert str(aside) in caught.value.hint
@@ -290,9 +290,9 @@ async def test_what_spark_calls_the_target_is_a_url_or_absolute(world: World, lo
     query = await world.query(1)
     await world.back_up(query)
     with pytest.raises(UsageError, match="relative path"):
-        await restore_checkpoint(await world.repository(), world.new_path(), spark_location=location)
+        await restore_checkpoint(await world.repository(), world.new_path(), RestoreChoice(spark_location=location))
     for good in ("s3a://bucket/prefix", "/mnt/here", "file:/mnt/here"):
-        await restore_checkpoint(await world.repository(), world.new_path(), spark_location=good)
+        await restore_checkpoint(await world.repository(), world.new_path(), RestoreChoice(spark_location=good))
 
 
 async def test_a_file_is_no_target(world: World) -> None:
@@ -301,7 +301,7 @@ async def test_a_file_is_no_target(world: World) -> None:
     target = world.new_path()
     target.write_bytes(b"mine")
     with pytest.raises(TargetError, match="not a directory"):
-        await restore_checkpoint(await world.repository(), target, move_aside=True)
+        await restore_checkpoint(await world.repository(), target, RestoreChoice(move_aside=True))
     assert target.read_bytes() == b"mine"
 
 
@@ -331,12 +331,12 @@ async def test_any_altered_byte_of_the_repository_leaves_the_target_as_it_was(
         altered = data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
         await _replace(inner, key, altered)
         with pytest.raises(DamagedError) as caught:
-            await restore_checkpoint(await world.repository(), target, replayed=replayed)
+            await restore_checkpoint(await world.repository(), target, RestoreChoice(replayed=replayed))
         assert key in str(caught.value)
         await _replace(inner, key, data)
         assert not target.exists()
         assert [p.name for p in target.parent.iterdir() if p.name.startswith(".")] == []
-    await restore_checkpoint(await world.repository(), target, replayed=replayed)
+    await restore_checkpoint(await world.repository(), target, RestoreChoice(replayed=replayed))
 
 
 async def _replace(store: MemoryStore, key: str, data: bytes) -> None:
@@ -355,7 +355,7 @@ async def test_a_store_that_the_query_has_and_the_backup_lacks_is_named(world: W
 
     repository.latest = latest  # type: ignore[method-assign]
     with pytest.raises(DamagedError, match="store 0/1"):
-        await restore_checkpoint(repository, world.new_path(), job="query")
+        await restore_checkpoint(repository, world.new_path(), RestoreChoice(job="query"))
 
 
 async def test_an_unavailable_repository_leaves_nothing_behind(world: World) -> None:
@@ -389,12 +389,14 @@ async def test_a_source_that_leads_is_cut_where_the_offsets_end(world: World) ->
     query = await world.query(5, file_offsets=True)
     await world.back_up(query)
     target = world.new_path()
-    await restore_checkpoint(await world.repository(), target, batch=3)
+    await restore_checkpoint(await world.repository(), target, RestoreChoice(batch=3))
     assert batches_in(target, "offsets")[-1] == 4
     assert batches_in(target, "sources/0") == [0, 1, 2, 3, 4]
-    await restore_checkpoint(await world.repository(), world.new_path(), batch=3, map_paths={"/in": "/new"})
+    await restore_checkpoint(
+        await world.repository(), world.new_path(), RestoreChoice(batch=3, map_paths={"/in": "/new"})
+    )
     query_at_two = world.new_path()
-    await restore_checkpoint(await world.repository(), query_at_two, batch=2)
+    await restore_checkpoint(await world.repository(), query_at_two, RestoreChoice(batch=2))
     assert batches_in(query_at_two, "sources/0") == [0, 1, 2, 3]
 
 
@@ -427,7 +429,7 @@ async def test_checkpoints_of_spark_come_back_row_by_row(
                 path.write_bytes(b"schema")
     await backup_checkpoint(await world.repository(), original)
     target = world.new_path()
-    await restore_checkpoint(await world.repository(), target, replayed=replayed)
+    await restore_checkpoint(await world.repository(), target, RestoreChoice(replayed=replayed))
     rows = await world.rows(target)
     assert rows == await world.rows(original)
     assert rows[StoreId(0, 0)]

@@ -13,10 +13,15 @@ from blobstore.memory import MemoryStore
 from blobstore.opening import open_store
 from blobstore.wrappers.forwarding import ForwardingStore
 from engine.checkpoint.backup import backup_checkpoint
-from engine.checkpoint.object_target import ObjectTarget
-from engine.checkpoint.restore import RestoredCheckpoint, make_target, plan_checkpoint_restore, restore_checkpoint
-from engine.checkpoint.restore_run import CheckpointRestore, RestoreChoice
-from engine.checkpoint.targets import check_apart
+from engine.checkpoint.restore import (
+    CheckpointRestore,
+    RestoreChoice,
+    RestoredCheckpoint,
+    make_target,
+    plan_checkpoint_restore,
+    restore_checkpoint,
+)
+from engine.checkpoint.targets import ObjectTarget, check_apart
 from engine.cli.errors import describe
 from engine.clock import SystemRuntime
 from engine.errors import TargetError, UsageError
@@ -45,7 +50,7 @@ class World:
             runtime=SystemRuntime(),
             move_aside=choice.pop("move_aside", False),
         )
-        return await restore_checkpoint(self.repository, target, **choice)
+        return await restore_checkpoint(self.repository, target, RestoreChoice(**choice))
 
     async def keys(self, prefix: str = "") -> list[str]:
         return [blob.key async for blob in list_blobs(self.bucket.inner, prefix)]
@@ -297,7 +302,10 @@ async def test_the_store_of_the_repository_is_no_target(world: World, is_preview
     ],
 )
 async def test_a_prefix_that_overlaps_with_the_repository_is_no_target(url: str, where: str) -> None:
-    target, store = make_target(url, SystemRuntime(), move_aside=True), open_store("s3://bucket/a/repository")
+    target, store = (
+        make_target(url, SystemRuntime(), RestoreChoice(move_aside=True)),
+        open_store("s3://bucket/a/repository"),
+    )
     try:
         if where:
             with pytest.raises(TargetError, match=f"is {where} the place of the repository itself"):
@@ -311,7 +319,7 @@ async def test_a_prefix_that_overlaps_with_the_repository_is_no_target(url: str,
 
 def test_before_it_is_open_a_prefix_is_gathered_nowhere() -> None:
     with pytest.raises(UsageError, match="not open"):
-        _ = make_target("s3://bucket/place", SystemRuntime(), move_aside=False).directory
+        _ = make_target("s3://bucket/place", SystemRuntime(), RestoreChoice()).directory
 
 
 async def test_nothing_is_published_while_a_store_is_missing(world: World) -> None:
@@ -326,5 +334,5 @@ async def test_nothing_is_published_while_a_store_is_missing(world: World) -> No
 
 @pytest.mark.parametrize("url", ["s3://bucket", "s3://bucket/", "s3a:///place", "memory://name"])
 def test_a_bucket_is_no_prefix(url: str) -> None:
-    with pytest.raises(TargetError, match="no prefix"):
-        make_target(url, SystemRuntime(), move_aside=False)
+    with pytest.raises(TargetError, match="not a prefix"):
+        make_target(url, SystemRuntime(), RestoreChoice())

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from engine.checkpoint.state_files import check_changelog_file, check_zip_file
+from engine.checkpoint.file_check import check_changelog_file, check_zip_file
 from engine.errors import DamagedError
 from engine.state.compression import Codec
 from index.errors import DamagedChangelogError, FileChecksumError, FormatError

@@ -1,7 +1,8 @@
-"""Reads a changelog or a zip whole, and refuses it if anything of it is not what was written (design 0005, K4).
+"""Read a file of a checkpoint whole, and refuse it if it is not what was written (design 0005, K2, K4 and K7).
 
-More than a load does: Spark reads a zip from its front, by what stands before and behind each entry, and we by the list
-at its end; so both are looked at. All of it blocks.
+A changelog or a zip is read more strictly than by a load: Spark reads a zip from its front, by what is before and
+behind each entry, and we by the list at its end; so both are looked at. Hadoop's hidden checksums and left-overs, which
+no store lists, are there on this machine's file systems only. All of it blocks.
 """
 
 import os
@@ -13,20 +14,28 @@ from typing import Final
 import msgspec
 
 from engine.checkpoint.errors import unreadable
+from engine.checkpoint.findings import DELETE, Finding, damage
 from engine.errors import DamagedError
 from engine.local.hashing import crc32c
 from engine.local.scan import READ_FLAGS
 from engine.state.compression import Codec, decompress_chunks
 from engine.state.zips import ZIP_BYTES_MAX, StateZip, read_state_zip
+from index.errors import FileChecksumError
 from index.spark.changelog import ChangelogDecoder, ChangelogHeader, check_header
-from index.spark.checksums import check_file_checksum, decode_file_checksum
+from index.spark.checksums import (
+    HadoopSums,
+    check_file_checksum,
+    decode_file_checksum,
+    hadoop_checksum_bytes,
+    hadoop_checksum_name,
+)
 from index.spark.lineage import Lineage
 from index.spark.names import StateVersion, checksum_name
 
 _CHUNK_BYTES: Final = 256 * 1024
 _HINT: Final = "the file was altered or cut short; take it from a backup, or let an older version be loaded"
 
-# Of a zip: what stands before an entry, its line in the list at the end, and the end of that list.
+# Of a zip: what is before an entry, its line in the list at the end, and the end of that list.
 _LOCAL: Final = struct.Struct("<4s5H3L2H")
 _LISTED: Final = struct.Struct("<4s6H3L5H2L")
 _END: Final = struct.Struct("<4s4H2LH")
@@ -36,6 +45,10 @@ _DESCRIPTOR_MAGIC: Final = b"PK\x07\x08"
 _END_MAGIC: Final = b"PK\x05\x06"
 _DESCRIPTOR: Final = struct.Struct("<4s3L")
 _FOLLOWED: Final = 0x8
+
+_READ_BYTES: Final = 1024 * 1024
+_HIDDEN_BYTES_MAX: Final = 256 * 1024 * 1024
+_HIDDEN_HINT: Final = "the file was replaced by something else, or the disk fails; take it from a backup"
 
 
 class ChangelogReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +62,7 @@ class ChangelogReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lineage(self) -> Lineage:
-        """What its header says."""
+        """Of its header."""
         return self.header.lineage
 
 
@@ -67,7 +80,7 @@ def check_changelog_file(path: Path, codec: Codec, at: StateVersion, *, checksum
         DamagedChangelogError: Header, records or end mark are not what a writer writes, or go with another name.
         FileChecksumError: It does not fit its `.crc`, or that is none.
         UnknownFormatError: A newer Spark wrote the file or its `.crc`.
-        UnsafeNameError: An id in its lineage cannot stand in a file name.
+        UnsafeNameError: An id in its lineage cannot be part of a file name.
         TargetError: This machine lacks what it takes to read it.
     """
     subject = str(path)
@@ -141,12 +154,12 @@ def _read_zip(path: Path) -> bytes:
 
 
 def _check_stream(data: bytes) -> None:
-    """That entries stand one behind the other from the first byte on, and that the list at the end says the same.
+    """Check that entries follow each other from the first byte on, and that the list at the end says the same.
 
     `read_state_zip` has taken the zip before: the list is whole, and the contents fit the checksums in it.
 
     Raises:
-        ValueError: Something stands between, or is said twice and differently.
+        ValueError: Something is between them, or is said twice and differently.
         struct.error: It ends too soon.
     """
     end = data.rfind(_END_MAGIC)
@@ -160,7 +173,7 @@ def _check_stream(data: bytes) -> None:
         listed = _LISTED.unpack_from(data, listed_at)
         magic, _, needed, flags, method, _, _, crc, packed, plain, name_bytes, extra, remark, *_, entry_at = listed
         if magic != _LISTED_MAGIC or entry_at != at:
-            raise ValueError(f"its list has an entry at byte {entry_at}, and one stands at {at}")
+            raise ValueError(f"its list has an entry at byte {entry_at}, and one is at {at}")
         name = data[listed_at + _LISTED.size : listed_at + _LISTED.size + name_bytes]
         listed_at += _LISTED.size + name_bytes + extra + remark
         at = _check_entry(data, at, name, (needed, flags, method), (crc, packed, plain))
@@ -169,12 +182,12 @@ def _check_stream(data: bytes) -> None:
 
 
 def _check_entry(data: bytes, at: int, name: bytes, kind: tuple[int, int, int], content: tuple[int, int, int]) -> int:
-    """One entry by what stands before and behind its data; where the next one begins."""
+    """Check one entry by what is before and behind its data; return where the next one begins."""
     magic, needed, flags, method, _, _, crc, packed, plain, name_bytes, extra = _LOCAL.unpack_from(data, at)
     name_at = at + _LOCAL.size
     data_at = name_at + name_bytes + extra
     if magic != _LOCAL_MAGIC or (needed, flags, method) != kind or data[name_at : name_at + name_bytes] != name:
-        raise ValueError(f"what stands at byte {at} is not the entry {name!r} that its list says")
+        raise ValueError(f"what is at byte {at} is not the entry {name!r} that its list says")
     end: int = data_at + content[1]
     if not flags & _FOLLOWED:
         if (crc, packed, plain) != content:
@@ -189,7 +202,7 @@ def _check_entry(data: bytes, at: int, name: bytes, kind: tuple[int, int, int], 
         found = struct.unpack_from("<3L", data, end)
         end += 12
     if found != content:
-        raise ValueError(f"what stands behind the entry {name!r} and the list say different sizes or checksums of it")
+        raise ValueError(f"what is behind the entry {name!r} and the list say different sizes or checksums of it")
     return end
 
 
@@ -214,3 +227,74 @@ class _Summed:
 
 def _damaged(path: Path, message: str) -> DamagedError:
     return DamagedError(message, operation="check", subject=str(path), hint=_HINT)
+
+
+def check_hidden(path: Path) -> None:
+    """Compare a file with Hadoop's hidden checksum, if it has one.
+
+    Raises:
+        FileChecksumError: They do not fit.
+        DamagedError: One of them cannot be read.
+        TargetError: This machine lacks what it takes to read them.
+    """
+    hidden = path.with_name(hadoop_checksum_name(path.name))
+    try:
+        descriptor = os.open(hidden, READ_FLAGS)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unreadable(hidden, error, _HIDDEN_HINT) from error
+    try:
+        with os.fdopen(descriptor, "rb") as source:
+            size_bytes = path.stat().st_size
+            stored = source.read(min(_HIDDEN_BYTES_MAX, hadoop_checksum_bytes(size_bytes, 1)) + 1)
+        sums = HadoopSums(stored, subject=str(path))
+        with os.fdopen(os.open(path, READ_FLAGS), "rb", buffering=0) as source:
+            while data := source.read(_READ_BYTES):
+                sums.update(data)
+        sums.finish()
+    except OSError as error:
+        raise unreadable(path, error, _HIDDEN_HINT) from error
+
+
+def find_hidden_misfits(root: Path, paths: list[str]) -> list[Finding]:
+    """Find files that do not fit their hidden checksums, where nothing else shows which of the two was altered."""
+    found = []
+    for path in paths:
+        try:
+            check_hidden(root / path)
+        except (FileChecksumError, DamagedError) as error:
+            if (root / path).exists():
+                found.append(damage(path, error, "K2"))
+    return found
+
+
+def find_left_overs(root: Path, before_ms: int) -> Iterator[Finding]:
+    """Find what writers that died left under hidden names, and checksums of files that are gone (K7).
+
+    Args:
+        root: Of the checkpoint.
+        before_ms: What is younger may still be written.
+    """
+    for directory, _, names in os.walk(root):
+        here = set(names)
+        is_ours = Path(directory).name == ".tmp"
+        for name in names:
+            path = Path(directory, name)
+            if name.startswith(".") and name.endswith(".crc") and (name[1:-4] in here):
+                continue
+            if not is_ours and not (name.startswith(".") and name.endswith((".tmp", ".crc"))):
+                continue
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            if status.st_mtime_ns // 1_000_000 < before_ms:
+                yield Finding(
+                    kind="waste",
+                    path=path.relative_to(root).as_posix(),
+                    message="was left by a writer that ended before its file was whole, or by a file that is gone",
+                    hint=DELETE,
+                    rule="K7",
+                    size_bytes=status.st_size,
+                )
