@@ -114,7 +114,7 @@ async def pinned_checkpoint_backup(
         or_newest_complete: Use `find_complete_checkpoint_backup` instead.
 
     Raises:
-        CollectedError: Every choice was collected before its pin stood.
+        CollectedError: Every choice was collected before its pin was written.
         As `find_checkpoint_backup`.
     """
     find = find_complete_checkpoint_backup if or_newest_complete else find_checkpoint_backup

@@ -119,7 +119,7 @@ def check_zip_file(source: Path | bytes, *, checksum: bytes | None, subject: str
         What is in it. Whether its SSTs are there, and of the sizes that it says, is for the caller to see.
 
     Raises:
-        DamagedError: It is no such zip, or cannot be read, then with the `OSError` as its cause.
+        DamagedError: Not such a zip, or unreadable, then with the `OSError` as its cause.
         UnsafeNameError: A name in it is unsafe.
         FormatError: Its metadata cannot be read, or it does not fit its `.crc`.
         TargetError: This machine lacks what it takes to read it.

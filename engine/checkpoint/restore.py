@@ -271,9 +271,9 @@ class CheckpointRestore:
             yield
         except BaseException as error:
             if aside := self._target.moved_aside:
-                error.add_note(f"what stood at {self._target.location} is at {aside}, whole")
+                error.add_note(f"the former content of {self._target.location} is at {aside}, whole")
                 if isinstance(error, EngineError | StoreError | FormatError):
-                    error.hint = f"what stood there is at {aside}: keep it, and restore again; {error.hint}"
+                    error.hint = f"its former content is at {aside}: keep it, and restore again; {error.hint}"
             raise
 
     async def begin(self) -> tuple[StoreToRestore, ...]:

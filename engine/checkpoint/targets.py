@@ -74,7 +74,7 @@ class CheckpointTarget(Protocol):
         ...
 
     async def publish(self, published: Iterable[str] = ()) -> None:
-        """Put what was gathered at the target; what stood there is `moved_aside` then.
+        """Put what was gathered at the target; its former content is `moved_aside` then.
 
         Args:
             published: What others have put there already, as paths of the checkpoint.
@@ -156,7 +156,7 @@ class ObjectTarget:
         parent: The URL of the prefix above, or a store whose root it is.
         name: Of the prefix itself.
         location: What people, and paths in the checkpoint, call it.
-        runtime: Tells when something was moved aside.
+        runtime: The time when something was moved aside.
         move_aside: Whether content may be moved aside.
         settings: Of the store that is opened.
 
@@ -218,7 +218,7 @@ class ObjectTarget:
         known = _TOPS if is_named else _TOPS - {COMMITS}
         foreign = next((status.path for status in found if _top(status.path) not in known), None)
         if foreign is not None:
-            what = "which is no part of a checkpoint" if is_named else "and no metadata that says whose it is"
+            what = "which is not part of a checkpoint" if is_named else "and no metadata that says whose it is"
             raise self._refused(f"holds {foreign}, {what}", _HINT)
 
     async def open(self, query_id: str, batch: int) -> None:

@@ -257,8 +257,8 @@ async def test_a_failure_after_moving_aside_says_where_the_old_content_is(world:
     (aside,) = {key.partition("/")[0] for key in await world.keys() if "aside" in key}
     assert await world.content(aside) == before
     told = describe(caught.value, "spark restore")
-    assert f"what stood there is at s3a://bucket/above/{aside}: keep it, and restore again; " in told.hint
-    assert told.causes[0] == f"what stood at {LOCATION} is at s3a://bucket/above/{aside}, whole"
+    assert f"its former content is at s3a://bucket/above/{aside}: keep it, and restore again; " in told.hint
+    assert told.causes[0] == f"the former content of {LOCATION} is at s3a://bucket/above/{aside}, whole"
 
 
 async def test_a_failure_before_moving_aside_says_nothing_of_it(world: World) -> None:
@@ -272,7 +272,7 @@ async def test_a_failure_before_moving_aside_says_nothing_of_it(world: World) ->
 async def test_a_foreign_name_beside_the_same_query_is_not_moved_aside(world: World) -> None:
     await world.restore()
     await world.put("data/part-0.parquet")
-    with pytest.raises(TargetError, match=r"holds data/part-0.parquet, which is no part of a checkpoint"):
+    with pytest.raises(TargetError, match=r"holds data/part-0.parquet, which is not part of a checkpoint"):
         await world.restore(move_aside=True)
 
 
